@@ -1,0 +1,1 @@
+"""See the docstring of the package for what lives here."""

@@ -1,0 +1,102 @@
+"""`Gpu`: one row of the catalogue in SI units.
+
+Every figure is a fact with a source and a date, never a guess: a peak that a GPU does not have is absent, and one
+that it only emulates is listed in `emulated_dtypes`. Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> t4 = gpu("T4")
+    >>> t4.streaming_multiprocessors, t4.compute_capability
+    (40, (7, 5))
+    >>> t4.ridge_flops_per_byte("float32") > 20
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a figure was read, and when."""
+
+    title: str
+    url: str
+    date: str
+    """ISO date on which the figure was valid or read."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU (one die where a card carries two that CUDA shows apart) at its shipped configuration.
+
+    Attributes:
+        name: Our name, `[A-Za-z0-9.-]` only; the names of the measurement tables.
+        reported_names: What `torch.cuda.get_device_name` reports for it.
+        aliases: What people, clouds and SkyPilot call it.
+        architecture: `kepler`, `maxwell`, `pascal`, `volta`, `turing`, `ampere`, `ada`, `hopper`, `blackwell`.
+        compute_capability: CUDA compute capability, (major, minor).
+        launch_year: Year of release.
+        streaming_multiprocessors: Number of SMs that are enabled.
+        cores_per_multiprocessor: fp32 lanes of one SM (one fused multiply-add each per clock).
+        base_clock_hz: Guaranteed clock under load.
+        boost_clock_hz: Clock that the peaks are stated at.
+        peak_flops_per_second: Dense peak by dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`,
+            `int8`; tensor-core peaks with fp32 accumulation where there are tensor cores. Absent: not supported.
+        emulated_dtypes: Those of `peak_flops_per_second` that run through another dtype's units.
+        dram_bytes_per_second: Bandwidth of the device memory.
+        l2_bytes: Size of the last-level cache.
+        l2_bytes_per_second: Bandwidth of the last-level cache.
+        memory_bytes: Size of the device memory as sold (2**30 bytes per GB on the box).
+        max_threads_per_multiprocessor: Resident threads of one SM.
+        registers_per_multiprocessor: 32-bit registers of one SM.
+        shared_memory_bytes_per_multiprocessor: Largest shared memory of one SM.
+        nvlink_bytes_per_second: NVLink bandwidth of one GPU, one direction; None without NVLink.
+        pcie_bytes_per_second: Host link bandwidth, one direction.
+        power_watts: Board (or module) power limit as shipped.
+        single_source: True where the figures come from one data sheet and no second source agreed.
+        sources: Where each figure was read; `sources["*"]` holds for all that have no entry of their own.
+    """
+
+    name: str
+    reported_names: tuple[str, ...]
+    aliases: tuple[str, ...]
+    architecture: str
+    compute_capability: tuple[int, int]
+    launch_year: int
+    streaming_multiprocessors: int
+    cores_per_multiprocessor: int
+    base_clock_hz: float
+    boost_clock_hz: float
+    peak_flops_per_second: Mapping[str, float]
+    emulated_dtypes: frozenset[str]
+    dram_bytes_per_second: float
+    l2_bytes: float
+    l2_bytes_per_second: float
+    memory_bytes: float
+    max_threads_per_multiprocessor: int
+    registers_per_multiprocessor: int
+    shared_memory_bytes_per_multiprocessor: int
+    nvlink_bytes_per_second: float | None
+    pcie_bytes_per_second: float
+    power_watts: float
+    single_source: bool
+    sources: Mapping[str, tuple[Source, ...]]
+
+    def peak(self, dtype: str) -> float | None:
+        """Dense peak FLOP/s for `dtype`, emulated ones included; None where the GPU cannot compute it.
+
+        A GPU without tf32 computes a tf32 request in float32, as cuBLAS does.
+        """
+        if dtype == "tf32" and "tf32" not in self.peak_flops_per_second:
+            return self.peak_flops_per_second.get("float32")
+        return self.peak_flops_per_second.get(dtype)
+
+    def ridge_flops_per_byte(self, dtype: str) -> float | None:
+        """Arithmetic intensity above which `dtype` work is bound by compute; None without that dtype."""
+        peak = self.peak(dtype)
+        return None if peak is None else peak / self.dram_bytes_per_second

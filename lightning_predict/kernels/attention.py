@@ -1,0 +1,65 @@
+"""Fused scaled-dot-product attention, forward and backward.
+
+Forward: two products of (seq x head_dim) and (kv_seq x head_dim) a head, 4·B·H·S·T·D; a causal mask over a square needs
+(S + 1) / 2S of it. Backward: five such products, so 2.5 times the forward (the scores are recomputed). Traffic: q and
+the output have `heads` heads, k and v `kv_heads`; the backward pass also reads the output's gradient and writes three
+gradients. Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> batch = problem_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
+    >>> float(batch.flops[0])  # 4 x 2 x 8 x 8 x 4
+    2048.0
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
+
+_WORDS = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
+_DEFAULTS: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq", "causal": 0}
+BACKWARD_PRODUCTS = 2.5
+"""Matrix products of the backward pass over those of the forward: five against two."""
+
+
+def _visible_share(c: Columns) -> Array:
+    """Share of the scores that a causal mask lets through, aligned top left."""
+    seq, kv_seq = c["seq"], c["kv_seq"]
+    shorter = np.minimum(seq, kv_seq)
+    # Row i sees min(i + 1, kv_seq) keys; the sum over rows is a triangle and, below it, full rows.
+    visible = shorter * (shorter + 1) / 2 + np.maximum(seq - kv_seq, 0) * kv_seq
+    return np.where(c["causal"] > 0, visible / (seq * kv_seq), 1.0)
+
+
+def _flops(c: Columns) -> Array:
+    scores = c["batch"] * c["heads"] * c["seq"] * c["kv_seq"]
+    return 4 * scores * c["head_dim"] * _visible_share(c)
+
+
+def _queries(c: Columns) -> Array:
+    return c["batch"] * c["heads"] * c["seq"] * c["head_dim"]
+
+
+def _keys(c: Columns) -> Array:
+    return c["batch"] * c["kv_heads"] * c["kv_seq"] * c["head_dim"]
+
+
+register(
+    OperationKind(
+        name="attention",
+        words=_WORDS,
+        defaults=_DEFAULTS,
+        units="tensor",
+        flops=_flops,
+        elements_moved=lambda c: 2 * _queries(c) + 2 * _keys(c),
+    ),
+    OperationKind(
+        name="attention_backward",
+        words=_WORDS,
+        defaults=_DEFAULTS,
+        units="tensor",
+        flops=lambda c: BACKWARD_PRODUCTS * _flops(c),
+        elements_moved=lambda c: 4 * _queries(c) + 4 * _keys(c),
+    ),
+)

@@ -1,0 +1,89 @@
+"""Operations bound by memory: element-wise families, normalisations, look-ups, copies.
+
+Each is a row of a table: elements read and written, and floating-point operations, per element of a (rows, cols)
+tensor. `transfer` is the general one, counted in bytes: whatever is known only by what it reads and writes. Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> float(problem_batch("add", "float32", rows=2, cols=3).bytes_moved[0])  # (2 reads + 1 write) x 6 x 4 bytes
+    72.0
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
+
+# name: (elements read, elements written, floating-point operations), each per element of the output.
+# Transcendental counts follow Lin et al.'s measured equivalents for gelu, tanh, pow and softmax.
+VECTOR_OPERATIONS: Final[dict[str, tuple[float, float, float]]] = {
+    "add": (2, 1, 1),
+    "add_scalar": (1, 1, 1),
+    "mul": (2, 1, 1),
+    "mul_scalar": (1, 1, 1),
+    "div": (2, 1, 1),
+    "div_scalar": (1, 1, 1),
+    "pow": (2, 1, 20),
+    "pow_scalar": (1, 1, 1),
+    "relu": (1, 1, 1),
+    "gelu": (1, 1, 20),
+    "tanh": (1, 1, 20),
+    "softmax": (1, 1, 5),
+    "softmax_backward": (2, 1, 4),
+    "layer_norm": (1, 1, 8),
+    "layer_norm_backward": (2, 1, 14),
+    "rms_norm": (1, 1, 5),
+    "rms_norm_backward": (2, 1, 10),
+    # Training-mode batch and group norm read their input twice: once for the statistics, once to normalise.
+    "batch_norm": (2, 1, 8),
+    "batch_norm_backward": (4, 1, 14),
+    "group_norm": (2, 1, 8),
+    "group_norm_backward": (4, 1, 14),
+    "dropout": (1, 1.25, 2),
+    "embedding": (1, 1, 0),
+    # Scatter-add of gradient rows into a zeroed table: the rows are read, and read and written where they land.
+    "embedding_backward": (2, 1, 1),
+    "cross_entropy": (1, 1, 5),
+    "cross_entropy_backward": (1, 1, 4),
+}
+
+
+def _elements(c: Columns) -> Array:
+    return c["rows"] * c["cols"]
+
+
+def _vector_kind(name: str, reads: float, writes: float, flops: float) -> OperationKind:
+    return OperationKind(
+        name=name,
+        words=("rows", "cols"),
+        defaults={},
+        units="vector",
+        flops=lambda c: flops * _elements(c),
+        elements_moved=lambda c: (reads + writes) * _elements(c),
+    )
+
+
+register(*(_vector_kind(name, *counts) for name, counts in VECTOR_OPERATIONS.items()))
+
+register(
+    OperationKind(
+        name="transfer",
+        words=("read_bytes", "write_bytes", "flops"),
+        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
+        units="vector",
+        flops=lambda c: c["flops"],
+        elements_moved=lambda c: c["read_bytes"] + c["write_bytes"],
+        fixed_element_bytes=1,
+    ),
+    OperationKind(
+        name="host_copy",
+        words=("size_bytes",),
+        defaults={},
+        units="link",
+        flops=lambda c: np.zeros_like(c["size_bytes"]),
+        elements_moved=lambda c: c["size_bytes"],
+        fixed_element_bytes=1,
+    ),
+)
