@@ -1,0 +1,64 @@
+"""`Predictions`: one `Prediction` a GPU, in the order asked; prints as a table.
+
+Example::
+
+    result = lp.predict(trace, gpus=["T4", "L4"])
+    result["T4"].iteration_seconds
+    print(result)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from lightning_predict.cost.records import Prediction
+from lightning_predict.errors import UnknownGpuError
+
+
+@final
+@dataclass(frozen=True)
+class Predictions(Mapping[str, Prediction]):
+    """Predictions by GPU name.
+
+    Attributes:
+        items_in_order: One prediction a GPU.
+        used_gpu: Name of the GPU that the trace was recorded on, where it is one of the catalogue's.
+        notes: What holds for all of them.
+    """
+
+    items_in_order: tuple[Prediction, ...]
+    used_gpu: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Prediction:
+        for prediction in self.items_in_order:
+            if prediction.gpu == name:
+                return prediction
+        asked = ", ".join(prediction.gpu for prediction in self.items_in_order)
+        raise UnknownGpuError(f"No prediction for {name!r} here. Predicted: {asked}.")
+
+    def __iter__(self) -> Iterator[str]:
+        return (prediction.gpu for prediction in self.items_in_order)
+
+    def __len__(self) -> int:
+        return len(self.items_in_order)
+
+    def __str__(self) -> str:
+        from lightning_predict.reports.table import plain_table
+
+        return plain_table(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "used_gpu": self.used_gpu,
+            "notes": list(self.notes),
+            "predictions": [prediction.as_dict() for prediction in self.items_in_order],
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.as_dict(), indent=2)

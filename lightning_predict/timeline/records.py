@@ -1,0 +1,55 @@
+"""`Iteration`: predicted seconds of one training step on one GPU, and how they come about.
+
+The step ends when both queues are done: the host that launches and the device that computes. Example::
+
+    >>> step = Iteration(gpu="T4", seconds=0.010, low_seconds=0.009, high_seconds=0.012, device_seconds=0.010,
+    ...                  host_seconds=0.004, coverage={"mlp": 0.8, "roofline": 0.2})
+    >>> step.idle_seconds
+    0.0
+    >>> step.bound_by
+    'device'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """One step on one GPU.
+
+    Attributes:
+        gpu: Name of the GPU.
+        seconds: Middle of the prediction.
+        low_seconds: Lower end of the 90 % interval.
+        high_seconds: Upper end of the 90 % interval.
+        device_seconds: Time that the device computes.
+        host_seconds: Time that the host needs to launch all of it.
+        coverage: Share of the device time by method; sums to 1. Methods: `mlp`, `wave`, `roofline`, `measured`.
+        forward_seconds: Device time of the forward phase, for estimates of validation.
+        notes: What was not covered, in words for the user.
+    """
+
+    gpu: str
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    device_seconds: float
+    host_seconds: float
+    coverage: Mapping[str, float]
+    forward_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Time in which the device waits for the host."""
+        return max(self.seconds - self.device_seconds, 0.0)
+
+    @property
+    def bound_by(self) -> Literal["device", "host"]:
+        """Which queue ends last: a faster GPU does not help a step that is bound by the host."""
+        return "host" if self.host_seconds > self.device_seconds else "device"
