@@ -1,11 +1,14 @@
-"""Kernel models: a Problem and a Gpu give seconds.
+"""Kernel models: from what a Trace recorded to seconds on a GPU.
 
-`operations.py` has the records and the table of operations; one file per family fills it (`matmul.py`,
-`convolution.py`, `attention.py`, `recurrent.py`, `vector.py`); `roofline.py` is the bound.
+`operations.py` has the records and the table of operations, `translation.py` the way from the dispatcher's names to
+them; one file a family fills both (`matmul.py`, `convolution.py`, `attention.py`, `recurrent.py`, `vector.py`).
+`roofline.py` is the bound, `wave_scaling.py` Habitat's method, `utilisation.py` the trained models; `choice.py` decides
+which of them serves an operation.
 """
 
 from __future__ import annotations
 
-from lightning_predict.kernels import attention, convolution, matmul, recurrent, vector
+# Importing a family registers its operations and translators.
+from lightning_predict.kernels import attention, convolution, matmul, recurrent, vector, vector_translation
 
-__all__ = ["attention", "convolution", "matmul", "recurrent", "vector"]
+__all__ = ["attention", "convolution", "matmul", "recurrent", "vector", "vector_translation"]

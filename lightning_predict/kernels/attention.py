@@ -13,9 +13,13 @@ gradients. Example::
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
+from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.tracing.records import Flags, Operation
 
 _WORDS = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq", "causal": 0}
@@ -63,3 +67,36 @@ register(
         elements_moved=lambda c: 4 * _queries(c) + 4 * _keys(c),
     ),
 )
+
+
+def _whole_attention(operation: Operation, *, backward: bool) -> tuple[Problem, ...]:
+    """Queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim)."""
+    query, key = operation.inputs[0], operation.inputs[1]
+    *outer, heads, seq, head_dim = query.shape if len(query.shape) > 3 else (1, *query.shape)
+    kv_heads, kv_seq = (key.shape[-3] if len(key.shape) > 2 else 1), key.shape[-2]
+    batch = math.prod(outer)
+    causal = float(bool(operation.arguments.get("is_causal", False)))
+    dtype = compute_dtype(query)
+    if dtype == "float64":  # No fused kernel computes in double precision: two products and a softmax.
+        return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
+    dims = (batch, heads, kv_heads, seq, kv_seq, head_dim, causal)
+    name = "attention_backward" if backward else "attention"
+    return (Problem(name, dtype, tuple(float(value) for value in dims)),)
+
+
+def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) -> tuple[Problem, ...]:
+    scores = Problem("bmm", "float64", (float(b), float(seq), float(kv_seq), float(head_dim)))
+    values = Problem("bmm", "float64", (float(b), float(seq), float(head_dim), float(kv_seq)))
+    softmax = "softmax_backward" if backward else "softmax"
+    products = (scores, values) * (2 if backward else 1)
+    return (*products, Problem(softmax, "float64", (float(b * seq), float(kv_seq))))
+
+
+@translates("aten::scaled_dot_product_attention")
+def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
+    return _whole_attention(operation, backward=False)
+
+
+@translates("aten::scaled_dot_product_attention_backward")
+def _backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
+    return _whole_attention(operation, backward=True)

@@ -16,11 +16,14 @@ One and three dimensions reduce to two: a line is an image of height 1, and a vo
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
+from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.tracing.records import Flags, Operation, TensorInfo
 
 _WORDS = (
     "batch",
@@ -43,16 +46,22 @@ WINOGRAD_GAIN = 2.25
 """Multiplications of the textbook over those of F(2x2, 3x3): 36 / 16."""
 
 
+def _at_least_one(steps: Array) -> Array:
+    """Output positions of a filter that can move by this many (fractional) steps."""
+    positions: Array = np.maximum(np.floor(steps) + 1, 1)
+    return positions
+
+
 def output_height(c: Columns) -> Array:
     """Rows of the output, at least 1."""
     reach = c["dilation_height"] * (c["kernel_height"] - 1) + 1
-    return np.maximum(np.floor((c["height"] + 2 * c["padding_height"] - reach) / c["stride_height"]) + 1, 1)
+    return _at_least_one((c["height"] + 2 * c["padding_height"] - reach) / c["stride_height"])
 
 
 def output_width(c: Columns) -> Array:
     """Columns of the output, at least 1."""
     reach = c["dilation_width"] * (c["kernel_width"] - 1) + 1
-    return np.maximum(np.floor((c["width"] + 2 * c["padding_width"] - reach) / c["stride_width"]) + 1, 1)
+    return _at_least_one((c["width"] + 2 * c["padding_width"] - reach) / c["stride_width"])
 
 
 def _flops(c: Columns) -> Array:
@@ -107,6 +116,82 @@ _FORWARD = OperationKind(
 )
 
 # Each half of the backward pass reads two of (images, filters, outputs) and writes the third: the same traffic.
-register(
-    _FORWARD, replace(_FORWARD, name="conv2d_backward_input"), replace(_FORWARD, name="conv2d_backward_weight")
-)
+register(_FORWARD, replace(_FORWARD, name="conv2d_backward_input"), replace(_FORWARD, name="conv2d_backward_weight"))
+
+
+def _numbers(operation: Operation, name: str, dimensions: int, default: float) -> list[float]:
+    """A convolution argument as one number a dimension."""
+    value = operation.arguments.get(name)
+    if value is None:
+        return [default] * dimensions
+    numbers = [float(item) for item in value] if isinstance(value, (list, tuple)) else [float(value)]
+    return numbers * dimensions if len(numbers) == 1 else numbers
+
+
+def _convolution_problem(
+    name: str, operation: Operation, flags: Flags, images: TensorInfo, weight: TensorInfo
+) -> Problem:
+    """A convolution of `images` (N, C, *sizes) by `weight` (O, C / groups, *taps), reduced to two dimensions.
+
+    A volume is folded: its output depth goes into the batch and its taps' depth into the channels, which keeps FLOPs.
+    """
+    sizes, taps = list(images.shape[2:]), list(weight.shape[2:])
+    dimensions = len(sizes)
+    stride = _numbers(operation, "stride", dimensions, 1)
+    padding = _numbers(operation, "padding", dimensions, 0)
+    dilation = _numbers(operation, "dilation", dimensions, 1)
+    groups = float(operation.arguments.get("groups", 1))
+    batch, channels = float(images.shape[0]), float(weight.shape[1]) * groups
+    if dimensions == 3:
+        reach = dilation[0] * (taps[0] - 1) + 1
+        batch *= max(math.floor((sizes[0] + 2 * padding[0] - reach) / stride[0]) + 1, 1)
+        channels *= taps[0]
+    if dimensions == 1:
+        sizes, taps = [1, *sizes], [1, *taps]
+        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+    pairs = (sizes[-2:], taps[-2:], stride[-2:], padding[-2:], dilation[-2:])
+    flat = [float(value) for pair in pairs for value in pair]
+    dtype = compute_dtype(images, tf32=flags.cudnn_tf32)
+    return Problem(name, dtype, (batch, channels, float(weight.shape[0]), *flat, groups))
+
+
+def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInfo) -> TensorInfo:
+    """The large side of a transposed convolution: what it writes, which the matching convolution would read."""
+    dimensions = len(data.shape) - 2
+    stride = _numbers(operation, "stride", dimensions, 1)
+    padding = _numbers(operation, "padding", dimensions, 0)
+    dilation = _numbers(operation, "dilation", dimensions, 1)
+    extra = _numbers(operation, "output_padding", dimensions, 0)
+    spread = [(data.shape[2 + i] - 1) * stride[i] - 2 * padding[i] for i in range(dimensions)]
+    reach = [dilation[i] * (weight.shape[2 + i] - 1) + extra[i] + 1 for i in range(dimensions)]
+    sizes = [int(a + b) for a, b in zip(spread, reach, strict=True)]
+    channels = weight.shape[1] * int(operation.arguments.get("groups", 1))
+    return TensorInfo((data.shape[0], channels, *sizes), data.dtype)
+
+
+@translates("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::mkldnn_convolution")
+def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    data, weight = operation.inputs[0], operation.inputs[1]
+    if operation.arguments.get("transposed"):
+        # A transposed convolution computes what the gradient to the input of a convolution does.
+        images = _transposed_images(operation, data, weight)
+        return (_convolution_problem("conv2d_backward_input", operation, flags, images, weight),)
+    return (_convolution_problem("conv2d", operation, flags, data, weight),)
+
+
+@translates("aten::convolution_backward")
+def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    gradient, data, weight = operation.inputs[:3]
+    wanted = operation.arguments.get("output_mask", (True, True, True))
+    transposed = bool(operation.arguments.get("transposed"))
+    images = gradient if transposed else data
+    problems: list[Problem] = []
+    if wanted[0]:
+        name = "conv2d" if transposed else "conv2d_backward_input"
+        problems.append(_convolution_problem(name, operation, flags, images, weight))
+    if wanted[1]:
+        problems.append(_convolution_problem("conv2d_backward_weight", operation, flags, images, weight))
+    if wanted[2]:
+        read = float(gradient.size_bytes)
+        problems.append(Problem("transfer", "float32", (read, 0.0, float(gradient.elements))))
+    return tuple(problems)

@@ -9,7 +9,11 @@ Work: 2·b·m·n·k. Traffic: both factors read, the product written. Example::
 
 from __future__ import annotations
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
+import math
+
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
+from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.tracing.records import Flags, Operation, TensorInfo
 
 
 def _flops(c: Columns) -> Array:
@@ -43,3 +47,41 @@ register(
         elements_moved=_bmm_elements,
     ),
 )
+
+
+def _product(tensors: tuple[TensorInfo, TensorInfo], flags: Flags) -> tuple[Problem, ...]:
+    """Problem of `left @ right` for matrices, or for batches of them."""
+    left, right = tensors
+    *batch, m, k = left.shape
+    n = right.shape[-1]
+    dtype = compute_dtype(left, tf32=flags.matmul_tf32)
+    b = math.prod(batch)
+    if min(b, m, n, k) < 1:
+        return ()
+    return (Problem("bmm" if batch else "linear", dtype, (float(b), float(m), float(n), float(k))),)
+
+
+@translates("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm")
+def _plain_product(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    return _product((operation.inputs[0], operation.inputs[1]), flags)
+
+
+@translates("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation")
+def _product_with_addend(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    # The addend comes first; cuBLAS adds it in the epilogue.
+    return _product((operation.inputs[1], operation.inputs[2]), flags)
+
+
+@translates("aten::linear", "aten::mkldnn_linear")
+def _linear(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    data, weight = operation.inputs[0], operation.inputs[1]
+    n, k = weight.shape
+    m = math.prod(data.shape[:-1])
+    return (Problem("linear", compute_dtype(data, tf32=flags.matmul_tf32), (1.0, float(m), float(n), float(k))),)
+
+
+@translates("aten::mv", "aten::dot", "aten::vdot")
+def _vector_product(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    left = operation.inputs[0]
+    m, k = (1, left.shape[0]) if len(left.shape) == 1 else left.shape
+    return (Problem("linear", compute_dtype(left, tf32=flags.matmul_tf32), (1.0, float(m), 1.0, float(k))),)

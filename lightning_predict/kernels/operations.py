@@ -217,9 +217,8 @@ def _expand(
     for word, value in words.items():
         for target in spellings.get(word, (word,)):
             expanded.setdefault(target, value)
-    for word, value in words.items():  # a word given by its own name wins over a spelling that covers it
-        if word in kind.words:
-            expanded[word] = value
+    # A word given by its own name wins over a spelling that covers it.
+    expanded |= {word: value for word, value in words.items() if word in kind.words}
     strangers = [word for word in words if word not in kind.words and word not in spellings]
     missing = [word for word in kind.words if word not in expanded and word not in kind.defaults]
     if strangers or missing:
@@ -240,7 +239,9 @@ def _describe(kind: OperationKind) -> str:
 def _check_values(operation: str, kind: OperationKind, arrays: Mapping[str, Array]) -> None:
     for word in kind.words:
         values = arrays[word]
-        zero_allowed = word in kind.defaults and kind.defaults[word] == 0 or word.startswith(("padding", "read", "write"))
+        zero_allowed = (word in kind.defaults and kind.defaults[word] == 0) or word.startswith(
+            ("padding", "read", "write")
+        )
         smallest = 0.0 if zero_allowed else 1.0
         wrong = values[~(np.isfinite(values) & (values >= smallest))]
         if wrong.size:

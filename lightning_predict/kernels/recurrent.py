@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
+from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.tracing.records import Flags, Operation
 
 GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
 """Weight matrices per layer and direction: four gates, three gates, one."""
@@ -45,3 +47,27 @@ def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
 
 
 register(*(_kind(name, gates, backward=backward) for name, gates in GATES.items() for backward in (False, True)))
+
+
+def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    """`input` is (steps, batch, features), or (batch, steps, features) with batch_first; `hx` (layers x ways, ...)."""
+    data, hidden = operation.inputs[0], operation.inputs[1]
+    first, second, features = data.shape if len(data.shape) == 3 else (data.shape[0], 1, data.shape[1])
+    batch, steps = (first, second) if operation.arguments.get("batch_first") else (second, first)
+    layers = int(operation.arguments["num_layers"])
+    directions = 2 if operation.arguments.get("bidirectional") else 1
+    dims = (batch, steps, features, hidden.shape[-1], layers, directions)
+    return (Problem(name, compute_dtype(data, tf32=flags.cudnn_tf32), tuple(float(value) for value in dims)),)
+
+
+_ATEN_NAMES: Final = {"aten::lstm": "lstm", "aten::gru": "gru", "aten::rnn_tanh": "rnn", "aten::rnn_relu": "rnn"}
+
+
+@translates(*_ATEN_NAMES)
+def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    return _layer(_ATEN_NAMES[operation.name], operation, flags)
+
+
+@translates(*(f"{name}_backward" for name in _ATEN_NAMES))
+def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    return _layer(f"{_ATEN_NAMES[operation.name.removesuffix('_backward')]}_backward", operation, flags)

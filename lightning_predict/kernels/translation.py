@@ -1,0 +1,136 @@
+"""From what a Trace recorded to problems that a kernel model can time.
+
+A translator turns one dispatcher-level operation into the problems it computes: `aten::addmm` into a `linear`,
+`aten::convolution_backward` into the two halves of a convolution's backward pass. Translators stand in the file of
+their family and are found by the operation's name; an operation without one is timed by the bytes it touches, and one
+that only changes metadata costs nothing. Example::
+
+    >>> from lightning_predict.tracing.records import Flags, Operation, TensorInfo
+    >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")
+    >>> translate(Operation(name="aten::mm", phase="forward", inputs=(a, b)), Flags())[0].dims
+    (1.0, 8.0, 4.0, 16.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.free_operations import is_free
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem
+from lightning_predict.kernels.traffic import transfer_of
+from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
+
+Translator = Callable[[Operation, Flags], tuple[Problem, ...]]
+
+_TRANSLATORS: Final[dict[str, Translator]] = {}
+
+COMPUTE_DTYPES: Final = {"float8_e4m3fn": "float8", "float8_e5m2": "float8"}
+"""Compute dtype of a tensor dtype, where the names differ."""
+
+
+def translates(*names: str) -> Callable[[Translator], Translator]:
+    """Register a translator for these operations.
+
+    Raises:
+        InvalidArgumentError: One of them has a translator already.
+    """
+
+    def add(translator: Translator) -> Translator:
+        for name in names:
+            if name in _TRANSLATORS:
+                raise InvalidArgumentError(
+                    f"Operation {name!r} has the translator {_TRANSLATORS[name].__name__}; {translator.__name__} "
+                    "cannot be a second one."
+                )
+            _TRANSLATORS[name] = translator
+        return translator
+
+    return add
+
+
+def has_translator(name: str) -> bool:
+    """True where the operation is known by its own formula, not only by the bytes it touches."""
+    return name in _TRANSLATORS
+
+
+def translate(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    """Problems that the operation computes on a GPU; none where it only changes metadata.
+
+    A translator that finds other inputs than it expects hands over to the bytes touched: nothing becomes free.
+    """
+    if is_free(operation):
+        return ()
+    translator = _TRANSLATORS.get(operation.name)
+    if translator is not None:
+        try:
+            return translator(operation, flags)
+        except (IndexError, KeyError, TypeError, ValueError, InvalidArgumentError):
+            pass  # An unusual overload: its bytes are still known.
+    return transfer_of(operation)
+
+
+def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
+    """Dtype that the matrix units compute in: float32 becomes `tf32` where the flags allow it."""
+    dtype = COMPUTE_DTYPES.get(tensor.dtype, tensor.dtype)
+    if dtype == "float32" and tf32:
+        return "tf32"
+    return dtype if dtype in COMPUTE_BYTES else "float32"
+
+
+def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
+    """A tensor as a matrix whose columns are its last dimension; a scalar is 1 x 1."""
+    if not shape:
+        return 1, 1
+    return math.prod(shape[:-1]), shape[-1]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """Problems that belong to one place in the trace.
+
+    Attributes:
+        operations: Indices of the trace's operations that it stands for (several where the GPU would run them as one).
+        problems: What they compute.
+        launches: Kernels that the host launches for it.
+    """
+
+    operations: tuple[int, ...]
+    problems: tuple[Problem, ...]
+    launches: int
+
+
+def work_items(trace: Trace) -> tuple[WorkItem, ...]:
+    """The trace's work in order.
+
+    Off CUDA, `torch.optim` updates one tensor at a time; on CUDA its default is the multi-tensor (foreach)
+    implementation. So the optimizer's equal single-tensor operations of a trace that was not recorded on CUDA are
+    merged into one item with the sum of their traffic.
+    """
+    merge = trace.device != "cuda"
+    items: list[WorkItem] = []
+    mergeable: dict[str, list[int]] = {}
+    for index, operation in enumerate(trace.operations):
+        if merge and operation.phase == "optimizer" and not has_translator(operation.name):
+            mergeable.setdefault(operation.name, []).append(index)
+            continue
+        problems = translate(operation, trace.flags)
+        if problems or operation.kernels:
+            items.append(WorkItem((index,), problems, len(operation.kernels) or len(problems)))
+    for indices in mergeable.values():
+        merged = _sum_transfers(transfer_of(trace.operations[i]) for i in indices if not is_free(trace.operations[i]))
+        if merged:
+            items.append(WorkItem(tuple(indices), (merged,), 1))
+    return tuple(items)
+
+
+def _sum_transfers(transfers: Iterable[tuple[Problem, ...]]) -> Problem | None:
+    dims = [problem.dims for problems in transfers for problem in problems if problem.operation == "transfer"]
+    if not dims:
+        return None
+    read, written, flops = (math.fsum(column) for column in zip(*dims, strict=True))
+    return Problem("transfer", "float32", (read, written, flops))
