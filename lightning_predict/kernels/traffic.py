@@ -20,8 +20,9 @@ from lightning_predict.tracing.records import Operation, TensorInfo
 WRITE_ONLY: Final = frozenset(
     f"aten::{name}"
     for name in (
-        XX ones_like rand rand_like randint randn randn_like random_ randperm scalar_tensor uniform_ zero_ zeros "
-        "zeros_like _foreach_zero_"
+        "arange bernoulli bernoulli_ exponential_ eye fill_ full full_like linspace new_full new_ones new_zeros "
+        "normal_ ones ones_like rand rand_like randint randn randn_like random_ randperm scalar_tensor uniform_ "
+        "zero_ zeros zeros_like _foreach_zero_"
     ).split()
 )
 """Fills and random draws: nothing is read."""

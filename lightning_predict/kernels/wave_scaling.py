@@ -71,7 +71,7 @@ def memory_boundedness(*, intensity: float, ridge: float) -> float:
     """
     if intensity < 0 or not ridge > 0:
         raise InvalidArgumentError(
-            f"Got intensity={intensity:g} and ridge={ridge:g}; expected an intensity of at least 0 and a positive ridge."
+            f"Got intensity={intensity:g} and ridge={ridge:g}; expected an intensity of at least 0 and a ridge above 0."
         )
     if intensity <= ridge:
         return 1 - 0.5 * intensity / ridge
@@ -108,10 +108,9 @@ def scaled_seconds(
     if equation == "large":
         compute = wave_origin / wave_destination * clock
         return float(kernel.seconds * bandwidth**gamma * compute ** (1 - gamma))
-    # A wave that the blocks do not fill moves the bytes of the blocks that are there.
-    filled = min(wave_destination, blocks) / min(wave_origin, blocks)
     waves = math.ceil(blocks / wave_destination) / math.ceil(blocks / wave_origin)
-    return float(kernel.seconds * waves * (bandwidth * filled) ** gamma * clock ** (1 - gamma))
+    wave_bytes = wave_destination / wave_origin
+    return float(kernel.seconds * waves * (bandwidth * wave_bytes) ** gamma * clock ** (1 - gamma))
 
 
 def _round_up(value: int, unit: int) -> int:
