@@ -1,1 +1,70 @@
-"""The package; filled below."""
+"""How long a training run takes, and what it costs, on the GPUs that you could rent.
+
+The public surface, lazily imported (nothing here loads torch until `capture` is called):
+
+* `capture(step)` runs a training step and returns its `Trace`; `Trace.load` and `Trace.save` keep it in a file.
+* `predict(trace, gpus)` returns `Predictions`: one `Prediction` a GPU, and a table when printed.
+* `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
+* `gpu(name)` finds a `Gpu` of the catalogue; `gpu_names()` lists them.
+* `LightningPredictError` is the root of all errors.
+
+The callbacks for a Trainer live in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
+
+The way through the package, in the order in which values flow: `gpus` and `tracing` -> `weights`, `kernels` ->
+`timeline` -> `scaling` -> `cost` -> `planning` -> `reports` -> `prediction` -> `callbacks`. `fitting` makes the weights.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_predict.cost.records import Prediction
+    from lightning_predict.errors import LightningPredictError
+    from lightning_predict.gpus import Gpu, gpu, gpu_names
+    from lightning_predict.prediction import operator_seconds, predict
+    from lightning_predict.reports.predictions import Predictions
+    from lightning_predict.tracing.recording import capture
+    from lightning_predict.tracing.records import Trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Gpu",
+    "LightningPredictError",
+    "Prediction",
+    "Predictions",
+    "Trace",
+    "capture",
+    "gpu",
+    "gpu_names",
+    "operator_seconds",
+    "predict",
+]
+
+_HOMES = {
+    "Gpu": "lightning_predict.gpus",
+    "LightningPredictError": "lightning_predict.errors",
+    "Prediction": "lightning_predict.cost.records",
+    "Predictions": "lightning_predict.reports.predictions",
+    "Trace": "lightning_predict.tracing.records",
+    "capture": "lightning_predict.tracing.recording",
+    "gpu": "lightning_predict.gpus",
+    "gpu_names": "lightning_predict.gpus",
+    "operator_seconds": "lightning_predict.prediction",
+    "predict": "lightning_predict.prediction",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers {', '.join(__all__)}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -14,7 +14,7 @@ Add an operation by adding one `OperationKind` to the file of its family (`matmu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, final
@@ -248,11 +248,3 @@ def _check_values(operation: str, kind: OperationKind, arrays: Mapping[str, Arra
             raise InvalidArgumentError(
                 f"Operation {operation!r} got {word}={wrong[0]:g}; expected a finite number of at least {smallest:g}."
             )
-
-
-def group_by_kind(problems: Iterable[Problem]) -> dict[tuple[str, str], list[Problem]]:
-    """Problems by (operation, dtype), each distinct one once, in the order of first appearance."""
-    groups: dict[tuple[str, str], dict[Problem, None]] = {}
-    for item in problems:
-        groups.setdefault((item.operation, item.dtype), {})[item] = None
-    return {key: list(members) for key, members in groups.items()}

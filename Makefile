@@ -1,0 +1,44 @@
+# The commands of the README. Each creates .venv with the pinned versions first; PYTHON chooses the interpreter,
+# TORCH_INDEX an extra package index (https://download.pytorch.org/whl/cpu for torch without CUDA).
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: demo test test-gpu check format build clean
+
+# torch first and exactly: a looser request may choose a build that is gigabytes larger.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip setuptools wheel # dependency groups need pip 25.1
+	$(PIP) $(INDEX) torch
+	$(PIP) $(INDEX) --editable '.[cli,fitting,planning,tensorboard]' --group dev
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+test-gpu: $(VENV)/installed
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+build: $(VENV)/installed
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage

@@ -1,0 +1,85 @@
+"""A Run at a price: the user's own price first, then the cheapest offer that is listed.
+
+Example::
+
+    quote = quote_of(run, gpu("T4"), memory_bytes=3e9, usd_per_hour=0.50)
+    quote.cost_usd  # hours x 0.50
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Final
+
+from lightning_predict.cost.memory import fits
+from lightning_predict.cost.offers import cheapest_offer
+from lightning_predict.cost.records import Offer, Quote
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.scaling.records import Run
+from lightning_predict.units import seconds_to_hours
+
+UserPrice = float | Mapping[str, float] | None
+"""One price for every GPU, or a price by our GPU name; GPUs that it does not name use the listed offers."""
+
+USER: Final = "user"
+
+
+def check_price(usd_per_hour: UserPrice) -> None:
+    """Refuse prices that are not positive numbers.
+
+    Raises:
+        InvalidArgumentError: A price that is zero, negative, infinite or not a number.
+    """
+    prices = usd_per_hour.values() if isinstance(usd_per_hour, Mapping) else [usd_per_hour]
+    for price in prices:
+        if price is not None and not (math.isfinite(price) and price > 0):
+            raise InvalidArgumentError(f"usd_per_hour={price!r} is not a price; expected US dollars per hour above 0.")
+
+
+def offer_for(gpu: Gpu, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
+    """The price that counts for one GPU: the user's own, else the cheapest offer; None where there is none."""
+    own = usd_per_hour.get(gpu.name) if isinstance(usd_per_hour, Mapping) else usd_per_hour
+    if own is not None:
+        return Offer(
+            provider=USER,
+            instance="own price",
+            gpu=gpu.name,
+            num_gpus=1,
+            usd_per_hour=own,
+            date=date.today().isoformat(),
+            source=USER,
+        )
+    return cheapest_offer(gpu.name, offers)
+
+
+def quote_of(
+    run: Run,
+    gpu: Gpu,
+    *,
+    memory_bytes: float | None,
+    offers: Sequence[Offer] | None = None,
+    usd_per_hour: UserPrice = None,
+) -> Quote:
+    """The run's cost on one GPU, and whether it fits.
+
+    Args:
+        run: What is still to come.
+        gpu: The GPU it runs on.
+        memory_bytes: Peak memory of a step; None where unknown.
+        offers: Offers to choose from; None takes those that ship with the package.
+        usd_per_hour: The user's own price, which comes first.
+    """
+    offer = offer_for(gpu, offers=offers, usd_per_hour=usd_per_hour)
+    price = None if offer is None else offer.usd_per_gpu_hour
+    known = price is not None and run.total_seconds is not None
+    return Quote(
+        gpu=gpu.name,
+        usd_per_hour=price,
+        offer=offer,
+        cost_usd=seconds_to_hours(run.total_seconds or 0.0) * (price or 0.0) if known else None,
+        memory_bytes=memory_bytes,
+        fits=fits(memory_bytes, gpu.memory_bytes),
+    )

@@ -1,0 +1,223 @@
+"""Which method times each piece of work, and the timed trace that comes out.
+
+Without measured kernels every piece is predicted directly. With them, a measurement is worth more than a model:
+
+* `auto`: t = measured x model(destination) / model(origin) where a trained model knows the operation (kernels differ
+  between GPUs), wave scaling elsewhere (the same code runs on both).
+* `mlp`: the ratio of models everywhere, of rooflines where no model was trained (Habitat's MLPs).
+* `wave`: wave scaling everywhere (Habitat's equations alone).
+
+On the origin itself the measurement stands. Example::
+
+    timed = timed_work(trace, [gpu("T4"), gpu("L4")], origin=None, models=models, method="auto")
+    timed.seconds.sum(axis=1)  # device seconds of a step on each GPU
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, final, get_args
+
+import numpy as np
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.estimates import KernelModels, problem_times
+from lightning_predict.kernels.operations import Array, Problem, batch_of
+from lightning_predict.kernels.translation import WorkItem, work_items
+from lightning_predict.kernels.wave_scaling import memory_boundedness, scaled_seconds
+from lightning_predict.tracing.records import Kernel, Phase, Trace
+
+Method = Literal["auto", "mlp", "wave"]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+
+WAVE_SPREAD: Final = 1.35
+"""Factor up and down around a wave-scaled time. An assumption, near the errors that Habitat's authors report for
+single operations."""
+
+MEASURED_SPREAD: Final = 1.05
+"""Factor around a measured time on the GPU that it was measured on: runs differ by a few per cent."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TimedWork:
+    """The trace's work with device seconds on each GPU; arrays have shape (gpus, items).
+
+    Attributes:
+        items: The work, in the trace's order.
+        families: Operation that dominates each item; errors within one family go together.
+        phases: Part of the step of each item.
+        seconds: Middle of the prediction.
+        low_seconds: Lower end of the 90 % interval.
+        high_seconds: Upper end of the 90 % interval.
+        shares: Share of each item's time by method: `mlp`, `wave`, `roofline`, `measured`; they add up to 1.
+    """
+
+    items: tuple[WorkItem, ...]
+    families: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    seconds: Array
+    low_seconds: Array
+    high_seconds: Array
+    shares: Mapping[str, Array]
+
+
+def check_method(method: str) -> Method:
+    """The method, if it is one.
+
+    Raises:
+        InvalidArgumentError: It is not; the message lists those there are.
+    """
+    for known in METHODS:
+        if method == known:
+            return known
+    raise InvalidArgumentError(f"method={method!r} is not known; choose one of {', '.join(map(repr, METHODS))}.")
+
+
+def timed_work(
+    trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
+) -> TimedWork:
+    """Device seconds of a trace's work on GPUs.
+
+    Args:
+        trace: What one step did.
+        gpus: GPUs to predict.
+        origin: GPU that the trace's kernels were measured on; None where there are none, or its GPU is not known.
+        models: Trained models; None uses rooflines instead.
+        method: `auto`, `mlp` or `wave`.
+
+    Raises:
+        InvalidArgumentError: An unknown method, or `wave` for a trace without kernels measured on a known GPU.
+    """
+    chosen = check_method(method)
+    items = work_items(trace)
+    measured = origin is not None and trace.has_measured_kernels
+    if chosen == "wave" and not measured:
+        raise InvalidArgumentError(
+            f"method='wave' scales measured kernels, and this trace (recorded on {trace.device!r}) holds none from a "
+            "GPU of the catalogue. Record it on a CUDA GPU, or use method='auto'."
+        )
+    direct = _direct(trace, items, gpus if origin is None else [*gpus, origin], models)
+    if origin is None or not measured:
+        return direct if origin is None else _without_last(direct)
+    return _from_measurements(trace, direct, gpus, origin, chosen)
+
+
+def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> TimedWork:
+    """Predictions from shapes alone. An item without a known problem (a fused kernel) has zero seconds here."""
+    problems = [problem for item in items for problem in item.problems]
+    owner = np.array([index for index, item in enumerate(items) for _ in item.problems], dtype=np.intp)
+    times = problem_times(problems, gpus, models) if problems else None
+    shape = (len(gpus), len(items))
+
+    def added(values: Array) -> Array:
+        total = np.zeros(shape)
+        np.add.at(total, (slice(None), owner), values)
+        return total
+
+    seconds, low, high, by_model = (np.zeros(shape) for _ in range(4))
+    if times is not None:
+        seconds, low, high = added(times.seconds), added(times.low_seconds), added(times.high_seconds)
+        by_model = added(times.seconds * times.model_share)
+    share = np.divide(by_model, seconds, out=np.zeros(shape), where=seconds > 0)
+    return TimedWork(
+        items=items,
+        families=tuple(_family(trace, item) for item in items),
+        phases=tuple(trace.operations[item.operations[0]].phase for item in items),
+        seconds=seconds,
+        low_seconds=low,
+        high_seconds=high,
+        shares={"mlp": share, "roofline": 1 - share},
+    )
+
+
+def _family(trace: Trace, item: WorkItem) -> str:
+    if not item.problems:
+        return trace.operations[item.operations[0]].name
+    return item.problems[0].operation.removesuffix("_backward")
+
+
+def _without_last(timed: TimedWork) -> TimedWork:
+    return TimedWork(
+        timed.items,
+        timed.families,
+        timed.phases,
+        timed.seconds[:-1],
+        timed.low_seconds[:-1],
+        timed.high_seconds[:-1],
+        {method: share[:-1] for method, share in timed.shares.items()},
+    )
+
+
+def _from_measurements(
+    trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], origin: Gpu, method: Method
+) -> TimedWork:
+    """Scale the measured seconds; `direct` has the origin as its last row."""
+    kernels = [tuple(k for i in item.operations for k in trace.operations[i].kernels) for item in direct.items]
+    measured = np.array([math.fsum(kernel.seconds for kernel in launched) for launched in kernels])
+    at_origin = direct.seconds[-1]
+    usable = (measured > 0) & (at_origin > 0)
+    ratio = np.divide(direct.seconds[:-1], at_origin, out=np.ones_like(direct.seconds[:-1]), where=usable)
+    has_model = (direct.shares["mlp"] > 0.5).all(axis=0)
+    by_ratio = usable & (has_model if method == "auto" else np.full(len(measured), method == "mlp"))
+
+    waves = _wave_scaled(direct.items, kernels, gpus, origin)
+    seconds = np.where(by_ratio, measured * ratio, waves)
+    # The bias that model and measurement share cancels in the ratio; what is left is at most the model's own spread.
+    spread_low = np.divide(direct.low_seconds, direct.seconds, out=np.ones_like(direct.seconds), where=at_origin > 0)
+    spread_high = np.divide(direct.high_seconds, direct.seconds, out=np.ones_like(direct.seconds), where=at_origin > 0)
+    low = seconds * np.where(by_ratio, spread_low[:-1], 1 / WAVE_SPREAD)
+    high = seconds * np.where(by_ratio, spread_high[:-1], WAVE_SPREAD)
+    zeros = np.zeros_like(seconds)
+    model_part = direct.shares["mlp"][:-1]
+    shares = {
+        "mlp": np.where(by_ratio, model_part, zeros),
+        "roofline": np.where(by_ratio, 1 - model_part, zeros),
+        "wave": np.where(by_ratio, zeros, 1.0),
+        "measured": zeros.copy(),
+    }
+    for row, target in enumerate(gpus):
+        if target == origin:
+            seconds[row], low[row], high[row] = measured, measured / MEASURED_SPREAD, measured * MEASURED_SPREAD
+            for name, share in shares.items():
+                share[row] = 1.0 if name == "measured" else 0.0
+    return TimedWork(direct.items, direct.families, direct.phases, seconds, low, high, shares)
+
+
+def _wave_scaled(
+    items: Sequence[WorkItem], kernels: Sequence[tuple[Kernel, ...]], gpus: Sequence[Gpu], origin: Gpu
+) -> Array:
+    """Wave-scaled seconds of each item on each GPU, (gpus, items); equal launches are scaled once."""
+    factors: dict[tuple[object, ...], Array] = {}
+    seconds = np.zeros((len(gpus), len(items)))
+    for index, (item, launched) in enumerate(zip(items, kernels, strict=True)):
+        intensity, dtype = _intensity(item.problems)
+        for kernel in launched:
+            key = (kernel.grid, kernel.block, kernel.registers_per_thread, kernel.shared_memory_bytes, intensity, dtype)
+            if key not in factors:
+                factors[key] = np.array([_wave_factor(kernel, intensity, dtype, origin, target) for target in gpus])
+            seconds[:, index] += kernel.seconds * factors[key]
+    return seconds
+
+
+def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, target: Gpu) -> float:
+    ridge = target.ridge_flops_per_byte(dtype) or target.ridge_flops_per_byte("float32") or math.inf
+    gamma = memory_boundedness(intensity=intensity, ridge=ridge)
+    if kernel.seconds <= 0:
+        return 1.0
+    return scaled_seconds(kernel, origin=origin, destination=target, gamma=gamma) / kernel.seconds
+
+
+def _intensity(problems: Sequence[Problem]) -> tuple[float, str]:
+    """FLOPs per byte of an item and its compute dtype; a kernel of unknown work is taken as bound by memory."""
+    flops = moved = 0.0
+    dtype = "float32"
+    for problem in problems:
+        batch = batch_of([problem])
+        flops += float(batch.flops[0])
+        moved += float(batch.bytes_moved[0])
+        dtype = problem.dtype if batch.kind.units == "tensor" else dtype
+    return (flops / moved if moved else 0.0), dtype

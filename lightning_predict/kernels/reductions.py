@@ -1,0 +1,133 @@
+"""Operations that no model was trained on, expressed through those that one was.
+
+A reduction says: this problem takes as long as so many of that problem. Each names where its factor comes from, and
+each widens the interval, since the detour is not calibrated. Example::
+
+    >>> from lightning_predict.kernels.operations import problem
+    >>> step = problem("attention_backward", "bfloat16", batch=1, heads=8, seq=1024, head_dim=64)
+    >>> [(part.times, part.problem.operation) for part in reduced(step)]
+    [(3.0, 'attention')]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.kernels.convolution import output_height, output_width
+from lightning_predict.kernels.operations import Problem, batch_of, operation_kind
+from lightning_predict.kernels.recurrent import GATES
+
+ATTENTION_BACKWARD_RATIO: Final = 3.0
+"""Backward over forward of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
+
+CONVOLUTION_BACKWARD_RATIOS: Final = {"conv2d_backward_input": 1.0, "conv2d_backward_weight": 1.3}
+"""Over the forward pass: medians of the float32 rows of at least 0.2 ms in DeepBench, on eight GPUs (0.99 to 1.09 for
+the input; 1.04 to 1.52 for the weight)."""
+
+NORM_BACKWARD_RATIOS: Final = {"layer_norm_backward": 2.0, "rms_norm_backward": 2.7, "softmax_backward": 1.5}
+"""Over the forward pass: PyTorch's kernels on the H200 (cudnn-frontend: 1.97 and 2.74); softmax by its traffic, three
+tensors against two."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """So many times this problem."""
+
+    times: float
+    problem: Problem
+
+
+Reduction = Callable[[Problem], tuple[Part, ...]]
+
+
+def reduced(problem: Problem) -> tuple[Part, ...]:
+    """Parts whose times add up to the problem's; empty where there is no reduction."""
+    reduction = _REDUCTIONS.get(problem.operation)
+    return () if reduction is None else reduction(problem)
+
+
+def _words(problem: Problem) -> dict[str, float]:
+    return dict(zip(operation_kind(problem.operation).words, problem.dims, strict=True))
+
+
+def _attention(problem: Problem) -> tuple[Part, ...]:
+    """Two batched products; the softmax between them is fused."""
+    w = _words(problem)
+    b = w["batch"] * w["heads"]
+    visible = 0.5 if w["causal"] else 1.0
+    scores = Problem("bmm", problem.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
+    values = Problem("bmm", problem.dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
+    return Part(visible, scores), Part(visible, values)
+
+
+def _attention_backward(problem: Problem) -> tuple[Part, ...]:
+    return (Part(ATTENTION_BACKWARD_RATIO, Problem("attention", problem.dtype, problem.dims)),)
+
+
+def _convolution(problem: Problem) -> tuple[Part, ...]:
+    """Implicit matrix product: (N·H'·W', C·Kh·Kw / groups) x (..., O / groups), once a group."""
+    w = _words(problem)
+    columns = {word: np.array([value]) for word, value in w.items()}
+    positions = w["batch"] * float(output_height(columns)[0]) * float(output_width(columns)[0])
+    taps = w["in_channels"] / w["groups"] * w["kernel_height"] * w["kernel_width"]
+    filters = w["out_channels"] / w["groups"]
+    m, n, k = positions, filters, taps
+    if problem.operation == "conv2d_backward_weight":
+        m, n, k = filters, taps, positions
+    if w["groups"] == 1:
+        return (Part(1.0, Problem("linear", problem.dtype, (1.0, m, n, k))),)
+    return (Part(1.0, Problem("bmm", problem.dtype, (w["groups"], m, n, k))),)
+
+
+def _convolution_backward(problem: Problem) -> tuple[Part, ...]:
+    ratio = CONVOLUTION_BACKWARD_RATIOS[problem.operation]
+    return (Part(ratio, Problem("conv2d", problem.dtype, problem.dims)),)
+
+
+def _norm_backward(problem: Problem) -> tuple[Part, ...]:
+    forward = Problem(problem.operation.removesuffix("_backward"), problem.dtype, problem.dims)
+    return (Part(NORM_BACKWARD_RATIOS[problem.operation], forward),)
+
+
+def _recurrent(problem: Problem) -> tuple[Part, ...]:
+    """A layer: one product of all steps' inputs, and one small product a step with the hidden state."""
+    w = _words(problem)
+    name = problem.operation.removesuffix("_backward")
+    passes = 2.0 if problem.operation.endswith("_backward") else 1.0
+    n = GATES[name] * w["hidden"]
+    parts = []
+    for layer in range(int(w["layers"])):
+        features = w["input_size"] if layer == 0 else w["hidden"] * w["directions"]
+        inputs = Problem("linear", problem.dtype, (1.0, w["batch"] * w["steps"], n, features))
+        state = Problem("linear", problem.dtype, (1.0, w["batch"], n, w["hidden"]))
+        parts += [Part(passes * w["directions"], inputs), Part(passes * w["directions"] * w["steps"], state)]
+    return tuple(parts)
+
+
+def _as_transfer(problem: Problem) -> tuple[Part, ...]:
+    """Only the bytes are known: half of the traffic read, half written, whatever the true split."""
+    batch = batch_of([problem])
+    half = float(batch.bytes_moved[0]) / 2
+    return (Part(1.0, Problem("transfer", "float32", (half, half, float(batch.flops[0])))),)
+
+
+_REDUCTIONS: Final[dict[str, Reduction]] = {
+    "attention": _attention,
+    "attention_backward": _attention_backward,
+    "conv2d": _convolution,
+    **dict.fromkeys(CONVOLUTION_BACKWARD_RATIOS, _convolution_backward),
+    **dict.fromkeys(NORM_BACKWARD_RATIOS, _norm_backward),
+    **dict.fromkeys([name + suffix for name in GATES for suffix in ("", "_backward")], _recurrent),
+    **dict.fromkeys(
+        (
+            "batch_norm batch_norm_backward group_norm group_norm_backward rms_norm dropout embedding "
+            "embedding_backward cross_entropy cross_entropy_backward"
+        ).split(),
+        _as_transfer,
+    ),
+}
