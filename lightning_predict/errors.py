@@ -22,7 +22,9 @@ An error says what was given, what was expected and what to do. Catch the root t
         * `WeightsFormatError`
         * `WeightsHashError`
         * `WeightsDownloadError`
+    * `MeasurementTableError`
     * `BudgetExceededError`
+    * `MissingDependencyError` (an `ImportError`)
 """
 
 from __future__ import annotations
@@ -88,5 +90,13 @@ class WeightsDownloadError(WeightsError):
     """A download that failed after its retries."""
 
 
+class MeasurementTableError(LightningPredictError):
+    """A table of measurements that is missing, or has a missing column or a wrong value."""
+
+
 class BudgetExceededError(LightningPredictError):
     """The predicted or actual spend of a run is over its budget, and `on_exceed="raise"`."""
+
+
+class MissingDependencyError(LightningPredictError, ImportError):
+    """A package of one of the extras that is not installed, with the command that installs it."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final, overload
 
 from lightning_predict.cost.records import Prediction
 from lightning_predict.errors import UnknownGpuError
+
+_Default = TypeVar("_Default")
 
 
 @final
@@ -39,6 +41,23 @@ class Predictions(Mapping[str, Prediction]):
                 return prediction
         asked = ", ".join(prediction.gpu for prediction in self.items_in_order)
         raise UnknownGpuError(f"No prediction for {name!r} here. Predicted: {asked}.")
+
+    def __contains__(self, name: object) -> bool:
+        # Mapping's own waits for a KeyError, which the error of __getitem__ is not; `get` below likewise.
+        return any(prediction.gpu == name for prediction in self.items_in_order)
+
+    @overload
+    def get(self, key: str, /) -> Prediction | None: ...
+
+    @overload
+    def get(self, key: str, default: Prediction, /) -> Prediction: ...
+
+    @overload
+    def get(self, key: str, default: _Default, /) -> Prediction | _Default: ...
+
+    def get(self, key: str, default: object = None, /) -> object:
+        """The prediction for this GPU, or `default`."""
+        return next((prediction for prediction in self.items_in_order if prediction.gpu == key), default)
 
     def __iter__(self) -> Iterator[str]:
         return (prediction.gpu for prediction in self.items_in_order)

@@ -1,0 +1,118 @@
+"""Bars of the predicted iteration time, one a GPU, with the 90 % interval.
+
+Drawn through matplotlib's object interface on its own canvas: no pyplot, no window, no state that a user's own plots
+share. Example::
+
+    figure = iteration_figure(result)
+    figure.savefig("iteration_time.png")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_predict.cost.records import Prediction
+from lightning_predict.errors import MissingDependencyError
+from lightning_predict.reports.format import milliseconds, usd
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.units import seconds_to_milliseconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOG_AXIS_SPREAD: Final = 20.0
+"""Ratio of the slowest to the fastest GPU above which short bars could no longer be read on a linear axis."""
+
+_COLOR: Final = "#4878a8"
+_COLOR_IN_USE: Final = "#d1733b"
+_COLOR_DOES_NOT_FIT: Final = "#b8b8b8"
+_DOTS_PER_INCH: Final = 120
+
+
+def iteration_figure(predictions: Predictions) -> Figure:
+    """Horizontal bars in the order of `predictions`; cost, where known, beside the time.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(
+            "The bar figure needs matplotlib, which is not installed: pip install lightning-predict[tensorboard]"
+        ) from error
+
+    figure = Figure(figsize=(8.0, 1.3 + 0.36 * len(predictions)), dpi=_DOTS_PER_INCH, layout="constrained")
+    axes = figure.add_subplot()
+    _draw_bars(axes, predictions)
+    _scale_axis(axes, predictions)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_bars(axes: Any, predictions: Predictions) -> None:
+    """One bar a GPU from top to bottom, its interval as an error bar and its label behind that."""
+    for row, prediction in enumerate(predictions.values()):
+        middle = seconds_to_milliseconds(prediction.iteration_seconds)
+        low = seconds_to_milliseconds(prediction.iteration_seconds_low)
+        high = seconds_to_milliseconds(prediction.iteration_seconds_high)
+        axes.barh(row, middle, color=_color(prediction, predictions))
+        axes.plot([low, high], [row, row], color="#333333", linewidth=1, marker="|", markersize=8)
+        axes.annotate(
+            _label(prediction),
+            (max(middle, high), row),
+            xytext=(8, 0),
+            textcoords="offset points",
+            verticalalignment="center",
+            fontsize=9,
+            parse_math=False,  # a dollar sign is a dollar sign
+        )
+    axes.set_yticks(range(len(predictions)), [_name(prediction, predictions) for prediction in predictions.values()])
+    axes.invert_yaxis()
+
+
+def _scale_axis(axes: Any, predictions: Predictions) -> None:
+    """A linear axis from 0, or a logarithmic one where the GPUs are too far apart for that."""
+    middle = [seconds_to_milliseconds(prediction.iteration_seconds) for prediction in predictions.values()]
+    low = [seconds_to_milliseconds(prediction.iteration_seconds_low) for prediction in predictions.values()]
+    label = "predicted time of one iteration in ms, with its 90 % interval"
+    if min(low) > 0 and max(middle) > LOG_AXIS_SPREAD * min(middle):
+        axes.set_xscale("log")
+        axes.set_xlim(left=min(low) / 2)
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.set_xlabel(f"{label} (logarithmic)")
+    else:
+        axes.set_xlim(left=0)
+        axes.set_xlabel(label)
+
+
+def figure_pixels(figure: Figure) -> NDArray[np.uint8]:
+    """The figure as an image, (height, width, 3), red, green, blue."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas: Any = FigureCanvasAgg(figure)  # Any: its methods are not typed
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[:, :, :3].copy()
+
+
+def _color(prediction: Prediction, predictions: Predictions) -> str:
+    if prediction.gpu == predictions.used_gpu:
+        return _COLOR_IN_USE
+    return _COLOR_DOES_NOT_FIT if prediction.fits is False else _COLOR
+
+
+def _name(prediction: Prediction, predictions: Predictions) -> str:
+    return f"{prediction.gpu} (in use)" if prediction.gpu == predictions.used_gpu else prediction.gpu
+
+
+def _label(prediction: Prediction) -> str:
+    """Time, cost of the run where known, and whether it does not fit."""
+    parts = [f"{milliseconds(prediction.iteration_seconds)} ms"]
+    if prediction.cost_usd is not None:
+        parts.append(usd(prediction.cost_usd))
+    if prediction.fits is False:
+        parts.append("does not fit")
+    return ", ".join(parts)

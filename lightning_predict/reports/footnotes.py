@@ -1,0 +1,82 @@
+"""What is said below a table: marks, what the interval and the coverage mean, prices with their dates, notes.
+
+Each function gives its footnotes for some predictions, none where there is nothing to say. Example::
+
+    >>> list(price_notes(result))  # doctest: +SKIP
+    ['Prices: T4 $0.35/h, Google n1-standard-4 (2026-10-01).']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from lightning_predict.reports.format import milliseconds, usd_per_hour
+from lightning_predict.reports.predictions import Predictions
+
+IN_USE_MARK: Final = "*"
+
+_METHODS: Final = {
+    "mlp": "a trained model of the operation",
+    "wave": "kernel times measured here, wave-scaled",
+    "roofline": "peak arithmetic and bandwidth only",
+    "measured": "measured here",
+}
+"""What each method of `Iteration.coverage` does, in words."""
+
+
+def in_use_note(predictions: Predictions) -> Iterable[str]:
+    """The GPU in use and its step as measured."""
+    if predictions.used_gpu is None:
+        return
+    if predictions.used_gpu not in predictions:
+        yield f"In use now: {predictions.used_gpu}, which was not asked for."
+        return
+    seconds = predictions[predictions.used_gpu].measured_seconds
+    measured = "" if seconds is None else f": an iteration takes {milliseconds(seconds)} ms (measured)"
+    yield f"{IN_USE_MARK} In use now{measured}."
+
+
+def interval_note(predictions: Predictions) -> Iterable[str]:
+    """What the interval promises."""
+    if predictions:
+        yield "Interval: nine in ten measured times should lie in it (90 %)."
+
+
+def total_notes(predictions: Predictions) -> Iterable[str]:
+    """What limits the total time."""
+    if any(prediction.at_most for prediction in predictions.values()):
+        yield "≤: the run may end earlier."
+    if any(prediction.validation_is_estimated for prediction in predictions.values()):
+        yield "Total: the time of validation is estimated from the forward part of a training step."
+
+
+def coverage_note(predictions: Predictions) -> Iterable[str]:
+    """What the methods are."""
+    methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
+    known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
+    others = sorted(methods - _METHODS.keys())
+    yield f"Covered by: share of the device's time by method ({'; '.join([*known, *others])})."
+
+
+def price_notes(predictions: Predictions) -> Iterable[str]:
+    """Each price once, with its GPUs, its source and date."""
+    names_of_price: dict[tuple[float, str], list[str]] = {}
+    for prediction in predictions.values():
+        if prediction.usd_per_hour is not None:
+            key = (prediction.usd_per_hour, prediction.offer or "source not stated")
+            names_of_price.setdefault(key, []).append(prediction.gpu)
+    prices = [f"{', '.join(names)} {usd_per_hour(price)}, {offer}" for (price, offer), names in names_of_price.items()]
+    if prices:
+        yield f"Prices: {'; '.join(prices)}."
+
+
+def prediction_notes(predictions: Predictions) -> Iterable[str]:
+    """Notes of all, then each note of some with the names of its GPUs."""
+    yield from predictions.notes
+    names_of_note: dict[str, list[str]] = {}
+    for prediction in predictions.values():
+        for note in prediction.notes:
+            names_of_note.setdefault(note, []).append(prediction.gpu)
+    for note, names in names_of_note.items():
+        yield note if len(names) == len(predictions) else f"{', '.join(names)}: {note}"

@@ -1,0 +1,88 @@
+"""Numbers as people read them: three significant digits, two units of time.
+
+Example::
+
+    >>> significant(12345.6), milliseconds(0.0123), usd(12.34), duration(11_520.0), share(0.918)
+    ('12,300', '12.3', '$12.3', '3 h 12 min', '92 %')
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_milliseconds
+
+_DIGITS: Final = 3
+_SMALLEST_EXPONENT: Final = -6
+_LARGEST_EXPONENT: Final = 11
+_SECONDS_PER_DAY: Final = 24 * SECONDS_PER_HOUR
+
+_UNIT_PAIRS: Final = (
+    (SECONDS_PER_MINUTE, "min", 1.0, "s", SECONDS_PER_HOUR),
+    (SECONDS_PER_HOUR, "h", SECONDS_PER_MINUTE, "min", _SECONDS_PER_DAY),
+    (_SECONDS_PER_DAY, "d", SECONDS_PER_HOUR, "h", math.inf),
+)
+"""Large unit in seconds, its name, small unit in seconds, its name, and the time from which the next pair is used."""
+
+
+def significant(value: float) -> str:
+    """Three significant digits, thousands set apart: `0.0123`, `12.0`, `12,300`; an exponent only far from 1."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    rounded = f"{value:.{_DIGITS - 1}e}"
+    exponent = int(rounded.partition("e")[2])
+    if not _SMALLEST_EXPONENT <= exponent <= _LARGEST_EXPONENT:
+        return rounded
+    return f"{float(rounded):,.{max(_DIGITS - 1 - exponent, 0)}f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds, without the unit."""
+    return significant(seconds_to_milliseconds(seconds))
+
+
+def milliseconds_interval(low_seconds: float, high_seconds: float) -> str:
+    """An interval in milliseconds, without the unit: `11.2–13.8`."""
+    return f"{milliseconds(low_seconds)}–{milliseconds(high_seconds)}"  # noqa: RUF001 (an en dash is meant)
+
+
+def gibibytes(size_bytes: float) -> str:
+    """Bytes as GiB, without the unit."""
+    return significant(bytes_to_gibibytes(size_bytes))
+
+
+def usd(amount: float) -> str:
+    """US dollars: `$0.0123`, `$12.3`, `$1,230`."""
+    return f"${significant(amount)}"
+
+
+def usd_per_hour(price: float) -> str:
+    """A price as price lists print it, to the cent where that says enough: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
+    return f"${price:,.2f}/h" if price >= 0.1 else f"{usd(price)}/h"
+
+
+def duration(seconds: float) -> str:
+    """A time in at most two units: `820 ms`, `12.3 s`, `12 min 5 s`, `3 h 12 min`, `5 d 3 h`."""
+    if not math.isfinite(seconds):
+        return significant(seconds)
+    # What is compared is what will be printed, so that 59.96 s is "1 min" and not "60.0 s".
+    printed = float(f"{seconds:.{_DIGITS - 1}e}")
+    if printed < 1:
+        return f"{milliseconds(seconds)} ms"
+    if printed < SECONDS_PER_MINUTE:
+        return f"{significant(seconds)} s"
+    large, large_name, small, small_name, _ = next(
+        pair for pair in _UNIT_PAIRS if round(seconds / pair[2]) * pair[2] < pair[4]
+    )
+    whole, rest = divmod(round(seconds / small), round(large / small))
+    return f"{whole:,} {large_name} {rest} {small_name}" if rest else f"{whole:,} {large_name}"
+
+
+def share(fraction: float) -> str:
+    """A share of a whole in percent; never `0 %` for a part that is there, nor `100 %` where something is missing."""
+    if 0 < fraction < 0.01:
+        return "<1 %"
+    if 0.99 < fraction < 1:
+        return ">99 %"
+    return f"{fraction:.0%}".replace("%", " %")

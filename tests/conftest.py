@@ -1,0 +1,34 @@
+"""Golden files: what is printed, kept beside the tests as `golden/<name>`.
+
+A test compares with `golden("name.txt", text)`. After a wanted change of the output, look at it and run
+`pytest --overwrite-golden`, which rewrites the files; the difference is then reviewed like code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--overwrite-golden",
+        action="store_true",
+        help="write what the tests print to their golden files instead of comparing",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with the file `golden/<name>` beside the test's module."""
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if request.config.getoption("--overwrite-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text + "\n", encoding="utf-8")
+        assert path.exists(), f"{path} is missing; `pytest --overwrite-golden` writes it."
+        assert text + "\n" == path.read_text(encoding="utf-8")
+
+    return compare

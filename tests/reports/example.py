@@ -1,0 +1,125 @@
+"""Predictions made by hand, with round numbers from which every printed value can be checked by eye."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning_predict.cost.records import Prediction
+from lightning_predict.reports.predictions import Predictions
+
+GIBIBYTE = 2**30
+
+MINIMAL = Prediction(
+    gpu="L4",
+    iteration_seconds=0.0200,
+    iteration_seconds_low=0.0180,
+    iteration_seconds_high=0.0230,
+    device_seconds=0.0200,
+    host_seconds=0.0050,
+)
+"""Only what every prediction knows."""
+
+T4 = Prediction(
+    gpu="T4",
+    iteration_seconds=0.0480,
+    iteration_seconds_low=0.0450,
+    iteration_seconds_high=0.0520,
+    device_seconds=0.0480,
+    host_seconds=0.0050,
+    measured_seconds=0.0475,
+    iterations=240_000,
+    total_seconds=11_520.0,  # 240,000 × 0.048 s = 3 h 12 min
+    total_seconds_low=10_800.0,
+    total_seconds_high=12_480.0,
+    samples_per_second=1333.0,
+    usd_per_hour=0.35,
+    cost_usd=1.12,  # 3.2 h × $0.35
+    offer="Google n1-standard-4 (2026-10-01)",
+    memory_bytes=7.81 * GIBIBYTE,
+    fits=True,
+    coverage={"mlp": 0.92, "roofline": 0.08},
+)
+
+H100 = replace(
+    T4,
+    gpu="H100-SXM-80GB",
+    iteration_seconds=0.0060,
+    iteration_seconds_low=0.0051,
+    iteration_seconds_high=0.0074,
+    device_seconds=0.0042,
+    host_seconds=0.0060,
+    measured_seconds=None,
+    total_seconds=1_440.0,  # 240,000 × 0.006 s = 24 min
+    total_seconds_low=1_224.0,
+    total_seconds_high=1_776.0,
+    usd_per_hour=2.99,
+    cost_usd=1.196,  # 0.4 h × $2.99
+    offer="Lambda gpu_1x_h100_sxm5 (2026-11-01)",
+    coverage={"wave": 0.296, "mlp": 0.70, "roofline": 0.004},
+    notes=("No kernel model knows aten::foo; its 3 calls count as roofline.",),
+)
+
+K80 = replace(
+    T4,
+    gpu="K80",
+    iteration_seconds=1.2,
+    iteration_seconds_low=0.9,
+    iteration_seconds_high=1.7,
+    device_seconds=1.2,
+    measured_seconds=None,
+    total_seconds=288_000.0,  # 240,000 × 1.2 s = 3 d 8 h
+    total_seconds_low=216_000.0,
+    total_seconds_high=408_000.0,
+    usd_per_hour=None,
+    cost_usd=None,
+    offer=None,
+    memory_bytes=12.5 * GIBIBYTE,
+    fits=False,
+    coverage={"roofline": 1.0},
+)
+
+FULL = Predictions(
+    items_in_order=(H100, T4, K80),
+    used_gpu="T4",
+    notes=("2 of 418 operations were not timed on the host.",),
+)
+"""Every kind of cell: known and unknown, fitting and not, in use and not, bound by host and by device."""
+
+BARE = Predictions(items_in_order=(MINIMAL, replace(MINIMAL, gpu="A10", iteration_seconds=0.0100)))
+"""Nothing but iteration times."""
+
+AT_MOST = Predictions(
+    items_in_order=tuple(replace(one, at_most=True, validation_is_estimated=True) for one in FULL.values()),
+    used_gpu="A100-SXM-80GB",
+)
+"""A run that may end earlier, recorded on a GPU that was not asked for."""
+
+_RENTED = {
+    "H100-SXM-80GB": 2.99,
+    "H200-SXM-141GB": 3.79,
+    "B200-SXM-180GB": 5.29,
+    "A100-SXM-80GB": 1.79,
+    "A100-PCIe-40GB": 1.29,
+    "L40S": 0.86,
+    "A10": 0.75,
+    "RTX-PRO-6000-Blackwell-Server": 1.89,
+    "L4": 0.71,
+    "T4": 0.35,
+}
+
+TEN = Predictions(
+    items_in_order=tuple(
+        replace(
+            T4,
+            gpu=name,
+            measured_seconds=0.0475 if name == "T4" else None,
+            usd_per_hour=price,
+            cost_usd=3.2 * price,
+            offer=f"Provider gpu_1x_{name.lower()} (2026-11-01)",
+            coverage={"mlp": 0.65, "wave": 0.20, "roofline": 0.10, "measured": 0.05},
+        )
+        for name, price in _RENTED.items()
+    ),
+    used_gpu="T4",
+)
+"""As wide and as long as a real table gets."""

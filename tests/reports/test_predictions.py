@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lightning_predict.errors import UnknownGpuError
+from lightning_predict.reports.predictions import Predictions
+from tests.reports.example import BARE, FULL, H100, MINIMAL, T4
+
+
+def test_predictions_are_a_mapping_in_the_order_asked() -> None:
+    assert list(FULL) == ["H100-SXM-80GB", "T4", "K80"]
+    assert len(FULL) == 3
+    assert FULL["T4"] is T4
+    assert dict(FULL)["H100-SXM-80GB"] is H100
+
+
+def test_an_unknown_name_is_answered_like_in_any_mapping() -> None:
+    assert "T4" in FULL
+    assert "T5" not in FULL
+    not_a_name: object = 4
+    assert not_a_name not in FULL
+    assert FULL.get("T4") is T4
+    assert FULL.get("T5") is None
+    assert FULL.get("T5", MINIMAL) is MINIMAL
+
+
+def test_asking_for_an_unknown_name_says_which_are_there() -> None:
+    with pytest.raises(UnknownGpuError, match=r"No prediction for 'T5' here\. Predicted: H100-SXM-80GB, T4, K80\."):
+        FULL["T5"]
+
+
+def test_json_holds_every_value_and_null_for_what_is_not_known() -> None:
+    read = json.loads(FULL.to_json())
+    assert read["used_gpu"] == "T4"
+    assert read["notes"] == ["2 of 418 operations were not timed on the host."]
+    assert [one["gpu"] for one in read["predictions"]] == ["H100-SXM-80GB", "T4", "K80"]
+    assert read["predictions"][1]["iteration_seconds"] == 0.0480
+    assert read["predictions"][1]["coverage"] == {"mlp": 0.92, "roofline": 0.08}
+    assert read["predictions"][2]["cost_usd"] is None
+
+
+def test_printing_no_predictions_does_not_fail() -> None:
+    assert "GPU" in str(Predictions(()))
+
+
+def test_str_is_the_plain_table() -> None:
+    assert "18.0–23.0" in str(BARE)  # noqa: RUF001 (an en dash is meant)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from lightning_predict.cost.records import Prediction
+from lightning_predict.reports.columns import COLUMNS
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.table import markdown_table, plain_table, print_table, rich_table
+from tests.reports.example import AT_MOST, BARE, FULL, H100, K80, MINIMAL, T4, TEN
+
+EXAMPLES = {"full": FULL, "bare": BARE, "at_most": AT_MOST, "ten": TEN}
+
+
+def printed(predictions: Predictions, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        print_table(predictions, console)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").splitlines())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_plain_table(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"plain_{name}.txt", plain_table(EXAMPLES[name]))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_markdown_table(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"markdown_{name}.txt", markdown_table(EXAMPLES[name]))
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("name", ["full", "ten"])
+def test_rich_table_in_a_terminal(name: str, width: int, golden: Callable[[str, str], None]) -> None:
+    golden(f"rich_{name}_{width}.txt", printed(EXAMPLES[name], width))
+
+
+shares = st.fixed_dictionaries(
+    {}, optional={method: st.floats(0, 1) for method in ("mlp", "wave", "roofline", "measured")}
+)
+seconds = st.floats(min_value=1e-6, max_value=1e6)
+predictions_of_any_size = st.builds(
+    replace,
+    st.sampled_from([MINIMAL, T4, H100, K80]),
+    gpu=st.from_regex(r"[A-Za-z0-9.-]{1,30}", fullmatch=True),
+    iteration_seconds=seconds,
+    iteration_seconds_low=seconds,
+    iteration_seconds_high=seconds,
+    total_seconds=st.none() | st.floats(min_value=0, max_value=1e9),
+    cost_usd=st.none() | st.floats(min_value=1e-4, max_value=1e7),
+    at_most=st.booleans(),
+    coverage=shares,
+)
+
+
+@given(st.lists(predictions_of_any_size, min_size=1, max_size=5, unique_by=lambda one: one.gpu))
+def test_a_plain_table_is_aligned_and_at_most_120_wide(predictions: list[Prediction]) -> None:
+    lines = plain_table(Predictions(tuple(predictions), notes=("word " * 100,))).splitlines()
+    assert max(map(len, lines)) <= 120
+    rule = next(number for number, line in enumerate(lines) if line.startswith("---"))
+    # Where the rule has a gap between two columns, no line of the table has a character.
+    gaps = [place for place, character in enumerate(lines[rule]) if character == " "]
+    table = lines[: lines.index("")]
+    assert all(line[place : place + 1] in ("", " ") for line in table for place in gaps)
+
+
+@given(st.lists(predictions_of_any_size, min_size=1, max_size=3, unique_by=lambda one: one.gpu))
+def test_markdown_has_as_many_cells_in_each_row(predictions: list[Prediction]) -> None:
+    table = markdown_table(Predictions(tuple(predictions))).split("\n\n")[0].splitlines()
+    assert len(table) == 2 + len(predictions)
+    assert len({line.count(" |") for line in table}) == 1
+
+
+def test_a_column_in_which_nothing_is_known_is_left_out_and_named() -> None:
+    text = plain_table(BARE)
+    assert "fits" not in text.partition("\n\n")[0]
+    assert "Not known for any of them: total, cost, memory (GiB), fits, covered by." in text
+
+
+def test_a_single_unknown_value_is_called_unknown() -> None:
+    row = next(line for line in plain_table(FULL).splitlines() if line.startswith("K80"))
+    assert "unknown" in row
+
+
+def test_the_gpu_in_use_is_marked_and_its_measured_step_given() -> None:
+    text = plain_table(FULL)
+    assert [line.split()[:2] for line in text.splitlines() if line.startswith("T4 ")] == [["T4", "*"]]
+    assert "* In use now: an iteration takes 47.5 ms (measured)." in text
+
+
+def test_a_gpu_in_use_without_a_measured_step_is_marked_all_the_same() -> None:
+    text = plain_table(Predictions((MINIMAL,), used_gpu="L4"))
+    assert "* In use now.\n" in text
+
+
+def test_a_gpu_in_use_that_was_not_asked_for_is_named() -> None:
+    assert "In use now: A100-SXM-80GB, which was not asked for." in plain_table(AT_MOST)
+
+
+def test_a_run_that_may_end_earlier_costs_and_takes_at_most() -> None:
+    text = plain_table(AT_MOST)
+    assert "≤ 3 h 12 min" in text
+    assert "≤ $1.12" in text
+    assert "≤: the run may end earlier." in text
+    assert "≤" not in plain_table(FULL)
+
+
+def test_every_price_is_given_with_its_source_and_date() -> None:
+    assert (
+        "Prices: H100-SXM-80GB $2.99/h, Lambda gpu_1x_h100_sxm5 (2026-11-01); "
+        "T4 $0.35/h, Google n1-standard-4 (2026-10-01)." in plain_table(FULL)
+    )
+
+
+def test_one_price_for_several_gpus_is_given_once() -> None:
+    one_price = Predictions(
+        tuple(replace(T4, gpu=name, offer="user (2026-11-21)", usd_per_hour=1.0) for name in ("T4", "L4"))
+    )
+    assert "Prices: T4, L4 $1.00/h, user (2026-11-21)." in plain_table(one_price)
+
+
+def test_a_price_without_a_source_says_so() -> None:
+    assert "T4 $0.35/h, source not stated." in plain_table(Predictions((replace(T4, offer=None),)))
+
+
+def test_a_note_of_some_names_them_and_a_note_of_all_does_not() -> None:
+    noted = tuple(replace(MINIMAL, gpu=name, notes=("same", f"only {name}")) for name in ("L4", "A10"))
+    assert "\nsame\nL4: only L4\nA10: only A10\n" in plain_table(Predictions(noted))
+
+
+def test_a_method_without_an_explanation_is_still_named() -> None:
+    text = plain_table(Predictions((replace(MINIMAL, coverage={"new": 0.75, "mlp": 0.25}),)))
+    assert "new 75 %, mlp 25 %" in text
+    assert "(mlp: a trained model of the operation; new)" in text
+
+
+def test_columns_that_a_terminal_has_no_room_for_are_named() -> None:
+    wide, narrow = printed(TEN, 200), printed(TEN, 80)
+    assert "Left out" not in wide
+    assert "mlp 65 %, wave 20 %, roofline 10 %, measured 5 %" in wide
+    assert "Left out for want of room: covered by, bound by, memory (GiB)." in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+    # What a left-out column means is left out with it.
+    assert "Covered by:" not in narrow
+
+
+def test_a_console_that_is_not_unicode_gets_only_its_own_characters() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    print_table(replace(AT_MOST, notes=("± 5 %",)), Console(file=file, width=120))
+    file.seek(0)
+    text = file.read()
+    assert "< 3 h 12 min" in text
+    assert "45.0-52.0" in text
+    assert "? 5 %" in text
+
+
+def test_what_looks_like_markup_is_printed_as_it_is() -> None:
+    assert "[bold]x[/] :smile:" in printed(Predictions((MINIMAL,), notes=("[bold]x[/] :smile:",)), 80)
+
+
+def test_standard_output_that_is_a_file_is_120_wide(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(FULL)
+    assert "mlp 70 %, wave 30 %, roofline <1 %" in capsys.readouterr().out
+
+
+def test_rich_table_has_all_known_columns() -> None:
+    table = rich_table(FULL)
+    assert [str(column.header) for column in table.columns] == [column.header for column in COLUMNS]
+    assert table.row_count == 3
+
+
+def test_the_gpu_in_use_is_bold_and_one_that_does_not_fit_is_dim() -> None:
+    assert [row.style for row in rich_table(FULL).rows] == [None, "bold", "dim"]
+
+
+def test_markdown_escapes_what_markdown_would_read() -> None:
+    text = markdown_table(Predictions((MINIMAL,), used_gpu="L4", notes=("a|b *c* <script>",)))
+    assert r"| L4 \* |" in text
+    assert r"- a\|b \*c\* \<script>" in text
