@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lightning_predict.kernels  # noqa: F401  (registers the operations)
+from lightning_predict.errors import InvalidArgumentError, UnknownOperationError
+from lightning_predict.kernels.operations import (
+    OperationKind,
+    batch_of,
+    operation_kind,
+    operation_names,
+    problem,
+    problem_batch,
+    register,
+)
+
+
+def test_scalars_and_arrays_broadcast_to_one_length() -> None:
+    batch = problem_batch("linear", "float16", m=[1, 2, 4], n=8, k=16)
+    assert len(batch) == 3
+    np.testing.assert_allclose(batch.flops, [2 * 1 * 8 * 16, 2 * 2 * 8 * 16, 2 * 4 * 8 * 16])
+
+
+def test_a_default_may_copy_another_word() -> None:
+    assert problem("conv2d", "float32", batch=1, in_channels=1, out_channels=1, height=7, kernel_height=3).dims[4] == 7
+
+
+def test_a_spelling_sets_its_words_and_a_word_wins_over_it() -> None:
+    item = problem(
+        "conv2d", "float32", batch=1, in_channels=1, out_channels=1, image_size=8, width=4, kernel_size=3, padding=1
+    )
+    assert item.dims[3:7] == (8.0, 4.0, 3.0, 3.0)
+
+
+def test_batch_of_restores_the_columns() -> None:
+    items = [problem("bmm", "float32", b=2, m=3, n=5, k=7), problem("bmm", "float32", b=1, m=1, n=1, k=1)]
+    np.testing.assert_array_equal(batch_of(items).columns["n"], [5, 1])
+
+
+def test_an_unknown_operation_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownOperationError, match=r"'matmul' is not known. Known operations: add, add_scalar,.*linear"):
+        operation_kind("matmul")
+
+
+def test_a_missing_and_a_strange_word_are_named_with_all_words() -> None:
+    message = r"'linear' does not take \['x'\] and needs \['k'\]. Its shape words: b=1, m, n, k\."
+    with pytest.raises(UnknownOperationError, match=message):
+        problem_batch("linear", "float32", m=1, n=1, x=1)
+
+
+def test_spellings_are_part_of_the_description() -> None:
+    with pytest.raises(UnknownOperationError, match=r"image_size \(sets height, width\)"):
+        problem_batch("conv2d", "float32", batch=1)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_a_size_must_be_positive_and_finite(value: float) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"got m=.*; expected a finite number of at least 1"):
+        problem_batch("linear", "float32", m=value, n=1, k=1)
+
+
+def test_a_word_whose_default_is_zero_may_be_zero() -> None:
+    assert problem("transfer", "float32", read_bytes=8).dims == (8.0, 0.0, 0.0)
+
+
+def test_lengths_that_do_not_broadcast_are_an_error() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"lengths that do not broadcast: .*'m': \(2,\).*'n': \(3,\)"):
+        problem_batch("linear", "float32", m=[1, 2], n=[1, 2, 3], k=1)
+
+
+def test_an_unknown_dtype_lists_the_known_ones() -> None:
+    with pytest.raises(InvalidArgumentError, match="dtype 'half' is not known. Known dtypes: float64, float32"):
+        problem_batch("linear", "half", m=1, n=1, k=1)
+
+
+def test_a_kind_cannot_be_registered_twice() -> None:
+    with pytest.raises(InvalidArgumentError, match="'linear' is registered twice"):
+        register(operation_kind("linear"))
+
+
+def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:
+    kind = OperationKind(
+        name="strange",
+        words=("rows",),
+        defaults={"cols": 1},
+        units="vector",
+        flops=lambda c: c["rows"],
+        elements_moved=lambda c: c["rows"],
+    )
+    with pytest.raises(InvalidArgumentError, match=r"'strange' has defaults for \['cols'\]"):
+        register(kind)
+    assert "strange" not in operation_names()
