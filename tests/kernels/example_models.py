@@ -1,0 +1,31 @@
+"""A stand-in for trained models: half of the roofline's speed, with an interval of 10 %."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.operations import ProblemBatch
+from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.utilisation import Estimate
+
+
+@dataclass(frozen=True)
+class HalfSpeed:
+    """Knows the (operation, dtype) pairs it is given, at a utilisation of one half."""
+
+    known: frozenset[tuple[str, str]]
+
+    def supports(self, operation: str, dtype: str) -> bool:
+        return (operation, dtype) in self.known
+
+    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+        assert self.supports(batch.operation, batch.dtype)
+        seconds = 2 * roofline_seconds(batch, gpus)
+        return Estimate(seconds, seconds / 1.1, seconds * 1.1)
+
+
+def half_speed(*known: str) -> HalfSpeed:
+    """`half_speed("linear/float32")`."""
+    return HalfSpeed(frozenset((pair.split("/")[0], pair.split("/")[1]) for pair in known))

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import lightning_predict.kernels  # noqa: F401  (registers the operations)
+from lightning_predict.kernels.operations import Problem, batch_of, problem
+from lightning_predict.kernels.reductions import reduced
+
+CONVOLUTION = {"batch": 2, "in_channels": 8, "out_channels": 16, "image_size": 10, "kernel_size": 3, "padding": 1}
+
+
+def total_flops(item: Problem) -> float:
+    return math.fsum(part.times * float(batch_of([part.problem]).flops[0]) for part in reduced(item))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_becomes_a_product_of_the_same_flops(groups: int) -> None:
+    item = problem("conv2d", "bfloat16", **CONVOLUTION, groups=groups)
+    assert total_flops(item) == float(batch_of([item]).flops[0])
+
+
+def test_the_implicit_product_has_positions_filters_and_taps() -> None:
+    (part,) = reduced(problem("conv2d", "bfloat16", **CONVOLUTION))
+    # 2 images of 10 x 10 positions, 16 filters, 8 x 3 x 3 taps.
+    assert part.problem == problem("linear", "bfloat16", m=200, n=16, k=72)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn", "lstm_backward"])
+def test_a_recurrent_layer_becomes_products_of_the_same_flops(name: str) -> None:
+    item = problem(name, "float16", batch=4, steps=7, input_size=32, hidden=64, layers=3, directions=2)
+    assert math.isclose(total_flops(item), float(batch_of([item]).flops[0]))
+
+
+def test_a_recurrent_layer_has_one_small_product_a_step() -> None:
+    inputs, state = reduced(problem("lstm", "float16", batch=4, steps=7, input_size=32, hidden=64))
+    assert (inputs.times, inputs.problem) == (1, problem("linear", "float16", m=28, n=256, k=32))
+    assert (state.times, state.problem) == (7, problem("linear", "float16", m=4, n=256, k=64))
+
+
+def test_attention_without_a_fused_model_is_two_products() -> None:
+    item = problem("attention", "float32", batch=2, heads=4, seq=32, head_dim=16)
+    assert total_flops(item) == float(batch_of([item]).flops[0])
+
+
+def test_backward_passes_are_multiples_of_the_forward() -> None:
+    forward = problem("layer_norm", "float32", rows=8, cols=16)
+    (part,) = reduced(Problem("layer_norm_backward", forward.dtype, forward.dims))
+    assert (part.times, part.problem) == (2.0, forward)
+    item = problem("conv2d_backward_weight", "float32", **CONVOLUTION)
+    (part,) = reduced(item)
+    assert (part.times, part.problem.operation, part.problem.dims) == (1.3, "conv2d", item.dims)
+
+
+def test_a_normalisation_is_reduced_to_the_bytes_it_moves() -> None:
+    item = problem("batch_norm", "bfloat16", rows=64, cols=100)
+    (part,) = reduced(item)
+    assert part.problem.operation == "transfer"
+    assert sum(part.problem.dims[:2]) == float(batch_of([item]).bytes_moved[0])
+
+
+def test_what_is_measured_itself_has_no_reduction() -> None:
+    assert reduced(problem("linear", "bfloat16", m=1, n=1, k=1)) == ()

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import pytest
+
+import lightning_predict.kernels  # noqa: F401  (registers the translators)
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.operations import Problem, problem
+from lightning_predict.kernels.translation import translate, translates, work_items
+from lightning_predict.tracing.records import Flags, Kernel, Operation, Phase, TensorInfo, Trace
+
+
+def tensor(*shape: int, dtype: str = "float32", device: str | None = None) -> TensorInfo:
+    return TensorInfo(shape, dtype, device=device)
+
+
+def translated(name: str, *inputs: TensorInfo, flags: Flags | None = None, **arguments: object) -> tuple[Problem, ...]:
+    operation = Operation(name=name, phase="forward", inputs=inputs, arguments=arguments)
+    return translate(operation, flags or Flags(cudnn_tf32=False))
+
+
+def test_products() -> None:
+    expected = problem("linear", "float32", m=8, n=4, k=16)
+    assert translated("aten::mm", tensor(8, 16), tensor(16, 4)) == (expected,)
+    assert translated("aten::addmm", tensor(4), tensor(8, 16), tensor(16, 4)) == (expected,)
+    assert translated("aten::linear", tensor(2, 4, 16), tensor(4, 16)) == (expected,)
+    assert translated("aten::mv", tensor(8, 16), tensor(16)) == (problem("linear", "float32", m=8, n=1, k=16),)
+    batched = problem("bmm", "float32", b=3, m=8, n=4, k=16)
+    assert translated("aten::bmm", tensor(3, 8, 16), tensor(3, 16, 4)) == (batched,)
+    assert translated("aten::baddbmm", tensor(3, 8, 4), tensor(3, 8, 16), tensor(3, 16, 4)) == (batched,)
+
+
+def test_tf32_is_used_where_the_flags_allow_it() -> None:
+    flags = Flags(matmul_tf32=True, cudnn_tf32=True)
+    assert translated("aten::mm", tensor(8, 16), tensor(16, 4), flags=flags)[0].dtype == "tf32"
+    half = tensor(8, 16, dtype="float16")
+    assert translated("aten::mm", half, half, flags=flags)[0].dtype == "float16"
+    assert translated("aten::mm", tensor(8, 16), tensor(16, 4), flags=Flags(cudnn_tf32=True))[0].dtype == "float32"
+
+
+def test_a_convolution() -> None:
+    got = translated("aten::convolution", tensor(2, 3, 8, 6), tensor(4, 3, 3, 5), stride=[2, 1], padding=[1, 2])
+    words = {"batch": 2, "in_channels": 3, "out_channels": 4, "height": 8, "width": 6}
+    words |= {"kernel_height": 3, "kernel_width": 5, "stride_height": 2, "stride_width": 1}
+    assert got == (problem("conv2d", "float32", **words, padding_height=1, padding_width=2),)
+
+
+def test_a_line_is_an_image_of_height_one() -> None:
+    got = translated("aten::convolution", tensor(2, 3, 100), tensor(4, 3, 5), stride=[2], padding=[2], dilation=[1])
+    words = {"batch": 2, "in_channels": 3, "out_channels": 4, "height": 1, "width": 100, "kernel_height": 1}
+    words |= {"kernel_width": 5, "stride_height": 1, "stride_width": 2, "padding_width": 2}
+    assert got == (problem("conv2d", "float32", **words),)
+
+
+def test_a_volume_folds_into_an_image_with_the_same_flops() -> None:
+    from lightning_predict.kernels.operations import batch_of
+
+    got = translated("aten::convolution", tensor(2, 3, 6, 8, 8), tensor(4, 3, 3, 3, 3), padding=[1, 1, 1])
+    # Output 2 x 4 x 6 x 8 x 8, each of 3 x 27 taps.
+    assert float(batch_of(got).flops[0]) == 2 * (2 * 4 * 6 * 8 * 8) * (3 * 27)
+
+
+def test_the_backward_pass_has_the_halves_that_the_mask_asks_for() -> None:
+    gradient, data, weight = tensor(2, 4, 8, 8), tensor(2, 3, 8, 8), tensor(4, 3, 3, 3)
+    names = ["conv2d_backward_input", "conv2d_backward_weight", "transfer"]
+    for mask in ([True, True, True], [False, True, False], [True, False, False]):
+        got = translated("aten::convolution_backward", gradient, data, weight, padding=[1, 1], output_mask=mask)
+        assert [item.operation for item in got] == [name for name, wanted in zip(names, mask, strict=True) if wanted]
+
+
+def test_a_transposed_convolution_is_the_gradient_of_a_convolution() -> None:
+    arguments = {"stride": [2, 2], "padding": [1, 1], "transposed": True, "output_padding": [0, 0], "groups": 1}
+    got = translated("aten::convolution", tensor(2, 16, 4, 4), tensor(16, 8, 4, 4), **arguments)
+    # It writes 2 x 8 x 8 x 8: (4 - 1)·2 - 2 + 3 + 1 = 8; the matching convolution reads that and gives 16 channels.
+    words = {"batch": 2, "in_channels": 8, "out_channels": 16, "image_size": 8, "kernel_size": 4}
+    assert got == (problem("conv2d_backward_input", "float32", **words, stride=2, padding=1),)
+    backward = translated(
+        "aten::convolution_backward",
+        tensor(2, 8, 8, 8),
+        tensor(2, 16, 4, 4),
+        tensor(16, 8, 4, 4),
+        **arguments,
+        output_mask=[True, True, False],
+    )
+    assert [item.operation for item in backward] == ["conv2d", "conv2d_backward_weight"]
+    assert backward[0].dims == got[0].dims
+
+
+def test_attention_whole() -> None:
+    query, key = tensor(2, 8, 128, 64, dtype="bfloat16"), tensor(2, 2, 256, 64, dtype="bfloat16")
+    words = {"batch": 2, "heads": 8, "kv_heads": 2, "seq": 128, "kv_seq": 256, "head_dim": 64, "causal": 1}
+    got = translated("aten::scaled_dot_product_attention", query, key, key, is_causal=True)
+    assert got == (problem("attention", "bfloat16", **words),)
+    back = translated("aten::scaled_dot_product_attention_backward", query, key, key, is_causal=True)
+    assert back == (problem("attention_backward", "bfloat16", **words),)
+
+
+def test_attention_in_double_precision_has_no_fused_kernel() -> None:
+    query = tensor(2, 8, 16, 4, dtype="float64")
+    got = translated("aten::scaled_dot_product_attention", query, query, query)
+    assert [item.operation for item in got] == ["bmm", "bmm", "softmax"]
+    back = translated("aten::scaled_dot_product_attention_backward", query, query, query)
+    assert [item.operation for item in back] == ["bmm"] * 4 + ["softmax_backward"]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_recurrent_layer_whole(batch_first: bool) -> None:
+    data = tensor(4, 20, 32) if batch_first else tensor(20, 4, 32)
+    got = translated(
+        "aten::lstm", data, tensor(4, 4, 64), num_layers=2, bidirectional=True, batch_first=batch_first
+    )
+    words = {"batch": 4, "steps": 20, "input_size": 32, "hidden": 64, "layers": 2, "directions": 2}
+    assert got == (problem("lstm", "float32", **words),)
+    assert translated("aten::rnn_relu_backward", data, tensor(1, 4, 64), num_layers=1)[0].operation == "rnn_backward"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("aten::add", {}, "add"),
+        ("aten::mul_", {}, "mul"),
+        ("aten::gelu", {}, "gelu"),
+        ("aten::_softmax", {"dim": -1}, "softmax"),
+        ("aten::native_layer_norm", {"normalized_shape": [16]}, "layer_norm"),
+    ],
+)
+def test_vector_operations_are_rows_and_columns(name: str, arguments: dict[str, object], expected: str) -> None:
+    inputs = [tensor(2, 4, 16)] * (2 if expected in ("add", "mul") else 1)
+    assert translated(name, *inputs, **arguments) == (problem(expected, "float32", rows=8, cols=16),)
+
+
+def test_a_number_as_second_operand_is_the_scalar_form() -> None:
+    assert translated("aten::mul", tensor(2, 16), other=2.0)[0].operation == "mul_scalar"
+    assert translated("aten::mul", tensor(2, 16), tensor())[0].operation == "mul_scalar"
+
+
+def test_broadcasting_moves_only_the_bytes_there_are() -> None:
+    operation = Operation(
+        name="aten::add", phase="forward", inputs=(tensor(8, 16), tensor(16)), outputs=(tensor(8, 16),)
+    )
+    assert translate(operation, Flags()) == (
+        problem("transfer", "float32", read_bytes=4 * (128 + 16), write_bytes=4 * 128, flops=128),
+    )
+
+
+def test_norms_over_channels() -> None:
+    got = translated("aten::native_batch_norm", tensor(4, 8, 5, 5), tensor(8), training=True)
+    assert got == (problem("batch_norm", "float32", rows=32, cols=25),)
+    frozen = translated("aten::native_batch_norm", tensor(4, 8, 5, 5), tensor(8), training=False)
+    assert frozen[0].operation == "transfer"
+
+
+def test_an_embedding_reads_its_rows_and_its_gradient_writes_the_table() -> None:
+    indices = tensor(4, 6, dtype="int64")
+    assert translated("aten::embedding", tensor(1000, 32), indices) == (
+        problem("embedding", "float32", rows=24, cols=32),
+    )
+    got = translated("aten::embedding_dense_backward", tensor(4, 6, 32), indices, num_weights=1000)
+    size = 4 * 24 * 32
+    assert got[0].dims == (2 * size, 4 * 1000 * 32 + size, 24 * 32)
+    bag = translated("aten::_embedding_bag", tensor(1000, 32), indices, tensor(4, dtype="int64"))
+    assert bag[0].dims == (24 * 32 * 4 + 24 * 8, 4 * 32 * 4, 24 * 32)
+
+
+def test_a_loss_reads_one_probability_a_target() -> None:
+    forward = translated("aten::nll_loss_forward", tensor(8, 1000), tensor(8, dtype="int64"))
+    assert forward[0].dims[0] == 2 * 8 * 8
+    backward = translated("aten::nll_loss_backward", tensor(), tensor(8, 1000), tensor(8, dtype="int64"))
+    assert backward[0].dims[1] == 4 * 8 * 1000
+
+
+def test_views_are_free_unless_they_ran_a_kernel() -> None:
+    assert translated("aten::view", tensor(4, 4)) == ()
+    ran = Kernel(
+        name="copy",
+        seconds=1e-6,
+        grid=(1, 1, 1),
+        block=(1, 1, 1),
+        registers_per_thread=0,
+        shared_memory_bytes=0,
+        stream=7,
+        start_seconds=0,
+    )
+    operation = Operation(name="aten::reshape", phase="forward", inputs=(tensor(4, 4),), kernels=(ran,))
+    assert translate(operation, Flags())[0].operation == "transfer"
+
+
+def test_an_unknown_operation_is_timed_by_its_bytes() -> None:
+    operation = Operation(name="my::op", phase="forward", inputs=(tensor(100),), outputs=(tensor(50),))
+    assert translate(operation, Flags()) == (
+        problem("transfer", "float32", read_bytes=400, write_bytes=200, flops=50),
+    )
+
+
+def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing() -> None:
+    got = translated("aten::mm", tensor(8, 16))
+    assert got == (problem("transfer", "float32", read_bytes=512, write_bytes=512, flops=128),)
+
+
+def test_two_translators_for_one_operation_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="'aten::mm' has the translator _plain_product; other cannot"):
+
+        @translates("aten::mm")
+        def other(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+            return ()
+
+
+def _optimizer_trace(device: str) -> Trace:
+    def update(name: str, phase: Phase = "optimizer") -> Operation:
+        data = tensor(10)
+        return Operation(name=name, phase=phase, inputs=(data, data), outputs=(data,))
+
+    operations = (update("aten::relu", "forward"), *(update("aten::lerp_") for _ in range(3)), update("aten::view"))
+    return Trace(operations=operations, device=device, recorder="dispatch")
+
+
+def test_single_tensor_updates_become_one_multi_tensor_update_off_cuda() -> None:
+    items = work_items(_optimizer_trace("cpu"))
+    assert [item.operations for item in items] == [(0,), (1, 2, 3)]
+    # Three times two tensors of 40 bytes read and one written.
+    assert items[1].problems == (problem("transfer", "float32", read_bytes=240, write_bytes=120, flops=30),)
+    assert items[1].launches == 1
+
+
+def test_what_ran_on_cuda_stays_as_it_ran() -> None:
+    assert [item.operations for item in work_items(_optimizer_trace("cuda"))] == [(0,), (1,), (2,), (3,)]
