@@ -21,6 +21,8 @@ GAP: Final = 2
 """Spaces between two columns."""
 
 _UNKNOWN: Final = "unknown"
+_MOST_LINES: Final = 2
+"""A table of ten GPUs with more lines for each is no longer read at a glance."""
 
 
 @final
@@ -144,7 +146,7 @@ def grid(predictions: Predictions, width: int | None = None) -> Grid:
         if width is None:
             break
         shown = _broken(shown, width)
-        if _total_width(shown.widths) <= width:
+        if _total_width(shown.widths) <= width and _most_lines(shown) <= _MOST_LINES:
             break
     return shown
 
@@ -160,6 +162,10 @@ def _rows(predictions: Predictions, columns: Sequence[Column]) -> tuple[tuple[st
 
 def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _most_lines(shown: Grid) -> int:
+    return max((text.count("\n") + 1 for row in shown.rows for text in row), default=1)
 
 
 def _broken(whole: Grid, width: int) -> Grid:

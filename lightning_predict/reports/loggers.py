@@ -21,6 +21,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.reports.metrics import QUANTITIES, metrics
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import markdown_table
+from lightning_predict.units import seconds_to_milliseconds
 
 TABLE_KEY: Final = "predict/table"
 FIGURE_KEY: Final = "predict/iteration_time"
@@ -47,8 +48,6 @@ def _wandb_table(logger: Any, predictions: Predictions, step: int) -> None:
 
 
 def _wandb_rows(predictions: Predictions) -> Iterator[list[Any]]:
-    from lightning_predict.units import seconds_to_milliseconds
-
     for one in predictions.values():
         measured_ms = None if one.measured_seconds is None else seconds_to_milliseconds(one.measured_seconds)
         coverage = ", ".join(f"{method} {part:.3f}" for method, part in one.coverage.items())

@@ -124,6 +124,7 @@ def _rich_table(predictions: Predictions, shown: Grid) -> Table:
 
 def _escaped(text: str) -> str:
     """The text with what would end a cell, mark emphasis or open a tag in Markdown escaped."""
-    for character in "\\|*_<":
+    for character in "\\|*_":
         text = text.replace(character, f"\\{character}")
-    return text
+    # As entities: not every reader (TensorBoard's, for one) takes a backslash before these.
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -102,7 +102,7 @@ _RENTED = {
     "A100-PCIe-40GB": 1.29,
     "L40S": 0.86,
     "A10": 0.75,
-    "RTX-PRO-6000-Blackwell-Server": 1.89,
+    "RTX-PRO-6000-Blackwell": 1.89,
     "L4": 0.71,
     "T4": 0.35,
 }

@@ -144,10 +144,18 @@ def test_columns_that_a_terminal_has_no_room_for_are_named() -> None:
     wide, narrow = printed(TEN, 200), printed(TEN, 80)
     assert "Left out" not in wide
     assert "mlp 65 %, wave 20 %, roofline 10 %, measured 5 %" in wide
-    assert "Left out for want of room: covered by, bound by, memory (GiB)." in narrow
+    # 22 + 9 + 10 + 10 + 5 + 6 + 4 + 6 characters and seven gaps of 2 are 86; 78 without "bound by".
+    assert "Left out for want of room: covered by, bound by." in narrow
     assert max(map(len, narrow.splitlines())) <= 80
     # What a left-out column means is left out with it.
     assert "Covered by:" not in narrow
+
+
+def test_a_cell_takes_two_lines_before_its_column_is_left_out_and_never_three() -> None:
+    # Beside the other columns (88 characters with their gaps) 28 are enough for "roofline 10 %, measured 5 %".
+    two_lines, left_out = printed(TEN, 88 + 28), printed(TEN, 88 + 27)
+    assert "mlp 65 %, wave 20 %,\n" in two_lines
+    assert "Left out for want of room: covered by." in left_out
 
 
 def test_a_console_that_is_not_unicode_gets_only_its_own_characters() -> None:
@@ -187,4 +195,14 @@ def test_the_gpu_in_use_is_bold_and_one_that_does_not_fit_is_dim() -> None:
 def test_markdown_escapes_what_markdown_would_read() -> None:
     text = markdown_table(Predictions((MINIMAL,), used_gpu="L4", notes=("a|b *c* <script>",)))
     assert r"| L4 \* |" in text
-    assert r"- a\|b \*c\* \<script>" in text
+    assert r"- a\|b \*c\* &lt;script>" in text
+
+
+def test_markdown_reads_as_written_in_tensorboard() -> None:
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    page = markdown_to_safe_html(markdown_table(FULL))
+    assert "<td>mlp 70 %, wave 30 %, roofline &lt;1 %</td>" in page
+    assert "<td>T4 *</td>" in page
+    assert page.count("<tr>") == 1 + len(FULL)
+    assert "<li>* In use now: an iteration takes 47.5 ms (measured).</li>" in page

@@ -1,0 +1,31 @@
+"""Reports are cheap to import and know neither torch nor Lightning."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "lightning", "pytorch_lightning", "matplotlib", "rich")
+MODULES = ("columns", "figure", "footnotes", "format", "loggers", "metrics", "predictions", "table")
+
+
+def loaded_by(code: str) -> set[str]:
+    """Which of the heavy packages a fresh Python has loaded after this code."""
+    code += f"\nimport sys; print(*[name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_all_of_reports_loads_nothing_heavy() -> None:
+    assert loaded_by("\n".join(f"import lightning_predict.reports.{module}" for module in MODULES)) == set()
+
+
+@pytest.mark.parametrize("package", ["rich", "matplotlib"])
+def test_the_check_would_see_a_heavy_import(package: str) -> None:
+    assert package in loaded_by(f"import {package}")
+
+
+def test_printing_as_plain_text_needs_nothing_heavy() -> None:
+    assert loaded_by("from tests.reports.example import FULL; str(FULL)") == set()

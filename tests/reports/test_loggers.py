@@ -1,0 +1,236 @@
+"""With the real loggers, read back from what they wrote."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.reports.loggers import log_predictions, write_json
+from lightning_predict.reports.metrics import QUANTITIES, metrics
+from lightning_predict.reports.table import markdown_table
+from tests.reports.example import BARE, FULL
+
+STEP = 4
+
+
+class BrokenLogger(CSVLogger):
+    """Its server has gone."""
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        raise ConnectionError("no route to host")
+
+
+class PickyLogger(TensorBoardLogger):
+    """It takes numbers and no text."""
+
+    @property
+    def experiment(self) -> Any:
+        experiment = super().experiment
+
+        class Picky:
+            def __getattr__(self, name: str) -> Any:
+                if name == "add_text":
+                    raise NotImplementedError("no text here")
+                return getattr(experiment, name)
+
+        return Picky()
+
+
+class CountingLogger:
+    """Not a Lightning class at all; it has the public interface only."""
+
+    group_separator = "."
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[dict[str, float], int]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.calls.append((metrics, step))
+
+
+def events(logger: TensorBoardLogger) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger.finalize("success")
+    accumulator = EventAccumulator(logger.log_dir)
+    accumulator.Reload()
+    return accumulator
+
+
+def csv_rows(logger: CSVLogger) -> list[dict[str, str]]:
+    logger.save()
+    with open(Path(logger.log_dir) / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_tensorboard_gets_scalars_the_table_and_the_figure(package: str, tmp_path: Path) -> None:
+    logger = importlib.import_module(f"{package}.loggers").TensorBoardLogger(tmp_path)
+    assert log_predictions([logger], FULL, step=STEP) == ()
+    written = events(logger)
+    assert set(written.Tags()["scalars"]) == set(metrics(FULL))
+    (scalar,) = written.Scalars("predict/T4/iteration_ms")
+    assert (scalar.step, scalar.value) == (STEP, pytest.approx(48.0))
+    (text,) = written.Tensors("predict/table/text_summary")
+    assert text.step == STEP
+    assert text.tensor_proto.string_val[0].decode() == markdown_table(FULL)
+    (image,) = written.Images("predict/iteration_time")
+    assert (image.step, image.width) == (STEP, 960)
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_tensorboard_gets_the_rest_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    logger = TensorBoardLogger(tmp_path)
+    (warning,) = log_predictions([logger], FULL, step=STEP)
+    assert warning == (
+        "TensorBoardLogger did not take the bar figure of the predictions: MissingDependencyError: The bar figure "
+        "needs matplotlib, which is not installed: pip install lightning-predict[tensorboard]"
+    )
+    tags = events(logger).Tags()
+    assert tags["tensors"] == ["predict/table/text_summary"]
+    assert tags["images"] == []
+    assert set(tags["scalars"]) == set(metrics(FULL))
+
+
+def test_csv_gets_one_row_of_metrics(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    assert log_predictions([logger], FULL, step=STEP) == ()
+    (row,) = csv_rows(logger)
+    assert int(row.pop("step")) == STEP
+    assert {key: float(value) for key, value in row.items()} == pytest.approx(metrics(FULL))
+
+
+@pytest.fixture
+def wandb_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbLogger]:
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_CONFIG_DIR": str(tmp_path / "config"),
+        "WANDB_CACHE_DIR": str(tmp_path / "cache"),
+        "WANDB_DATA_DIR": str(tmp_path / "data"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    logger = WandbLogger(save_dir=tmp_path, project="predictions", offline=True)
+    yield logger
+    logger.experiment.finish()
+
+
+# wandb 0.31 keeps tables in a temporary folder that it leaves to the garbage collector; not something we can close.
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")
+def test_wandb_gets_metrics_and_a_table_of_numbers(wandb_logger: WandbLogger, tmp_path: Path) -> None:
+    assert log_predictions([wandb_logger], FULL, step=STEP) == ()
+    summary = dict(wandb_logger.experiment.summary)
+    assert {key: summary[key] for key in metrics(FULL)} == pytest.approx(metrics(FULL))
+    assert summary["trainer/global_step"] == STEP
+    (path,) = Path(wandb_logger.experiment.dir).glob("media/table/predict/table_*.table.json")
+    table = json.loads(path.read_text())
+    assert table["columns"] == ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "covered_by", "offer"]
+    rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["data"]}
+    assert list(rows) == ["H100-SXM-80GB", "T4", "K80"]
+    assert rows["T4"]["in_use"] is True
+    assert rows["T4"]["measured_ms"] == pytest.approx(47.5)
+    assert rows["T4"]["total_hours"] == pytest.approx(3.2)
+    assert rows["K80"]["cost_usd"] is None
+    assert rows["K80"]["fits"] is False
+    assert rows["T4"]["covered_by"] == "mlp 0.920, roofline 0.080"
+
+
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")  # as above
+def test_a_wandb_table_may_have_columns_in_which_nothing_is_known(wandb_logger: WandbLogger) -> None:
+    assert log_predictions([wandb_logger], BARE, step=STEP) == ()
+
+
+def test_mlflow_gets_metrics_and_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A folder is the one store that needs neither a server nor a database; MLflow 3 wants to be asked for it.
+    store = (tmp_path / "store").as_uri()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)  # MLflow sets it itself; here it is restored afterwards
+    logger = MLFlowLogger(tracking_uri=store)
+    assert log_predictions([logger], FULL, step=STEP) == ()
+    client: Any = logger.experiment
+    run = client.get_run(logger.run_id)
+    assert run.data.metrics == pytest.approx(metrics(FULL))
+    (measured,) = client.get_metric_history(logger.run_id, "predict/T4/iteration_ms")
+    assert measured.step == STEP
+    read = json.loads(Path(client.download_artifacts(logger.run_id, "lightning_predict/predictions.json")).read_text())
+    assert read == json.loads(FULL.to_json()) | {"step": STEP}
+    markdown = Path(client.download_artifacts(logger.run_id, "lightning_predict/predictions.md")).read_text()
+    assert markdown == markdown_table(FULL)
+
+
+def test_a_logger_that_breaks_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
+    before, broken, after = CSVLogger(tmp_path / "1"), BrokenLogger(tmp_path / "2"), CSVLogger(tmp_path / "3")
+    assert log_predictions([before, broken, after], FULL, step=STEP) == (
+        "BrokenLogger did not take the metrics of the predictions: ConnectionError: no route to host",
+    )
+    assert len(csv_rows(before)) == len(csv_rows(after)) == 1
+
+
+def test_a_logger_that_refuses_one_thing_gets_the_others(tmp_path: Path) -> None:
+    logger = PickyLogger(tmp_path)
+    assert log_predictions([logger], FULL, step=STEP) == (
+        "PickyLogger did not take the table of the predictions: NotImplementedError: no text here",
+    )
+    tags = events(logger).Tags()
+    assert tags["images"] == ["predict/iteration_time"]
+    assert tags["tensors"] == []
+
+
+def test_any_other_logger_gets_metrics_with_its_own_separator() -> None:
+    logger = CountingLogger()
+    assert log_predictions([logger], FULL, step=STEP) == ()
+    assert logger.calls == [(metrics(FULL, separator="."), STEP)]
+
+
+def test_lightnings_dummy_logger_takes_it_without_a_warning() -> None:
+    assert log_predictions([DummyLogger()], FULL, step=STEP) == ()
+
+
+def test_no_logger_is_no_warning() -> None:
+    assert log_predictions([], FULL, step=STEP) == ()
+
+
+def test_json_is_written_to_the_folder_which_is_made(tmp_path: Path) -> None:
+    path = write_json(FULL, tmp_path / "new" / "folder")
+    assert path == tmp_path / "new" / "folder" / "lightning_predict.json"
+    assert json.loads(path.read_text()) == FULL.as_dict()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_json_replaces_an_older_file_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_json(BARE, tmp_path)
+
+    def full_disk(self: Path, text: str, encoding: str) -> int:
+        with open(self, "w") as file:
+            file.write(text[:100])
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            write_json(FULL, tmp_path)
+    assert json.loads(path.read_text()) == BARE.as_dict()
+    assert list(tmp_path.iterdir()) == [path]
+    write_json(FULL, tmp_path)
+    assert json.loads(path.read_text()) == FULL.as_dict()
+
+
+def test_json_is_not_written_to_a_remote_address() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"local folder only, but was given 's3://bucket/runs'.*add a logger"
+    ):
+        write_json(FULL, "s3://bucket/runs")
