@@ -25,10 +25,9 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import check_method, timed_work
-from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on
+from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on, problem_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, problem_batch
-from lightning_predict.kernels.estimates import problem_times
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.records import Run, Workload
 from lightning_predict.scaling.totals import run_of
@@ -209,7 +208,8 @@ def operator_seconds(
     seconds = problem_times(problems, [target], kernel_models((target.name,), weights)).seconds[0]
     if all(np.ndim(value) == 0 for value in shape.values()):
         return float(seconds[0])
-    return seconds.reshape(np.broadcast_shapes(*(np.shape(value) for value in shape.values())))
+    broadcast: npt.NDArray[np.float64] = seconds.reshape(np.broadcast_shapes(*map(np.shape, shape.values())))
+    return broadcast
 
 
 def _steps(

@@ -1,4 +1,4 @@
-"""Peak memory of a step: measured where the trace holds it, else derived from what lives at the end of the forward pass.
+"""Peak memory of a step: measured where the trace holds it, else derived from what lives after the forward pass.
 
 Derived: parameters and buffers, gradients, optimizer state, and the tensors that the forward phase wrote and the
 backward phase reads (saved activations), each storage once. Example::

@@ -13,7 +13,6 @@ Nothing goes below the least-work bound. Example::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, final

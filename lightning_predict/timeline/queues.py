@@ -20,6 +20,7 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.records import Trace
 from lightning_predict.units import MICROSECOND
@@ -127,7 +128,7 @@ def _iteration(
         host_seconds=host,
         coverage=coverage,
         forward_seconds=float(timed.seconds[row][forward].sum()),
-        notes=_notes(trace, target),
+        notes=(*_notes(trace, target), *_untimed(trace, timed, row)),
     )
 
 
@@ -139,3 +140,15 @@ def _notes(trace: Trace, target: Gpu) -> tuple[str, ...]:
     if any(dtype.startswith("float8") for dtype in dtypes) and target.peak("float8") is None:
         notes.append(f"{target.name} has no float8; it is predicted at float32's rate.")
     return tuple(notes)
+
+
+def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
+    """Kernels whose work is unknown and that no measurement could scale: said, since they count as nothing."""
+    names = sorted({trace.operations[item.operations[0]].name for item in _zero_items(timed, row)})
+    if not names:
+        return ()
+    return (f"{len(names)} operations could not be timed and count as nothing: {', '.join(names[:5])}.",)
+
+
+def _zero_items(timed: TimedWork, row: int) -> list[WorkItem]:
+    return [item for item, seconds in zip(timed.items, timed.seconds[row], strict=True) if seconds <= 0]

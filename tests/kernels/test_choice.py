@@ -85,12 +85,12 @@ def test_shares_add_up_to_one(method: str) -> None:
 
 
 def test_wave_scaling_needs_measured_kernels() -> None:
-    with pytest.raises(InvalidArgumentError, match="method='wave' scales measured kernels, and this trace .*'cpu'"):
+    with pytest.raises(InvalidArgumentError, match=r"method='wave' scales measured kernels, and this trace .*'cpu'"):
         timed_work(trace(measured=False), [BIG], origin=None, models=MODELS, method="wave")
 
 
 def test_an_unknown_method_lists_the_known_ones() -> None:
-    with pytest.raises(InvalidArgumentError, match="method='magic' is not known; choose one of 'auto', 'mlp', 'wave'"):
+    with pytest.raises(InvalidArgumentError, match=r"method='magic' is not known; choose one of 'auto', 'mlp', 'wave'"):
         timed_work(trace(measured=False), [BIG], origin=None, models=MODELS, method="magic")
 
 

@@ -39,7 +39,8 @@ def test_batch_of_restores_the_columns() -> None:
 
 
 def test_an_unknown_operation_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownOperationError, match=r"'matmul' is not known. Known operations: add, add_scalar,.*linear"):
+    message = r"'matmul' is not known. Known operations: add, add_scalar,.*linear"
+    with pytest.raises(UnknownOperationError, match=message):
         operation_kind("matmul")
 
 
@@ -70,7 +71,7 @@ def test_lengths_that_do_not_broadcast_are_an_error() -> None:
 
 
 def test_an_unknown_dtype_lists_the_known_ones() -> None:
-    with pytest.raises(InvalidArgumentError, match="dtype 'half' is not known. Known dtypes: float64, float32"):
+    with pytest.raises(InvalidArgumentError, match=r"dtype 'half' is not known. Known dtypes: float64, float32"):
         problem_batch("linear", "half", m=1, n=1, k=1)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import lightning_predict.kernels  # noqa: F401  (registers the translators)
@@ -13,7 +15,7 @@ def tensor(*shape: int, dtype: str = "float32", device: str | None = None) -> Te
     return TensorInfo(shape, dtype, device=device)
 
 
-def translated(name: str, *inputs: TensorInfo, flags: Flags | None = None, **arguments: object) -> tuple[Problem, ...]:
+def translated(name: str, *inputs: TensorInfo, flags: Flags | None = None, **arguments: Any) -> tuple[Problem, ...]:
     operation = Operation(name=name, phase="forward", inputs=inputs, arguments=arguments)
     return translate(operation, flags or Flags(cudnn_tf32=False))
 
@@ -105,9 +107,7 @@ def test_attention_in_double_precision_has_no_fused_kernel() -> None:
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_recurrent_layer_whole(batch_first: bool) -> None:
     data = tensor(4, 20, 32) if batch_first else tensor(20, 4, 32)
-    got = translated(
-        "aten::lstm", data, tensor(4, 4, 64), num_layers=2, bidirectional=True, batch_first=batch_first
-    )
+    got = translated("aten::lstm", data, tensor(4, 4, 64), num_layers=2, bidirectional=True, batch_first=batch_first)
     words = {"batch": 4, "steps": 20, "input_size": 32, "hidden": 64, "layers": 2, "directions": 2}
     assert got == (problem("lstm", "float32", **words),)
     assert translated("aten::rnn_relu_backward", data, tensor(1, 4, 64), num_layers=1)[0].operation == "rnn_backward"
@@ -123,7 +123,7 @@ def test_a_recurrent_layer_whole(batch_first: bool) -> None:
         ("aten::native_layer_norm", {"normalized_shape": [16]}, "layer_norm"),
     ],
 )
-def test_vector_operations_are_rows_and_columns(name: str, arguments: dict[str, object], expected: str) -> None:
+def test_vector_operations_are_rows_and_columns(name: str, arguments: dict[str, Any], expected: str) -> None:
     inputs = [tensor(2, 4, 16)] * (2 if expected in ("add", "mul") else 1)
     assert translated(name, *inputs, **arguments) == (problem(expected, "float32", rows=8, cols=16),)
 
@@ -186,9 +186,7 @@ def test_views_are_free_unless_they_ran_a_kernel() -> None:
 
 def test_an_unknown_operation_is_timed_by_its_bytes() -> None:
     operation = Operation(name="my::op", phase="forward", inputs=(tensor(100),), outputs=(tensor(50),))
-    assert translate(operation, Flags()) == (
-        problem("transfer", "float32", read_bytes=400, write_bytes=200, flops=50),
-    )
+    assert translate(operation, Flags()) == (problem("transfer", "float32", read_bytes=400, write_bytes=200, flops=50),)
 
 
 def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing() -> None:

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_predict.kernels.choice import TimedWork, timed_work
+from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.timeline.queues import HOST_SECONDS_PER_LAUNCH, HOST_SPREAD, interval_of_sum, iterations
+from lightning_predict.tracing.records import Kernel, Operation, TensorInfo, Trace
+from tests.example_gpu import BIG, OLD, SMALL
+from tests.kernels.example_models import half_speed
+
+LARGE, TINY = TensorInfo((4096, 4096), "float32"), TensorInfo((4, 4), "float32")
+MODELS = half_speed("linear/float32")
+
+
+def product(data: TensorInfo, phase: str = "forward") -> Operation:
+    return Operation(name="aten::mm", phase=phase, inputs=(data, data), outputs=(data,))  # type: ignore[arg-type]
+
+
+def cpu_trace(*operations: Operation) -> Trace:
+    return Trace(operations=operations, device="cpu", recorder="dispatch")
+
+
+def timed(*families: str, seconds: list[float], low: list[float], high: list[float]) -> TimedWork:
+    return TimedWork(
+        items=tuple(WorkItem((i,), (), 1) for i in range(len(families))),
+        families=families,
+        phases=("forward",) * len(families),
+        seconds=np.array([seconds]),
+        low_seconds=np.array([low]),
+        high_seconds=np.array([high]),
+        shares={"mlp": np.ones((1, len(families)))},
+    )
+
+
+def test_large_work_is_bound_by_the_device() -> None:
+    trace = cpu_trace(product(LARGE))
+    (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert math.isclose(step.seconds, 2 * 2 * 4096**3 / 1e12)
+    assert step.bound_by == "device"
+    assert step.idle_seconds == 0
+    assert step.coverage == {"mlp": 1.0}
+
+
+def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() -> None:
+    trace = cpu_trace(*[product(TINY)] * 100)
+    steps = iterations(trace, timed_work(trace, [SMALL, BIG], origin=None, models=MODELS), [SMALL, BIG])
+    for step in steps:
+        assert math.isclose(step.seconds, 100 * HOST_SECONDS_PER_LAUNCH)
+        assert step.bound_by == "host"
+        assert math.isclose(step.high_seconds, HOST_SPREAD * step.seconds)
+        assert step.idle_seconds > 0
+
+
+def test_errors_of_one_family_add_and_of_two_families_add_in_squares() -> None:
+    together = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
+    low, high = interval_of_sum(together)
+    assert (float(low[0]), float(high[0])) == (pytest.approx(2 - 0.7), pytest.approx(2 + 0.7))
+    apart = timed("linear", "add", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
+    low, high = interval_of_sum(apart)  # 0.3² + 0.4² = 0.5²
+    assert (float(low[0]), float(high[0])) == (pytest.approx(1.5), pytest.approx(2.5))
+
+
+def test_the_forward_share_counts_the_forward_phase_alone() -> None:
+    trace = cpu_trace(product(LARGE), product(LARGE, "backward"), product(LARGE, "backward"))
+    (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert math.isclose(step.forward_seconds, step.device_seconds / 3)
+
+
+def measured_trace(step_seconds: float) -> Trace:
+    kernel = Kernel(
+        name="gemm",
+        seconds=0.5,
+        grid=(10_000, 1, 1),
+        block=(256, 1, 1),
+        registers_per_thread=64,
+        shared_memory_bytes=0,
+        stream=7,
+        start_seconds=0,
+    )
+    operation = replace(product(LARGE), kernels=(kernel,))
+    return Trace(
+        operations=(operation,),
+        device="cuda",
+        recorder="profiler",
+        step_seconds=(step_seconds * 0.98, step_seconds, step_seconds * 1.03),
+    )
+
+
+def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
+    trace = measured_trace(0.51)
+    work = timed_work(trace, [SMALL, BIG], origin=SMALL, models=MODELS)
+    own, other = iterations(trace, work, [SMALL, BIG], origin=SMALL)
+    assert own.seconds == 0.51
+    assert (own.low_seconds, own.high_seconds) == (0.51 * 0.98, 0.51 * 1.03)
+    assert math.isclose(other.seconds, 0.25)  # half of the measured kernel
+
+
+def test_a_step_longer_than_the_device_was_busy_is_the_hosts_time_everywhere() -> None:
+    trace = measured_trace(1.0)
+    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS)
+    (other,) = iterations(trace, work, [BIG], origin=SMALL)
+    assert (other.seconds, other.host_seconds, other.bound_by) == (1.0, 1.0, "host")
+
+
+def test_an_emulated_dtype_is_said() -> None:
+    half = TensorInfo((64, 64), "bfloat16")
+    trace = cpu_trace(product(half))
+    old, new = iterations(trace, timed_work(trace, [OLD, SMALL], origin=None, models=None), [OLD, SMALL])
+    assert old.notes == ("OLD has no bfloat16; it is predicted as emulated.",)
+    assert new.notes == ()
+
+
+def test_a_missing_float8_is_said() -> None:
+    trace = cpu_trace(
+        Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((64, 64), "float8_e4m3fn"),) * 2)
+    )
+    (step,) = iterations(trace, timed_work(trace, [OLD], origin=None, models=None), [OLD])
+    assert step.notes == ("OLD has no float8; it is predicted at float32's rate.",)
+
+
+def test_kernels_that_nothing_can_time_are_said() -> None:
+    kernel = measured_trace(1.0).kernels[0]
+    fused = Operation(name="triton::fused", phase="forward", kernels=(kernel,))
+    trace = Trace(operations=(product(LARGE), fused), device="cuda", recorder="profiler")
+    (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert step.notes == ("1 operations could not be timed and count as nothing: triton::fused.",)
