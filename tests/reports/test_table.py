@@ -198,6 +198,8 @@ def test_markdown_escapes_what_markdown_would_read() -> None:
     assert r"- a\|b \*c\* &lt;script>" in text
 
 
+# TensorBoard carries a copy of html5lib that warns about itself when it is imported.
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer is deprecated:DeprecationWarning")
 def test_markdown_reads_as_written_in_tensorboard() -> None:
     from tensorboard.plugin_util import markdown_to_safe_html
 
