@@ -1,0 +1,199 @@
+"""The whole pipeline on hand-made traces, with the bundled weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
+from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.prediction import check_gpus, gpu_in_use, predict_workload
+from lightning_predict.scaling.records import Workload
+from lightning_predict.tracing.records import Flags, Kernel, Memory, Operation, TensorInfo, Trace
+
+DATA = TensorInfo((4096, 4096), "float32")
+PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,))
+TRACE = Trace(
+    operations=(PRODUCT, replace(PRODUCT, phase="backward"), replace(PRODUCT, phase="backward")),
+    device="cpu",
+    recorder="dispatch",
+    samples=8,
+    flags=Flags(matmul_tf32=False),
+    memory=Memory(parameter_bytes=10 * 2**30, gradient_bytes=2**30, optimizer_state_bytes=2**30),
+)
+
+
+def test_one_prediction_a_gpu_in_the_order_asked_under_our_names() -> None:
+    result = lp.predict(TRACE, gpus=["nvidia-l4", "Tesla T4", "L4"])
+    assert list(result) == ["L4", "T4"]
+    assert result["T4"].iteration_seconds > result["L4"].iteration_seconds > 0
+
+
+def test_three_products_take_three_times_one_product() -> None:
+    one = lp.operator_seconds("linear", "T4", dtype="float32", b=1, m=4096, n=4096, k=4096)
+    assert math.isclose(lp.predict(TRACE, gpus=["T4"])["T4"].iteration_seconds, 3 * float(one))
+
+
+def test_the_run_its_cost_and_its_samples() -> None:
+    row = lp.predict(TRACE, gpus=["T4"], iterations=1000, usd_per_hour=0.5)["T4"]
+    assert row.total_seconds is not None
+    assert math.isclose(row.total_seconds, 1000 * row.iteration_seconds)
+    assert row.cost_usd is not None
+    assert math.isclose(row.cost_usd, row.total_seconds / 3600 * 0.5)
+    assert row.samples_per_second is not None
+    assert math.isclose(row.samples_per_second, 8 / row.iteration_seconds)
+    assert row.iteration_seconds_low < row.iteration_seconds < row.iteration_seconds_high
+
+
+def test_a_step_that_does_not_fit_is_said() -> None:
+    result = lp.predict(TRACE, gpus=["T4", "P4"])
+    assert result["T4"].memory_bytes == 12 * 2**30
+    assert (result["T4"].fits, result["P4"].fits) == (True, False)
+
+
+def test_what_is_not_known_is_none() -> None:
+    row = lp.predict(replace(TRACE, memory=Memory(), samples=None), gpus=["T4"])["T4"]
+    assert (row.total_seconds, row.cost_usd, row.memory_bytes, row.fits, row.samples_per_second) == (None,) * 5
+
+
+def test_coverage_adds_up_to_one() -> None:
+    unknown = Operation(name="my::op", phase="forward", inputs=(DATA,), outputs=(DATA,))
+    for row in lp.predict(replace(TRACE, operations=(PRODUCT, unknown)), gpus=["T4", "RTX-4090"]).values():
+        assert math.isclose(sum(row.coverage.values()), 1.0)
+
+
+def test_validation_is_part_of_the_total() -> None:
+    workload = Workload(training_iterations=10, validation_iterations=4)
+    check = replace(TRACE, operations=(PRODUCT,))
+    row = predict_workload(TRACE, ["T4"], workload=workload, validation=check)["T4"]
+    assert row.validation_seconds is not None
+    assert row.total_seconds is not None
+    assert math.isclose(row.validation_seconds, 4 * row.iteration_seconds / 3)
+    assert math.isclose(row.total_seconds, 10 * row.iteration_seconds + row.validation_seconds)
+    estimated = predict_workload(TRACE, ["T4"], workload=workload)["T4"]
+    assert estimated.validation_is_estimated
+    assert math.isclose(estimated.validation_seconds or 0, row.validation_seconds)  # a third is forward
+
+
+def measured_trace() -> Trace:
+    """The product measured on a T4 at 40 ms."""
+    kernel = Kernel(
+        name="volta_sgemm_128x64_nn",
+        seconds=0.040,
+        grid=(32, 64, 1),
+        block=(128, 1, 1),
+        registers_per_thread=122,
+        shared_memory_bytes=12544,
+        stream=7,
+        start_seconds=0.0,
+    )
+    return replace(
+        TRACE,
+        operations=(replace(PRODUCT, kernels=(kernel,)),),
+        device="cuda",
+        recorder="profiler",
+        gpu_reported_name="Tesla T4",
+        gpu_memory_bytes=15 * 2**30,
+        step_seconds=(0.041, 0.0415, 0.042),
+    )
+
+
+def test_on_the_gpu_in_use_the_measured_step_stands_and_is_marked() -> None:
+    result = lp.predict(measured_trace(), gpus=["T4", "L4"])
+    assert result.used_gpu == "T4"
+    assert result["T4"].iteration_seconds == result["T4"].measured_seconds == 0.0415
+    assert result["T4"].coverage == {"measured": 1.0}
+    assert result["L4"].measured_seconds is None
+
+
+def test_the_measurement_scales_by_the_models_ratio() -> None:
+    ratio = (
+        lp.predict(TRACE, gpus=["L4"])["L4"].iteration_seconds / lp.predict(TRACE, gpus=["T4"])["T4"].iteration_seconds
+    )
+    scaled = lp.predict(measured_trace(), gpus=["L4"])["L4"]
+    assert math.isclose(scaled.device_seconds, 0.040 * ratio)
+
+
+def test_wave_scaling_can_be_chosen() -> None:
+    row = lp.predict(measured_trace(), gpus=["L4"], method="wave")["L4"]
+    assert row.coverage == {"wave": 1.0}
+
+
+def test_a_gpu_outside_the_catalogue_is_not_an_origin() -> None:
+    assert gpu_in_use(replace(measured_trace(), gpu_reported_name="NVIDIA Imaginary 9000")) is None
+    assert gpu_in_use(TRACE) is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        ([], "gpus is empty; name at least one GPU"),
+        ("T4", r"gpus='T4' is one string; give a list of names, for example \['T4'\]"),
+        (["8xL4"], "gpus has '8xL4', a layout of 8 GPUs; this version predicts one GPU at a time"),
+        (["2x8xT4"], "a layout of 16 GPUs"),
+        (["0xT4"], "a layout of 0 GPUs"),
+    ],
+)
+def test_bad_lists_of_gpus(gpus: list[str], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        check_gpus(gpus)
+
+
+def test_one_times_a_gpu_is_that_gpu() -> None:
+    assert check_gpus(["1xT4", "1x1xL4", "T4"]) == ("T4", "L4")
+
+
+def test_an_unknown_gpu_names_its_neighbours() -> None:
+    with pytest.raises(UnknownGpuError, match="H100"):
+        lp.predict(TRACE, gpus=["H1000"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"iterations": -1}, "iterations=-1 is negative"),
+        ({"num_nodes": 2}, "num_nodes=2: this version predicts one node"),
+        ({"strategy": "magic"}, "strategy='magic' is not known"),
+        ({"method": "magic"}, "method='magic' is not known"),
+        ({"usd_per_hour": 0}, "usd_per_hour=0 is not a price"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        lp.predict(TRACE, gpus=["T4"], **arguments)  # type: ignore[arg-type]
+
+
+def test_a_bfloat16_product_on_an_h100_is_near_its_measurement() -> None:
+    # Mean of two published timings of this very product: 0.178462 and 0.166026 ms (NVIDIA aiconfigurator).
+    seconds = lp.operator_seconds("linear", "H100-SXM-80GB", dtype="bfloat16", b=1, m=4096, n=4096, k=4096)
+    assert isinstance(seconds, float)
+    assert math.isclose(seconds, 0.172244e-3, rel_tol=0.10)
+
+
+def test_arrays_give_arrays_of_their_broadcast_shape() -> None:
+    m = np.array([[128.0], [4096.0]])
+    seconds = lp.operator_seconds("linear", "A100-SXM-80GB", dtype="bfloat16", m=m, n=[512, 1024, 2048], k=512)
+    assert isinstance(seconds, np.ndarray)
+    assert seconds.shape == (2, 3)
+    single = lp.operator_seconds("linear", "A100-SXM-80GB", dtype="bfloat16", m=4096, n=1024, k=512)
+    assert math.isclose(float(seconds[1, 1]), float(single), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "tf32", "float64"])
+@pytest.mark.parametrize("gpu", ["T4", "H100-SXM-80GB", "RTX-4090", "K80"])
+def test_no_operation_is_faster_than_its_bound(gpu: str, dtype: str) -> None:
+    words = {"batch": 32, "in_channels": 64, "out_channels": 64, "kernel_size": 3, "image_size": 56, "padding": 1}
+    seconds = float(lp.operator_seconds("conv2d", gpu, dtype=dtype, **words))
+    effective = "float32" if dtype == "tf32" and lp.gpu(gpu).peak_flops_per_second.get("tf32") is None else dtype
+    bound = roofline_seconds(problem_batch("conv2d", effective, **words), [lp.gpu(gpu)], least=True)
+    assert seconds >= float(bound[0, 0])
+
+
+def test_an_unknown_operation_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownOperationError, match=r"'lineer' is not known. Known operations: .*linear"):
+        lp.operator_seconds("lineer", "T4", m=1, n=1, k=1)

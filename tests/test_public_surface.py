@@ -1,0 +1,82 @@
+"""The public surface fits on a card, and importing it is cheap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_predict
+from lightning_predict import errors
+
+CARD = [
+    "Gpu",
+    "LightningPredictError",
+    "Prediction",
+    "Predictions",
+    "Trace",
+    "capture",
+    "gpu",
+    "gpu_names",
+    "operator_seconds",
+    "predict",
+]
+
+
+def modules_after(statement: str) -> set[str]:
+    """Modules that a fresh interpreter holds after a statement."""
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+def test_all_is_the_card() -> None:
+    assert lightning_predict.__all__ == CARD
+
+
+def test_every_name_is_there_and_listed() -> None:
+    for name in CARD:
+        assert getattr(lightning_predict, name) is not None
+        assert name in dir(lightning_predict)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'predictt'; it offers Gpu, .*predict"):
+        lightning_predict.predictt  # noqa: B018
+
+
+def test_no_module_bears_the_name_of_a_public_function() -> None:
+    functions = {"capture", "predict", "operator_seconds", "gpu", "gpu_names"}
+    package = Path(lightning_predict.__file__).parent
+    assert not functions & {path.stem for path in package.rglob("*.py")}
+    assert not functions & {path.name for path in package.rglob("*") if path.is_dir()}
+
+
+def test_the_callbacks_are_both_there() -> None:
+    from lightning_predict import callbacks
+
+    assert sorted(callbacks.__all__) == ["CostBudget", "RuntimePredictor"]
+
+
+@pytest.mark.parametrize("statement", ["import lightning_predict", "from lightning_predict import predict, gpu, Trace"])
+def test_predicting_loads_neither_torch_nor_lightning(statement: str) -> None:
+    loaded = modules_after(statement)
+    assert "lightning_predict" in loaded
+    assert not {"torch", "lightning", "pytorch_lightning", "matplotlib", "pooch", "requests"} & loaded
+
+
+def test_the_import_test_can_fail() -> None:
+    assert "torch" in modules_after("import torch")
+
+
+def test_every_error_has_the_root_and_a_docstring() -> None:
+    kinds = [
+        value for value in vars(errors).values() if isinstance(value, type) and value.__module__ == errors.__name__
+    ]
+    assert len(kinds) > 10
+    for kind in kinds:
+        assert issubclass(kind, errors.LightningPredictError)
+        assert kind.__doc__
+        assert f"`{kind.__name__}`" in (errors.__doc__ or ""), f"{kind.__name__} is missing from the tree"
