@@ -1,7 +1,7 @@
 """`Trace`: what one training step did, as plain values that need no torch to read.
 
-A Trace is an observation. It holds dispatcher-level operations (`aten::addmm`, `aten::convolution_backward`, and, whole,
-`aten::lstm`, `aten::scaled_dot_product_attention`) under the same names whichever way it was recorded; what an
+A Trace is an observation. It holds dispatcher-level operations (`aten::addmm`, `aten::convolution_backward`, and,
+whole, `aten::lstm`, `aten::scaled_dot_product_attention`) under the same names whichever way it was recorded; what an
 operation costs is for `kernels/` to say. Example::
 
     >>> weight = TensorInfo(shape=(4, 8), dtype="float32", id=1)

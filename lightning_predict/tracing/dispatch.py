@@ -1,0 +1,258 @@
+"""`DispatchRecorder`: records a step on the CPU or the meta device while it really runs.
+
+A `TorchDispatchMode` sees every operation below autograd, forward and backward; a `TorchFunctionMode` beside it sees
+the calls that are recorded whole (`whole.py`), whose parts the first then leaves out. The parts of their backward
+pass are known by autograd's sequence numbers: each node that a whole call creates has a number between the
+counter before and after the call. Nothing is copied, cloned or computed twice. Example::
+
+    recorder = DispatchRecorder()
+    recorder.start()
+    loss = model(batch).sum(); loss.backward(); optimizer.step()
+    recorder.stop()
+    recorder.operations          # [Operation(name='aten::addmm', phase='forward', ...), ...]
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, final
+
+import torch
+
+from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
+from lightning_predict.tracing.modes import Call, OperationMode, WholeCallMode, leave_modes, schema_of
+from lightning_predict.tracing.phases import PhaseRules
+from lightning_predict.tracing.records import Operation, Phase
+from lightning_predict.tracing.signatures import SIGNATURES
+from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_value, tensors_in
+from lightning_predict.tracing.whole import backward_name, computes, whole_arguments
+
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+_ACCUMULATES: Final = 2**64 - 1
+"""Sequence number of the nodes that add to `.grad`; they run between any others."""
+
+_COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
+
+_MARKERS: Final = "profiler::"
+"""Operators that only mark a range for profilers."""
+
+
+@final
+@dataclass(slots=True)
+class _Parts:
+    """What was seen of a whole call's parts."""
+
+    compute_dtype: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Autograd's nodes of one whole call: sequence numbers from `start` up to `end`."""
+
+    start: int
+    end: int
+    operation: Operation
+
+
+@final
+class DispatchRecorder:
+    """Records the operations between `start` and `stop`, which may be repeated.
+
+    Whatever fails in here ends the recording and never reaches the step.
+
+    Args:
+        model: Gives modules their names; None names them from the outermost modules that are called.
+
+    Attributes:
+        operations: What ran, in order.
+        optimizers: Watches the optimizers.
+        modules: Watches the modules.
+        leaves: Tensors that are leaves with gradients and were read: the parameters, where no module is known.
+        autocast_dtype: dtype of an autocast that was on; None without.
+        failure: The error that ended the recording; None while all is well.
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self.operations: list[Operation] = []
+        self.modules = ModuleWatch(model)
+        self.leaves: dict[int, torch.Tensor] = {}
+        self.autocast_dtype: str | None = None
+        self.failure: Exception | None = None
+        self._rules = PhaseRules()
+        self.optimizers = OptimizerWatch(self._rules.step_ended)
+        self._numbers = StorageNumbers()
+        self._modes: tuple[OperationMode, WholeCallMode] | None = None
+        self._parts: _Parts | None = None
+        self._regions: list[_Region] = []
+        self._burst: _Region | None = None
+        # Autograd's counter after each forward operation, and the module that ran it: finds a node's module.
+        self._counters: list[int] = []
+        self._counted_modules: list[str | None] = []
+
+    def start(self) -> None:
+        """Begin to record on this thread."""
+        self.optimizers.open()
+        self.modules.open()
+        self._modes = (OperationMode(self), WholeCallMode(self))
+        self._modes[0].__enter__()  # type: ignore[no-untyped-call]
+        self._modes[1].__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Stop recording and leave nothing behind; stopping twice is harmless."""
+        if self._modes is not None:
+            leave_modes(*self._modes)
+        self._modes = None
+        self.optimizers.close()
+        self.modules.close()
+
+    def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """An operation has run."""
+        if self.failure is not None:
+            return
+        try:
+            # Attributes of tensors are function calls, too: the step's function modes must not see ours.
+            with torch._C.DisableTorchFunction():
+                self._record(func, args, kwargs, output)
+        except Exception as error:
+            self.failure = error
+
+    def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that is recorded whole, its parts left out."""
+        if self.failure is not None or self._parts is not None:
+            return call(*args, **kwargs)
+        parts = self._parts = _Parts()
+        first_number = _sequence_number()
+        try:
+            output = call(*args, **kwargs)
+        finally:
+            self._parts = None
+        try:
+            with torch._C.DisableTorchFunction():
+                self._record_whole(name, args, kwargs, output, parts, first_number)
+        except Exception as error:
+            self.failure = error
+        return output
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        schema = schema_of(func)
+        if self._parts is not None:
+            if self._parts.compute_dtype is None and computes(schema.name):
+                self._parts.compute_dtype = next((dtype_name(t.dtype) for t in tensors_in(args)), None)
+            return
+        node = _current_node()
+        if schema.name.startswith(_MARKERS) or (node is not None and self._is_part_of_backward(node)):
+            return
+        self._note_autocast()
+        values = [*args, *schema.defaults[len(args) :]]
+        for word, value in kwargs.items():
+            if word in schema.words:
+                values[schema.words.index(word)] = value
+        tensors: list[torch.Tensor] = []
+        arguments: dict[str, Any] = {}
+        for word, value in zip(schema.words or map(str, range(len(values))), values, strict=True):
+            found = list(tensors_in(value))
+            tensors.extend(found)
+            if not found and value is not None and not isinstance(value, torch.Generator):
+                arguments[word] = json_value(value)
+        outputs = list(tensors_in(output))
+        self._add(schema.name, tensors, outputs, arguments, node)
+
+    def _record_whole(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        parts: _Parts,
+        first_number: int,
+    ) -> None:
+        words = [word.removeprefix("@") for word in SIGNATURES[name][0]]
+        values = [*args, *([None] * (len(words) - len(args)))]
+        for word, value in kwargs.items():
+            values[words.index(word)] = value
+        tensors = list(tensors_in(values))
+        is_tensor = [None if value is None else any(True for _ in tensors_in(value)) for value in values]
+        plain = [json_value(value) if kind is False else None for value, kind in zip(values, is_tensor, strict=True)]
+        arguments = whole_arguments(name, plain, is_tensor=is_tensor)
+        if parts.compute_dtype not in (None, dtype_name(tensors[0].dtype)):
+            arguments["compute_dtype"] = parts.compute_dtype
+        self._note_autocast()
+        outputs = list(tensors_in(output))
+        operation = self._add(name, tensors, outputs, arguments, _current_node())
+        last_number = _sequence_number()
+        if last_number > first_number:
+            self._regions.append(_Region(first_number, last_number, operation))
+
+    def _add(
+        self,
+        name: str,
+        tensors: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        arguments: dict[str, Any],
+        node: Any,
+    ) -> Operation:
+        grad_enabled = torch.is_grad_enabled()
+        needing = [tensor for tensor in tensors if tensor.requires_grad]
+        self.leaves.update((id(tensor), tensor) for tensor in needing if tensor.is_leaf)
+        phase = self._rules.phase_of(
+            name,
+            in_optimizer=self.optimizers.inside,
+            in_backward=node is not None,
+            builds_graph=grad_enabled and bool(needing),
+            grad_enabled=grad_enabled,
+            in_module=self.modules.inside,
+            between_devices=name in _COPIES and len({tensor.device.type for tensor in (*tensors, *outputs)}) > 1,
+        )
+        operation = Operation(
+            name=name,
+            phase=phase,
+            inputs=tuple(map(self._numbers.describe, tensors)),
+            outputs=tuple(map(self._numbers.describe, outputs)),
+            arguments=arguments,
+            module=self._module(phase, node),
+        )
+        self.operations.append(operation)
+        return operation
+
+    def _module(self, phase: Phase, node: Any) -> str | None:
+        """Name of the module being called, or of the one whose backward pass this is."""
+        if self.modules.inside or node is None:
+            name = self.modules.name
+            if phase == "forward":
+                self._counters.append(_sequence_number())
+                self._counted_modules.append(name)
+            return name
+        number = node._sequence_nr()
+        index = bisect_right(self._counters, number)
+        return self._counted_modules[index] if number != _ACCUMULATES and index < len(self._counters) else None
+
+    def _is_part_of_backward(self, node: Any) -> bool:
+        """True for a part of a whole call's backward pass, which is recorded when its first part is met.
+
+        Autograd runs the nodes of one call one after another, because it takes the highest number first; only the
+        nodes that add to `.grad` may come between.
+        """
+        if torch.is_grad_enabled():  # a forward that checkpointing recomputes, or a backward of the backward
+            return False
+        number = node._sequence_nr()
+        if number == _ACCUMULATES:
+            return False
+        index = bisect_right(self._regions, number, key=lambda region: region.start) - 1
+        region = self._regions[index] if index >= 0 and number < self._regions[index].end else None
+        if region is not None and region is not self._burst:
+            forward = region.operation
+            self._rules.phase_of(forward.name, in_backward=True)
+            self.operations.append(replace(forward, name=backward_name(forward.name), phase="backward", outputs=()))
+        self._burst = region
+        return region is not None
+
+    def _note_autocast(self) -> None:
+        if self.autocast_dtype is None:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    self.autocast_dtype = dtype_name(torch.get_autocast_dtype(device))

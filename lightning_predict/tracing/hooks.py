@@ -1,0 +1,168 @@
+"""What runs around the operations of a step: optimizers and modules, watched through torch's global hooks.
+
+Both watchers are open only while a step is recorded; closing them removes every hook. Example::
+
+    watch = OptimizerWatch()
+    watch.open()
+    optimizer.step(closure)      # watch.inside is True in the update, False in the closure
+    watch.close()
+    watch.optimizers             # [optimizer]
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+_current_node: Callable[[], object | None] = torch._C._current_autograd_node
+
+
+@final
+class OptimizerWatch:
+    """Which optimizers step, and whether one is stepping right now.
+
+    Attributes:
+        optimizers: Those that stepped, in the order of their first step.
+        steps: Number of finished steps.
+        on_step_end: Called after each step.
+    """
+
+    def __init__(self, on_step_end: Callable[[], None] = lambda: None) -> None:
+        self.optimizers: list[Optimizer] = []
+        self.steps = 0
+        self.on_step_end = on_step_end
+        # The autograd node around each open step (None outside of any), or _CLOSURE inside its closure.
+        self._open: list[object | None] = []
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def inside(self) -> bool:
+        """True inside a step and outside its closure."""
+        return bool(self._open) and self._open[-1] is _current_node()
+
+    def open(self) -> None:
+        """Begin to watch."""
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks; closing twice is harmless."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._open = []
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not any(known is optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        self._open.append(_current_node())
+        if "closure" in kwargs and callable(kwargs["closure"]):
+            return args, {**kwargs, "closure": self._outside(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._outside(args[1]), *args[2:]), kwargs
+        return None
+
+    def _after_step(self, *_: Any) -> None:
+        if self._open:
+            self._open.pop()
+        self.steps += 1
+        self.on_step_end()
+
+    def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, known to be no part of the update."""
+
+        def watched() -> Any:
+            self._open.append(_CLOSURE)
+            try:
+                return closure()
+            finally:
+                if self._open:
+                    self._open.pop()
+
+        return watched
+
+
+_CLOSURE = object()
+"""Stands for the inside of a step's closure; no autograd node is it."""
+
+
+@final
+class ModuleWatch:
+    """Which module is being called, by its qualified name.
+
+    Args:
+        model: Gives the names; None names modules from each outermost module that is called.
+
+    Attributes:
+        roots: Outermost modules that were called, in the order of their first call.
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self.roots: list[torch.nn.Module] = []
+        self._names: dict[int, str] = {}
+        self._named_by_model = model is not None
+        self._calls: list[torch.nn.Module] = []
+        self._handles: list[RemovableHandle] = []
+        self._thread = threading.get_ident()
+        if model is not None:
+            self._learn_names(model)
+
+    @property
+    def inside(self) -> bool:
+        """True inside a module's call."""
+        return bool(self._calls)
+
+    @property
+    def name(self) -> str | None:
+        """Qualified name of the innermost module being called that has one."""
+        for module in reversed(self._calls):
+            name = self._names.get(id(module))
+            if name:
+                return name
+        return None
+
+    def open(self) -> None:
+        """Begin to watch."""
+        self._thread = threading.get_ident()
+        self._handles = [
+            register_module_forward_pre_hook(self._before_call),
+            register_module_forward_hook(self._after_call, always_call=True),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks; closing twice is harmless."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._calls = []
+
+    def _before_call(self, module: torch.nn.Module, _args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if not self._calls and not any(root is module for root in self.roots):
+            self.roots.append(module)
+            if not self._named_by_model:
+                self._learn_names(module)
+        self._calls.append(module)
+
+    def _after_call(self, module: torch.nn.Module, *_: Any) -> None:
+        if threading.get_ident() == self._thread and self._calls and self._calls[-1] is module:
+            self._calls.pop()
+
+    def _learn_names(self, root: torch.nn.Module) -> None:
+        for name, module in root.named_modules():
+            self._names.setdefault(id(module), name)

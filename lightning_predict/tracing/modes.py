@@ -1,0 +1,175 @@
+"""The two torch modes that show a recorder what a step does, and the operators' schemas.
+
+`OperationMode` shows each operation below autograd; `WholeCallMode` shows the calls that are recorded whole, before
+torch takes them apart. Both run every call unchanged. Example::
+
+    with OperationMode(recorder), WholeCallMode(recorder):
+        model(batch)         # recorder.saw_operation(...) and recorder.run_whole(...) are called
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Protocol, final
+
+import torch
+import torch.nn.functional as functional
+from torch import overrides
+from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_predict.tracing.whole import ATTENTION, RECURRENT, RMS_NORM
+
+Call = Callable[..., Any]
+
+_WHOLE_CALLS: Final[Mapping[Call, str]] = {
+    functional.scaled_dot_product_attention: ATTENTION,
+    functional.rms_norm: RMS_NORM,
+    torch.rms_norm: RMS_NORM,
+    **{getattr(torch, name.removeprefix("aten::")): name for name in RECURRENT},
+}
+
+# A Python function of torch runs its body with the function mode taken off, so calls inside are not seen; this is
+# the only one with a whole call inside.
+_HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
+
+
+class Recorder(Protocol):
+    """What the modes report to."""
+
+    def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """An operation has run. Must not raise."""
+
+    def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that is recorded whole and return what it returns."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What is needed of an operator's schema.
+
+    Attributes:
+        name: Qualified name without the overload.
+        words: Names of its arguments.
+        defaults: Their defaults; None where there is none.
+        decomposes: It only calls others, and torch would take it apart if a tensor with autograd came in.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    decomposes: bool
+
+
+@cache
+def schema_of(operator: Any) -> Schema:
+    """Schema of an `OpOverload`, or of a higher-order operator, which has no argument names."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return Schema(f"higher_order::{operator.__name__}", (), (), decomposes=False)
+    schema = operator._schema
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = operator.name()
+    return Schema(
+        name=schema.name,
+        words=tuple(argument.name for argument in schema.arguments),
+        defaults=tuple(
+            argument.default_value if argument.has_default_value() else None for argument in schema.arguments
+        ),
+        decomposes=has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"),
+    )
+
+
+@final
+class OperationMode(TorchDispatchMode):
+    """Runs every operation and shows it to the recorder."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap each call of this mode and import the compiler; compiled steps are never recorded this way.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code that nobody could know of stays compiled."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if schema_of(func).decomposes:
+            # Inference mode skips autograd, and with it the place where composites are taken apart.
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        output = func(*args, **kwargs)
+        self._recorder.saw_operation(func, args, kwargs, output)
+        return output
+
+
+@final
+class WholeCallMode(TorchFunctionMode):
+    """Hands the calls that are recorded whole to the recorder and runs every other."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = _WHOLE_CALLS.get(func)
+        if name is not None:
+            return self._recorder.run_whole(name, func, args, kwargs)
+        if func is _HOLDS_ATTENTION:
+            with self._attention_inside():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @contextmanager
+    def _attention_inside(self) -> Iterator[None]:
+        """Show the attention inside one function of torch, on this thread only, and put the original back."""
+        original = functional.scaled_dot_product_attention
+        thread = threading.get_ident()
+
+        def shown(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args, **kwargs)
+            return self._recorder.run_whole(ATTENTION, original, args, kwargs)
+
+        functional.scaled_dot_product_attention = shown
+        try:
+            yield
+        finally:
+            functional.scaled_dot_product_attention = original
+
+
+def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
+    """Take both modes off their stacks, also where someone's mode was entered after them and is still on top."""
+    stack = _python_dispatch
+    above = []
+    while (top := stack._get_current_dispatch_mode()) is not None and top is not operations:
+        above.append(stack._pop_mode())
+    if top is operations:
+        operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    for mode in reversed(above):
+        stack._push_mode(mode)
+    above = []
+    while (current := overrides._get_current_function_mode()) is not None and current is not whole_calls:
+        above.append(overrides._pop_mode())
+    if current is whole_calls:
+        whole_calls.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    for mode in reversed(above):
+        overrides._push_mode(mode)

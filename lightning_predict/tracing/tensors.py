@@ -1,0 +1,87 @@
+"""torch values as plain ones: tensors as `TensorInfo` with numbered storages, arguments as JSON.
+
+Example::
+
+    numbers = StorageNumbers()
+    numbers.describe(torch.zeros(2, 3))     # TensorInfo(shape=(2, 3), dtype='float32', id=0, device='cpu')
+    json_value(torch.bfloat16)              # 'bfloat16'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, final
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lightning_predict.tracing.records import TensorInfo
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+@final
+class StorageNumbers:
+    """Numbers storages in the order in which they are met; views of one storage share its number.
+
+    A weak reference to each keeps its address from being given to another storage, not its memory.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
+
+    def describe(self, tensor: torch.Tensor) -> TensorInfo:
+        """Shape, dtype, storage number and kind of device of a tensor."""
+        return TensorInfo(
+            tuple(map(int, tensor.shape)), dtype_name(tensor.dtype), self._number(tensor), tensor.device.type
+        )
+
+    def _number(self, tensor: torch.Tensor) -> int | None:
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none
+            return None
+        known = self._numbers.get(storage._cdata)
+        if known is not None:
+            return known[0]
+        number = len(self._numbers)
+        self._numbers[storage._cdata] = (number, StorageWeakRef(storage))
+        return number
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a value, lists and tuples flattened in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def json_value(value: Any) -> Any:
+    """A JSON value for an argument that is no tensor; numbers that are not finite, and what has no JSON, as text."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case list() | tuple():
+            return [json_value(item) for item in value]
+        case torch.dtype():
+            return dtype_name(value)
+        case torch.device():
+            return value.type
+        case torch.layout() | torch.memory_format():
+            return str(value).removeprefix("torch.")
+        case torch.SymInt():
+            return int(value)
+        case torch.SymFloat():
+            return float(value)
+        case _:
+            return type(value).__name__
