@@ -1,0 +1,154 @@
+"""From trained networks to files: one per GPU and the base, the manifest and the model card.
+
+Example::
+
+    publish(results, groups, gpus, folder=Path("weights"), seed=0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from lightning_predict.fitting.recipes import RECIPE_NAME, FamilyResult
+from lightning_predict.fitting.scores import Score, score_groups, score_markdown
+from lightning_predict.fitting.splits import CALIBRATION_SHARE, HELD_OUT_SHARE
+from lightning_predict.fitting.tables import SOURCES, Group
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.utilisation import FAMILIES, UtilisationModels
+from lightning_predict.weights.files import read_weights, sha256, write_weights
+from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
+from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
+
+CARD_NAME: Final = "MODEL_CARD.md"
+
+
+def publish(
+    results: Mapping[str, FamilyResult],
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    *,
+    folder: Path,
+    seed: int,
+) -> tuple[Score, ...]:
+    """Write all files into the folder, score what was written and describe it; old weights files there are removed.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.safetensors"):
+        old.unlink()
+    names = [BASE, *sorted({gpu for result in results.values() for gpu in result.own})]
+    for name in names:
+        write_weights(_weights_of(name, results, groups, seed), folder / file_name(name))
+    stored = {name: read_weights(folder / file_name(name)) for name in names}
+    own = {name: weights for name, weights in stored.items() if name != BASE}
+    scores = score_groups(UtilisationModels(LoadedWeights(stored[BASE], own, {})), groups, gpus, seed=seed)
+    manifest = Manifest(
+        recipe=RECIPE_NAME,
+        seed=seed,
+        files={file_name(name): _entry(name, folder, stored[name], results, scores) for name in names},
+    )
+    (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    (folder / CARD_NAME).write_text(model_card(manifest, scores), encoding="utf-8")
+    return scores
+
+
+def _weights_of(name: str, results: Mapping[str, FamilyResult], groups: Sequence[Group], seed: int) -> GpuWeights:
+    families = {
+        family: result.base if name == BASE else result.own[name]
+        for family, result in results.items()
+        if name == BASE or name in result.own
+    }
+    pairs = {pair for network in families.values() for pair in network.trained}
+    used = {
+        group.source
+        for group in groups
+        if (group.batch.operation, group.batch.dtype) in pairs and name in (BASE, group.gpu)
+    }
+    return GpuWeights(name, families, RECIPE_NAME, seed, tuple(_title(source) for source in sorted(used)))
+
+
+def _title(source: str) -> str:
+    known = SOURCES.get(source)
+    return source if known is None else f"{known.title} ({known.licence})"
+
+
+def _entry(
+    name: str, folder: Path, weights: GpuWeights, results: Mapping[str, FamilyResult], scores: Sequence[Score]
+) -> ManifestEntry:
+    content = (folder / file_name(name)).read_bytes()
+    pairs = {pair for network in weights.families.values() for pair in network.trained}
+    held_out = {
+        f"{score.operation}/{score.dtype}": HeldOutError(
+            rows=score.rows, mean=round(score.mean, 4), median=round(score.median, 4), coverage=round(score.coverage, 3)
+        )
+        for score in scores
+        if score.gpu == name and score.own_weights
+    }
+    return ManifestEntry(
+        sha256=sha256(content),
+        bytes=len(content),
+        gpu=name,
+        operations=tuple(sorted({operation for operation, _ in pairs})),
+        dtypes=tuple(sorted({dtype for _, dtype in pairs})),
+        trained_on=weights.sources,
+        rows=sum(results[family].rows[name] for family in weights.families),
+        held_out_error=held_out,
+    )
+
+
+def model_card(manifest: Manifest, scores: Sequence[Score]) -> str:
+    """What the weights are, what they were trained on and how far they can be trusted, as Markdown."""
+    sources = sorted({title for entry in manifest.files.values() for title in entry.trained_on})
+    files = "\n".join(
+        f"| `{name}` | {entry.bytes / 1000:.0f} kB | {', '.join(entry.dtypes)} | {entry.rows} | `{entry.sha256[:16]}` |"
+        for name, entry in sorted(manifest.files.items())
+    )
+    families = "\n".join(
+        f"- `{family.name}`: {', '.join(family.operations)}; {', '.join(family.dtypes)}" for family in FAMILIES.values()
+    )
+    return f"""# Weights of the utilisation models
+
+Recipe `{manifest.recipe}`, seed {manifest.seed}. Written by `python -m lightning_predict.fitting`; do not edit.
+
+Small networks (an ensemble of multilayer perceptrons for each family of operations) predict how much of a GPU's
+roofline a kernel reaches. `base.safetensors` was trained on all GPUs and serves those without measurements; each other
+file is the base fine-tuned on the measurements of its GPU.
+
+## Families
+
+{families}
+
+## Trained on
+
+{chr(10).join(f"- {title}" for title in sources)}
+
+Triton attention kernels are left out. Several software builds of one GPU and shape count once, by their mean. Times of
+Python calls are taken as the root of the sum of squares of device time and launch. Problems are split by a hash of
+their shape: {100 * HELD_OUT_SHARE:.0f} % are held out for the table below and {100 * CALIBRATION_SHARE:.0f} % stop the
+training and set the intervals.
+
+## Limits
+
+- Convolutions were measured as 3 x 3, stride 1, square, forward, float32; others from a few hundred rows of old cuDNN.
+- bfloat16 products were measured with widths and depths that are multiples of 8, and without batches.
+- Vector operations were measured in float32; other dtypes are served by the bytes that they move.
+- There are no measurements of TF32: it is not served.
+- A problem far outside the measured range gets the utilisation of the range's edge.
+
+## Errors on held-out problems
+
+Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention), and for timed calls 0.2 ms
+(0.1 ms for vector operations).
+
+{score_markdown(scores)}
+
+## Files
+
+| file | size | dtypes | rows fitted | SHA-256 |
+|---|---|---|---|---|
+{files}
+"""

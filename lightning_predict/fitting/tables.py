@@ -1,0 +1,228 @@
+"""Measurement tables: read, checked, and grouped by GPU, operation, dtype and source.
+
+A table is a CSV file (gzip where the name ends in `.gz`) of one row a measurement: GPU, operation, dtype, shape words
+and milliseconds. What a source times differs: `neusight` times a Python call with events, so its short rows hold the
+launch; `TIMED_CALLS` names such sources, and a group's `floor_seconds` is that launch. Several software builds of one
+problem count once, by their mean. Example::
+
+    groups = read_tables(Path("measurements"))
+    groups[0].gpu, groups[0].batch.operation, len(groups[0].seconds)
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.kernels.operations import Array, ProblemBatch, operation_kind, problem_batch
+from lightning_predict.units import milliseconds_to_seconds
+
+TIMED_CALLS: Final = frozenset({"neusight", "eleutherai-cookbook"})
+"""Sources whose times include the launch of a Python call."""
+
+FLOOR_QUANTILE: Final = 0.01
+"""Share of the rows below which a launch is taken to be all that was timed."""
+
+LONGEST_LAUNCH_SECONDS: Final = 60e-6
+"""A table without short rows shows no launch; none is longer than this."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where rows come from, and under which terms."""
+
+    title: str
+    licence: str
+
+
+SOURCES: Final[Mapping[str, Source]] = {
+    "aiconfigurator": Source(title="ai-dynamo/aiconfigurator, (c) NVIDIA", licence="Apache-2.0"),
+    "neusight": Source(
+        title="sitar-lab/NeuSight, (c) 2025 Georgia Institute of Technology and Microsoft", licence="MIT"
+    ),
+    "deepbench": Source(title="baidu-research/DeepBench", licence="Apache-2.0"),
+    "vidur": Source(title="microsoft/vidur", licence="MIT"),
+    "eleutherai-cookbook": Source(title="EleutherAI/cookbook", licence="Apache-2.0"),
+}
+"""Public sources by the word in the column `source`."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableKind:
+    """One file: its shape words and its columns of times.
+
+    Attributes:
+        file: Name of the file.
+        words: Shape words in the file -> the operation's words.
+        times: Column of milliseconds -> suffix of the operation that it times.
+    """
+
+    file: str
+    words: Mapping[str, str]
+    times: Mapping[str, str]
+
+
+def _same(*words: str) -> dict[str, str]:
+    return {word: word for word in words}
+
+
+TABLES: Final = (
+    TableKind(file="matmul.csv.gz", words=_same("b", "m", "n", "k"), times={"latency_ms": ""}),
+    TableKind(file="matmul_fp16.csv.gz", words=_same("b", "m", "n", "k"), times={"latency_ms": ""}),
+    TableKind(
+        file="conv2d.csv.gz",
+        words=_same("batch", "in_channels", "out_channels", "kernel_size", "image_size", "stride", "padding"),
+        times={"latency_ms": ""},
+    ),
+    TableKind(
+        file="conv2d_passes.csv.gz",
+        words=_same("batch", "in_channels", "height", "width", "out_channels", "kernel_height", "kernel_width")
+        | {
+            "pad_h": "padding_height",
+            "pad_w": "padding_width",
+            "stride_h": "stride_height",
+            "stride_w": "stride_width",
+        },
+        times={"forward_ms": "", "backward_input_ms": "_backward_input", "backward_weight_ms": "_backward_weight"},
+    ),
+    TableKind(
+        file="attention.csv.gz",
+        words=_same("batch", "heads", "kv_heads", "seq", "head_dim", "causal"),
+        times={"latency_ms": ""},
+    ),
+    TableKind(file="vector.csv.gz", words=_same("rows", "cols"), times={"latency_ms": ""}),
+)
+
+LEFT_OUT_KERNELS: Final = frozenset({"triton"})
+"""Kernels of another class than the library's: Triton attention is up to 24 times slower."""
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """Measurements of one operation and dtype on one GPU from one source.
+
+    Attributes:
+        gpu: The GPU's name as the table spells it.
+        source: A key of `SOURCES`, or the user's own.
+        batch: The problems, each once.
+        seconds: Measured time of each problem, shape (problems,).
+        floor_seconds: Launch that short rows contain; 0 where the source times the device alone.
+    """
+
+    gpu: str
+    source: str
+    batch: ProblemBatch
+    seconds: Array
+    floor_seconds: float
+
+    def take(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Group:
+        """The rows of a mask."""
+        columns = {word: values[rows] for word, values in self.batch.columns.items()}
+        batch = ProblemBatch(self.batch.operation, self.batch.dtype, columns)
+        return Group(self.gpu, self.source, batch, self.seconds[rows], self.floor_seconds)
+
+
+def read_tables(folder: Path) -> tuple[Group, ...]:
+    """All groups of all tables in a folder, in a fixed order.
+
+    Raises:
+        MeasurementTableError: The folder or all of its tables are missing, or a table has a wrong column or value.
+    """
+    present = [kind for kind in TABLES if (folder / kind.file).is_file()]
+    if not present:
+        raise MeasurementTableError(
+            f"No measurement table in {str(folder)!r}. Expected one or more of: "
+            f"{', '.join(kind.file for kind in TABLES)}. {where_tables_come_from()}"
+        )
+    groups = [group for kind in present for group in read_table(folder / kind.file, kind)]
+    return tuple(sorted(groups, key=lambda g: (g.batch.operation, g.batch.dtype, g.gpu, g.source)))
+
+
+def where_tables_come_from() -> str:
+    """A sentence that names the public sources and their licences."""
+    named = "; ".join(f"{source.title} ({source.licence})" for source in SOURCES.values())
+    return f"Public measurements that can be put into these columns: {named}."
+
+
+def read_table(path: Path, kind: TableKind) -> tuple[Group, ...]:
+    """The groups of one file; errors as for `read_tables`."""
+    rows: dict[tuple[str, str, str, str], list[tuple[float, ...]]] = defaultdict(list)
+    for number, row in _rows(path, kind):
+        if row.get("kernel") in LEFT_OUT_KERNELS:
+            continue
+        shape = tuple(_number(path, number, row, word) for word in kind.words)
+        for column, suffix in kind.times.items():
+            if not row[column]:  # a pass that this source did not time
+                continue
+            milliseconds = _number(path, number, row, column)
+            if milliseconds <= 0:
+                raise MeasurementTableError(
+                    f"{path}, row {number}: {column} is {milliseconds:g}; expected milliseconds above 0."
+                )
+            key = (row["gpu"], row["op"] + suffix, _dtype(row["dtype"]), row["source"])
+            rows[key].append((*shape, milliseconds_to_seconds(milliseconds)))
+    return tuple(_group(key, values, kind) for key, values in sorted(rows.items()))
+
+
+def _rows(path: Path, kind: TableKind) -> Iterator[tuple[int, dict[str, str]]]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    needed = ["gpu", "op", "dtype", "source", *kind.words, *kind.times]
+    with opener(path, "rt", newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        missing = [column for column in needed if column not in (reader.fieldnames or ())]
+        if missing:
+            raise MeasurementTableError(
+                f"{path} has no column {', '.join(missing)}. "
+                f"Columns found: {', '.join(reader.fieldnames or ('none',))}."
+            )
+        for number, row in enumerate(reader, start=2):
+            if None in row or any(row[column] is None for column in needed):
+                raise MeasurementTableError(f"{path}, row {number}: expected {len(reader.fieldnames or ())} cells.")
+            yield number, row
+
+
+def _number(path: Path, number: int, row: Mapping[str, str], column: str) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = float("nan")
+    if not np.isfinite(value):
+        raise MeasurementTableError(f"{path}, row {number}: {column} is {row[column]!r}; expected a number.")
+    return value
+
+
+def _dtype(text: str) -> str:
+    """`float16 (tensor cores)` is float16: which units ran is a matter of the GPU."""
+    return text.split(" ")[0]
+
+
+def _group(key: tuple[str, str, str, str], values: Sequence[tuple[float, ...]], kind: TableKind) -> Group:
+    gpu, operation, dtype, source = key
+    table = np.array(values, dtype=np.float64)
+    shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    seconds = np.bincount(inverse, weights=table[:, -1]) / np.bincount(inverse)
+    columns = _columns(operation, dtype, kind.words.values(), shapes)
+    shortest = float(np.quantile(seconds, FLOOR_QUANTILE))
+    floor = min(shortest, LONGEST_LAUNCH_SECONDS) if source in TIMED_CALLS else 0.0
+    return Group(gpu, source, ProblemBatch(operation, dtype, columns), seconds, floor)
+
+
+def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:
+    """Every shape word of the operation, in its own spelling, with defaults filled in."""
+    given = {word: shapes[:, index] for index, word in enumerate(words)}
+    known = operation_kind(operation)
+    accepted = set(known.words) | set(known.spellings or {})
+    batch = problem_batch(operation, dtype, **{word: value for word, value in given.items() if word in accepted})
+    return {word: np.ascontiguousarray(column) for word, column in batch.columns.items()}

@@ -1,0 +1,225 @@
+"""Training of one network: rows of features and times in, `NetworkWeights` out.
+
+The loss is the mean of |log(predicted) - log(measured)|, whose minimum is the median of the times that a shape may
+take. Where a source times a Python call, what it measures is taken as sqrt(device^2 + launch^2): a soft maximum of the
+two, so that short rows, which show the launch, say no more about the device than that it was not slower. Training of
+an ensemble is one pass: its members see the same rows and differ by their start. Example::
+
+    rows = collect_rows(family, groups, gpus_by_name)
+    network = train_network(rows, calibration, TrainingPlan(steps=2000), seed=0)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+import torch
+
+from lightning_predict.fitting.tables import Group
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.features import Family, reference_seconds
+from lightning_predict.kernels.operations import Array
+from lightning_predict.weights.records import FloatArray, Layer, NetworkWeights
+
+CHECKS: Final = 12
+"""How often within a training the calibration rows decide which state is kept."""
+
+LOWEST_QUANTILE: Final = 0.001
+"""Quantile of the measured utilisation below which no prediction goes."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """How long and how fast to train.
+
+    Attributes:
+        steps: Optimizer steps.
+        batch_rows: Rows of one step.
+        learning_rate: Peak of the one-cycle schedule.
+        hidden: Widths of the hidden layers.
+        members: Networks of the ensemble.
+        weight_decay: Of AdamW.
+    """
+
+    steps: int
+    batch_rows: int = 1024
+    learning_rate: float = 3e-3
+    hidden: tuple[int, ...] = (128, 128, 128)
+    members: int = 2
+    weight_decay: float = 1e-4
+
+
+@final
+@dataclass(frozen=True)
+class TrainingRows:
+    """Rows of one family: features (rows, features) and logarithms of seconds (rows,)."""
+
+    family: str
+    names: tuple[str, ...]
+    pairs: frozenset[tuple[str, str]]
+    features: FloatArray
+    log_reference: Array
+    log_seconds: Array
+    log_floor: Array
+
+    def __len__(self) -> int:
+        return len(self.log_seconds)
+
+
+def collect_rows(family: Family, groups: Sequence[Group], gpus: Mapping[str, Gpu]) -> TrainingRows:
+    """Features and times of all rows of the groups."""
+    parts = []
+    for group in groups:
+        on = [gpus[group.gpu]]
+        floor = np.full(len(group.seconds), max(group.floor_seconds, 1e-12))
+        parts.append(
+            (
+                family.feature_matrix(group.batch, on)[0],
+                np.log(reference_seconds(group.batch, on)[0]),
+                np.log(group.seconds),
+                np.log(floor),
+            )
+        )
+    features, reference, seconds, floors = (np.concatenate(column) for column in zip(*parts, strict=True))
+    names = family.feature_names(groups[0].batch, [gpus[groups[0].gpu]])
+    pairs = frozenset((group.batch.operation, group.batch.dtype) for group in groups)
+    return TrainingRows(family.name, names, pairs, features, reference, seconds, floors)
+
+
+def lowest_utilisation(rows: TrainingRows) -> float:
+    """Low quantile of the measured utilisation, of rows that show the device rather than the launch."""
+    device_squared = np.exp(2 * rows.log_seconds) - np.exp(2 * rows.log_floor)
+    clear = device_squared > 0.4 * np.exp(2 * rows.log_seconds)
+    utilisation = np.exp(rows.log_reference[clear]) / np.sqrt(device_squared[clear])
+    return float(np.clip(np.quantile(utilisation, LOWEST_QUANTILE), 1e-4, 0.5))
+
+
+def train_network(
+    rows: TrainingRows,
+    calibration: TrainingRows,
+    plan: TrainingPlan,
+    *,
+    seed: int,
+    start: NetworkWeights | None = None,
+) -> NetworkWeights:
+    """Train an ensemble, from nothing or from `start`, and keep the state that is best on the calibration rows.
+
+    The result has no interval yet: `intervals.py` sets it.
+    """
+    torch.set_num_threads(1)  # more threads sum in another order: the same seed must give the same weights
+    scaled = start or _scaled(rows, seed, plan)
+    ensemble = _Ensemble(scaled)
+    optimizer = torch.optim.AdamW(ensemble.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, plan.learning_rate, total_steps=plan.steps + 1, pct_start=0.1
+    )
+    fitted, checked = _tensors(rows, scaled), _tensors(calibration, scaled)
+    generator = torch.Generator().manual_seed(seed)
+    best, best_loss = ensemble.state(), float(ensemble.loss(*checked)) if start is not None else math.inf
+    order = torch.empty(0, dtype=torch.long)
+    for step in range(plan.steps):
+        if len(order) < plan.batch_rows:
+            order = torch.cat([order, torch.randperm(len(rows), generator=generator)])
+        chosen, order = order[: plan.batch_rows], order[plan.batch_rows :]
+        loss = ensemble.loss(*(column[chosen] for column in fitted))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % max(plan.steps // CHECKS, 1) == 0:
+            with torch.no_grad():
+                checked_loss = float(ensemble.loss(*checked))
+            if checked_loss < best_loss:
+                best, best_loss = ensemble.state(), checked_loss
+    return _with_layers(scaled, best, rows)
+
+
+class _Ensemble(torch.nn.Module):
+    """The networks as trainable parameters."""
+
+    def __init__(self, weights: NetworkWeights) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.tensor(layer.weight) for layer in weights.layers])
+        self.biases = torch.nn.ParameterList([torch.tensor(layer.bias[:, None, :]) for layer in weights.layers])
+        self.log_lowest = math.log(weights.lowest_utilisation)
+
+    def loss(
+        self, features: torch.Tensor, log_reference: torch.Tensor, log_seconds: torch.Tensor, log_floor: torch.Tensor
+    ) -> torch.Tensor:
+        """Mean of |log(predicted / measured)| over rows and members."""
+        values = features.expand(self.weights[0].shape[0], *features.shape)
+        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            values = torch.baddbmm(bias, values, weight)
+            if index < len(self.weights) - 1:
+                values = torch.relu(values)
+        device = log_reference - self.log_lowest * torch.sigmoid(values[..., 0])
+        timed = 0.5 * torch.logaddexp(2 * device, 2 * log_floor)
+        return (timed - log_seconds).abs().mean()
+
+    def state(self) -> tuple[Layer, ...]:
+        """A copy of the current weights."""
+        return tuple(
+            Layer(weight.detach().numpy().copy(), bias.detach()[:, 0, :].numpy().copy())
+            for weight, bias in zip(self.weights, self.biases, strict=True)
+        )
+
+
+def _scaled(rows: TrainingRows, seed: int, plan: TrainingPlan) -> NetworkWeights:
+    """Networks with random layers and the scaling of these rows."""
+    generator = np.random.default_rng(seed)
+    widths = (rows.features.shape[1], *plan.hidden, 1)
+    layers = []
+    for index, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+        gain = 0.1 if index == len(plan.hidden) else math.sqrt(2 / inputs)
+        weight = generator.standard_normal((plan.members, inputs, outputs), dtype=np.float32) * np.float32(gain)
+        layers.append(Layer(weight, np.zeros((plan.members, outputs), np.float32)))
+    low, high = _range(rows)
+    return NetworkWeights(
+        family=rows.family,
+        trained=rows.pairs,
+        features=rows.names,
+        mean=rows.features.mean(axis=0, dtype=np.float64).astype(np.float32),
+        # A feature that never varies must not blow up by rounding.
+        scale=np.maximum(rows.features.std(axis=0, dtype=np.float64), 1e-2).astype(np.float32),
+        low=low,
+        high=high,
+        lowest_utilisation=lowest_utilisation(rows),
+        layers=tuple(layers),
+        interval={"*": math.inf},
+    )
+
+
+def _range(rows: TrainingRows) -> tuple[FloatArray, FloatArray]:
+    return rows.features.min(axis=0), rows.features.max(axis=0)
+
+
+def _with_layers(scaled: NetworkWeights, layers: tuple[Layer, ...], rows: TrainingRows) -> NetworkWeights:
+    low, high = _range(rows)
+    return NetworkWeights(
+        family=scaled.family,
+        trained=rows.pairs,
+        features=scaled.features,
+        mean=scaled.mean,
+        scale=scaled.scale,
+        low=low,
+        high=high,
+        lowest_utilisation=scaled.lowest_utilisation,
+        # Rounded as they will be stored, so that the intervals are those of the stored weights.
+        layers=tuple(
+            Layer(layer.weight.astype(np.float16).astype(np.float32), layer.bias.astype(np.float16).astype(np.float32))
+            for layer in layers
+        ),
+        interval=scaled.interval,
+    )
+
+
+def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, ...]:
+    features = (rows.features - scaled.mean) / scaled.scale
+    columns = (rows.log_reference, rows.log_seconds, rows.log_floor)
+    return torch.tensor(features), *(torch.tensor(column, dtype=torch.float32) for column in columns)

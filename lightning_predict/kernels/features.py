@@ -1,0 +1,165 @@
+"""What a utilisation model sees of a problem on a GPU: physical quantities, never the GPU's name.
+
+Every feature comes from the problem's shape and from figures of the catalogue, so a catalogue row alone adds a GPU.
+Most are base-2 logarithms of ratios: work against the machine's peak, traffic against its caches, blocks of a tiled
+kernel against its multiprocessors. The families (`features_matmul.py`, `features_convolution.py`,
+`features_attention.py`, `features_vector.py`) put these blocks together. Example::
+
+    >>> import numpy as np
+import numpy.typing as npt
+    >>> waves, tail = wave_quantisation(np.array([[150.0]]), np.array([[100.0]]))
+    >>> float(waves[0, 0]), float(tail[0, 0])  # 1.5 waves take the time of two
+    (1.5, 0.75)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.operations import Array, ProblemBatch
+from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
+
+LAUNCH_SECONDS: Final = 1.5e-6
+"""Shortest kernel: the quickest graph-replayed kernel of the public tables on any GPU takes 1.5 µs."""
+
+SMALLEST: Final = 1e-12
+"""Guards logarithms of quantities that may be zero (a copy without FLOPs)."""
+
+NamedFeatures = Mapping[str, Array]
+"""Feature name -> values of shape (gpus, problems), or (gpus, 1) and (1, problems) where one side does not matter."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Operations that share one model.
+
+    Attributes:
+        name: Name of the family in weights files.
+        operations: Operations that it serves.
+        dtypes: Compute dtypes that it serves.
+        describe: Features of a batch on GPUs.
+    """
+
+    name: str
+    operations: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    describe: Callable[[ProblemBatch, Sequence[Gpu]], NamedFeatures]
+
+    def feature_names(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        """Names in the order of the last axis of `feature_matrix`."""
+        return tuple(self.describe(batch, gpus))
+
+    def feature_matrix(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
+        """Features as float32, shape (gpus, problems, features)."""
+        named = self.describe(batch, gpus)
+        matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
+        for index, values in enumerate(named.values()):
+            matrix[:, :, index] = values
+        return matrix
+
+
+def log2(values: Array) -> Array:
+    """Base-2 logarithm that stays finite at zero."""
+    return np.log2(np.maximum(values, SMALLEST))
+
+
+def per_gpu(gpus: Sequence[Gpu], figure: Callable[[Gpu], float]) -> Array:
+    """One figure of each GPU as a column, shape (gpus, 1)."""
+    return np.array([figure(gpu) for gpu in gpus], dtype=np.float64)[:, None]
+
+
+def multiprocessors(gpus: Sequence[Gpu]) -> Array:
+    """SMs of each GPU, shape (gpus, 1)."""
+    return per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors)
+
+
+def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+    """What utilisation is measured against, shape (gpus, problems).
+
+    A kernel's launch, plus the longer of computing (fewest FLOPs of any algorithm) and moving: traffic up to the size
+    of the L2 may come from it, and what exceeds it must come from memory. Unlike the roofline, this does not jump
+    where a working set outgrows the L2, and no kernel beats it.
+    """
+    compute = batch.least_flops[None, :] / compute_peak(batch, gpus)
+    moved = batch.bytes_moved[None, :]
+    capacity = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
+    cache = per_gpu(gpus, lambda gpu: max(gpu.l2_bytes_per_second, gpu.dram_bytes_per_second))
+    memory = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
+    cached = moved / cache
+    streamed = np.maximum(moved - capacity, 0.0) / memory
+    return LAUNCH_SECONDS + np.maximum(compute, np.maximum(cached, streamed))
+
+
+def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
+    """What the GPU is, as ratios to its SMs and clock, each (gpus, 1)."""
+    lanes = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * gpu.boost_clock_hz)
+    capability = per_gpu(gpus, lambda gpu: gpu.compute_capability[0] + gpu.compute_capability[1] / 10)
+    return {
+        "multiprocessors": log2(multiprocessors(gpus)),
+        "boost_clock": log2(per_gpu(gpus, lambda gpu: gpu.boost_clock_hz / 1e9)),
+        "boost_over_base": log2(per_gpu(gpus, lambda gpu: gpu.boost_clock_hz / gpu.base_clock_hz)),
+        "flops_per_clock": log2(compute_peak(batch, gpus) / lanes),
+        "memory_bytes_per_clock": log2(per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second) / lanes),
+        "cache_over_memory": log2(per_gpu(gpus, lambda gpu: gpu.l2_bytes_per_second / gpu.dram_bytes_per_second)),
+        "cache_per_multiprocessor": log2(per_gpu(gpus, lambda gpu: gpu.l2_bytes) / multiprocessors(gpus)),
+        "watts_per_lane": log2(per_gpu(gpus, lambda gpu: gpu.power_watts) / lanes * 1e9),
+        "volta_or_later": (capability >= 7.0).astype(np.float64),
+        "ampere_or_later": (capability >= 8.0).astype(np.float64),
+        "hopper_or_later": (capability >= 9.0).astype(np.float64),
+        "blackwell_datacentre": ((capability >= 10.0) & (capability < 11.0)).astype(np.float64),
+    }
+
+
+def work_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
+    """How the work compares with the machine: time to compute, to move, to launch, and size against the L2."""
+    compute = batch.flops[None, :] / compute_peak(batch, gpus)
+    memory = batch.bytes_moved[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
+    bound = roofline_seconds(batch, gpus)
+    return {
+        "compute_over_memory": np.clip(log2(compute) - log2(memory), -12.0, 12.0),
+        "compute_over_launch": log2(compute + LAUNCH_SECONDS / 16) - np.log2(LAUNCH_SECONDS),
+        "memory_over_launch": log2(memory + LAUNCH_SECONDS / 16) - np.log2(LAUNCH_SECONDS),
+        "bound_over_launch": log2(bound + LAUNCH_SECONDS / 16) - np.log2(LAUNCH_SECONDS),
+        "traffic_over_cache": log2(batch.bytes_moved[None, :] / per_gpu(gpus, lambda gpu: gpu.l2_bytes)),
+    }
+
+
+def wave_quantisation(blocks: Array, slots: Array) -> tuple[Array, Array]:
+    """Waves of `blocks` on `slots` at a time, and the share of the last wave's time that is used.
+
+    Returns:
+        waves (blocks / slots) and tail (waves / ceil(waves), in (0, 1]).
+    """
+    waves = blocks / slots
+    return waves, waves / np.ceil(waves)
+
+
+def tile_features(
+    rows: Array, cols: Array, copies: Array, gpus: Sequence[Gpu], tiles: Sequence[tuple[int, int]]
+) -> dict[str, Array]:
+    """Waves, tail and padding of a (rows x cols) result, `copies` times, cut into each of the usual tiles."""
+    named: dict[str, Array] = {}
+    slots = multiprocessors(gpus)
+    for tile_rows, tile_cols in tiles:
+        down, across = np.ceil(rows / tile_rows), np.ceil(cols / tile_cols)
+        waves, tail = wave_quantisation((copies * down * across)[None, :], slots)
+        label = f"{tile_rows}x{tile_cols}"
+        named[f"waves_{label}"] = log2(waves)
+        named[f"tail_{label}"] = log2(tail)
+        named[f"filled_{label}"] = log2(rows * cols / (down * tile_rows * across * tile_cols))[None, :]
+    return named
+
+
+def alignment(values: Array, largest: int = 128) -> Array:
+    """log2 of the largest power of two, up to `largest`, that divides each value, shape (1, problems)."""
+    whole = np.maximum(np.rint(values), 1.0).astype(np.int64)
+    power = whole & -whole
+    aligned: Array = np.log2(np.minimum(power, largest).astype(np.float64))
+    return aligned[None, :]

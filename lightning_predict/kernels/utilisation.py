@@ -1,0 +1,181 @@
+"""Utilisation models: seconds of many problems on many GPUs, with a 90 % interval, in numpy.
+
+`seconds = reference / utilisation`. The reference (`features.reference_seconds`) is a time that no kernel beats; the
+utilisation is the geometric mean of a small ensemble of networks, each bounded by 1 above and by the lowest that was
+measured below. Features are kept inside the range that was trained on, so shapes far outside it get the utilisation of
+its edge and a time that still follows the roofline. Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> from lightning_predict.weights.store import load_weights
+    >>> models = UtilisationModels(load_weights(["H100-SXM-80GB"]))
+    >>> batch = problem_batch("linear", "bfloat16", m=4096, n=4096, k=4096)
+    >>> 0.15e-3 < float(models.estimate(batch, [gpu("H100-SXM-80GB")]).seconds[0, 0]) < 0.19e-3
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.errors import UnknownOperationError, WeightsFormatError
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels import features_matmul
+from lightning_predict.kernels.features import Family, reference_seconds
+from lightning_predict.kernels.features_attention import ATTENTION
+from lightning_predict.kernels.features_convolution import CONVOLUTION
+from lightning_predict.kernels.features_vector import VECTOR
+from lightning_predict.kernels.operations import Array, ProblemBatch
+from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.weights.records import FloatArray, LoadedWeights, NetworkWeights
+
+FAMILIES: Final = {
+    family.name: family
+    for family in (
+        features_matmul.SINGLE_PRECISION,
+        features_matmul.HALF_PRECISION,
+        CONVOLUTION,
+        ATTENTION,
+        VECTOR,
+    )
+}
+"""Families by name."""
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted times, each of shape (gpus, problems), and the 90 % interval around them."""
+
+    seconds: Array
+    low_seconds: Array
+    high_seconds: Array
+
+
+def family_of(operation: str, dtype: str) -> Family | None:
+    """The family that serves an operation and dtype; None where there is none."""
+    for family in FAMILIES.values():
+        if operation in family.operations and dtype in family.dtypes:
+            return family
+    return None
+
+
+@final
+class UtilisationModels:
+    """The networks of a set of GPUs, ready to predict.
+
+    Args:
+        weights: What `weights.store.load_weights` found.
+    """
+
+    def __init__(self, weights: LoadedWeights) -> None:
+        self._weights = weights
+
+    def supports(self, operation: str, dtype: str) -> bool:
+        """True where a model serves this operation and dtype on every GPU."""
+        family = family_of(operation, dtype)
+        return family is not None and family.name in self._weights.base.families
+
+    def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
+        """True where this GPU's weights were trained on its own measurements of this operation and dtype."""
+        family = family_of(operation, dtype)
+        own = self._weights.gpus.get(gpu_name)
+        if family is None or own is None or family.name not in own.families:
+            return False
+        return (operation, dtype) in own.families[family.name].trained
+
+    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+        """Seconds of each problem on each GPU, by its own weights where it has them, else by the base.
+
+        A dtype that a GPU only emulates, or computes no faster than float32, is served as float32, which is what its
+        libraries do.
+
+        Raises:
+            UnknownOperationError: No model serves the operation in this dtype (see `supports`).
+            WeightsFormatError: The weights expect other features than this release computes.
+        """
+        widened = [index for index, gpu in enumerate(gpus) if _computes_in_float32(batch, gpu)]
+        if not widened:
+            return self._estimate(batch, gpus)
+        native = [index for index in range(len(gpus)) if index not in widened]
+        parts = [(native, self._estimate(batch, [gpus[index] for index in native]))] if native else []
+        as_float32 = ProblemBatch(batch.operation, "float32", batch.columns)
+        parts.append((widened, self._estimate(as_float32, [gpus[index] for index in widened])))
+        order = np.argsort([index for indices, _ in parts for index in indices])
+        seconds, low, high = (
+            np.concatenate([getattr(part, name) for _, part in parts])[order]
+            for name in ("seconds", "low_seconds", "high_seconds")
+        )
+        return Estimate(seconds, low, high)
+
+    def _estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+        family = family_of(batch.operation, batch.dtype)
+        if family is None or family.name not in self._weights.base.families:
+            raise UnknownOperationError(
+                f"No utilisation model serves {batch.operation!r} in {batch.dtype!r}. Families: "
+                + "; ".join(f"{f.name} ({', '.join(f.operations)}; {', '.join(f.dtypes)})" for f in FAMILIES.values())
+            )
+        networks = [self._network(family, gpu, batch) for gpu in gpus]
+        matrix = self._features(family, batch, gpus)
+        log_utilisation = np.empty(matrix.shape[:2])
+        for network in {id(network): network for network in networks}.values():
+            mine = [index for index, other in enumerate(networks) if other is network]
+            log_utilisation[mine] = log_utilisation_of(network, matrix[mine])
+        bound = roofline_seconds(batch, gpus, least=True)
+        seconds = np.maximum(reference_seconds(batch, gpus) * np.exp(-log_utilisation), bound)
+        half_widths = [network.half_width(batch.operation, batch.dtype) for network in networks]
+        spread = np.exp(np.array(half_widths))[:, None]
+        return Estimate(seconds, np.maximum(seconds / spread, bound), seconds * spread)
+
+    def _network(self, family: Family, gpu: Gpu, batch: ProblemBatch) -> NetworkWeights:
+        if self.has_own_weights(gpu.name, batch.operation, batch.dtype):
+            return self._weights.gpus[gpu.name].families[family.name]
+        return self._weights.base.families[family.name]
+
+    def _features(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu]) -> FloatArray:
+        names = family.feature_names(batch, gpus)
+        for weights in (self._weights.base, *self._weights.gpus.values()):
+            network = weights.families.get(family.name)
+            if network is not None and network.features != names:
+                raise WeightsFormatError(
+                    f"The weights of {weights.gpu!r} for {family.name!r} expect {len(network.features)} features that "
+                    f"differ from the {len(names)} that this release computes. Use the weights of this release, or "
+                    "train them again."
+                )
+        return family.feature_matrix(batch, gpus)
+
+
+def _computes_in_float32(batch: ProblemBatch, gpu: Gpu) -> bool:
+    """True where 16-bit matrix work gains nothing on this GPU, so that its libraries compute in float32."""
+    if batch.kind.units != "tensor" or batch.dtype not in ("float16", "bfloat16"):
+        return False
+    if family_of(batch.operation, "float32") is None:
+        return False
+    peak, single = gpu.peak(batch.dtype), gpu.peak("float32")
+    return batch.dtype in gpu.emulated_dtypes or peak is None or (single is not None and peak <= single)
+
+
+def log_utilisation_of(network: NetworkWeights, features: FloatArray) -> FloatArray:
+    """Natural logarithm of the utilisation, in [log(lowest), 0].
+
+    Args:
+        network: The ensemble.
+        features: Shape (gpus, problems, features).
+
+    Returns:
+        Mean over the ensemble, shape (gpus, problems).
+    """
+    rows = features.reshape(-1, features.shape[-1])
+    hidden = (np.clip(rows, network.low, network.high) - network.mean) / network.scale
+    values = np.broadcast_to(hidden, (network.layers[0].members, *hidden.shape))
+    for index, layer in enumerate(network.layers):
+        values = np.matmul(values, layer.weight) + layer.bias[:, None, :]
+        if index < len(network.layers) - 1:
+            np.maximum(values, 0.0, out=values)
+    share = 1.0 / (1.0 + np.exp(np.clip(-values[..., 0], -60.0, 60.0)))
+    mean: FloatArray = np.log(network.lowest_utilisation) * share.mean(axis=0, dtype=np.float64)
+    return mean.reshape(features.shape[:2])

@@ -1,0 +1,159 @@
+"""Weights files: safetensors whose header says what must be inside, checked on reading. Never pickle.
+
+The file's metadata has one entry, `lightning_predict`, a JSON object (`HEADER_FIELDS`); the tensors of family `f` are
+`f/mean`, `f/scale`, `f/low`, `f/high` and, for layer i, `f/layer<i>/weight` (members, inputs, outputs) and
+`f/layer<i>/bias` (members, outputs). Weights are stored as float16 and used as float32. Example::
+
+    write_weights(weights, "T4.safetensors")
+    read_weights("T4.safetensors").families["matmul_single"].features
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from lightning_predict.errors import WeightsFormatError, WeightsHashError
+from lightning_predict.weights.records import FloatArray, GpuWeights, Layer, NetworkWeights
+
+FORMAT_VERSION: Final = 1
+METADATA_KEY: Final = "lightning_predict"
+HEADER_FIELDS: Final = ("format_version", "gpu", "recipe", "seed", "sources", "families")
+FAMILY_FIELDS: Final = ("trained", "features", "layers", "members", "lowest_utilisation", "interval")
+VECTORS: Final = ("mean", "scale", "low", "high")
+
+_Tensors = dict[str, np.ndarray[Any, np.dtype[Any]]]
+
+
+def sha256(content: bytes) -> str:
+    """Hexadecimal SHA-256."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_weights(weights: GpuWeights, path: Path) -> None:
+    """Write one file; the same weights give the same bytes."""
+    tensors: _Tensors = {}
+    families: dict[str, Any] = {}
+    for name, network in sorted(weights.families.items()):
+        for vector in VECTORS:
+            tensors[f"{name}/{vector}"] = np.ascontiguousarray(getattr(network, vector), dtype=np.float32)
+        for index, layer in enumerate(network.layers):
+            tensors[f"{name}/layer{index}/weight"] = np.ascontiguousarray(layer.weight, dtype=np.float16)
+            tensors[f"{name}/layer{index}/bias"] = np.ascontiguousarray(layer.bias, dtype=np.float16)
+        families[name] = _describe(network)
+    header = {
+        "format_version": FORMAT_VERSION,
+        "gpu": weights.gpu,
+        "recipe": weights.recipe,
+        "seed": weights.seed,
+        "sources": list(weights.sources),
+        "families": families,
+    }
+    content = safetensors.numpy.save(tensors, {METADATA_KEY: json.dumps(header, sort_keys=True)})
+    path.write_bytes(content)
+
+
+def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeights:
+    """Read and check one file.
+
+    Raises:
+        WeightsHashError: Its hash is not the expected one.
+        WeightsFormatError: It is truncated, of another version, or its tensors differ from what its header promises.
+        OSError: It cannot be read.
+    """
+    content = path.read_bytes()
+    if expected_sha256 is not None and sha256(content) != expected_sha256:
+        raise WeightsHashError(
+            f"Weights file {path} has SHA-256 {sha256(content)}; expected {expected_sha256} (the manifest's). It was "
+            "changed or damaged: delete it, so that it is fetched again or the bundled file is used."
+        )
+    header = _header(content, path)
+    try:
+        tensors: _Tensors = safetensors.numpy.load(content)
+    except safetensors.SafetensorError as error:
+        raise _unusable(path, f"it is truncated or not a safetensors file ({error})") from None
+    families = {name: _network(name, description, tensors, path) for name, description in header["families"].items()}
+    if tensors:
+        raise _unusable(path, f"it has tensors that its header does not name: {sorted(tensors)}")
+    return GpuWeights(header["gpu"], families, header["recipe"], header["seed"], tuple(header["sources"]))
+
+
+def _describe(network: NetworkWeights) -> dict[str, Any]:
+    return {
+        "trained": sorted(list(pair) for pair in network.trained),
+        "features": list(network.features),
+        "layers": [layer.outputs for layer in network.layers],
+        "members": network.layers[0].members,
+        "lowest_utilisation": network.lowest_utilisation,
+        "interval": dict(network.interval),
+    }
+
+
+def _unusable(path: Path, why: str) -> WeightsFormatError:
+    return WeightsFormatError(
+        f"Weights file {path} cannot be used: {why}. Expected a file written by `lightning_predict.fitting` (format "
+        f"version {FORMAT_VERSION}). Delete it, so that it is fetched again or the bundled file is used."
+    )
+
+
+def _header(content: bytes, path: Path) -> Mapping[str, Any]:
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 + length:
+        raise _unusable(path, f"it is truncated: {len(content)} bytes, and its header alone needs {8 + length}")
+    try:
+        header = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][METADATA_KEY])
+    except (ValueError, KeyError, TypeError):
+        raise _unusable(path, f"its metadata has no JSON entry {METADATA_KEY!r}") from None
+    if not isinstance(header, dict) or header.get("format_version") != FORMAT_VERSION:
+        version = header.get("format_version") if isinstance(header, dict) else None
+        raise _unusable(path, f"its format version is {version!r}")
+    missing = [field for field in HEADER_FIELDS if field not in header]
+    if missing or not isinstance(header["families"], dict):
+        raise _unusable(path, f"its header lacks {missing or ['families']}")
+    return header
+
+
+def _network(name: str, description: Mapping[str, Any], tensors: _Tensors, path: Path) -> NetworkWeights:
+    """Build one family's network and take its tensors out of `tensors`."""
+    missing = [field for field in FAMILY_FIELDS if field not in description]
+    if missing:
+        raise _unusable(path, f"the header of family {name!r} lacks {missing}")
+    features, widths, members = description["features"], description["layers"], description["members"]
+    lowest, interval = description["lowest_utilisation"], description["interval"]
+    if not 0 < lowest < 1 or "*" not in interval or not all(width > 0 for width in interval.values()):
+        raise _unusable(path, f"family {name!r} has lowest utilisation {lowest!r} and intervals {interval!r}")
+    if not widths or widths[-1] != 1:
+        raise _unusable(path, f"family {name!r} has layers {widths!r}; the last must have one output")
+    vectors = {vector: _take(tensors, f"{name}/{vector}", (len(features),), path) for vector in VECTORS}
+    layers = []
+    for index, (inputs, outputs) in enumerate(zip([len(features), *widths], widths, strict=False)):
+        weight = _take(tensors, f"{name}/layer{index}/weight", (members, inputs, outputs), path)
+        bias = _take(tensors, f"{name}/layer{index}/bias", (members, outputs), path)
+        layers.append(Layer(weight, bias))
+    return NetworkWeights(
+        family=name,
+        trained=frozenset((operation, dtype) for operation, dtype in description["trained"]),
+        features=tuple(features),
+        lowest_utilisation=lowest,
+        layers=tuple(layers),
+        interval=interval,
+        **vectors,
+    )
+
+
+def _take(tensors: _Tensors, key: str, shape: tuple[int, ...], path: Path) -> FloatArray:
+    tensor = tensors.pop(key, None)
+    if tensor is None:
+        raise _unusable(path, f"tensor {key!r} is missing; its header promises shape {shape}")
+    if tensor.shape != shape:
+        raise _unusable(path, f"tensor {key!r} has shape {tensor.shape}; its header promises {shape}")
+    if not np.isfinite(tensor).all():
+        raise _unusable(path, f"tensor {key!r} holds values that are not finite")
+    return tensor.astype(np.float32)

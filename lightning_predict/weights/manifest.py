@@ -1,0 +1,134 @@
+"""The manifest: which weights files there are, what each was trained on, and the hash that it must have.
+
+`manifest.json` lies beside the files it names::
+
+    {"format_version": 1, "files": {"T4.safetensors": {"sha256": "...", "bytes": 12345, "gpu": "T4", ...}}}
+
+Example::
+
+    >>> manifest = parse_manifest('{"format_version": 1, "files": {}}', where="a test")
+    >>> manifest.files
+    {}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, final
+
+from lightning_predict.errors import WeightsFormatError
+from lightning_predict.weights.files import FORMAT_VERSION
+
+MANIFEST_NAME: Final = "manifest.json"
+FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
+"""Names a manifest may give: no folders, so that no download leaves its own."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutError:
+    """Errors on problems that no fit saw, of one operation and dtype.
+
+    Attributes:
+        rows: Held-out measurements that were scored.
+        mean: Mean of |predicted / measured - 1|.
+        median: Median of the same.
+        coverage: Share of the measurements inside the 90 % interval.
+    """
+
+    rows: int
+    mean: float
+    median: float
+    coverage: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestEntry:
+    """One weights file.
+
+    Attributes:
+        sha256: Hash of its content.
+        bytes: Its size.
+        gpu: The GPU that it serves, or `base`.
+        operations: Operations that it was trained on.
+        dtypes: dtypes that it was trained on.
+        trained_on: Sources of the measurements, with their licences.
+        rows: Measurements that it was fitted to.
+        held_out_error: By "operation/dtype".
+    """
+
+    sha256: str
+    bytes: int
+    gpu: str
+    operations: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    trained_on: tuple[str, ...]
+    rows: int
+    held_out_error: Mapping[str, HeldOutError]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All files of one release of weights."""
+
+    recipe: str
+    seed: int
+    files: Mapping[str, ManifestEntry]
+
+    def to_json(self) -> str:
+        """Text of `manifest.json`; the same manifest gives the same text."""
+        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+
+
+def file_name(gpu: str) -> str:
+    """Name of the weights file of a GPU (or of the base)."""
+    return f"{gpu}.safetensors"
+
+
+def parse_manifest(text: str, *, where: str) -> Manifest:
+    """Read a manifest.
+
+    Args:
+        text: Content of `manifest.json`.
+        where: Its place, for error messages.
+
+    Raises:
+        WeightsFormatError: Not JSON, of another version, or with a missing or wrong field.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise WeightsFormatError(f"The manifest at {where} is not JSON ({error}). Expected {MANIFEST_NAME}.") from None
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
+        raise WeightsFormatError(
+            f"The manifest at {where} has format version {version!r}; this release reads {FORMAT_VERSION}. Use the "
+            "weights of this release."
+        )
+    try:
+        files = {name: _entry(name, fields) for name, fields in document["files"].items()}
+        return Manifest(recipe=document.get("recipe", ""), seed=int(document.get("seed", 0)), files=files)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise WeightsFormatError(f"The manifest at {where} has a missing or wrong field: {error}.") from None
+
+
+def _entry(name: str, fields: Mapping[str, Any]) -> ManifestEntry:
+    if FILE_NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is not the name of a weights file ([A-Za-z0-9.-] and .safetensors)")
+    if re.fullmatch(r"[0-9a-f]{64}", fields["sha256"]) is None:
+        raise ValueError(f"{name!r} has SHA-256 {fields['sha256']!r}")
+    return ManifestEntry(
+        sha256=fields["sha256"],
+        bytes=int(fields["bytes"]),
+        gpu=str(fields["gpu"]),
+        operations=tuple(fields["operations"]),
+        dtypes=tuple(fields["dtypes"]),
+        trained_on=tuple(fields["trained_on"]),
+        rows=int(fields["rows"]),
+        held_out_error={key: HeldOutError(**values) for key, values in fields["held_out_error"].items()},
+    )
