@@ -26,7 +26,7 @@ class Source:
     title: str
     url: str
     date: str
-    """ISO date on which the figure was valid or read."""
+    """ISO date, month or year in which the figure was valid or read."""
 
 
 @final
@@ -43,23 +43,29 @@ class Gpu:
         launch_year: Year of release.
         streaming_multiprocessors: Number of SMs that are enabled.
         cores_per_multiprocessor: fp32 lanes of one SM (one fused multiply-add each per clock).
-        base_clock_hz: Guaranteed clock under load.
-        boost_clock_hz: Clock that the peaks are stated at.
+        base_clock_hz: Guaranteed clock under load; the boost clock where none is published.
+        boost_clock_hz: Clock that the float32 peak is stated at.
         peak_flops_per_second: Dense peak by dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`,
-            `int8`; tensor-core peaks with fp32 accumulation where there are tensor cores. Absent: not supported.
-        emulated_dtypes: Those of `peak_flops_per_second` that run through another dtype's units.
+            `int8`, the highest that matrix work can reach: tensor cores with fp32 accumulation where the GPU has them
+            for the dtype (so float64 of an A100 is the tensor cores' 19.5 TFLOP/s, twice its lanes'), else its lanes.
+            Absent: not supported.
+        emulated_dtypes: Those of `peak_flops_per_second` that run through another dtype's units, at the rate that
+            libraries were measured to reach: bfloat16 before Ampere, float16 matrix work before Volta.
         dram_bytes_per_second: Bandwidth of the device memory.
         l2_bytes: Size of the last-level cache.
         l2_bytes_per_second: Bandwidth of the last-level cache.
-        memory_bytes: Size of the device memory as sold (2**30 bytes per GB on the box).
+        memory_bytes: Size of the device memory as sold (2**30 bytes per GB on the box; what the driver reports where
+            the box counts 10**9). What a program can use is up to 8 % less.
         max_threads_per_multiprocessor: Resident threads of one SM.
         registers_per_multiprocessor: 32-bit registers of one SM.
         shared_memory_bytes_per_multiprocessor: Largest shared memory of one SM.
-        nvlink_bytes_per_second: NVLink bandwidth of one GPU, one direction; None without NVLink.
+        nvlink_bytes_per_second: NVLink bandwidth of one GPU to its peers, one direction; None without it, and where
+            it is only an optional bridge between two cards.
         pcie_bytes_per_second: Host link bandwidth, one direction.
         power_watts: Board (or module) power limit as shipped.
         single_source: True where the figures come from one data sheet and no second source agreed.
-        sources: Where each figure was read; `sources["*"]` holds for all that have no entry of their own.
+        sources: Where each figure was read, by field (by dtype for peaks); `sources["*"]` holds for all that have no
+            entry of their own.
     """
 
     name: str
@@ -86,6 +92,10 @@ class Gpu:
     power_watts: float
     single_source: bool
     sources: Mapping[str, tuple[Source, ...]]
+
+    def __hash__(self) -> int:
+        """By name, which no two rows share, so that a Gpu can be a key or an argument of a cached function."""
+        return hash(self.name)
 
     def peak(self, dtype: str) -> float | None:
         """Dense peak FLOP/s for `dtype`, emulated ones included; None where the GPU cannot compute it.

@@ -1,0 +1,212 @@
+"""Reads the catalogue: TOML rows in human units become `Gpu` values in SI units, or an error that names the row.
+
+The folder `catalogue/` holds two shared tables and one file per architecture:
+
+* `sources.toml`: every source once, as `[sources.<id>]` with title, url and date; rows cite the ids.
+* `compute_capabilities.toml`: what all GPUs of one compute capability share (lanes, threads, registers, shared memory).
+* `<architecture>.toml`: `[gpu.<name>]`, one table per GPU, with the unit in each key (`boost_clock_mhz`, `l2_mib`).
+
+A row cites at least two sources that agree, or says `single_source = true`; a figure from elsewhere cites its own
+in `figure_sources`. Example::
+
+    >>> [gpu.memory_bytes / 2**30 for gpu in load_catalogue() if gpu.name == "T4"]
+    [16.0]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_predict.errors import CatalogueError
+from lightning_predict.gpus.records import Gpu, Source
+from lightning_predict.gpus.rows import Row, read_document
+from lightning_predict.units import (
+    gibibytes_to_bytes,
+    gigabytes_to_bytes,
+    kibibytes_to_bytes,
+    mebibytes_to_bytes,
+    megahertz_to_hertz,
+    teraflops_to_flops,
+)
+
+CATALOGUE_FOLDER: Final = Path(__file__).with_name("catalogue")
+SOURCES_FILE: Final = "sources.toml"
+CAPABILITIES_FILE: Final = "compute_capabilities.toml"
+
+ARCHITECTURES: Final = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
+"""Oldest first; one file each."""
+
+NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+
+FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
+    "boost_clock_mhz": ("boost_clock_hz", megahertz_to_hertz),
+    "dram_gb_per_s": ("dram_bytes_per_second", gigabytes_to_bytes),
+    "l2_mib": ("l2_bytes", mebibytes_to_bytes),
+    "l2_gb_per_s": ("l2_bytes_per_second", gigabytes_to_bytes),
+    "memory_gib": ("memory_bytes", gibibytes_to_bytes),
+    "pcie_gb_per_s": ("pcie_bytes_per_second", gigabytes_to_bytes),
+    "power_watts": ("power_watts", float),
+}
+"""Figures that every row states: key of the row -> field of `Gpu`, and its conversion."""
+
+OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
+    "base_clock_mhz": ("base_clock_hz", megahertz_to_hertz),
+    "nvlink_gb_per_s": ("nvlink_bytes_per_second", gigabytes_to_bytes),
+}
+"""Figures that not every GPU has: no base clock is published for some, and most have no NVLink."""
+
+COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
+
+PEAKS: Final[dict[str, str]] = {
+    "float64_tflops": "float64",
+    "float32_tflops": "float32",
+    "tf32_tflops": "tf32",
+    "float16_tflops": "float16",
+    "bfloat16_tflops": "bfloat16",
+    "float8_tflops": "float8",
+    "int8_tops": "int8",
+}
+"""Peaks that a row may state: key of the row -> dtype. Only float32's must be there."""
+
+CITABLE: Final[Mapping[str, str]] = (
+    {key: field for key, (field, _) in (FIGURES | OPTIONAL_FIGURES).items()} | COUNTS | PEAKS
+)
+"""Keys that may have sources of their own -> how `Gpu.sources` calls them."""
+
+REQUIRED_KEYS: Final = frozenset(
+    {*FIGURES, *COUNTS, "compute_capability", "float32_tflops", "reported_names", "single_source", "sources"}
+)
+OPTIONAL_KEYS: Final = frozenset({*PEAKS, *OPTIONAL_FIGURES, "aliases", "emulated_dtypes", "figure_sources"})
+
+CAPABILITY_KEYS: Final[Mapping[str, str]] = {
+    "cores_per_multiprocessor": "cores_per_multiprocessor",
+    "max_threads_per_multiprocessor": "max_threads_per_multiprocessor",
+    "registers_per_multiprocessor": "registers_per_multiprocessor",
+    "shared_memory_kib_per_multiprocessor": "shared_memory_bytes_per_multiprocessor",
+}
+
+
+def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
+    """All GPUs of a catalogue folder, architecture by architecture, oldest first, in the order of the files.
+
+    Args:
+        folder: Holds `sources.toml`, `compute_capabilities.toml` and at least one architecture's file.
+
+    Raises:
+        CatalogueError: A file that is missing or not TOML, or a row that breaks a rule, named by file, row and key.
+    """
+    sources = _load_sources(folder)
+    capabilities = _load_capabilities(folder, sources)
+    gpus: dict[str, Gpu] = {}
+    for architecture in ARCHITECTURES:
+        if not (folder / f"{architecture}.toml").exists():
+            continue
+        for name, row in _read_rows(folder / f"{architecture}.toml", "gpu").items():
+            if name in gpus:
+                raise row.error("name", f"is also a row of {gpus[name].architecture}.toml; remove one of the two.")
+            gpus[name] = _parse_gpu(name, row, capabilities, sources)
+    if not gpus:
+        raise CatalogueError(f"{folder} holds none of {', '.join(ARCHITECTURES)}.toml; give a catalogue's folder.")
+    return tuple(gpus.values())
+
+
+def _read_rows(path: Path, heading: str) -> dict[str, Row]:
+    """The tables `[<heading>.<name>]` of a file that may have no other heading, by name."""
+    document = read_document(path)
+    document.check_keys(frozenset({heading}))
+    tables = document.child(heading, heading)
+    return {name: tables.child(name, f"{heading}.{name}") for name in tables.table}
+
+
+def _load_sources(folder: Path) -> dict[str, Source]:
+    sources = {}
+    for identifier, row in _read_rows(folder / SOURCES_FILE, "sources").items():
+        row.check_keys(frozenset({"title", "url", "date"}))
+        sources[identifier] = Source(title=row.text("title"), url=row.url("url"), date=row.date("date"))
+    return sources
+
+
+def _load_capabilities(folder: Path, sources: Mapping[str, Source]) -> dict[str, Row]:
+    capabilities = _read_rows(folder / CAPABILITIES_FILE, "compute_capability")
+    for version, row in capabilities.items():
+        row.check_keys(frozenset({*CAPABILITY_KEYS, "architecture", "sources"}))
+        if not re.fullmatch(r"\d+\.\d", version):
+            raise row.error("compute_capability", f"is {version!r}, but must read like 8.6.")
+        if row.text("architecture") not in ARCHITECTURES:
+            raise row.error("architecture", f"is {row.text('architecture')!r}; known are {', '.join(ARCHITECTURES)}.")
+        _cited(row, "sources", sources)
+    return capabilities
+
+
+def _cited(row: Row, key: str, sources: Mapping[str, Source]) -> tuple[Source, ...]:
+    """The sources whose ids stand under a key."""
+    identifiers = row.texts(key)
+    if not identifiers:
+        raise row.error(key, f"cites nothing; name at least one id of {SOURCES_FILE}.")
+    for identifier in identifiers:
+        if identifier not in sources:
+            raise row.error(key, f"cites {identifier!r}, which is not in {SOURCES_FILE}; add it there.")
+    return tuple(sources[identifier] for identifier in identifiers)
+
+
+def _parse_gpu(name: str, row: Row, capabilities: Mapping[str, Row], sources: Mapping[str, Source]) -> Gpu:
+    row.check_keys(REQUIRED_KEYS, OPTIONAL_KEYS)
+    if not NAME_PATTERN.fullmatch(name):
+        raise row.error("name", f"is {name!r}, but may hold only letters, digits, dots and hyphens.")
+    if not row.texts("reported_names"):
+        raise row.error("reported_names", "is empty; list what torch.cuda.get_device_name reports.")
+    version = row.text("compute_capability")
+    if version not in capabilities:
+        raise row.error("compute_capability", f"is {version!r}; known are {', '.join(capabilities)}.")
+    shared = capabilities[version]
+    if row.file != f"{shared.text('architecture')}.toml":
+        raise row.error("compute_capability", f"is {version!r}; move the row to {shared.text('architecture')}.toml.")
+    fields: dict[str, Any] = {field: convert(row.number(key)) for key, (field, convert) in FIGURES.items()}
+    fields |= {"base_clock_hz": fields["boost_clock_hz"], "nvlink_bytes_per_second": None}
+    fields |= {
+        field: convert(row.number(key)) for key, (field, convert) in OPTIONAL_FIGURES.items() if key in row.table
+    }
+    fields |= {key: row.count(key) for key in COUNTS}
+    fields |= {
+        field: int(kibibytes_to_bytes(shared.count(key))) if "_kib_" in key else shared.count(key)
+        for key, field in CAPABILITY_KEYS.items()
+    }
+    major, minor = version.split(".")
+    return Gpu(
+        name=name,
+        reported_names=row.texts("reported_names"),
+        aliases=row.texts("aliases"),
+        architecture=shared.text("architecture"),
+        compute_capability=(int(major), int(minor)),
+        peak_flops_per_second={d: teraflops_to_flops(row.number(key)) for key, d in PEAKS.items() if key in row.table},
+        emulated_dtypes=_parse_emulated(row),
+        single_source=row.flag("single_source"),
+        sources=_parse_sources(row, shared, sources),
+        **fields,
+    )
+
+
+def _parse_emulated(row: Row) -> frozenset[str]:
+    emulated = row.texts("emulated_dtypes")
+    stated = {dtype for key, dtype in PEAKS.items() if key in row.table}
+    for dtype in emulated:
+        if dtype not in stated:
+            raise row.error("emulated_dtypes", f"lists {dtype!r}, but the row states no rate for it.")
+    return frozenset(emulated)
+
+
+def _parse_sources(row: Row, shared: Row, sources: Mapping[str, Source]) -> dict[str, tuple[Source, ...]]:
+    """Sources by field of `Gpu` (by dtype for peaks); `"*"` holds for every figure without sources of its own."""
+    cited = {"*": _cited(row, "sources", sources)}
+    if len(cited["*"]) < 2 and not row.flag("single_source"):
+        raise row.error("sources", "cites one source; cite a second one that agrees, or say single_source = true.")
+    cited |= {field: _cited(shared, "sources", sources) for field in CAPABILITY_KEYS.values()}
+    overrides = row.child("figure_sources", f"{row.name}.figure_sources")
+    for key in overrides.table:
+        if key not in CITABLE or key not in row.table:
+            raise overrides.error(key, "is not a figure of this row; cite sources only for figures that it states.")
+        cited[CITABLE[key]] = _cited(overrides, key, sources)
+    return cited

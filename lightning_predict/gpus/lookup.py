@@ -1,0 +1,123 @@
+"""Finds a GPU by any name that people, clouds or `torch.cuda.get_device_name` give it: exactly, never by substring.
+
+Case, spaces, hyphens and underscores do not count; everything else does, so that `L40S` is not taken for an `L4`.
+Example::
+
+    >>> gpu("NVIDIA H100 80GB HBM3").name
+    'H100-SXM-80GB'
+    >>> gpu("nvidia geforce rtx 3080", memory_bytes=12.6e9).name  # two cards report this name
+    'RTX-3080-12GB'
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import pairwise
+from typing import Final
+
+from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
+from lightning_predict.gpus.catalogue import load_catalogue
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.units import bytes_to_gibibytes
+
+SEPARATORS: Final = re.compile(r"[\s_-]+")
+
+SMALLEST_REPORTED_SHARE: Final = 0.85
+"""Drivers report less memory than is sold: ECC takes 6 %, the driver up to 0.6 GiB of the small cards."""
+
+LARGEST_REPORTED_SHARE: Final = 1.02
+
+NEAREST_NAMES: Final = 5
+
+
+def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
+    """The GPU of this name.
+
+    Args:
+        name: Our name, an alias, or what `torch.cuda.get_device_name` reports; case and separators do not count.
+        memory_bytes: Memory that the device reports (`total_memory`); tells apart cards that report one name.
+
+    Raises:
+        UnknownGpuError: No GPU, or more than one, has this name (and memory). The message names the nearest.
+        InvalidArgumentError: `memory_bytes` is not a size.
+    """
+    if memory_bytes is not None and not (math.isfinite(memory_bytes) and memory_bytes > 0):
+        raise InvalidArgumentError(f"memory_bytes={memory_bytes!r} is not a size; expected bytes above 0.")
+    candidates = _catalogue_index().get(normalise(name))
+    if candidates is None:
+        raise UnknownGpuError(_unknown_message(name))
+    if len(candidates) == 1:
+        return candidates[0]
+    return _by_memory(name, candidates, memory_bytes)
+
+
+@cache
+def gpu_names() -> tuple[str, ...]:
+    """Our names of all GPUs of the catalogue, oldest architecture first."""
+    return tuple(row.name for row in _catalogue())
+
+
+def normalise(name: str) -> str:
+    """A name without what does not count: case, spaces, hyphens, underscores."""
+    return SEPARATORS.sub("", name).casefold()
+
+
+def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
+    """GPUs by normalised name; more than one only where all of them report it and differ in memory.
+
+    Raises:
+        CatalogueError: Two GPUs share a name that memory cannot tell apart.
+    """
+    index: dict[str, dict[str, Gpu]] = {}
+    own_words: set[str] = set()
+    for row in gpus:
+        own_words |= {normalise(word) for word in (row.name, *row.aliases)}
+        for word in (row.name, *row.aliases, *row.reported_names):
+            index.setdefault(normalise(word), {})[row.name] = row
+    for word, owners in index.items():
+        sizes = sorted(row.memory_bytes for row in owners.values())
+        distinct = all(small < SMALLEST_REPORTED_SHARE * large for small, large in pairwise(sizes))
+        if len(owners) > 1 and (word in own_words or not distinct):
+            raise CatalogueError(
+                f"{' and '.join(owners)} share the name {word!r}, which nothing tells apart; drop it from one of them. "
+                "Only names that devices report may be shared, by cards of different memory."
+            )
+    return {word: tuple(owners.values()) for word, owners in index.items()}
+
+
+@cache
+def _catalogue() -> tuple[Gpu, ...]:
+    return load_catalogue()
+
+
+@cache
+def _catalogue_index() -> Mapping[str, tuple[Gpu, ...]]:
+    return index_by_name(_catalogue())
+
+
+def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | None) -> Gpu:
+    """The candidate whose memory as sold is nearest to what the device reports."""
+    listed = " or ".join(f"{row.name} ({bytes_to_gibibytes(row.memory_bytes):g} GiB)" for row in candidates)
+    if memory_bytes is None:
+        raise UnknownGpuError(
+            f"{name!r} is what several cards report: {listed}. Ask for one of these names, or give memory_bytes."
+        )
+    nearest = min(candidates, key=lambda row: abs(math.log(memory_bytes / row.memory_bytes)))
+    if not SMALLEST_REPORTED_SHARE <= memory_bytes / nearest.memory_bytes <= LARGEST_REPORTED_SHARE:
+        raise UnknownGpuError(
+            f"{name!r} with {bytes_to_gibibytes(memory_bytes):.1f} GiB of memory is none of the cards that report "
+            f"this name: {listed}. Ask for one of these names instead."
+        )
+    return nearest
+
+
+def _unknown_message(name: str) -> str:
+    index = _catalogue_index()
+    words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)
+    names = list(dict.fromkeys(row.name for word in words for row in index[word]))[:NEAREST_NAMES]
+    nearest = f"The nearest names are {', '.join(names)}." if names else "No name is near it."
+    return f"{name!r} is not a GPU of the catalogue. {nearest} lightning_predict.gpu_names() lists all of them."
