@@ -120,12 +120,13 @@ def bytes_written(operation: Operation) -> int:
 
 
 def _tensor_lists(operation: Operation) -> int:
-    """Lists of a multi-tensor operation; `add` and `mul` take one or two, told by repeated shapes."""
+    """Lists of a multi-tensor operation. `add`, `mul` and `div` take one list and a scalar, or two lists."""
     listed = TENSOR_LISTS.get(operation.name, 1)
-    half = len(operation.inputs) // 2
+    if listed > 1 or "scalar" in operation.arguments or "scalars" in operation.arguments:
+        return listed
     shapes = [tensor.shape for tensor in operation.inputs]
-    doubled = listed == 1 and half > 0 and len(shapes) % 2 == 0 and shapes[:half] == shapes[half:]
-    return 2 if doubled else listed
+    half = len(shapes) // 2
+    return 2 if half and shapes[:half] == shapes[half:] else 1
 
 
 def _sum_bytes(tensors: tuple[TensorInfo, ...]) -> int:

@@ -20,7 +20,7 @@ from typing import Final, final
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.free_operations import is_free
-from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind
 from lightning_predict.kernels.traffic import transfer_of
 from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
 
@@ -105,32 +105,67 @@ class WorkItem:
 
 
 def work_items(trace: Trace) -> tuple[WorkItem, ...]:
-    """The trace's work in order.
+    """The trace's work in order, as a GPU would run it.
 
-    Off CUDA, `torch.optim` updates one tensor at a time; on CUDA its default is the multi-tensor (foreach)
-    implementation. So the optimizer's equal single-tensor operations of a trace that was not recorded on CUDA are
-    merged into one item with the sum of their traffic.
+    Where the trace was not recorded on CUDA, two things run otherwise there, and are rewritten:
+
+    * `torch.optim` updates one tensor at a time; on CUDA its default is the multi-tensor (foreach) implementation. So
+      the optimizer's equal single-tensor operations are merged into one item with the sum of their traffic.
+    * Dropout draws a mask, scales it and multiplies; on CUDA that is one kernel.
     """
-    merge = trace.device != "cuda"
+    elsewhere = trace.device != "cuda"
+    dropouts = _dropouts(trace.operations) if elsewhere else {}
+    inside = {index for indices in dropouts.values() for index in indices}
     items: list[WorkItem] = []
-    mergeable: dict[str, list[int]] = {}
+    updates: dict[str, list[int]] = {}
     for index, operation in enumerate(trace.operations):
-        if merge and operation.phase == "optimizer" and not has_translator(operation.name):
-            mergeable.setdefault(operation.name, []).append(index)
+        if index in dropouts:
+            items.append(WorkItem(dropouts[index], _dropout_problem(operation), 1))
+        if index in inside:
             continue
         problems = translate(operation, trace.flags)
-        if problems or operation.kernels:
+        if elsewhere and operation.phase == "optimizer" and problems and all(map(_is_vector_work, problems)):
+            updates.setdefault(operation.name, []).append(index)
+        elif problems or operation.kernels:
             items.append(WorkItem((index,), problems, len(operation.kernels) or len(problems)))
-    for indices in mergeable.values():
-        merged = _sum_transfers(transfer_of(trace.operations[i]) for i in indices if not is_free(trace.operations[i]))
-        if merged:
-            items.append(WorkItem(tuple(indices), (merged,), 1))
+    for indices in updates.values():
+        merged = _sum_transfers(transfer_of(trace.operations[i]) for i in indices)
+        items.append(WorkItem(tuple(indices), (merged,), 1))
     return tuple(items)
 
 
-def _sum_transfers(transfers: Iterable[tuple[Problem, ...]]) -> Problem | None:
-    dims = [problem.dims for problems in transfers for problem in problems if problem.operation == "transfer"]
-    if not dims:
-        return None
+def _is_vector_work(problem: Problem) -> bool:
+    return operation_kind(problem.operation).units == "vector"
+
+
+def _sum_transfers(transfers: Iterable[tuple[Problem, ...]]) -> Problem:
+    dims = [problem.dims for problems in transfers for problem in problems]
     read, written, flops = (math.fsum(column) for column in zip(*dims, strict=True))
     return Problem("transfer", "float32", (read, written, flops))
+
+
+def _dropouts(operations: Sequence[Operation]) -> dict[int, tuple[int, ...]]:
+    """Dropouts as (mask drawn, mask scaled, data multiplied), by the index of the first.
+
+    The three are told by the mask's storage: drawn in place by `bernoulli_`, divided in place, read by a product.
+    """
+    computing = [index for index, operation in enumerate(operations) if not is_free(operation)]
+    found: dict[int, tuple[int, ...]] = {}
+    for drawn, scaled, product in zip(computing, computing[1:], computing[2:], strict=False):
+        names = (operations[drawn].name, operations[scaled].name, operations[product].name)
+        if names != ("aten::bernoulli_", "aten::div_", "aten::mul") or not operations[drawn].inputs:
+            continue
+        mask = operations[drawn].inputs[0].id
+        scales_it = mask is not None and operations[scaled].inputs[0].id == mask
+        if scales_it and any(tensor.id == mask for tensor in operations[product].inputs):
+            found[drawn] = (drawn, scaled, product)
+    return found
+
+
+def _dropout_problem(drawn: Operation) -> tuple[Problem, ...]:
+    """Dropout of a tensor like the mask."""
+    mask = drawn.inputs[0]
+    rows, columns = rows_and_columns(mask.shape)
+    if rows < 1 or columns < 1:
+        return ()
+    return (Problem("dropout", compute_dtype(mask), (float(rows), float(columns))),)

@@ -208,16 +208,55 @@ def _optimizer_trace(device: str) -> Trace:
         return Operation(name=name, phase=phase, inputs=(data, data), outputs=(data,))
 
     operations = (update("aten::relu", "forward"), *(update("aten::lerp_") for _ in range(3)), update("aten::view"))
-    return Trace(operations=operations, device=device, recorder="dispatch")
+    product = Operation(name="aten::mm", phase="optimizer", inputs=(tensor(8, 8), tensor(8, 8)))
+    return Trace(operations=(*operations, update("aten::mul_"), product), device=device, recorder="dispatch")
 
 
 def test_single_tensor_updates_become_one_multi_tensor_update_off_cuda() -> None:
     items = work_items(_optimizer_trace("cpu"))
-    assert [item.operations for item in items] == [(0,), (1, 2, 3)]
+    # A product inside an optimizer (Muon, Shampoo) stays a product.
+    assert [item.operations for item in items] == [(0,), (6,), (1, 2, 3), (5,)]
     # Three times two tensors of 40 bytes read and one written.
-    assert items[1].problems == (problem("transfer", "float32", read_bytes=240, write_bytes=120, flops=30),)
-    assert items[1].launches == 1
+    assert items[2].problems == (problem("transfer", "float32", read_bytes=240, write_bytes=120, flops=30),)
+    assert items[2].launches == 1
 
 
 def test_what_ran_on_cuda_stays_as_it_ran() -> None:
-    assert [item.operations for item in work_items(_optimizer_trace("cuda"))] == [(0,), (1,), (2,), (3,)]
+    assert [item.operations for item in work_items(_optimizer_trace("cuda"))] == [(0,), (1,), (2,), (3,), (5,), (6,)]
+
+
+def _dropout_trace(device: str, *, same_mask: bool = True) -> Trace:
+    data, mask = TensorInfo((8, 16), "float32", id=1), TensorInfo((8, 16), "float32", id=2)
+    other = TensorInfo((8, 16), "float32", id=3)
+    operations = (
+        Operation(name="aten::empty_like", phase="forward", inputs=(data,), outputs=(mask,)),
+        Operation(name="aten::bernoulli_", phase="forward", inputs=(mask,), outputs=(mask,)),
+        Operation(name="aten::div_", phase="forward", inputs=(mask if same_mask else other,)),
+        Operation(name="aten::mul", phase="forward", inputs=(data, mask)),
+    )
+    return Trace(operations=operations, device=device, recorder="dispatch")
+
+
+def test_dropout_in_three_steps_is_one_kernel_on_a_gpu() -> None:
+    (item,) = work_items(_dropout_trace("cpu"))
+    assert item.operations == (1, 2, 3)
+    assert item.problems == (problem("dropout", "float32", rows=8, cols=16),)
+
+
+@pytest.mark.parametrize("trace", [_dropout_trace("cuda"), _dropout_trace("cpu", same_mask=False)])
+def test_a_random_draw_that_is_no_dropout_stays_as_it_is(trace: Trace) -> None:
+    assert [item.operations for item in work_items(trace)] == [(1,), (2,), (3,)]
+
+
+def test_dropout_as_torch_runs_it_on_the_cpu_is_recognised() -> None:
+    import torch
+
+    from lightning_predict.tracing.dispatch import DispatchRecorder
+
+    recorder = DispatchRecorder()
+    recorder.start()
+    torch.nn.functional.dropout(torch.ones(8, 16), 0.5)
+    recorder.stop()
+    trace = Trace(operations=tuple(recorder.operations), device="cpu", recorder="dispatch")
+    assert [item.problems[0].operation for item in work_items(trace)][-1] == "dropout"
+    assert not any(item.problems[0].operation == "mul" for item in work_items(trace))
