@@ -112,8 +112,25 @@ def train_network(
 
     The result has no interval yet: `intervals.py` sets it.
     """
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more threads sum in another order: the same seed must give the same weights
-    scaled = start or _scaled(rows, seed, plan)
+    try:
+        scaled = start or _scaled(rows, seed, plan)
+        return _with_layers(scaled, _best_layers(rows, calibration, plan, scaled, seed, tuned=start is not None), rows)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _best_layers(
+    rows: TrainingRows,
+    calibration: TrainingRows,
+    plan: TrainingPlan,
+    scaled: NetworkWeights,
+    seed: int,
+    *,
+    tuned: bool,
+) -> tuple[Layer, ...]:
+    """Train from the layers of `scaled`; `tuned`: they are worth keeping where nothing better is found."""
     ensemble = _Ensemble(scaled)
     optimizer = torch.optim.AdamW(ensemble.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -121,7 +138,7 @@ def train_network(
     )
     fitted, checked = _tensors(rows, scaled), _tensors(calibration, scaled)
     generator = torch.Generator().manual_seed(seed)
-    best, best_loss = ensemble.state(), float(ensemble.loss(*checked)) if start is not None else math.inf
+    best, best_loss = ensemble.state(), ensemble.loss_value(*checked) if tuned else math.inf
     order = torch.empty(0, dtype=torch.long)
     for step in range(plan.steps):
         if len(order) < plan.batch_rows:
@@ -133,11 +150,10 @@ def train_network(
         optimizer.step()
         schedule.step()
         if (step + 1) % max(plan.steps // CHECKS, 1) == 0:
-            with torch.no_grad():
-                checked_loss = float(ensemble.loss(*checked))
+            checked_loss = ensemble.loss_value(*checked)
             if checked_loss < best_loss:
                 best, best_loss = ensemble.state(), checked_loss
-    return _with_layers(scaled, best, rows)
+    return best
 
 
 class _Ensemble(torch.nn.Module):
@@ -161,6 +177,11 @@ class _Ensemble(torch.nn.Module):
         device = log_reference - self.log_lowest * torch.sigmoid(values[..., 0])
         timed = 0.5 * torch.logaddexp(2 * device, 2 * log_floor)
         return (timed - log_seconds).abs().mean()
+
+    def loss_value(self, *columns: torch.Tensor) -> float:
+        """The loss as a number."""
+        with torch.no_grad():
+            return float(self.loss(*columns))
 
     def state(self) -> tuple[Layer, ...]:
         """A copy of the current weights."""

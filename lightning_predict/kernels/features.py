@@ -104,7 +104,6 @@ def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Arra
     return {
         "multiprocessors": log2(multiprocessors(gpus)),
         "boost_clock": log2(per_gpu(gpus, lambda gpu: gpu.boost_clock_hz / 1e9)),
-        "boost_over_base": log2(per_gpu(gpus, lambda gpu: gpu.boost_clock_hz / gpu.base_clock_hz)),
         "flops_per_clock": log2(compute_peak(batch, gpus) / lanes),
         "memory_bytes_per_clock": log2(per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second) / lanes),
         "cache_over_memory": log2(per_gpu(gpus, lambda gpu: gpu.l2_bytes_per_second / gpu.dram_bytes_per_second)),

@@ -92,7 +92,7 @@ class UtilisationModels:
         """Seconds of each problem on each GPU, by its own weights where it has them, else by the base.
 
         A dtype that a GPU only emulates, or computes no faster than float32, is served as float32, which is what its
-        libraries do.
+        libraries do, and never faster than its own bound.
 
         Raises:
             UnknownOperationError: No model serves the operation in this dtype (see `supports`).
@@ -106,8 +106,9 @@ class UtilisationModels:
         as_float32 = ProblemBatch(batch.operation, "float32", batch.columns)
         parts.append((widened, self._estimate(as_float32, [gpus[index] for index in widened])))
         order = np.argsort([index for indices, _ in parts for index in indices])
+        bound = roofline_seconds(batch, gpus, least=True)
         seconds, low, high = (
-            np.concatenate([getattr(part, name) for _, part in parts])[order]
+            np.maximum(np.concatenate([getattr(part, name) for _, part in parts])[order], bound)
             for name in ("seconds", "low_seconds", "high_seconds")
         )
         return Estimate(seconds, low, high)

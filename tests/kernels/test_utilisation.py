@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_predict.errors import UnknownOperationError, WeightsFormatError
+from lightning_predict.gpus import Gpu, gpu, gpu_names
+from lightning_predict.kernels.features import LAUNCH_SECONDS, reference_seconds
+from lightning_predict.kernels.operations import ProblemBatch, problem_batch
+from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.utilisation import UtilisationModels, log_utilisation_of
+from lightning_predict.weights.records import GpuWeights, Layer, LoadedWeights
+from lightning_predict.weights.store import load_weights
+from tests.example_gpu import BIG, OLD, SMALL
+from tests.kernels.example_networks import LOWEST, constant_network, constant_weights, with_own
+
+LINEAR = problem_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])
+
+
+def test_seconds_are_the_reference_over_the_utilisation() -> None:
+    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.5, interval=math.log(1.25)))
+    estimate = models.estimate(LINEAR, [SMALL])
+    # 2 x 1000^3 FLOPs at 1 TFLOP/s are 2 ms; twice that at half utilisation.
+    assert estimate.seconds[0] == pytest.approx([2 * (2e-3 + LAUNCH_SECONDS), 2 * (4e-3 + LAUNCH_SECONDS)], rel=1e-5)
+    assert estimate.high_seconds[0] == pytest.approx(estimate.seconds[0] * 1.25)
+    assert estimate.low_seconds[0] == pytest.approx(estimate.seconds[0] / 1.25)
+
+
+def test_no_end_of_the_interval_goes_below_the_bound() -> None:
+    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.9, interval=math.log(10)))
+    estimate = models.estimate(LINEAR, [SMALL])
+    np.testing.assert_array_equal(estimate.low_seconds, roofline_seconds(LINEAR, [SMALL], least=True))
+
+
+def test_own_weights_serve_their_gpu_and_what_they_were_trained_on_and_the_base_all_else() -> None:
+    base = constant_weights("matmul_single", utilisation=0.5, interval=math.log(2))
+    models = UtilisationModels(
+        with_own(base, "BIG", "matmul_single", utilisation=0.25, trained=(("linear", "float32"),))
+    )
+    assert models.has_own_weights("BIG", "linear", "float32")
+    assert not models.has_own_weights("BIG", "bmm", "float32")
+    assert not models.has_own_weights("SMALL", "linear", "float32")
+    assert not models.has_own_weights("BIG", "relu", "tf32")
+    estimate = models.estimate(LINEAR, [SMALL, BIG, OLD])
+    utilisation = reference_seconds(LINEAR, [SMALL, BIG, OLD]) / estimate.seconds
+    np.testing.assert_allclose(utilisation, np.array([[0.5] * 2, [0.25] * 2, [0.5] * 2]), rtol=1e-5)
+    spread = estimate.high_seconds / estimate.seconds
+    np.testing.assert_allclose(spread, np.array([[2] * 2, [1.05] * 2, [2] * 2]))
+
+
+def test_an_emulated_dtype_is_served_as_float32_in_the_order_asked() -> None:
+    single = constant_weights("matmul_single", utilisation=0.5, interval=math.log(2))
+    half = constant_weights("matmul_half", utilisation=0.8, interval=math.log(1.5))
+    families = {**single.base.families, **half.base.families}
+    models = UtilisationModels(LoadedWeights(replace(single.base, families=families), {}, {}))
+    batch = problem_batch("linear", "bfloat16", m=1000, n=1000, k=1000)
+    estimate = models.estimate(batch, [OLD, SMALL, OLD])
+    as_single = problem_batch("linear", "float32", m=1000, n=1000, k=1000)
+    expected = [
+        reference_seconds(as_single, [OLD])[0, 0] / 0.5,
+        reference_seconds(batch, [SMALL])[0, 0] / 0.8,
+        reference_seconds(as_single, [OLD])[0, 0] / 0.5,
+    ]
+    assert estimate.seconds[:, 0] == pytest.approx(expected, rel=1e-5)
+    assert estimate.high_seconds[:, 0] / estimate.seconds[:, 0] == pytest.approx([2, 1.5, 2])
+
+
+def test_what_no_model_serves_is_refused_with_the_families() -> None:
+    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.5, interval=0.1))
+    assert models.supports("linear", "float32")
+    assert not models.supports("linear", "tf32")
+    assert not models.supports("relu", "float32")  # a family without weights
+    with pytest.raises(UnknownOperationError, match=r"serves 'relu' in 'float32'\. Families: matmul_single \(linear"):
+        models.estimate(problem_batch("relu", "float32", rows=1, cols=1), [SMALL])
+
+
+def test_weights_of_other_features_are_refused() -> None:
+    network = constant_network("matmul_single", utilisation=0.5, interval=0.1)
+    other = replace(network, features=("x", *network.features[1:]))
+    models = UtilisationModels(LoadedWeights(GpuWeights("base", {"matmul_single": other}, "r", 0, ()), {}, {}))
+    with pytest.raises(WeightsFormatError, match=r"weights of 'base' for 'matmul_single' expect \d+ features"):
+        models.estimate(LINEAR, [SMALL])
+
+
+def test_the_network_is_the_sum_that_it_says() -> None:
+    network = replace(
+        constant_network("matmul_single", utilisation=0.5, interval=0.1),
+        mean=np.array([1, 0], np.float32),
+        scale=np.array([2, 1], np.float32),
+        low=np.array([-9, -9], np.float32),
+        high=np.array([9, 3], np.float32),
+        layers=(
+            Layer(np.array([[[1.0, -1.0], [2.0, 0.0]]], np.float32), np.array([[0.5, 0.0]], np.float32)),
+            Layer(np.array([[[0.1], [7.0]]], np.float32), np.array([[-0.25]], np.float32)),
+        ),
+    )
+    features = np.array([[[5.0, 8.0]]], np.float32)
+    # Inputs: (5 - 1) / 2 = 2 and min(8, 3) = 3. Hidden: relu(2 + 6 + 0.5) = 8.5 and relu(-2) = 0.
+    z = 0.1 * 8.5 - 0.25
+    assert log_utilisation_of(network, features)[0, 0] == pytest.approx(math.log(LOWEST) / (1 + math.exp(-z)))
+
+
+def test_members_of_an_ensemble_are_averaged_in_the_logarithm() -> None:
+    one = constant_network("matmul_single", utilisation=0.5, interval=0.1)
+    other = constant_network("matmul_single", utilisation=0.125, interval=0.1)
+    both = tuple(
+        Layer(np.concatenate([a.weight, b.weight]), np.concatenate([a.bias, b.bias]))
+        for a, b in zip(one.layers, other.layers, strict=True)
+    )
+    features = np.zeros((1, 1, len(one.features)), np.float32)
+    expected = math.log(0.5 * 0.125) / 2  # the geometric mean, 0.25
+    assert log_utilisation_of(replace(one, layers=both), features)[0, 0] == pytest.approx(expected, rel=1e-5)
+
+
+# From here on: the weights that are shipped.
+
+
+@pytest.fixture(scope="module")
+def shipped() -> UtilisationModels:
+    return UtilisationModels(load_weights(gpu_names(), offline=True))
+
+
+def test_a_large_bfloat16_product_on_h100_is_what_was_measured(shipped: UtilisationModels) -> None:
+    batch = problem_batch("linear", "bfloat16", b=1, m=4096, n=4096, k=4096)
+    seconds = shipped.estimate(batch, [gpu("H100-SXM-80GB")]).seconds[0, 0]
+    measured = (0.178462e-3 + 0.166026e-3) / 2  # two software builds of the public measurements
+    assert abs(seconds / measured - 1) < 0.1
+
+
+SIZES = st.floats(0, 20).map(lambda power: float(round(2**power)))
+SHORT = st.floats(0, 11).map(lambda power: float(round(2**power)))
+PROBLEMS = st.one_of(
+    st.builds(
+        lambda op, dtype, b, m, n, k: problem_batch(op, dtype, b=b, m=m, n=n, k=k),
+        st.sampled_from(["linear", "bmm"]),
+        st.sampled_from(["float32", "float16", "bfloat16"]),
+        SHORT,
+        SIZES,
+        SIZES,
+        SIZES,
+    ),
+    st.builds(
+        lambda b, h, s, d, c: problem_batch("attention", "bfloat16", batch=b, heads=h, seq=s, head_dim=d, causal=c),
+        SHORT,
+        SHORT,
+        SIZES,
+        st.integers(1, 1024),
+        st.integers(0, 1),
+    ),
+    st.builds(
+        lambda op, b, i, o, k, s, t: problem_batch(
+            op, "float32", batch=b, in_channels=i, out_channels=o, kernel_size=k, image_size=s + k, stride=t
+        ),
+        st.sampled_from(["conv2d", "conv2d_backward_input", "conv2d_backward_weight"]),
+        SHORT,
+        SHORT,
+        SHORT,
+        st.integers(1, 31),
+        SHORT,
+        st.integers(1, 4),
+    ),
+    st.builds(
+        lambda op, dtype, r, c: problem_batch(op, dtype, rows=r, cols=c),
+        st.sampled_from(["add", "gelu", "softmax", "layer_norm", "layer_norm_backward", "dropout"]),
+        st.sampled_from(["float32", "bfloat16"]),
+        SIZES,
+        SIZES,
+    ),
+    st.builds(
+        lambda r, w, f: problem_batch("transfer", "float32", read_bytes=r, write_bytes=w, flops=f), SIZES, SIZES, SIZES
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROBLEMS)
+def test_no_prediction_breaks_the_bound_on_any_gpu(shipped: UtilisationModels, batch: ProblemBatch) -> None:
+    gpus = [gpu(name) for name in gpu_names()]
+    estimate = shipped.estimate(batch, gpus)
+    bound = roofline_seconds(batch, gpus, least=True)
+    for values in (estimate.low_seconds, estimate.seconds, estimate.high_seconds):
+        assert np.isfinite(values).all()
+        assert (values >= bound).all()
+        assert (values > 0).all()
+    assert (estimate.low_seconds <= estimate.seconds).all()
+    assert (estimate.seconds <= estimate.high_seconds).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_doubling_a_side_of_a_product_is_rarely_faster(shipped: UtilisationModels, dtype: str) -> None:
+    sides = 2.0 ** np.arange(5, 15)
+    m, n, k = (axis.ravel() for axis in np.meshgrid(sides, sides, sides, indexing="ij"))
+    gpus = [gpu(name) for name in ("T4", "V100-PCIe-32GB", "A100-SXM-80GB", "H100-SXM-80GB", "L4", "B200-SXM-180GB")]
+    grid = shipped.estimate(problem_batch("linear", dtype, m=m, n=n, k=k), gpus).seconds.reshape(6, 10, 10, 10)
+    ratios = np.concatenate([(np.diff(np.log(grid), axis=axis)).ravel() for axis in (1, 2, 3)])
+    assert (ratios < math.log(0.95)).mean() <= 0.02
+    assert np.exp(ratios.min()) > 0.7
+
+
+def test_a_trace_of_500_problems_on_40_gpus_takes_less_than_a_fifth_of_a_second(shipped: UtilisationModels) -> None:
+    generator = np.random.default_rng(0)
+    gpus = [gpu(name) for name in gpu_names()[-40:]]
+    sides = np.rint(2 ** generator.uniform(4, 13, size=(3, 200)))
+    batches = [
+        problem_batch("linear", "bfloat16", m=sides[0], n=sides[1], k=sides[2]),
+        problem_batch("attention", "bfloat16", batch=8, heads=16, seq=sides[0, :50], head_dim=64),
+        problem_batch(
+            "conv2d", "float32", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=sides[0, :50]
+        ),
+        problem_batch("add", "float32", rows=sides[0], cols=sides[1]),
+    ]
+    assert sum(len(batch) for batch in batches) == 500
+    for batch in batches:
+        shipped.estimate(batch, gpus)
+    best = min(_seconds_of(shipped, batches, gpus) for _ in range(5))
+    assert best < 0.2
+
+
+def _seconds_of(models: UtilisationModels, batches: list[ProblemBatch], gpus: list[Gpu]) -> float:
+    started = time.perf_counter()
+    for batch in batches:
+        models.estimate(batch, gpus)
+    return time.perf_counter() - started

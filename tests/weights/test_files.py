@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from lightning_predict.errors import WeightsFormatError, WeightsHashError
+from lightning_predict.weights.files import METADATA_KEY, read_weights, sha256, write_weights
+from tests.weights.example import weights
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "T4.safetensors"
+    written = weights("T4", bias=0.5)
+    write_weights(written, path)
+    read = read_weights(path, expected_sha256=sha256(path.read_bytes()))
+    assert (read.gpu, read.recipe, read.seed, read.sources) == ("T4", "toy-1", 0, ("a source (MIT)",))
+    before, after = written.families["toy"], read.families["toy"]
+    assert (after.trained, after.features, after.lowest_utilisation) == (before.trained, before.features, 0.01)
+    assert after.half_width("linear", "float32") == 0.1
+    assert after.half_width("bmm", "float32") == 0.2  # not trained: the widest
+    for one, other in zip(before.layers, after.layers, strict=True):
+        np.testing.assert_array_equal(one.weight, other.weight)  # 0.5 and 0.25 are exact in float16
+        np.testing.assert_array_equal(one.bias, other.bias)
+        assert other.weight.dtype == np.float32
+
+
+def test_the_same_weights_give_the_same_bytes(tmp_path: Path) -> None:
+    write_weights(weights("T4"), tmp_path / "one")
+    write_weights(weights("T4"), tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_wrong_hash_names_both_hashes_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "T4.safetensors"
+    write_weights(weights("T4"), path)
+    with pytest.raises(WeightsHashError, match=rf"expected {'0' * 64} \(the manifest's\).*delete it"):
+        read_weights(path, expected_sha256="0" * 64)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.6, 0.95, 0.999])
+def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "T4.safetensors"
+    write_weights(weights("T4"), path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(WeightsFormatError, match=r"T4\.safetensors cannot be used.*Delete it"):
+        read_weights(path)
+
+
+def rewritten(
+    path: Path,
+    *,
+    header: Callable[[dict[str, Any]], None] = lambda header: None,
+    tensors: Callable[[dict[str, Any]], None] = lambda tensors: None,
+) -> Path:
+    """A valid file whose header or tensors were changed afterwards."""
+    write_weights(weights("T4"), path)
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    promised = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][METADATA_KEY])
+    held = safetensors.numpy.load(content)
+    header(promised)
+    tensors(held)
+    path.write_bytes(safetensors.numpy.save(held, {METADATA_KEY: json.dumps(promised)}))
+    return path
+
+
+LIES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "version": (lambda h: h.update(format_version=9), "its format version is 9"),
+    "no families": (lambda h: h.pop("families"), r"its header lacks \['families'\]"),
+    "features": (
+        lambda h: h["families"]["toy"].update(features=["a", "b", "c", "d"]),
+        r"'toy/mean' has shape \(3,\); its header promises \(4,\)",
+    ),
+    "members": (
+        lambda h: h["families"]["toy"].update(members=3),
+        r"'toy/layer0/weight' has shape \(2, 3, 4\); its header promises \(3, 3, 4\)",
+    ),
+    "depth": (lambda h: h["families"]["toy"].update(layers=[4, 4, 1]), r"'toy/layer1/weight' has shape"),
+    "two outputs": (lambda h: h["families"]["toy"].update(layers=[4, 2]), "the last must have one output"),
+    "utilisation": (lambda h: h["families"]["toy"].update(lowest_utilisation=0), "lowest utilisation 0"),
+    "no interval": (lambda h: h["families"]["toy"].update(interval={}), "intervals {}"),
+    "field": (lambda h: h["families"]["toy"].pop("trained"), r"lacks \['trained'\]"),
+}
+
+
+@pytest.mark.parametrize(("lie", "words"), LIES.values(), ids=LIES)
+def test_a_header_that_lies_is_refused(tmp_path: Path, lie: Callable[[dict[str, Any]], None], words: str) -> None:
+    path = rewritten(tmp_path / "T4.safetensors", header=lie)
+    with pytest.raises(WeightsFormatError, match=words):
+        read_weights(path)
+
+
+TENSOR_LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "missing": (
+        lambda t: t.pop("toy/layer1/bias"),
+        r"'toy/layer1/bias' is missing; its header promises shape \(2, 1\)",
+    ),
+    "extra": (lambda t: t.update(other=np.zeros(3, np.float32)), r"tensors that its header does not name: \['other'\]"),
+    "nan": (lambda t: t["toy/mean"].fill(np.nan), "'toy/mean' holds values that are not finite"),
+}
+
+
+@pytest.mark.parametrize(("lie", "words"), TENSOR_LIES.values(), ids=TENSOR_LIES)
+def test_tensors_that_differ_from_the_header_are_refused(
+    tmp_path: Path, lie: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    path = rewritten(tmp_path / "T4.safetensors", tensors=lie)
+    with pytest.raises(WeightsFormatError, match=words):
+        read_weights(path)
+
+
+def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(safetensors.numpy.save({"x": np.zeros(2, np.float32)}))
+    with pytest.raises(WeightsFormatError, match="its metadata has no JSON entry 'lightning_predict'"):
+        read_weights(path)

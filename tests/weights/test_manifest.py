@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.errors import WeightsFormatError
+from lightning_predict.weights.manifest import MANIFEST_NAME, parse_manifest
+from tests.weights.example import publish
+
+
+def test_a_manifest_reads_back_as_it_was(tmp_path: Path) -> None:
+    manifest = publish(tmp_path, "base", "T4")
+    text = (tmp_path / MANIFEST_NAME).read_text()
+    assert parse_manifest(text, where="here") == manifest
+    assert manifest.files["T4.safetensors"].held_out_error["linear/float32"].mean == 0.1
+
+
+def test_text_that_is_not_json_is_refused_with_its_place() -> None:
+    with pytest.raises(WeightsFormatError, match=r"manifest at https://example\.org is not JSON"):
+        parse_manifest("<html>", where="https://example.org")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"format_version": 99, "files": {}}', "{}"])
+def test_another_version_is_refused(text: str) -> None:
+    with pytest.raises(WeightsFormatError, match="this release reads 1"):
+        parse_manifest(text, where="here")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("../escape.safetensors", {}, "is not the name of a weights file"),
+        ("T4.pickle", {}, "is not the name of a weights file"),
+        ("T4.safetensors", {"sha256": "short"}, "has SHA-256 'short'"),
+        ("T4.safetensors", {"bytes": "many"}, "missing or wrong field"),
+        ("T4.safetensors", {"held_out_error": {"linear/float32": {"rows": 1}}}, "missing or wrong field"),
+    ],
+)
+def test_a_wrong_entry_is_refused(tmp_path: Path, name: str, changes: dict[str, object], words: str) -> None:
+    publish(tmp_path, "T4")
+    document = json.loads((tmp_path / MANIFEST_NAME).read_text())
+    document["files"] = {name: document["files"]["T4.safetensors"] | changes}
+    with pytest.raises(WeightsFormatError, match=words):
+        parse_manifest(json.dumps(document), where="here")

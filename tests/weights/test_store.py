@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.errors import (
+    InvalidArgumentError,
+    WeightsFormatError,
+    WeightsHashError,
+    WeightsNotFoundError,
+)
+from lightning_predict.gpus import gpu_names
+from lightning_predict.weights import store
+from lightning_predict.weights.manifest import MANIFEST_NAME
+from lightning_predict.weights.records import GpuWeights
+from lightning_predict.weights.store import CACHE_VARIABLE, URL_VARIABLE, cache_folder, load_weights, read_manifest
+from tests.weights.example import publish, serving
+
+
+@pytest.fixture(autouse=True)
+def bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small bundle in place of the real one; no cache and no address of the person who runs the tests."""
+    publish(tmp_path / "bundled", "base", "T4", bias=1.0)
+    monkeypatch.setattr(store, "BUNDLED", tmp_path / "bundled")
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "bundled"
+
+
+def bias(weights: GpuWeights) -> float:
+    """Tells the files apart: each place is published with a bias of its own."""
+    return float(weights.families["toy"].layers[-1].bias[0, 0])
+
+
+def test_the_bundled_files_are_the_default_and_the_base_serves_the_rest() -> None:
+    loaded = load_weights(["T4", "L4"])
+    assert bias(loaded.base) == 1.0
+    assert list(loaded.gpus) == ["T4"]
+    assert loaded.origins["T4.safetensors"].startswith("bundled files")
+
+
+def test_without_a_base_anywhere_the_places_are_listed(bundled: Path) -> None:
+    (bundled / "base.safetensors").unlink()
+    with pytest.raises(WeightsNotFoundError, match=r"No base weights \(base.safetensors\) at any place: bundled files"):
+        load_weights(["T4"])
+
+
+def test_an_explicit_folder_comes_first_and_the_rest_comes_from_the_bundle(tmp_path: Path) -> None:
+    publish(tmp_path / "mine", "T4", bias=2.0)
+    loaded = load_weights(["T4"], path=tmp_path / "mine")
+    assert (bias(loaded.gpus["T4"]), bias(loaded.base)) == (2.0, 1.0)
+
+
+def test_an_explicit_file_serves_the_gpu_it_was_trained_for_whatever_its_name(tmp_path: Path) -> None:
+    publish(tmp_path / "mine", "L4", bias=3.0)
+    path = (tmp_path / "mine" / "L4.safetensors").rename(tmp_path / "my-weights")
+    loaded = load_weights(["T4", "L4"], path=str(path))
+    assert (bias(loaded.gpus["L4"]), bias(loaded.gpus["T4"])) == (3.0, 1.0)
+    assert loaded.origins["L4.safetensors"] == f"file {path}"
+
+
+def test_an_explicit_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFoundError, match=r"does not exist; expected a \.safetensors file or a folder"):
+        load_weights(["T4"], path=tmp_path / "nowhere")
+
+
+def test_a_folder_without_a_manifest_is_read_unchecked(tmp_path: Path) -> None:
+    publish(tmp_path / "mine", "T4", bias=2.0)
+    (tmp_path / "mine" / MANIFEST_NAME).unlink()
+    assert bias(load_weights(["T4"], path=tmp_path / "mine").gpus["T4"]) == 2.0
+
+
+def test_a_file_that_its_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path / "mine", "T4", "L4")
+    publish(tmp_path / "mine", "T4")  # the manifest now names T4 alone
+    with pytest.raises(WeightsFormatError, match=r"L4\.safetensors is not named in .*manifest\.json"):
+        load_weights(["L4"], path=tmp_path / "mine")
+
+
+def test_a_file_changed_after_publishing_is_refused(bundled: Path) -> None:
+    publish(bundled.parent / "other", "T4", bias=9.0)
+    (bundled / "T4.safetensors").write_bytes((bundled.parent / "other" / "T4.safetensors").read_bytes())
+    with pytest.raises(WeightsHashError, match=r"T4\.safetensors has SHA-256"):
+        load_weights(["T4"])
+
+
+def test_a_file_with_the_weights_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path / "mine", "T4")
+    (tmp_path / "mine" / MANIFEST_NAME).unlink()
+    (tmp_path / "mine" / "T4.safetensors").rename(tmp_path / "mine" / "L4.safetensors")
+    with pytest.raises(WeightsFormatError, match="holds the weights of 'T4'"):
+        load_weights(["L4"], path=tmp_path / "mine")
+
+
+def test_a_configured_address_wins_over_the_bundle_and_fills_the_cache(tmp_path: Path) -> None:
+    publish(tmp_path / "served", "T4", "L4", bias=4.0)
+    with serving(tmp_path / "served") as server:
+        loaded = load_weights(["T4", "L4"], url=server.url + "/")
+    assert [bias(loaded.gpus[name]) for name in ("T4", "L4")] == [4.0, 4.0]
+    assert bias(loaded.base) == 1.0  # the address does not name it
+    again = load_weights(["T4", "L4"])  # the server is gone: the verified cache serves
+    assert again.origins["L4.safetensors"] == f"cache {cache_folder()}"
+    assert bias(again.gpus["L4"]) == 4.0
+
+
+def test_a_file_that_is_bundled_with_the_same_hash_is_not_downloaded(tmp_path: Path, bundled: Path) -> None:
+    with serving(bundled) as server:
+        load_weights(["T4"], url=server.url)
+    assert server.requests == [MANIFEST_NAME]
+
+
+def test_the_environment_configures_the_address_and_offline_overrules_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path / "served", "T4", bias=5.0)
+    with serving(tmp_path / "served") as server:
+        monkeypatch.setenv(URL_VARIABLE, server.url)
+        assert bias(load_weights(["T4"], offline=True).gpus["T4"]) == 1.0
+        assert server.requests == []
+        assert bias(load_weights(["T4"]).gpus["T4"]) == 5.0
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again_or_refused(tmp_path: Path) -> None:
+    publish(tmp_path / "served", "L4", bias=6.0)
+    with serving(tmp_path / "served") as server:
+        load_weights(["L4"], url=server.url)
+        damaged = cache_folder() / "L4.safetensors"
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        with pytest.raises(WeightsHashError, match="delete it"):
+            load_weights(["L4"], offline=True)
+        assert bias(load_weights(["L4"], url=server.url).gpus["L4"]) == 6.0
+
+
+def test_an_address_that_is_no_address_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="Weights address 'somewhere' is not usable"):
+        load_weights(["T4"], url="somewhere")
+
+
+def test_the_cache_folder_is_one_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder(tmp_path).parent == tmp_path
+    assert cache_folder().parent == tmp_path / "cache"
+    monkeypatch.delenv(CACHE_VARIABLE)
+    assert cache_folder().parent.name == "lightning-predict"
+
+
+REAL = Path(store.__file__).parent / "files"
+
+
+def test_the_shipped_files_are_those_of_their_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "BUNDLED", REAL)
+    manifest = read_manifest(REAL)
+    assert manifest is not None
+    assert {path.name for path in REAL.glob("*.safetensors")} == set(manifest.files)
+    assert sum(entry.bytes for entry in manifest.files.values()) < 10_000_000
+    names = [entry.gpu for entry in manifest.files.values() if entry.gpu != "base"]
+    assert set(names) <= set(gpu_names())
+    loaded = load_weights(names)  # checks every hash, header and tensor
+    assert set(loaded.gpus) == set(names)
+    assert all("(MIT)" in source or "(Apache-2.0)" in source for source in loaded.base.sources)
+    for entry in manifest.files.values():
+        assert entry.trained_on
+        assert json.loads(manifest.to_json())["files"]
