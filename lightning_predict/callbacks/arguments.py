@@ -1,0 +1,78 @@
+"""Checks of what users hand to the callbacks: each says what was given, what was expected and what to do.
+
+Example::
+
+    check_steps("warmup_steps", 0)   # InvalidArgumentError: warmup_steps=0 is not a number of steps; ...
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+
+from lightning_predict.errors import InvalidArgumentError
+
+
+def check_steps(name: str, steps: int) -> None:
+    """Refuse a number of steps that is not at least 1.
+
+    Args:
+        name: The argument.
+        steps: Its value.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InvalidArgumentError(f"{name}={steps!r} is not a number of steps; expected a whole number of at least 1.")
+
+
+def check_amount(name: str, amount: float | None) -> None:
+    """Refuse a limit that is not a positive number; None is no limit.
+
+    Args:
+        name: The argument.
+        amount: Its value.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    if amount is not None and not (math.isfinite(amount) and amount > 0):
+        raise InvalidArgumentError(f"{name}={amount!r} is not a limit; expected a number above 0, or None.")
+
+
+def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
+    """Refuse what is not among the choices.
+
+    Args:
+        name: The argument.
+        choice: Its value.
+        choices: What it may be.
+
+    Raises:
+        InvalidArgumentError: It is none of them.
+    """
+    if choice not in choices:
+        raise InvalidArgumentError(f"{name}={choice!r} is not known; expected one of {', '.join(map(repr, choices))}.")
+
+
+def future_time(name: str, text: str) -> datetime:
+    """The time that an ISO text names, local where it has no zone.
+
+    Args:
+        name: The argument.
+        text: Its value, for example `2030-01-31T18:00` or `2030-01-31T18:00+01:00`.
+
+    Raises:
+        InvalidArgumentError: It cannot be read, or has passed.
+    """
+    try:
+        time = datetime.fromisoformat(text).astimezone()
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{name}={text!r} is not a time; expected ISO format, for example '2030-01-31T18:00'."
+        ) from error
+    if time <= datetime.now().astimezone():
+        raise InvalidArgumentError(f"{name}={text!r} has passed; expected a time in the future.")
+    return time

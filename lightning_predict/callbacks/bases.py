@@ -1,0 +1,87 @@
+"""What the callbacks need of Lightning, for whichever of its two packages is installed.
+
+`lightning` and `pytorch_lightning` ship the same Trainer under two names, and their `Callback` classes are unrelated.
+A class that inherits both is accepted by either Trainer, alone or in a list, and by either LightningCLI. Example::
+
+    class Greeter(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            rank_zero_info("hello")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_predict.errors import MissingDependencyError
+
+PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
+
+
+def installed_packages() -> tuple[ModuleType, ...]:
+    """Those of `PACKAGES` that can be imported.
+
+    Raises:
+        MissingDependencyError: None of them.
+    """
+    modules = []
+    for name in PACKAGES:
+        try:
+            modules.append(import_module(name))
+        except ImportError:
+            continue
+    if not modules:
+        raise MissingDependencyError(
+            "The callbacks need Lightning, and neither 'lightning' nor 'pytorch_lightning' can be imported. "
+            "Install it with: pip install lightning"
+        )
+    return tuple(modules)
+
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback as Callback
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler, Timer
+    from lightning.pytorch.utilities import rank_zero_info as rank_zero_info
+    from lightning.pytorch.utilities import rank_zero_warn as rank_zero_warn
+
+    TIMERS = (Timer,)
+    ACCUMULATION_SCHEDULERS = (GradientAccumulationScheduler,)
+else:
+    _packages = installed_packages()
+
+    class Callback(*(package.Callback for package in _packages)):
+        """The base of our callbacks: the `Callback` of every Lightning package that is installed."""
+
+    TIMERS = tuple(package.callbacks.Timer for package in _packages)
+    ACCUMULATION_SCHEDULERS = tuple(package.callbacks.GradientAccumulationScheduler for package in _packages)
+    rank_zero_info = _packages[0].utilities.rank_zero_info
+    rank_zero_warn = _packages[0].utilities.rank_zero_warn
+
+
+class LightningPredictWarning(UserWarning):
+    """Something that a callback could not do, or that breaks a budget; training goes on unharmed."""
+
+
+def warn(message: str) -> None:
+    """Show one `LightningPredictWarning` on rank zero."""
+    rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
+
+
+def samples_of(batch: Any) -> int | None:
+    """Samples of a batch: the first size that all of its tensors share; None where they do not agree, or there is none.
+
+    Args:
+        batch: What a loader yields: a tensor, or tensors in tuples, lists and dicts.
+    """
+    sizes = set(_first_sizes(batch))
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _first_sizes(batch: Any) -> list[int]:
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, (tuple, list)):
+        return [size for part in batch for size in _first_sizes(part)]
+    shape = getattr(batch, "shape", None)
+    return [int(shape[0])] if shape is not None and len(shape) > 0 else []

@@ -1,0 +1,138 @@
+"""`BudgetWatch`: follows a fit batch by batch and judges it by its limits; it knows no Trainer.
+
+Example::
+
+    watch = BudgetWatch(limits, ledger, warmup_steps=3, clock=perf_counter, optimizer_steps_done=0)
+    watch.batch_starts()
+    # ... the batch is trained ...
+    if watch.batch_ends(optimizer_steps_done=1) == "forecast":
+        verdict = watch.judge_forecast(left)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, final
+
+from lightning_predict.callbacks.budget import Forecast, Limit, Verdict, forecast_of, judge_forecast, judge_use
+from lightning_predict.callbacks.ledger import Ledger
+from lightning_predict.callbacks.recorders import Pace
+from lightning_predict.callbacks.remaining import Remaining
+from lightning_predict.callbacks.windows import Window, WindowWatch, steady_seconds
+
+CHECK_SECONDS: Final = 30.0
+"""Time from one check of the actual use to the next where several ranks have to agree on its result."""
+
+Question = Literal["forecast", "use"]
+"""What is to be judged at the end of a window."""
+
+
+@final
+class BudgetWatch:
+    """Measures the first windows, and says when there is something to judge.
+
+    Args:
+        limits: The limits.
+        ledger: What the run has taken.
+        warmup_steps: Windows to measure.
+        clock: Seconds, once the device has done its work.
+        optimizer_steps_done: `trainer.global_step` before the first batch.
+        ranks_agree: Several ranks judge together, which costs communication: actual use is then judged now and then
+            instead of at every window.
+        validation_seconds: Of a validation batch, as measured in the sanity check; None where there was none.
+    """
+
+    def __init__(
+        self,
+        limits: Sequence[Limit],
+        ledger: Ledger,
+        *,
+        warmup_steps: int,
+        clock: Callable[[], float],
+        optimizer_steps_done: int,
+        ranks_agree: bool = False,
+        validation_seconds: float | None = None,
+    ) -> None:
+        self.limits = tuple(limits)
+        self.forecast: Forecast | None = None
+        self.windows_between_checks = 1
+        self._ledger = ledger
+        self._warmup_steps = warmup_steps
+        self._clock = clock
+        self._ranks_agree = ranks_agree
+        self._validation_seconds = validation_seconds
+        self._windows = WindowWatch(optimizer_steps_done=optimizer_steps_done)
+        self._measured: list[Window] = []
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Windows are still measured."""
+        return len(self._measured) < self._warmup_steps
+
+    def pause(self) -> None:
+        """Something other than the loader happens before the next batch."""
+        self._windows.pause()
+
+    def batch_starts(self) -> None:
+        """A batch is about to be trained."""
+        self._windows.batch_starts(self._now())
+
+    def batch_ends(self, *, optimizer_steps_done: int) -> Question | None:
+        """A batch was trained.
+
+        Args:
+            optimizer_steps_done: `trainer.global_step`.
+
+        Returns:
+            What is to be judged now; None within a window and between checks.
+        """
+        was_warming_up = self.is_warming_up
+        window = self._windows.batch_ends(self._now(), optimizer_steps_done=optimizer_steps_done)
+        if window is None:
+            return None
+        if not was_warming_up:
+            since = self._windows.windows_seen - self._warmup_steps
+            return "use" if since % self.windows_between_checks == 0 else None
+        self._measured.append(window)
+        if self.is_warming_up:
+            return None
+        if self._ranks_agree:
+            self.windows_between_checks = max(1, math.ceil(CHECK_SECONDS / max(window.interval_seconds, 1e-9)))
+        return "forecast"
+
+    def pace(self, *, is_manual: bool) -> Pace:
+        """How windows went by.
+
+        Args:
+            is_manual: The module optimizes by itself.
+        """
+        if not is_manual or not self._measured:
+            return Pace()
+        return Pace(batches_per_window=self._measured[-1].batches, steps_per_window=self._windows.steps_per_window)
+
+    def judge_use(self) -> Verdict:
+        """Judge what is used up."""
+        return judge_use(self.limits, self._ledger.elapsed_seconds)
+
+    def judge_forecast(self, left: Remaining, *, seconds_left: float | None = None) -> Verdict:
+        """Judge what the rest of the run will take; of unknown length, only what is used up.
+
+        Args:
+            left: What is still to come.
+            seconds_left: Until a time limit of the Trainer ends it; None without one.
+        """
+        verdict = self.judge_use()
+        if verdict.action == "stop" or left.batches is None:
+            return verdict
+        self.forecast = forecast_of(
+            steady_seconds([window.interval_seconds / window.batches for window in self._measured]),
+            batches=left.batches,
+            validation_batches=left.validation_batches or 0,
+            validation_batch_seconds=self._validation_seconds,
+        ).cut_off(seconds_left)
+        return judge_forecast(self.limits, self._ledger.elapsed_seconds, self.forecast)
+
+    def _now(self) -> float:
+        """The time in the warm-up; later only the order of batches matters, and nothing waits for the device."""
+        return self._clock() if self.is_warming_up else 0.0

@@ -1,0 +1,341 @@
+# ruff: noqa: ARG002 (hooks have the arguments that Lightning gives them)
+"""`CostBudget`: stop a run that will cost too much, before it has cost much.
+
+The first steps are timed; if the run that follows from them breaks the budget, it ends there, with a checkpoint. From
+then on the actual use is watched, over resumes too. Example::
+
+    from lightning.pytorch import Trainer
+    from lightning_predict.callbacks import CostBudget
+
+    Trainer(max_epochs=10, callbacks=[CostBudget(usd=50, usd_per_hour=1.2)]).fit(model)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
+from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
+from lightning_predict.callbacks.budget import GO_ON, Limit, Verdict, hours_limit, metrics_of, usd_limit
+from lightning_predict.callbacks.budget_watch import BudgetWatch, Question
+from lightning_predict.callbacks.guard import harmless
+from lightning_predict.callbacks.ledger import Ledger
+from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
+from lightning_predict.callbacks.remaining import Remaining, remaining
+from lightning_predict.callbacks.trainer_state import (
+    device_clock,
+    position_of,
+    reason_for_no_extras,
+    seconds_left,
+    unmet_minimums,
+)
+from lightning_predict.cost.quotes import check_price
+from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.units import seconds_to_hours
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+Answer = TypeVar("Answer")
+
+CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
+
+
+class CostBudget(Callback):
+    """Keep a run within dollars, hours or a deadline.
+
+    After `warmup_steps` steps the rest of the run is forecast from their times. Where even the low end of the forecast
+    breaks the budget, the run ends before the next batch; where only the middle does, there is one warning. While
+    training goes on, one warning comes at 80 % of the budget, and the run ends at 100 %. All ranks decide together, and
+    never within an accumulation window.
+
+    A run that ends this way leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; Lightning
+    validates once more before `fit` returns, as it does after early stopping.
+
+    Args:
+        usd: US dollars.
+        hours: Hours.
+        deadline: A time in ISO format, local without a zone, for example `2030-01-31T18:00`.
+        usd_per_hour: Your price of all machines of this run; None takes the listed offers for the GPU in use.
+        offer: The listed offer that you pay for, for example `AWS g5.xlarge`.
+        scope: Count what was used before a resume, too (`cumulative`), or this fit alone (`run`).
+        on_exceed: What to do when the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
+        warmup_steps: Steps to time before the forecast.
+
+    Attributes:
+        stopping_reason: Why the run was ended; None where it was not.
+
+    Raises:
+        InvalidArgumentError: No limit, one that is not positive or has passed, or an unknown choice.
+        UnknownOfferError: No offer of that name is listed.
+    """
+
+    _is_active: bool = False
+    _watch: BudgetWatch | None = None
+    _clock: Callable[[], float] = staticmethod(perf_counter)
+    _validation_start: float | None = None
+    _validation_seconds: float | None = None
+
+    def __init__(
+        self,
+        usd: float | None = None,
+        *,
+        hours: float | None = None,
+        deadline: str | None = None,
+        usd_per_hour: float | None = None,
+        offer: str | None = None,
+        scope: Literal["cumulative", "run"] = "cumulative",
+        on_exceed: Literal["stop", "warn", "raise"] = "stop",
+        warmup_steps: int = 3,
+    ) -> None:
+        if usd is None and hours is None and deadline is None:
+            raise InvalidArgumentError("CostBudget got no limit; give at least one of usd, hours and deadline.")
+        check_amount("usd", usd)
+        check_amount("hours", hours)
+        check_price(usd_per_hour)
+        check_choice("scope", scope, ("cumulative", "run"))
+        check_choice("on_exceed", on_exceed, ("stop", "warn", "raise"))
+        check_steps("warmup_steps", warmup_steps)
+        self.usd = usd
+        self.hours = hours
+        self.deadline = None if deadline is None else future_time("deadline", deadline)
+        self.usd_per_hour = usd_per_hour
+        self.offer = None if offer is None else named_offer(offer)
+        self.scope = scope
+        self.on_exceed = on_exceed
+        self.warmup_steps = warmup_steps
+        self.stopping_reason: str | None = None
+        self._ledger = Ledger()
+        self._said: set[str] = set()
+
+    @property
+    def state_key(self) -> str:
+        """The same for every budget, so that a run can be resumed with a larger one."""
+        return "lightning_predict.CostBudget"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was used so far, as plain numbers."""
+        return {"seconds": self._ledger.seconds, "usd": self._ledger.usd}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what was used before the checkpoint, unless each fit counts alone."""
+        if self.scope == "cumulative":
+            self._ledger.resume(seconds=state_dict["seconds"], usd=state_dict["usd"])
+
+    @harmless
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin anew; the time counts from here."""
+        if stage != "fit":
+            return
+        self._rest()
+        self.stopping_reason = None
+        self._said = set()
+        self._ledger.open(forget=self.scope == "run")
+        mode = reason_for_no_extras(trainer)
+        if mode is not None:
+            warn(f"CostBudget does nothing under Trainer({mode}).")
+            return
+        self._clock = device_clock(trainer.strategy.root_device)
+        self._is_active = True
+
+    @harmless
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Time the batches of the sanity check."""
+        if self._is_active and trainer.sanity_checking:
+            self._validation_start = self._clock()
+
+    @harmless
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """The fastest counts: the first bears one-off costs, and another callback may record the second."""
+        if self._validation_start is not None:
+            seconds, self._validation_start = self._clock() - self._validation_start, None
+            self._validation_seconds = min(seconds, self._validation_seconds or seconds)
+
+    @harmless
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the price, say what would override a stop, and end at once if the budget was used up before."""
+        if not self._is_active:
+            return
+        none: tuple[Limit, ...] = ()
+        limits = self._ask_rank_zero(trainer, lambda: self._make_limits(trainer), none)
+        if not limits:
+            self._rest()
+            return
+        minimums = unmet_minimums(trainer)
+        if minimums and self.on_exceed == "stop":
+            warn(f"CostBudget cannot stop this run before {minimums}: Lightning trains on until then.")
+        self._watch = BudgetWatch(
+            limits,
+            self._ledger,
+            warmup_steps=self.warmup_steps,
+            clock=self._clock,
+            optimizer_steps_done=trainer.global_step,
+            ranks_agree=trainer.world_size > 1,
+            validation_seconds=self._validation_seconds,
+        )
+        self._decide(trainer, self._watch, "use", self._watch.judge_use, can_save=False)
+
+    @harmless
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Workers that start are not a wait for a batch."""
+        if self._watch is not None:
+            self._watch.pause()
+
+    @harmless
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Neither is validation."""
+        if self._watch is not None:
+            self._watch.pause()
+
+    @harmless
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Time the step in the warm-up."""
+        if self._watch is not None:
+            self._watch.batch_starts()
+
+    @harmless
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """At the end of a step, forecast once after the warm-up and look at the actual use from then on."""
+        watch = self._watch
+        question = None if watch is None else watch.batch_ends(optimizer_steps_done=trainer.global_step)
+        if watch is None or question is None:
+            return
+        if question == "use":
+            self._decide(trainer, watch, "use", watch.judge_use)
+            return
+        pace = watch.pace(is_manual=not pl_module.automatic_optimization)
+        position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=pace)
+        left = remaining(position)
+        self._decide(trainer, watch, "forecast", lambda: self._judge_forecast(trainer, watch, left))
+
+    @harmless
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Keep what was used; teardown is not called then."""
+        self._rest()
+        self._ledger.close()
+
+    @harmless
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keep what was used."""
+        self._rest()
+        self._ledger.close()
+
+    def give_up(self, error: Exception) -> None:
+        """Warn once and do nothing until the next fit."""
+        self._rest()
+        warn(f"CostBudget is off, and training goes on without a budget: {type(error).__name__}: {error}")
+
+    def _rest(self) -> None:
+        self._is_active = False
+        self._watch = None
+        self._validation_start = self._validation_seconds = None
+
+    def _make_limits(self, trainer: Trainer) -> tuple[Limit, ...]:
+        """The limits of this fit; dollars only where a price is known."""
+        ledger, limits = self._ledger, []
+        if self.usd is not None:
+            price = price_of_run(
+                usd_per_hour=self.usd_per_hour,
+                offer=self.offer,
+                gpu=gpu_in_use(trainer.strategy.root_device),
+                world_size=trainer.world_size,
+                num_nodes=trainer.num_nodes,
+            )
+            if price.warning is not None:
+                warn(f"CostBudget: {price.warning}.")
+            if price.usd_per_hour is not None:
+                ledger.usd_per_second = seconds_to_hours(price.usd_per_hour)
+                limits.append(usd_limit(self.usd, per_second=ledger.usd_per_second, before=ledger.usd_before))
+        if self.hours is not None:
+            limits.append(hours_limit("hours", self.hours, before=seconds_to_hours(ledger.seconds_before)))
+        if self.deadline is not None:
+            left_seconds = (self.deadline - datetime.now(UTC)).total_seconds()
+            limits.append(hours_limit("deadline", seconds_to_hours(ledger.elapsed_seconds + left_seconds)))
+        return tuple(limits)
+
+    def _judge_forecast(self, trainer: Trainer, watch: BudgetWatch, left: Remaining) -> Verdict:
+        if left.batches is None:
+            rank_zero_info("CostBudget: the length of this run is not known; it ends once the budget is used up.")
+        verdict = watch.judge_forecast(left, seconds_left=seconds_left(trainer))
+        if verdict.action == "stop" and trainer.early_stopping_callbacks and watch.judge_use().action != "stop":
+            return Verdict("warn", f"{verdict.reason}, unless early stopping ends it before")
+        return verdict
+
+    def _ask_rank_zero(self, trainer: Trainer, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """Rank zero's answer on every rank; `otherwise` if it fails, as the other ranks wait for one."""
+        answer = otherwise
+        if trainer.is_global_zero:
+            try:
+                answer = ask()
+            except Exception as error:
+                self._warn_once("failure", f"it cannot judge: {type(error).__name__}: {error}")
+        return trainer.strategy.broadcast(answer)
+
+    def _decide(
+        self,
+        trainer: Trainer,
+        watch: BudgetWatch,
+        question: Question,
+        judge: Callable[[], Verdict],
+        *,
+        can_save: bool = True,
+    ) -> None:
+        """Judge on rank zero, and do what follows on every rank."""
+        every = watch.windows_between_checks
+        verdict, watch.windows_between_checks = self._ask_rank_zero(trainer, lambda: (judge(), every), (GO_ON, every))
+        if question == "forecast" or verdict.action == "stop":
+            self._log(trainer, watch, verdict)
+        if verdict.action == "warn" or (verdict.action == "stop" and self.on_exceed == "warn"):
+            self._warn_once(question if verdict.action == "warn" else "exceeded", verdict.reason)
+        elif verdict.action == "stop":
+            self._end(trainer, verdict.reason, can_save=can_save)
+
+    def _end(self, trainer: Trainer, reason: str, *, can_save: bool) -> None:
+        """End the run, with a checkpoint of where it stands."""
+        self._rest()
+        self.stopping_reason = reason
+        path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
+        saved = ""
+        if can_save:
+            try:
+                trainer.save_checkpoint(path)
+                saved = f" Its checkpoint is {path}."
+            except Exception as error:  # A full disk must not keep the run going.
+                warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
+        if self.on_exceed == "raise":
+            raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
+        trainer.should_stop = True
+        rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
+
+    def _log(self, trainer: Trainer, watch: BudgetWatch, verdict: Verdict) -> None:
+        """What is used, allowed and forecast, to every logger."""
+        values = metrics_of(watch.limits, self._ledger.elapsed_seconds, watch.forecast)
+        values["exceeded"] = float(verdict.action == "stop")
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            named = {f"budget{logger.group_separator}{name}": value for name, value in values.items()}
+            try:
+                logger.log_metrics(named, step=trainer.global_step)
+            except Exception as error:  # A logger that fails must not keep the run going.
+                self._warn_once("logger", f"{type(logger).__name__} did not take it: {type(error).__name__}: {error}")
+
+    def _warn_once(self, what: str, message: str) -> None:
+        """Warn once about each thing, and about nothing more once the budget is known to be exceeded."""
+        if not self._said & {what, "exceeded"}:
+            self._said.add(what)
+            warn(f"CostBudget: {message}.")

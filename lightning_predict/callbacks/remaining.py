@@ -1,0 +1,222 @@
+"""What is left of a fit: a pure function of where it stands and how it was set up.
+
+Batches are numbered over the whole run, epoch after epoch; windows and validation runs are counted from its beginning
+to any such number, so that what is left is a difference of two counts. Example::
+
+    >>> remaining(Position(epoch=0, batches_done=3, batches_per_epoch=4, max_epochs=3, accumulation={0: 1}))
+    Remaining(batches=9, windows=9, full_windows=9, windows_per_epoch=4, validation_batches=0, at_most=False)
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from lightning_predict.scaling.records import Workload
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """When validation runs, and how long.
+
+    Attributes:
+        batches: Batches of one run; None where unknown.
+        every_batches: Training batches from one run to the next within an epoch (over the whole run if
+            `every_epochs` is None); `math.inf` at the end of an epoch of unknown length; None by the clock.
+        every_epochs: Epochs from one with validation to the next; None where epochs do not matter.
+        is_due: The run after the last batch done is still to come, if there is one.
+    """
+
+    batches: int | None
+    every_batches: float | None
+    every_epochs: int | None = 1
+    is_due: bool = True
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a fit stands, and its limits.
+
+    Attributes:
+        epoch: Number of the current epoch, from 0.
+        batches_done: Batches trained in this epoch.
+        batches_per_epoch: None where the loader has no length.
+        max_epochs: None without a limit.
+        optimizer_steps_done: As `trainer.global_step` counts them.
+        max_steps: Limit of the same; None without a limit.
+        accumulation: Batches of one window, by the epoch from which that holds; has an entry for epoch 0.
+        steps_per_window: Optimizer steps of one window.
+        validation: None where there is none.
+        may_end_earlier: Early stopping or a time limit is set.
+    """
+
+    epoch: int
+    batches_done: int
+    batches_per_epoch: int | None
+    max_epochs: int | None = None
+    optimizer_steps_done: int = 0
+    max_steps: int | None = None
+    accumulation: Mapping[int, int]
+    steps_per_window: float = 1.0
+    validation: Validation | None = None
+    may_end_earlier: bool = False
+
+    @property
+    def batches_per_window(self) -> int:
+        """Batches of a full window of the current epoch."""
+        size = _accumulation_in(self, self.epoch)
+        return size if self.batches_per_epoch is None else min(size, self.batches_per_epoch)
+
+    @property
+    def next_window_is_short(self) -> bool:
+        """The epoch ends before the next window is full."""
+        if self.batches_per_epoch is None:
+            return False
+        return self.batches_per_epoch - self.batches_done < self.batches_per_window
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """What is still to come; None is unknown.
+
+    Attributes:
+        batches: Training batches.
+        windows: Accumulation windows, the short ones at the ends of epochs included.
+        full_windows: Those of full length.
+        windows_per_epoch: Windows of the current epoch.
+        validation_batches: Validation batches.
+        at_most: The run may end earlier.
+    """
+
+    batches: int | None
+    windows: int | None
+    full_windows: int | None
+    windows_per_epoch: int | None
+    validation_batches: int | None
+    at_most: bool
+
+
+def remaining(position: Position) -> Remaining:
+    """What is left after the batches that are done.
+
+    Args:
+        position: Where the fit stands, at the end of a window.
+    """
+    now, end = _now(position), _end(position)
+    per_epoch = position.batches_per_epoch
+    if end is None:
+        batches = windows = full_windows = None
+    else:
+        batches = end - now
+        windows = _windows(position, end) - _windows(position, now)
+        full_windows = _windows(position, end, full=True) - _windows(position, now, full=True)
+    epochs_also_limit = per_epoch is None and position.max_epochs is not None
+    size = _accumulation_in(position, position.epoch)
+    return Remaining(
+        batches=batches,
+        windows=windows,
+        full_windows=full_windows,
+        windows_per_epoch=None if per_epoch is None else math.ceil(per_epoch / size),
+        validation_batches=_validation_batches(position, now, end),
+        at_most=position.may_end_earlier or epochs_also_limit,
+    )
+
+
+def workload(left: Remaining, position: Position, *, batches_per_window: int, samples: int | None) -> Workload:
+    """The same for the predictor, in windows like the recorded one.
+
+    Where accumulation changes between epochs, windows are not alike: there the batches are divided into windows of the
+    recorded size.
+
+    Args:
+        left: What is still to come.
+        position: Where the fit stands.
+        batches_per_window: Batches of the recorded window.
+        samples: Samples of the recorded window; None where unknown.
+    """
+    windows = left.windows
+    if left.batches is not None and len(set(position.accumulation.values())) > 1:
+        windows = math.ceil(left.batches / batches_per_window)
+    return Workload(
+        training_iterations=windows,
+        training_iterations_per_epoch=left.windows_per_epoch,
+        validation_iterations=left.validation_batches,
+        samples_per_iteration=samples,
+        at_most=left.at_most,
+    )
+
+
+def _now(position: Position) -> int:
+    """Batches done since the beginning of the run (of the epoch, where epochs have no length)."""
+    return position.epoch * (position.batches_per_epoch or 0) + position.batches_done
+
+
+def _end(position: Position) -> int | None:
+    """Batches done when the fit ends, whichever limit comes first; None where no limit is known."""
+    now = _now(position)
+    ends = []
+    if position.max_epochs is not None and position.batches_per_epoch is not None:
+        ends.append(position.max_epochs * position.batches_per_epoch)
+    if position.max_steps is not None:
+        steps_left = max(0, position.max_steps - position.optimizer_steps_done)
+        windows_left = math.ceil(steps_left / position.steps_per_window)
+        farthest = now + windows_left * max(position.accumulation.values())
+        # The first batch after which that many windows more are closed; windows only grow with batches.
+        target = _windows(position, now) + windows_left
+        ends.append(now + bisect_left(range(now, farthest), target, key=lambda batch: _windows(position, batch)))
+    return max(now, min(ends)) if ends else None
+
+
+def _accumulation_in(position: Position, epoch: int) -> int:
+    return position.accumulation[max(start for start in position.accumulation if start <= epoch)]
+
+
+def _windows(position: Position, batch: int, *, full: bool = False) -> int:
+    """Windows that are closed (`full`: and were of full length) once `batch` batches of the run are done."""
+    per_epoch = position.batches_per_epoch
+    if per_epoch is None:
+        return batch // _accumulation_in(position, position.epoch)
+
+    def of_epoch(epoch: int) -> int:
+        size = min(_accumulation_in(position, epoch), per_epoch)
+        return per_epoch // size if full else math.ceil(per_epoch / size)
+
+    epochs, rest = divmod(batch, per_epoch)
+    starts = [start for start in sorted(position.accumulation) if start < epochs]
+    spans = zip(starts, [*starts[1:], epochs], strict=True) if starts else ()
+    in_full_epochs = sum((stop - start) * of_epoch(start) for start, stop in spans)
+    return in_full_epochs + rest // min(_accumulation_in(position, epochs), per_epoch)
+
+
+def _validation_batches(position: Position, now: int, end: int | None) -> int | None:
+    validation = position.validation
+    if validation is None:
+        return 0
+    if validation.batches is None or validation.every_batches is None or end is None:
+        return None
+    if position.batches_per_epoch is None and (validation.every_epochs or 1) > 1:
+        return None  # Which epoch a batch is in cannot be known ahead.
+    if math.isinf(validation.every_batches) and position.batches_per_epoch is None:
+        return None
+    already = now - 1 if validation.is_due and now > 0 else now
+    return validation.batches * (_validations(position, validation, end) - _validations(position, validation, already))
+
+
+def _validations(position: Position, validation: Validation, batch: int) -> int:
+    """Validation runs that are done once `batch` batches of the run are done."""
+    per_epoch = position.batches_per_epoch
+    if validation.every_batches is None:
+        return 0
+    if per_epoch is None or validation.every_epochs is None:
+        return int(batch // validation.every_batches)
+    interval = min(validation.every_batches, per_epoch)
+    epochs, rest = divmod(batch, per_epoch)
+    in_full_epochs = epochs // validation.every_epochs * int(per_epoch // interval)
+    is_validated = (epochs + 1) % validation.every_epochs == 0
+    return in_full_epochs + (int(rest // interval) if is_validated else 0)

@@ -1,0 +1,275 @@
+# ruff: noqa: ARG002 (hooks have the arguments that Lightning gives them)
+"""`RuntimePredictor`: how long this very run would take, and cost, on other GPUs, said while it trains.
+
+The first steps are timed, one is recorded, and before the next batch begins the predictions are logged and printed;
+from then on the callback does nothing. Example::
+
+    from lightning.pytorch import Trainer
+    from lightning_predict.callbacks import RuntimePredictor
+
+    predictor = RuntimePredictor(gpus=["H100-SXM-80GB", "L4", "T4"])
+    Trainer(max_epochs=10, callbacks=[predictor]).fit(model)
+    predictor.predictions["T4"].total_seconds
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_predict.callbacks.arguments import check_steps
+from lightning_predict.callbacks.bases import Callback, samples_of, warn
+from lightning_predict.callbacks.guard import harmless
+from lightning_predict.callbacks.recorders import Pace, Session, StepRecorder, ValidationRecorder
+from lightning_predict.callbacks.remaining import remaining, workload
+from lightning_predict.callbacks.showing import show
+from lightning_predict.callbacks.trainer_state import device_clock, is_compiled, position_of, reason_for_no_extras
+from lightning_predict.cost.quotes import check_price
+from lightning_predict.errors import WeightsNotFoundError
+from lightning_predict.gpus import DEFAULT_GPUS
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.kernels.choice import check_method
+from lightning_predict.prediction import check_gpus, predict_workload
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.session import CaptureSession
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class RuntimePredictor(Callback):
+    """Predict this run's time and cost on GPUs, once, after its first steps.
+
+    A step is what lies between two optimizer updates: one batch, or several under gradient accumulation. Training is
+    not changed: weights and random numbers are the same with and without this callback, and whatever goes wrong in it
+    becomes one warning.
+
+    Args:
+        gpus: Names of the GPUs to predict; ours, torch's and clouds' spellings are understood.
+        warmup_steps: Steps to time before one is recorded; a few more where they have not settled by then, fewer where
+            the run is too short.
+        capture_steps: Steps to record, one after the other; the one of middle length counts.
+        weights: File or folder of model weights; None takes those that come with the package.
+        method: How kernels are predicted: `auto`, `mlp` or `wave`.
+        usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
+        print_table: Print the table of predictions.
+
+    Attributes:
+        predictions: What was predicted; None before the capture.
+
+    Raises:
+        UnknownGpuError: A name that the catalogue does not hold.
+        InvalidArgumentError: No GPUs, a number of steps below 1, an unknown method or a price that is not positive.
+        WeightsNotFoundError: `weights` does not exist.
+    """
+
+    _is_active: bool = False
+    _steps: StepRecorder | None = None
+    _validation: ValidationRecorder | None = None
+    _trace: Trace | None = None
+    _pace: Pace = Pace()
+
+    def __init__(
+        self,
+        gpus: Sequence[str] = DEFAULT_GPUS,
+        *,
+        warmup_steps: int = 3,
+        capture_steps: int = 1,
+        weights: str | None = None,
+        method: str = "auto",
+        usd_per_hour: float | dict[str, float] | None = None,
+        print_table: bool = True,
+    ) -> None:
+        check_steps("warmup_steps", warmup_steps)
+        check_steps("capture_steps", capture_steps)
+        check_method(method)
+        check_price(usd_per_hour)
+        if weights is not None and not Path(weights).exists():
+            raise WeightsNotFoundError(
+                f"weights={weights!r} does not exist; give a file or folder of weights, or leave it out for the "
+                "weights that come with the package."
+            )
+        if isinstance(usd_per_hour, dict):
+            usd_per_hour = {find_gpu(name).name: price for name, price in usd_per_hour.items()}
+        self.gpus = check_gpus(gpus)
+        self.warmup_steps = warmup_steps
+        self.capture_steps = capture_steps
+        self.weights = weights
+        self.method = method
+        self.usd_per_hour = usd_per_hour
+        self.print_table = print_table
+        self.predictions: Predictions | None = None
+
+    @harmless
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin anew; stay off where there is nothing to predict."""
+        if stage != "fit":
+            return
+        self._rest()
+        self.predictions = None
+        mode = reason_for_no_extras(trainer)
+        if mode is not None:
+            warn(f"RuntimePredictor does nothing under Trainer({mode}); leave that out to get predictions.")
+        elif trainer.is_global_zero:
+            self._is_active = True
+            device = trainer.strategy.root_device
+
+            def new_session() -> Session:
+                return CaptureSession(device=device, model=pl_module, optimizers=())
+
+            self._validation = ValidationRecorder(
+                clock=device_clock(device), new_session=new_session, records_first=not is_compiled(pl_module)
+            )
+
+    @harmless
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the recorder of steps; a run that resumes within an epoch has no on_train_epoch_start."""
+        if not self._is_active:
+            return
+        device = trainer.strategy.root_device
+
+        def new_session() -> Session:
+            return CaptureSession(device=device, model=pl_module, optimizers=trainer.optimizers)
+
+        self._steps = StepRecorder(
+            warmup_steps=self.warmup_steps,
+            capture_steps=self.capture_steps,
+            clock=device_clock(device),
+            new_session=new_session,
+            optimizer_steps_done=trainer.global_step,
+            is_manual=not pl_module.automatic_optimization,
+        )
+
+    @harmless
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Workers that start are not a wait for a batch."""
+        if self._steps is not None:
+            self._steps.pause()
+
+    @harmless
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Neither is a checkpoint that is written."""
+        if self._steps is not None:
+            self._steps.pause()
+
+    @harmless
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Time or record the step that begins."""
+        if self._steps is None:
+            return
+        position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
+        full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
+        after = full_windows if full_windows is None or is_short else full_windows - 1
+        self._steps.batch_starts(full_windows_after=after, next_is_short=is_short)
+
+    @harmless
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the step; after the last one to record, predict."""
+        if self._steps is None:
+            return
+        trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples_of(batch))
+        if trace is not None:
+            self._pace, self._steps = self._steps.pace, None
+            self._predict(trainer, pl_module, trace, self._pace)
+
+    @harmless
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A step that validation interrupts is not recorded."""
+        if self._steps is not None:
+            self._steps.pause()
+        if self._validation is not None:
+            self._validation.run_starts()
+
+    @harmless
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Record a batch of the sanity check, or of the first validation where there was none."""
+        if self._validation is not None:
+            batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+            self._validation.batch_starts(batches_in_run=sum(batches))
+
+    @harmless
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """End that recording."""
+        if self._validation is not None:
+            self._validation.batch_ends(samples=samples_of(batch))
+
+    @harmless
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Predict again where validation had to be estimated and has now been recorded."""
+        if self._trace is not None and self._validation is not None and self._validation.is_done:
+            self._predict(trainer, pl_module, self._trace, self._pace, validation_is_due=False)
+
+    @harmless
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so if the run was too short to record a step."""
+        if self._steps is not None:
+            batches, windows = self._steps.watch.batches_seen, self._steps.watch.windows_seen
+            warn(
+                f"RuntimePredictor recorded nothing: training ended after {batches} batches ({windows} steps), and "
+                f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
+                f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
+            )
+        self._rest()
+
+    @harmless
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave no profiler open behind an error; teardown is not called then."""
+        self._rest()
+
+    @harmless
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave no profiler open."""
+        self._rest()
+
+    def give_up(self, error: Exception) -> None:
+        """Stop whatever is under way, warn once and do nothing until the next fit."""
+        with contextlib.suppress(Exception):  # What stopping would say is a consequence of the error.
+            self._rest()
+        warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
+
+    def _predict(
+        self, trainer: Trainer, pl_module: LightningModule, trace: Trace, pace: Pace, *, validation_is_due: bool = True
+    ) -> None:
+        """Predict, show, and stay on only for a validation that is still to be recorded."""
+        position = position_of(
+            trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=pace, validation_is_due=validation_is_due
+        )
+        validation = self._validation.trace() if self._validation is not None and self._validation.is_done else None
+        self.predictions = predict_workload(
+            trace,
+            self.gpus,
+            workload=workload(remaining(position), position, batches_per_window=trace.batches, samples=trace.samples),
+            validation=validation,
+            method=self.method,
+            usd_per_hour=self.usd_per_hour,
+            weights=self.weights,
+        )
+        show(self.predictions, trainer, pl_module, with_table=self.print_table)
+        if validation is None and trainer.enable_validation:
+            self._trace = trace
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Forget everything but the predictions, with nothing left recording."""
+        recorders = (self._steps, self._validation)
+        self._is_active = False
+        self._steps = self._validation = self._trace = None
+        for recorder in recorders:
+            if recorder is not None:
+                recorder.stop()

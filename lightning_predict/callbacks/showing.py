@@ -1,0 +1,55 @@
+"""Shows predictions in a running fit: beside the progress bar, in the loggers, or in a file where there are none.
+
+Example::
+
+    show(predictions, trainer, pl_module, with_table=True)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_predict.callbacks.bases import rank_zero_info, warn
+from lightning_predict.reports.loggers import log_predictions, write_json
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.table import PLAIN_WIDTH, print_table
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+def show(predictions: Predictions, trainer: Trainer, pl_module: LightningModule, *, with_table: bool) -> None:
+    """Print the table, and log the predictions at the current step, or write them to a file without a logger.
+
+    Args:
+        predictions: What to show.
+        trainer: The Trainer that is fitting; its `default_root_dir` takes the file.
+        pl_module: The module that it fits, whose `print` keeps the progress bar whole.
+        with_table: Whether to print.
+
+    Raises:
+        InvalidArgumentError: There is no logger, and `default_root_dir` is remote.
+        OSError: The file cannot be written.
+    """
+    if with_table:
+        pl_module.print(table_text(predictions))
+    for warning in log_predictions(trainer.loggers, predictions, step=trainer.global_step):
+        warn(warning)
+    if not trainer.loggers:
+        path = write_json(predictions, trainer.default_root_dir)
+        rank_zero_info(f"RuntimePredictor wrote its predictions to {path}, as the Trainer has no logger.")
+
+
+def table_text(predictions: Predictions) -> str:
+    """What `print_table` prints on this standard output, colours included, as one text.
+
+    A progress bar redraws its line; only the bar itself can print above it without breaking it, and it takes text.
+    """
+    from rich.console import Console
+
+    console = Console()
+    if not (console.is_terminal or console.is_jupyter):
+        console.width = PLAIN_WIDTH
+    with console.capture() as capture:
+        print_table(predictions, console)
+    return f"\n{capture.get().rstrip()}\n"

@@ -1,0 +1,76 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.callbacks.budget import GO_ON, Forecast, Limit, forecast_of, judge_forecast, judge_use
+from lightning_predict.reports.format import usd
+
+DOLLARS = Limit(name="usd", total=10.0, per_second=0.01, show=usd, before=1.0)
+"""$10, of which $1 was spent before; a cent a second."""
+
+
+def test_use_is_what_was_before_and_the_time_at_its_price() -> None:
+    assert DOLLARS.used(100.0) == 1.0 + 100 * 0.01
+
+
+def test_it_goes_on_while_the_middle_fits() -> None:
+    # $1 before, $1 so far: $8 are left, 800 s. The high end may be over.
+    assert judge_forecast([DOLLARS], 100.0, Forecast(700.0, 799.0, 2000.0)) is GO_ON
+
+
+def test_it_warns_where_the_middle_breaks_it() -> None:
+    assert judge_forecast([DOLLARS], 100.0, Forecast(799.0, 801.0, 2000.0)).action == "warn"
+
+
+def test_it_stops_where_the_low_end_breaks_it_and_says_why() -> None:
+    verdict = judge_forecast([DOLLARS], 100.0, Forecast(900.0, 1000.0, 1900.0))
+    assert verdict.action == "stop"
+    assert verdict.reason == (
+        "the run is forecast to need $12.0 ($11.0 to $21.0), $2.00 of it used so far, and usd allows $10.0; "
+        "16 min 40 s are still to come"
+    )
+
+
+def test_a_limit_that_stops_beats_one_that_warns() -> None:
+    tight = Limit(name="hours", total=1.0, per_second=1.0, show=str)
+    verdict = judge_forecast([DOLLARS, tight], 100.0, Forecast(799.0, 801.0, 2000.0))
+    assert verdict.action == "stop"
+    assert "hours allows 1.0" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("elapsed_seconds", "action"),
+    [(699.0, "go on"), (700.0, "warn"), (899.0, "warn"), (900.0, "stop"), (5000.0, "stop")],
+)
+def test_actual_use_warns_at_80_percent_and_stops_at_100(elapsed_seconds: float, action: str) -> None:
+    # $1 + 700 s x $0.01 = $8, which is 80 % of $10.
+    assert judge_use([DOLLARS], elapsed_seconds).action == action
+
+
+def test_the_reason_of_actual_use() -> None:
+    assert judge_use([DOLLARS], 900.0).reason == "$10.0 of $10.0 (usd) are used"
+
+
+def test_forecast_takes_the_fastest_the_median_and_the_slowest_batch() -> None:
+    assert forecast_of([1.0, 4.0, 2.0], batches=10) == Forecast(10.0, 20.0, 40.0)
+
+
+def test_measured_validation_is_added_as_it_is() -> None:
+    made = forecast_of([1.0, 2.0, 4.0], batches=10, validation_batches=5, validation_batch_seconds=0.5)
+    assert made == Forecast(12.5, 22.5, 42.5)
+
+
+def test_unmeasured_validation_is_nothing_or_a_third_or_a_whole_batch() -> None:
+    made = forecast_of([1.0, 1.5, 2.0], batches=10, validation_batches=4)
+    assert made == Forecast(10.0, pytest.approx(15.0 + 4 * 0.5), 20.0 + 4 * 2.0)
+
+
+def test_a_time_limit_cuts_the_forecast_off() -> None:
+    assert Forecast(1.0, 5.0, 9.0).cut_off(4.0) == Forecast(1.0, 4.0, 4.0)
+    assert Forecast(1.0, 5.0, 9.0).cut_off(None) == Forecast(1.0, 5.0, 9.0)
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9), st.integers(0, 100), st.integers(0, 100))
+def test_a_forecast_is_ordered(batch_seconds: list[float], batches: int, validation_batches: int) -> None:
+    made = forecast_of(batch_seconds, batches=batches, validation_batches=validation_batches)
+    assert 0 <= made.low <= made.middle * (1 + 1e-12) <= made.high * (1 + 2e-12)
