@@ -1,0 +1,137 @@
+"""What GPUs rent for: dated, sourced prices, and the cheapest current one of a GPU.
+
+`offers.toml` holds price lists: who rents out, when and where the prices were read, and a line for each machine. Prices
+fall fast, so a newer price of a machine replaces the older, and what nobody has confirmed for two years is not called
+cheapest. Example::
+
+    >>> offer = cheapest_offer("T4")
+    >>> offer.usd_per_gpu_hour < 1
+    True
+    >>> cheapest_offer("M60") is None  # listed in 2019 only
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from lightning_predict.cost.records import Offer
+from lightning_predict.gpus import gpu_names
+from lightning_predict.gpus.rows import Row, read_document
+
+OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
+
+CURRENT_YEARS: Final = 2
+"""An offer is current if it is at most this much older than the newest offer of its table."""
+
+LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
+OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
+
+
+def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
+    """All offers of a file of price lists, in its order.
+
+    Args:
+        path: A TOML file of `[[price_list]]` tables: provider, date, source, perhaps region, and `offers`, each with
+            instance, gpu (a name of the catalogue), num_gpus, usd_per_hour and perhaps spot_usd_per_hour. None takes
+            the file that ships with the package.
+
+    Raises:
+        CatalogueError: A file that is missing or not TOML, or an offer that breaks a rule, named with its list.
+    """
+    return _shipped_offers() if path is None else _parse_offers(read_document(path))
+
+
+def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Offer, ...]:
+    """Offers of one GPU, the cheapest per GPU first, without prices that a newer one of the same machine replaces.
+
+    Args:
+        gpu_name: Our name of the GPU, as in `Gpu.name`.
+        offers: Offers to choose from; None takes those that ship with the package.
+    """
+    listed = [offer for offer in (load_offers() if offers is None else offers) if offer.gpu == gpu_name]
+    newest = [offer for offer in listed if not any(_replaces(other, offer) for other in listed)]
+    return tuple(sorted(newest, key=lambda offer: offer.usd_per_gpu_hour))
+
+
+def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None) -> Offer | None:
+    """The current offer with the lowest on-demand price per GPU and hour; None where there is none.
+
+    Args:
+        gpu_name: Our name of the GPU, as in `Gpu.name`.
+        offers: Offers to choose from; None takes those that ship with the package. What is current is judged by the
+            newest of them, of whichever GPU.
+    """
+    table = load_offers() if offers is None else tuple(offers)
+    candidates = offers_for(gpu_name, table)
+    if not candidates:
+        return None
+    oldest_current = _years_before(max(offer.date for offer in table), CURRENT_YEARS)
+    return next((offer for offer in candidates if offer.date >= oldest_current), None)
+
+
+def _replaces(newer: Offer, older: Offer) -> bool:
+    """Whether `newer` is a later price of the same machine, in the same region where both name one."""
+    same_machine = (newer.provider, newer.instance, newer.num_gpus) == (older.provider, older.instance, older.num_gpus)
+    same_region = newer.region == older.region or None in (newer.region, older.region)
+    return same_machine and same_region and newer.date > older.date
+
+
+def _years_before(date: str, years: int) -> str:
+    """The same day (or month) of an earlier year. ISO dates sort as texts, also when some lack the day."""
+    return f"{int(date[:4]) - years:04d}{date[4:]}"
+
+
+@cache
+def _shipped_offers() -> tuple[Offer, ...]:
+    return _parse_offers(read_document(OFFERS_FILE))
+
+
+def _parse_offers(document: Row) -> tuple[Offer, ...]:
+    document.check_keys(frozenset({"price_list"}))
+    known_gpus = frozenset(gpu_names())
+    offers: dict[tuple[object, ...], Offer] = {}
+    for price_list in _tables(document, "price_list", "price_list"):
+        price_list.check_keys(LIST_KEYS, frozenset({"region"}))
+        heading = f"{price_list.text('provider')} {price_list.date('date')}"
+        for row in _tables(price_list, "offers", heading):
+            offer = _parse_offer(row, price_list, known_gpus)
+            key = (offer.provider, offer.instance, offer.gpu, offer.num_gpus, offer.region, offer.date)
+            if key in offers:
+                raise row.error("instance", f"{offer.instance!r} is listed twice for one date; remove one of the two.")
+            offers[key] = offer
+    return tuple(offers.values())
+
+
+def _tables(row: Row, key: str, heading: str) -> list[Row]:
+    """The tables of a list as rows that carry the list's name and their own number, or their machine."""
+    tables = row.table[key]
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise row.error(key, "must be a list of tables that is not empty.")
+    return [
+        Row(row.file, f"{heading} {table.get('instance', f'number {number}')}", table)
+        for number, table in enumerate(tables, start=1)
+    ]
+
+
+def _parse_offer(row: Row, price_list: Row, known_gpus: frozenset[str]) -> Offer:
+    row.check_keys(OFFER_KEYS, frozenset({"spot_usd_per_hour"}))
+    if row.text("gpu") not in known_gpus:
+        raise row.error("gpu", f"is {row.text('gpu')!r}, which is not a name of the GPU catalogue; see gpu_names().")
+    spot = row.number("spot_usd_per_hour") if "spot_usd_per_hour" in row.table else None
+    if spot is not None and spot > row.number("usd_per_hour"):
+        raise row.error("spot_usd_per_hour", f"is {spot:g}, above the on-demand price; were the two exchanged?")
+    return Offer(
+        provider=price_list.text("provider"),
+        instance=row.text("instance"),
+        gpu=row.text("gpu"),
+        num_gpus=row.count("num_gpus"),
+        usd_per_hour=row.number("usd_per_hour"),
+        spot_usd_per_hour=spot,
+        region=price_list.text("region") if "region" in price_list.table else None,
+        date=price_list.date("date"),
+        source=price_list.url("source"),
+    )

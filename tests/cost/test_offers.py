@@ -1,0 +1,197 @@
+"""Prices: dated, sourced, of GPUs that exist; the cheapest is current; bad rows are refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.cost.offers import cheapest_offer, load_offers, offers_for
+from lightning_predict.cost.records import Offer
+from lightning_predict.errors import CatalogueError
+from lightning_predict.gpus import DEFAULT_GPUS, gpu_names
+
+
+def make_offer(
+    usd_per_hour: float,
+    date: str,
+    *,
+    provider: str = "P",
+    instance: str = "i",
+    gpu: str = "T4",
+    num_gpus: int = 1,
+    region: str | None = None,
+) -> Offer:
+    return Offer(
+        provider=provider,
+        instance=instance,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        usd_per_hour=usd_per_hour,
+        date=date,
+        source="https://example.com",
+        region=region,
+    )
+
+
+def test_offers_are_many_dated_and_sourced() -> None:
+    offers = load_offers()
+    assert len(offers) >= 80
+    assert {"AWS", "Azure", "GCP", "Lambda", "RunPod"} <= {offer.provider for offer in offers}
+    for offer in offers:
+        assert re.fullmatch(r"20\d\d-\d\d(-\d\d)?", offer.date)
+        assert offer.source.startswith("https://")
+        assert offer.gpu in gpu_names()
+        assert 1 <= offer.num_gpus <= 16
+        assert 0.05 < offer.usd_per_gpu_hour < 30
+        assert offer.spot_usd_per_hour is None or offer.spot_usd_per_hour <= offer.usd_per_hour
+
+
+def test_machines_with_more_gpus_of_one_kind_cost_more() -> None:
+    # A slip of a digit shows as a machine that is cheaper than every machine of the same list with fewer GPUs.
+    lists: dict[tuple[str, str, str, str | None], list[Offer]] = {}
+    for offer in load_offers():
+        lists.setdefault((offer.provider, offer.gpu, offer.date, offer.region), []).append(offer)
+    compared = 0
+    for offers in lists.values():
+        for offer in offers:
+            smaller = [other.usd_per_hour for other in offers if other.num_gpus < offer.num_gpus]
+            assert not smaller or offer.usd_per_hour > min(smaller)
+            compared += bool(smaller)
+    assert compared > 50
+
+
+@pytest.mark.parametrize("name", DEFAULT_GPUS)
+def test_every_default_gpu_has_two_offers_and_a_current_price(name: str) -> None:
+    assert len(offers_for(name)) >= 2
+    cheapest = cheapest_offer(name)
+    assert cheapest is not None
+    assert cheapest.date >= "2025"
+
+
+def test_a_published_study_of_2019_is_there_but_not_current() -> None:
+    listed = Counter(offer.gpu for offer in load_offers() if offer.date == "2019-10")
+    assert listed == {"K80": 3, "M60": 3, "Quadro-P600": 2, "GTX-1080-Ti": 1}
+    assert offers_for("M60")[0].usd_per_gpu_hour == 0.62  # NV6; NV12 and NV24 cost as much per GPU
+    assert cheapest_offer("M60") is None
+
+
+def test_the_newer_price_of_a_machine_counts() -> None:
+    p5 = [offer for offer in load_offers() if offer.instance == "p5.48xlarge"]
+    assert {offer.usd_per_hour for offer in p5} == {98.32, 55.04}  # 2025-04 and 2026-09
+    assert [offer.usd_per_hour for offer in offers_for("H100-SXM-80GB", p5)] == [55.04]
+
+
+def test_offers_are_ordered_by_the_price_of_one_gpu() -> None:
+    eight = make_offer(16.0, "2026-01", num_gpus=8)  # 2 a GPU
+    one = make_offer(3.0, "2026-01", instance="j")
+    other = make_offer(0.1, "2026-01", gpu="L4")
+    assert offers_for("T4", [one, eight, other]) == (eight, one)
+    assert cheapest_offer("T4", [one, eight, other]) == eight
+
+
+def test_regions_are_different_machines_unless_one_is_not_stated() -> None:
+    west = make_offer(2.0, "2025-01", region="west")
+    east = make_offer(1.0, "2026-01", region="east")
+    assert offers_for("T4", [west, east]) == (east, west)
+    anywhere = make_offer(1.5, "2026-02")
+    assert offers_for("T4", [west, east, anywhere]) == (anywhere,)
+
+
+def test_a_price_of_more_than_two_years_ago_is_not_current() -> None:
+    newest = make_offer(9.0, "2026-09-17", gpu="L4")
+    old = make_offer(1.0, "2024-09-16")
+    still_good = make_offer(2.0, "2024-09-17", instance="j")
+    assert cheapest_offer("T4", [newest, old, still_good]) == still_good
+    assert cheapest_offer("T4", [newest, old]) is None
+    assert offers_for("T4", [newest, old]) == (old,)
+
+
+def test_a_gpu_without_offers_has_no_price() -> None:
+    assert offers_for("RTX-4090") == ()
+    assert cheapest_offer("RTX-4090") is None
+    assert cheapest_offer("T4", []) is None
+
+
+@given(
+    st.lists(
+        st.builds(
+            make_offer,
+            st.floats(0.01, 100),
+            st.sampled_from(["2024-01", "2025-06", "2026-03-01", "2026-09"]),
+            instance=st.sampled_from("ijk"),
+            num_gpus=st.sampled_from([1, 8]),
+            region=st.sampled_from([None, "east"]),
+        )
+    )
+)
+def test_the_cheapest_is_never_beaten_by_a_newest_current_price(offers: list[Offer]) -> None:
+    cheapest = cheapest_offer("T4", offers)
+    newest_date = max((offer.date for offer in offers), default="")
+    for offer in offers:
+        if offer.date == newest_date:  # nothing replaces it, and it is current
+            assert cheapest is not None
+            assert cheapest.usd_per_gpu_hour <= offer.usd_per_gpu_hour
+
+
+GOOD = """
+[[price_list]]
+provider = "P"
+date = "2026-05"
+source = "https://example.com"
+offers = [
+    { instance = "i", gpu = "T4", num_gpus = 2, usd_per_hour = 1.5, spot_usd_per_hour = 0.5 },
+]
+"""
+
+
+def load(folder: Path, text: str) -> tuple[Offer, ...]:
+    path = folder / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_offers(path)
+
+
+def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
+    (offer,) = load(tmp_path, GOOD)
+    assert offer.usd_per_gpu_hour == 0.75
+    assert offer.spot_usd_per_hour == 0.5
+    assert offer.region is None
+    assert offer.label == "P i (2026-05)"
+    (offer,) = load(tmp_path, GOOD.replace('date = "2026-05"', 'date = "2026-05"\nregion = "east"'))
+    assert offer.region == "east"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('gpu = "T4"', 'gpu = "T5"', "mine.toml: [P 2026-05 i] gpu: is 'T5', which is not a name of the GPU catalogue"),
+        ("= 1.5", "= 0", "[P 2026-05 i] usd_per_hour: is 0, but must be a finite number above 0"),
+        ("= 1.5", "= -1.5", "[P 2026-05 i] usd_per_hour: is -1.5, but must be a finite number above 0"),
+        ("= 0.5", "= 1.6", "[P 2026-05 i] spot_usd_per_hour: is 1.6, above the on-demand price"),
+        ("num_gpus = 2", "num_gpus = 0", "[P 2026-05 i] num_gpus: is 0, but must be a whole number above 0"),
+        ("num_gpus = 2, ", "", "[P 2026-05 i] num_gpus: is missing"),
+        ('instance = "i", ', "", "[P 2026-05 number 1] instance: is missing"),
+        ("spot_usd", "sport_usd", "[P 2026-05 i] sport_usd_per_hour: is not a key of this table"),
+        ('date = "2026-05"\n', "", "[price_list number 1] date: is missing"),
+        ('"2026-05"', '"soon"', "[price_list number 1] date: is 'soon', but must read like"),
+        ('provider = "P"', 'provider = ""', "provider: is '', but must be a text that is not blank"),
+        ("https://example.com", "a friend", "source: is 'a friend', but must start with https://"),
+        ("[[price_list]]", "[price_list]", "[top] price_list: must be a list of tables that is not empty"),
+        ("[[price_list]]", "[[offers]]", "[top] price_list: is missing"),
+        ("    { instance", '    "x", { instance', "offers: must be a list of tables that is not empty"),
+    ],
+)
+def test_a_bad_offer_is_refused_by_name(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in GOOD
+    with pytest.raises(CatalogueError, match=re.escape(words)):
+        load(tmp_path, GOOD.replace(old, new))
+
+
+def test_a_price_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    line = GOOD.splitlines()[6]
+    with pytest.raises(CatalogueError, match=r"\[P 2026-05 i\] instance: 'i' is listed twice for one date"):
+        load(tmp_path, GOOD.replace(line, line + "\n" + line))

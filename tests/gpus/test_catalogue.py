@@ -1,0 +1,144 @@
+"""The loader: rows become SI units, and what breaks a rule is refused with file, row and key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.errors import CatalogueError
+from lightning_predict.gpus.catalogue import load_catalogue
+
+GOOD_ROW = """
+[gpu.X]
+reported_names = ["NVIDIA X"]
+compute_capability = "8.6"
+launch_year = 2021
+streaming_multiprocessors = 10
+boost_clock_mhz = 1000
+float32_tflops = 2.56
+dram_gb_per_s = 100
+l2_mib = 2
+l2_gb_per_s = 200
+memory_gib = 8
+pcie_gb_per_s = 16
+power_watts = 75
+single_source = true
+sources = ["sheet"]
+"""
+SOURCES = '[sources.sheet]\ntitle = "A data sheet"\nurl = "https://example.com/x.pdf"\ndate = "2021-05"\n'
+CAPABILITIES = """
+[compute_capability."8.6"]
+architecture = "ampere"
+cores_per_multiprocessor = 128
+max_threads_per_multiprocessor = 1536
+registers_per_multiprocessor = 65536
+shared_memory_kib_per_multiprocessor = 100
+sources = ["sheet"]
+"""
+
+
+def write_catalogue(folder: Path, **files: str) -> Path:
+    texts = {"ampere": GOOD_ROW, "sources": SOURCES, "compute_capabilities": CAPABILITIES} | files
+    for stem, text in texts.items():
+        (folder / f"{stem}.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
+    (row,) = load_catalogue(write_catalogue(tmp_path))
+    assert row.name == "X"
+    assert row.compute_capability == (8, 6)
+    assert row.boost_clock_hz == 1e9
+    assert row.peak_flops_per_second == {"float32": 2.56e12}  # 128 lanes x 10 x 1 GHz x 2
+    assert row.dram_bytes_per_second == 100e9
+    assert row.l2_bytes == 2 * 1024 * 1024
+    assert row.memory_bytes == 8 * 1024**3
+    assert row.shared_memory_bytes_per_multiprocessor == 102_400
+    assert row.aliases == ()
+    assert row.nvlink_bytes_per_second is None
+    assert row.base_clock_hz == row.boost_clock_hz
+    assert [source.title for source in row.sources["*"]] == ["A data sheet"]
+    assert row.sources["registers_per_multiprocessor"] == row.sources["*"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("power_watts = 75", "", "ampere.toml: [gpu.X] power_watts: is missing"),
+        ("power_watts = 75", "power_watt = 75", "[gpu.X] power_watts: is missing"),
+        ("power_watts = 75", "power_watts = 75\npower_kw = 1", "[gpu.X] power_kw: is not a key of this table"),
+        ("power_watts = 75", "power_watts = -75", "[gpu.X] power_watts: is -75, but must be a finite number above 0"),
+        ("power_watts = 75", "power_watts = inf", "[gpu.X] power_watts: is inf, but must be a finite number above 0"),
+        ("power_watts = 75", "power_watts = true", "[gpu.X] power_watts: is True, but must be a finite number"),
+        ("launch_year = 2021", 'launch_year = "2021"', "[gpu.X] launch_year: is '2021', but must be a whole number"),
+        ("multiprocessors = 10", "multiprocessors = 9.5", "streaming_multiprocessors: is 9.5, but must be a whole"),
+        ('"8.6"', '"8.7"', "[gpu.X] compute_capability: is '8.7'; known are 8.6"),
+        ('["sheet"]', '["shet"]', "[gpu.X] sources: cites 'shet', which is not in sources.toml"),
+        ('["sheet"]', "[]", "[gpu.X] sources: cites nothing"),
+        ('["sheet"]', '["sheet", "sheet"]', "which says something twice"),
+        ("single_source = true", "single_source = false", "[gpu.X] sources: cites one source; cite a second one"),
+        ("single_source = true", "single_source = 1", "[gpu.X] single_source: is 1, but must be true or false"),
+        ('["NVIDIA X"]', "[]", "[gpu.X] reported_names: is empty"),
+        ('["NVIDIA X"]', '"NVIDIA X"', "[gpu.X] reported_names: is 'NVIDIA X', but must be a list of texts"),
+        ("[gpu.X]", '[gpu."X Y"]', "[gpu.X Y] name: is 'X Y', but may hold only letters"),
+        ("l2_mib = 2", 'l2_mib = 2\nemulated_dtypes = ["bfloat16"]', "lists 'bfloat16', but the row states no rate"),
+        ("[gpu.X]", "[gpus.X]", "ampere.toml: [top] gpu: is missing"),
+        ("[gpu.X]", "gpu.Y = 3\n[gpu.X]", "ampere.toml: [gpu] Y: is 3, but must be a table"),
+        ("[gpu.X]", "[gpu.X", "ampere.toml is not valid TOML"),
+    ],
+)
+def test_a_bad_row_is_refused_with_file_row_and_key(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert GOOD_ROW.count(old) == 1
+    folder = write_catalogue(tmp_path, ampere=GOOD_ROW.replace(old, new))
+    with pytest.raises(CatalogueError, match=re.escape(words)):
+        load_catalogue(folder)
+
+
+@pytest.mark.parametrize(
+    ("stem", "old", "new", "words"),
+    [
+        ("sources", "2021-05", "May 2021", "sources.toml: [sources.sheet] date: is 'May 2021', but must read like"),
+        ("sources", "2021-05", "2021-13", "[sources.sheet] date: is '2021-13', but must read like"),
+        ("sources", "https://", "ftp://", "[sources.sheet] url: is 'ftp://example.com/x.pdf', but must start"),
+        ("sources", '"A data sheet"', '" "', "[sources.sheet] title: is ' ', but must be a text that is not blank"),
+        ("sources", 'date = "2021-05"', "", "[sources.sheet] date: is missing"),
+        ("compute_capabilities", '"ampere"', '"amper"', "architecture: is 'amper'; known are kepler"),
+        ("compute_capabilities", '"8.6"', '"8"', "compute_capability: is '8', but must read like 8.6"),
+        (
+            "compute_capabilities",
+            '"ampere"',
+            '"ada"',
+            "[gpu.X] compute_capability: is '8.6'; move the row",
+        ),
+        ("compute_capabilities", '["sheet"]', '["guide"]', "sources: cites 'guide', which is not in sources.toml"),
+    ],
+)
+def test_bad_shared_tables_are_refused(tmp_path: Path, stem: str, old: str, new: str, words: str) -> None:
+    text = {"sources": SOURCES, "compute_capabilities": CAPABILITIES}[stem]
+    assert text.count(old) == 1
+    with pytest.raises(CatalogueError, match=re.escape(words)):
+        load_catalogue(write_catalogue(tmp_path, **{stem: text.replace(old, new)}))
+
+
+def test_a_source_for_a_figure_that_the_row_does_not_state_is_refused(tmp_path: Path) -> None:
+    folder = write_catalogue(tmp_path, ampere=GOOD_ROW + '[gpu.X.figure_sources]\nint8_tops = ["sheet"]\n')
+    with pytest.raises(CatalogueError, match=r"\[gpu.X.figure_sources\] int8_tops: is not a figure of this row"):
+        load_catalogue(folder)
+
+
+def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
+    capabilities = CAPABILITIES + CAPABILITIES.replace("8.6", "8.9").replace("ampere", "ada")
+    folder = write_catalogue(tmp_path, ada=GOOD_ROW.replace("8.6", "8.9"), compute_capabilities=capabilities)
+    with pytest.raises(CatalogueError, match=r"ada.toml: \[gpu.X\] name: is also a row of ampere.toml"):
+        load_catalogue(folder)
+
+
+def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CatalogueError, match=r"sources.toml does not exist; give the path of a table that does"):
+        load_catalogue(tmp_path)
+    write_catalogue(tmp_path)
+    (tmp_path / "ampere.toml").unlink()
+    with pytest.raises(CatalogueError, match=r"holds none of kepler, .*; give a catalogue's folder"):
+        load_catalogue(tmp_path)

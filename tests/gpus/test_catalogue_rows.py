@@ -1,0 +1,238 @@
+"""Every row of the catalogue: plausible ranges, physical order, and figures derived by hand or measured by people."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lightning_predict.gpus import DEFAULT_GPUS, Gpu, gpu
+from lightning_predict.gpus.catalogue import ARCHITECTURES, CATALOGUE_FOLDER, load_catalogue
+
+CATALOGUE = load_catalogue()
+
+every_gpu = pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row.name)
+
+FULL_RATE = {(7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (9, 0): 4096}
+FULL_RATE |= {(10, 0): 8192, (10, 3): 8192, (12, 0): 1024}
+"""Dense float16 FLOP per clock and SM with float32 accumulation, from NVIDIA's architecture whitepapers.
+
+Volta and Turing: 8 tensor cores x 64 multiply-adds x 2. GA100: 4 x 256 x 2. GA10x, Ada, RTX Blackwell: 4 x 128 x 2.
+Hopper: 4 x 512 x 2. B200: 4 x 1024 x 2.
+"""
+
+HALF_RATE_OTHERWISE = {"A10G", "L40", "L20"}
+"""Not GeForce, but their data sheets state half the rate with float32 accumulation."""
+
+THROTTLED = {"H20-96GB"}
+"""Cut below what its SMs could do, for export: 148 TFLOP/s."""
+
+
+def is_half_rate(row: Gpu) -> bool:
+    return any("GeForce" in name for name in row.reported_names) or row.name in HALF_RATE_OTHERWISE
+
+
+def test_there_are_more_than_a_hundred_gpus_and_the_defaults_are_among_them() -> None:
+    assert len(CATALOGUE) > 100
+    assert len(DEFAULT_GPUS) == 10
+    assert set(DEFAULT_GPUS) <= {row.name for row in CATALOGUE}
+
+
+def test_every_architecture_has_rows_in_its_own_file_and_no_other_file_lies_there() -> None:
+    assert {row.architecture for row in CATALOGUE} == set(ARCHITECTURES)
+    files = {path.stem for path in CATALOGUE_FOLDER.iterdir()}
+    assert files == {*ARCHITECTURES, "sources", "compute_capabilities"}
+
+
+@every_gpu
+def test_figures_lie_in_the_range_of_gpus_that_exist(row: Gpu) -> None:
+    assert 2012 <= row.launch_year <= 2026
+    assert 3 <= row.streaming_multiprocessors <= 192
+    assert row.cores_per_multiprocessor in {64, 128, 192}
+    assert 0.5e9 <= row.base_clock_hz <= row.boost_clock_hz <= 2.7e9
+    assert 1e12 <= row.peak_flops_per_second["float32"] <= 150e12
+    assert max(row.peak_flops_per_second.values()) <= 10e15
+    assert 50e9 <= row.dram_bytes_per_second <= 8e12
+    assert 2**20 <= row.l2_bytes <= 130 * 2**20
+    assert 100e9 <= row.l2_bytes_per_second <= 20e12
+    assert 2 * 2**30 <= row.memory_bytes <= 288 * 2**30
+    assert row.max_threads_per_multiprocessor in {1024, 1536, 2048}
+    assert row.registers_per_multiprocessor in {65536, 131072}
+    assert 64 * 1024 <= row.shared_memory_bytes_per_multiprocessor <= 228 * 1024
+    assert row.nvlink_bytes_per_second is None or 80e9 <= row.nvlink_bytes_per_second <= 900e9
+    assert 16e9 <= row.pcie_bytes_per_second <= 450e9
+    assert 40 <= row.power_watts <= 1400
+
+
+@every_gpu
+def test_float32_peak_is_lanes_times_clock_times_two(row: Gpu) -> None:
+    lanes = row.cores_per_multiprocessor * row.streaming_multiprocessors
+    assert row.peak_flops_per_second["float32"] == pytest.approx(2 * lanes * row.boost_clock_hz, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in CATALOGUE if row.compute_capability >= (7, 0) and row.name not in THROTTLED],
+    ids=lambda row: row.name,
+)
+def test_tensor_peaks_are_dense_and_accumulate_in_float32(row: Gpu) -> None:
+    rate = FULL_RATE[row.compute_capability] / (2 if is_half_rate(row) else 1)
+    stated = row.peak_flops_per_second["float16"] / (row.streaming_multiprocessors * row.boost_clock_hz)
+    # Some data sheets state tensor peaks at a clock up to 14 % below the boost clock; a sparse peak would be 2 x.
+    assert 0.86 <= stated / rate <= 1.05
+
+
+@every_gpu
+def test_peaks_are_in_physical_order(row: Gpu) -> None:
+    peak = row.peak_flops_per_second
+    assert peak["float64"] <= peak["float32"]
+    assert peak["float16"] >= 0.99 * peak["float32"]
+    if "tf32" in peak:
+        assert 0.99 * peak["float32"] <= peak["tf32"] <= peak["float16"]
+        assert peak["bfloat16"] == peak["float16"]
+    if "float8" in peak:
+        assert peak["float8"] >= 1.99 * peak["float16"]
+    if "int8" in peak:
+        assert peak["int8"] >= peak["float32"]
+
+
+@every_gpu
+def test_dtypes_are_those_of_the_architecture(row: Gpu) -> None:
+    capability, stated = row.compute_capability, row.peak_flops_per_second.keys()
+    assert ("tf32" in stated) == (capability >= (8, 0))
+    assert ("float8" in stated) == (capability >= (8, 9))
+    assert ("bfloat16" in stated) == (capability >= (5, 2))
+    assert ("int8" in stated) == (capability >= (6, 1))
+    expected = set()
+    if capability < (7, 0):
+        expected.add("float16")
+    if (5, 2) <= capability < (8, 0):
+        expected.add("bfloat16")
+    assert row.emulated_dtypes == expected
+
+
+@every_gpu
+def test_emulation_is_never_faster_than_float32(row: Gpu) -> None:
+    for dtype in row.emulated_dtypes:
+        assert row.peak_flops_per_second[dtype] <= row.peak_flops_per_second["float32"]
+
+
+@every_gpu
+def test_memory_grows_and_slows_from_the_cache_outwards(row: Gpu) -> None:
+    assert row.l2_bytes_per_second > row.dram_bytes_per_second > row.pcie_bytes_per_second
+    assert row.l2_bytes < row.memory_bytes
+    # The port of an SM takes 64 bytes a clock, so no L2 feeds them faster.
+    assert row.l2_bytes_per_second <= 64 * row.streaming_multiprocessors * row.boost_clock_hz
+    assert row.ridge_flops_per_byte("float32") == row.peak_flops_per_second["float32"] / row.dram_bytes_per_second
+
+
+@every_gpu
+def test_sources_are_titled_dated_and_two_unless_marked(row: Gpu) -> None:
+    for sources in row.sources.values():
+        assert sources
+        for source in sources:
+            assert source.title
+            assert source.url.startswith("https://")
+            assert re.match(r"20\d\d", source.date)
+    assert len({source.url for source in row.sources["*"]}) >= (1 if row.single_source else 2)
+
+
+@every_gpu
+def test_l2_bandwidth_names_its_own_measurement(row: Gpu) -> None:
+    (source,) = row.sources["l2_bytes_per_second"]
+    assert "measured" in source.title
+
+
+@every_gpu
+def test_names_use_only_what_every_logger_takes(row: Gpu) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9.-]+", row.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "bus_bits", "gigabits_per_pin"),
+    [
+        ("T4", 256, 10.0),
+        ("P4", 256, 6.0),
+        ("V100-SXM2-16GB", 4096, 1.75),
+        ("A100-SXM-40GB", 5120, 2.43),
+        ("RTX-3090", 384, 19.5),
+        ("L4", 192, 12.5),
+        ("L40S", 384, 18.0),
+        ("RTX-4090", 384, 21.0),
+        ("RTX-5090", 512, 28.0),
+        ("H100-SXM-80GB", 5120, 5.23),
+    ],
+)
+def test_memory_bandwidth_is_bus_width_times_pin_rate(name: str, bus_bits: int, gigabits_per_pin: float) -> None:
+    assert gpu(name).dram_bytes_per_second == pytest.approx(bus_bits * gigabits_per_pin * 1e9 / 8, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "multiprocessors"),
+    # What torch.cuda.get_device_properties reports; several published tables have the full die's number instead.
+    [
+        ("P4", 20),
+        ("T4", 40),
+        ("L4", 58),
+        ("A10", 72),
+        ("A10G", 80),
+        ("L40S", 142),
+        ("A100-SXM-80GB", 108),
+        ("H100-PCIe-80GB", 114),
+        ("H100-SXM-80GB", 132),
+        ("H200-SXM-141GB", 132),
+        ("H20-96GB", 78),
+        ("B200-SXM-180GB", 148),
+        ("B300-SXM-288GB", 148),
+        ("GB200", 152),
+        ("GB300", 152),
+        ("RTX-PRO-6000-Server", 188),
+    ],
+)
+def test_multiprocessors_are_those_enabled(name: str, multiprocessors: int) -> None:
+    assert gpu(name).streaming_multiprocessors == multiprocessors
+
+
+def test_cards_with_several_dies_count_one() -> None:
+    # The K80's card has 24 GB and 4992 lanes, the M60's 16 GB and 4096, the A16's 64 GB and 5120.
+    for name, gibibytes, lanes in [("K80", 24 / 2, 4992 / 2), ("M60", 16 / 2, 4096 / 2), ("A16", 64 / 4, 5120 / 4)]:
+        row = gpu(name)
+        assert row.memory_bytes == gibibytes * 2**30
+        assert row.streaming_multiprocessors * row.cores_per_multiprocessor == lanes
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "measured_tflops"),
+    # Large square matmuls that people measured; a peak that they exceed by more than boosting explains would be wrong.
+    [
+        ("T4", "float16", 42.7),
+        ("V100-SXM2-16GB", "float16", 94.8),
+        ("A100-PCIe-40GB", "float16", 241.5),
+        ("A100-PCIe-40GB", "tf32", 108.3),
+        ("RTX-3090", "bfloat16", 76.7),
+        ("RTX-A4000", "float16", 65.4),
+        ("RTX-4090", "bfloat16", 173.3),
+        ("L4", "bfloat16", 70.9),
+        ("L20", "bfloat16", 114.1),
+        ("L40S", "bfloat16", 269.2),
+        ("H20-96GB", "bfloat16", 142.3),
+        ("H100-PCIe-80GB", "bfloat16", 495.9),
+        ("H100-SXM-80GB", "bfloat16", 797.5),
+        ("RTX-5090", "bfloat16", 242.2),
+        ("RTX-PRO-6000-Server", "bfloat16", 409.4),
+        ("B200-SXM-180GB", "bfloat16", 1696.0),
+        ("P40", "float16", 10.0),
+        ("V100S-PCIe-32GB", "bfloat16", 9.85),
+    ],
+)
+def test_measured_matmuls_reach_most_of_the_peak(name: str, dtype: str, measured_tflops: float) -> None:
+    peak = gpu(name).peak(dtype)
+    assert peak is not None
+    assert 0.55 <= measured_tflops * 1e12 / peak <= 1.16
+
+
+def test_a_figure_may_have_a_source_of_its_own() -> None:
+    row = gpu("RTX-PRO-6000-Server")
+    assert row.dram_bytes_per_second == 1597e9
+    assert row.sources["dram_bytes_per_second"] != row.sources["*"]
+    assert "bfloat16" in gpu("T4").sources
