@@ -97,8 +97,12 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     return _trace_from_json(document)
 
 
-def read_json(path: str) -> Any:
+def read_json(path: str, *, strict: bool = True) -> Any:
     """Parse a JSON file, gzip or plain.
+
+    Args:
+        path: The file.
+        strict: Refuse what is not JSON by the letter but common: infinite numbers, control characters in strings.
 
     Raises:
         TraceFormatError: Truncated, or not JSON.
@@ -109,7 +113,7 @@ def read_json(path: str) -> Any:
     try:
         if content.startswith(_GZIP_MAGIC):
             content = gzip.decompress(content)
-        return json.loads(content.decode(), parse_constant=_refuse_constant)
+        return json.loads(content.decode(), parse_constant=_refuse_constant if strict else float, strict=strict)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceFormatError(
             f"{path} is damaged gzip data ({error}); expected a whole file. Copy or record it again."

@@ -1,0 +1,187 @@
+"""A profiled call's tensors and arguments, under the names that every recorder uses.
+
+The profiler lists arguments by position: sizes, C++ names of dtypes, and numbers as text. Example::
+
+    >>> call = Call("aten::mm", False, False, (1, 1), 0.0, 1.0,
+    ...             {"input dims": [[2, 3], [3, 4]], "input type": ["c10::BFloat16", "c10::BFloat16"]})
+    >>> [(tensor.shape, tensor.dtype) for tensor in tensors_of(call)]
+    [((2, 3), 'bfloat16'), ((3, 4), 'bfloat16')]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from lightning_predict.tracing.events import Call
+from lightning_predict.tracing.records import TensorInfo
+from lightning_predict.tracing.signatures import name_values
+from lightning_predict.tracing.whole import WHOLE_OPERATIONS, computes, whole_arguments
+
+RECORDED_TENSORS: Final = "recorded tensors"
+"""Key under which a recorder that ran in the process adds what a file lacks: for each position, the tensors there as
+rows of shape, dtype, storage number and kind of device."""
+
+_DTYPES: Final[Mapping[str, str]] = {
+    "float": "float32",
+    "double": "float64",
+    "int": "int32",
+    "long": "int64",
+    "long int": "int64",
+    "long long": "int64",
+    "short": "int16",
+    "short int": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+    "c10::half": "float16",
+    "c10::bfloat16": "bfloat16",
+    "c10::float8_e4m3fn": "float8_e4m3fn",
+    "c10::float8_e5m2": "float8_e5m2",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
+_NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "GenericList", "TensorList", "None", "Device", "String"})
+
+_DTYPE_NUMBERS: Final = {
+    0: "uint8",
+    1: "int8",
+    2: "int16",
+    3: "int32",
+    4: "int64",
+    5: "float16",
+    6: "float32",
+    7: "float64",
+    9: "complex64",
+    10: "complex128",
+    11: "bool",
+    15: "bfloat16",
+    23: "float8_e5m2",
+    24: "float8_e4m3fn",
+}
+"""`c10::ScalarType` by its number."""
+
+_MEMORY_FORMATS: Final = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
+
+_TENSORS_READ: Final = {"aten::mm": 2, "aten::addmm": 3, "aten::bmm": 2, "aten::baddbmm": 3}
+"""Tensors that these read; compiled code calls the variant that is given the output as one more."""
+
+_TAKES_NUMBERS: Final = re.compile(r"aten::(add|sub|rsub|mul|div|pow|remainder|where|eq|ne|lt|le|gt|ge)_?")
+"""Operations that wrap a Python number as a tensor of no dimensions and 64 bits."""
+
+_OPERATOR: Final = re.compile(r"(?!autograd::|torch::)\w+::\w+(\.\w+)?")
+
+
+def operator_name(call: Call) -> str | None:
+    """Qualified name without the overload; None for what is no operator of the dispatcher."""
+    if call.is_launch or call.is_annotation or _OPERATOR.fullmatch(call.name) is None:
+        return None
+    return call.name.partition(".")[0]
+
+
+def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
+    """Tensors that a call read, lists flattened, in the schema's order."""
+    groups = _tensor_groups(call)
+    name = operator_name(call) or call.name
+    flat = [tensor for group in groups for tensor in group or ()]
+    if _TAKES_NUMBERS.fullmatch(name):
+        flat = [tensor for tensor in flat if not _is_wrapped_number(tensor, flat)]
+    return tuple(flat[: _TENSORS_READ.get(name)])
+
+
+def arguments_of(call: Call) -> dict[str, Any]:
+    """Arguments that are no tensors, by the schema's names; empty where the names are not known."""
+    name = operator_name(call) or call.name
+    groups = _tensor_groups(call)
+    texts = call.details.get("concrete inputs", [])
+    values = [_parse(text) if isinstance(text, str) else text for text in texts]
+    is_tensor = [
+        True if group else (None if value is None else False) for group, value in zip(groups, values, strict=False)
+    ]
+    if name in WHOLE_OPERATIONS:
+        arguments = whole_arguments(name, values, is_tensor=is_tensor)
+        inputs = tensors_of(call)
+        dtype = _compute_dtype(call)
+        if inputs and dtype not in (None, inputs[0].dtype):
+            arguments["compute_dtype"] = dtype
+        return arguments
+    if name in _TENSORS_READ and sum(bool(kind) for kind in is_tensor) > _TENSORS_READ[name]:
+        values, is_tensor = values[:-1], is_tensor[:-1]
+    return _in_words(name_values(name, values, is_tensor=is_tensor))
+
+
+def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:
+    """True for a tensor of no dimensions and 64 bits beside one with dimensions or another dtype."""
+    if tensor.shape or tensor.dtype not in ("float64", "int64"):
+        return False
+    return any(other.shape or other.dtype not in ("float64", "int64") for other in beside)
+
+
+def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
+    """For each position the tensors there; None where there is no tensor."""
+    recorded = call.details.get(RECORDED_TENSORS)
+    if recorded is not None:
+        return [
+            tuple(TensorInfo(tuple(shape), dtype, number, device) for shape, dtype, number, device in rows) or None
+            for rows in recorded
+        ]
+    sizes = call.details.get("input dims", [])
+    types = call.details.get("input type", [])
+    groups: list[tuple[TensorInfo, ...] | None] = []
+    for shape, kind in zip(sizes, types, strict=False):
+        if kind == "TensorList":
+            dtype = _list_dtype(call)
+            groups.append(tuple(TensorInfo(tuple(item), dtype) for item in shape if isinstance(item, list)) or None)
+        else:
+            groups.append(None if kind in _NO_TENSORS else (TensorInfo(tuple(shape), _dtype(kind)),))
+    return groups
+
+
+def _dtype(kind: str) -> str:
+    return _DTYPES.get(kind.lower(), kind)
+
+
+def _list_dtype(call: Call) -> str:
+    """What files do not say of a list: the dtype of the first tensor beside it or inside the call, else float32."""
+    for one in (call, *call.descendants()):
+        for kind in one.details.get("input type", []):
+            if kind not in _NO_TENSORS:
+                return _dtype(kind)
+    return "float32"
+
+
+def _compute_dtype(call: Call) -> str | None:
+    for part in call.descendants():
+        if computes(part.name):
+            return next((tensor.dtype for tensor in tensors_of(part)), None)
+    return None
+
+
+def _parse(text: str) -> Any:
+    """A value that the profiler printed: `1`, `0.5`, `True`, `[1, 1]`; None for nothing."""
+    if text in ("", "None"):
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    if text.startswith("[") and text.endswith("]"):
+        return [_parse(item) for item in text[1:-1].split(", ") if item]
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text):
+        return float(text)
+    return text
+
+
+def _in_words(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Numbers of torch's enumerations as names."""
+    named = {}
+    for word, value in arguments.items():
+        if word.endswith("dtype") and isinstance(value, int):
+            value = _DTYPE_NUMBERS.get(value, value)
+        elif word == "memory_format" and isinstance(value, int):
+            value = _MEMORY_FORMATS.get(value, value)
+        elif word == "layout":
+            continue
+        named[word] = value
+    return named

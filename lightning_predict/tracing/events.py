@@ -1,0 +1,235 @@
+"""Events of a Kineto (Chrome trace) JSON file: calls on the host as trees, work on the device beside them.
+
+Calls on one thread nest by time. What the device ran is tied to the call that launched it by a correlation number.
+Files of all releases of torch since 1.8 are read; older ones spell categories and keys in another way. Example::
+
+    >>> rows = [{"ph": "X", "cat": "cpu_op", "name": "aten::t", "pid": 1, "tid": 1, "ts": 0, "dur": 9, "args": {}},
+    ...         {"ph": "X", "cat": "cpu_op", "name": "aten::transpose", "pid": 1, "tid": 1, "ts": 2, "dur": 5}]
+    >>> profile = read_profile({"traceEvents": rows}, "two.json", step=None)
+    >>> [call.name for call in profile.roots], profile.roots[0].children[0].name
+    (['aten::t'], 'aten::transpose')
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+from lightning_predict.errors import TraceFormatError
+from lightning_predict.tracing.checked import Checked
+
+Thread = tuple[Any, Any]
+
+_OLD_CATEGORIES: Final = {
+    "operator": "cpu_op",
+    "runtime": "cuda_runtime",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+}
+_LAUNCHES: Final = frozenset({"cuda_runtime", "cuda_driver"})
+_HOST: Final = frozenset({"cpu_op", "user_annotation"}) | _LAUNCHES
+_DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_STEP: Final = re.compile(r"ProfilerStep#(\d+)")
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Call:
+    """Something that the host did, with what it called inside.
+
+    Attributes:
+        name: Name of the operation, annotation or runtime function.
+        is_launch: A function of the CUDA runtime or driver.
+        is_annotation: A range that a program marked.
+        thread: Process and thread.
+        start: Start in microseconds.
+        end: End in microseconds.
+        details: Its `args`, with keys in lower case.
+        children: Calls made directly inside, in order.
+        parent: Call that it was made in.
+        device_work: What the device ran for it, where it is a launch.
+    """
+
+    name: str
+    is_launch: bool
+    is_annotation: bool
+    thread: Thread
+    start: float
+    end: float
+    details: Mapping[str, Any]
+    children: list[Call] = field(default_factory=list)
+    parent: Call | None = None
+    device_work: list[DeviceWork] = field(default_factory=list)
+
+    @property
+    def sequence_number(self) -> int | None:
+        """Number that autograd's next node has; None where gradients were off."""
+        number = self.details.get("sequence number")
+        return number if isinstance(number, int) and number >= 0 else None
+
+    def descendants(self) -> Iterator[Call]:
+        """All calls inside, each before its own children."""
+        for child in self.children:
+            yield child
+            yield from child.descendants()
+
+
+@final
+@dataclass(slots=True, eq=False)
+class DeviceWork:
+    """A kernel, copy or fill; times in microseconds."""
+
+    name: str
+    is_kernel: bool
+    start: float
+    duration: float
+    details: Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One step of a file.
+
+    Attributes:
+        roots: Outermost calls of all threads, by start.
+        stray_work: Device work that no call of the step launched, though it ran within the step.
+        start: Start of the step in microseconds.
+        end: Its end.
+        flows: Pairs of (thread and start) that link a forward call to its backward call.
+        header: The file's other fields.
+    """
+
+    roots: tuple[Call, ...]
+    stray_work: tuple[DeviceWork, ...]
+    start: float
+    end: float
+    flows: tuple[tuple[tuple[Thread, float], tuple[Thread, float]], ...]
+    header: Mapping[str, Any]
+
+    def calls(self) -> Iterator[Call]:
+        """Every call, parents before children."""
+        for root in self.roots:
+            yield root
+            yield from root.descendants()
+
+
+def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
+    """One step of a parsed file.
+
+    Args:
+        document: The parsed JSON: an object with `traceEvents`, or their list alone.
+        source: Name of the file, for errors.
+        step: Number of the `ProfilerStep#` to take; None takes the last, or the whole file where none is marked.
+
+    Raises:
+        TraceFormatError: No events, an event without its times, or no such step.
+    """
+    checked = Checked(document, source)
+    rows = checked if isinstance(document, list) else checked.member("traceEvents")
+    complete = [row for row in rows.items() if isinstance(row.value, dict) and row.value.get("ph") == "X"]
+    calls, work = _split(complete)
+    if not calls:
+        raise TraceFormatError(
+            f"{source} holds no operations: none of its {len(rows.items())} events has the category 'cpu_op'. Record "
+            "with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
+        )
+    start, end = _step_window(calls, work, source, step)
+    inside = [call for call in calls if start <= call.start < end and not _STEP.fullmatch(call.name)]
+    roots = tuple(_nest(inside))
+    stray = _attach_device_work(calls, inside, work)
+    header = {} if isinstance(document, list) else {key: document[key] for key in document if key != "traceEvents"}
+    return Profile(
+        roots=roots,
+        stray_work=tuple(item for item in stray if start <= item.start < end),
+        start=start,
+        end=end,
+        flows=tuple(_flows(rows)),
+        header=header,
+    )
+
+
+def _split(rows: Iterable[Checked]) -> tuple[list[Call], list[DeviceWork]]:
+    calls: list[Call] = []
+    work: list[DeviceWork] = []
+    for row in rows:
+        event = row.value
+        category = str(event.get("cat", "")).lower()
+        category = _OLD_CATEGORIES.get(category, category)
+        if category not in _HOST and category not in _DEVICE:
+            continue
+        start = row.member("ts").any_number()
+        duration = row.optional("dur", Checked.any_number, 0.0)
+        arguments: dict[str, Any] = row.optional("args", Checked.mapping, {})
+        details = {key.lower(): value for key, value in arguments.items()}
+        name = row.member("name").text()
+        if category in _DEVICE:
+            work.append(DeviceWork(name, category == "kernel", start, duration, details))
+            continue
+        thread = (event.get("pid"), event.get("tid"))
+        is_annotation = category == "user_annotation"
+        calls.append(Call(name, category in _LAUNCHES, is_annotation, thread, start, start + duration, details))
+    return calls, work
+
+
+def _step_window(calls: list[Call], work: list[DeviceWork], source: str, step: int | None) -> tuple[float, float]:
+    """Start and end of the marked step; of everything where no step is marked."""
+    marks = {int(match[1]): call for call in calls if (match := _STEP.fullmatch(call.name)) is not None}
+    if step is not None and step not in marks:
+        there = ", ".join(map(str, sorted(marks))) or "none"
+        raise TraceFormatError(f"{source} has no ProfilerStep#{step}; the steps that it marks: {there}.")
+    if not marks:
+        ends = [*(call.end for call in calls), *(item.start + item.duration for item in work)]
+        return min(call.start for call in calls), math.nextafter(max(ends), math.inf)
+    mark = marks[max(marks) if step is None else step]
+    return mark.start, mark.end
+
+
+def _nest(calls: list[Call]) -> Iterator[Call]:
+    """Link calls that nest by time on their thread; yields the outermost ones by start."""
+    open_calls: dict[Thread, list[Call]] = {}
+    # Of two calls with one start the longer is the outer; of two alike the file's order decides.
+    for call in sorted(calls, key=lambda item: (item.start, item.start - item.end)):
+        stack = open_calls.setdefault(call.thread, [])
+        while stack and stack[-1].end <= call.start:
+            stack.pop()
+        if stack:
+            call.parent = stack[-1]
+            stack[-1].children.append(call)
+        else:
+            yield call
+        stack.append(call)
+
+
+def _attach_device_work(calls: list[Call], inside: list[Call], work: list[DeviceWork]) -> list[DeviceWork]:
+    """Give device work to the launches of the step; returns what no launch or call of the file names."""
+    launches = {call.details["correlation"]: call for call in calls if call.is_launch and "correlation" in call.details}
+    by_external_id = {
+        call.details["external id"]: call
+        for call in inside
+        if "external id" in call.details and not call.is_launch and not call.is_annotation
+    }
+    stray = []
+    for item in sorted(work, key=lambda one: one.start):
+        launch = launches.get(item.details.get("correlation")) or by_external_id.get(item.details.get("external id"))
+        if launch is None:
+            stray.append(item)
+        else:
+            launch.device_work.append(item)
+    return stray
+
+
+def _flows(rows: Checked) -> Iterator[tuple[tuple[Thread, float], tuple[Thread, float]]]:
+    """Links from forward calls to backward calls: two events with one id."""
+    starts: dict[Any, tuple[Thread, float]] = {}
+    for event in rows.value:
+        if not isinstance(event, dict) or event.get("cat") not in ("fwdbwd", "forward_backward"):
+            continue
+        place = ((event.get("pid"), event.get("tid")), float(event.get("ts", 0.0)))
+        if event.get("ph") == "s":
+            starts[event.get("id")] = place
+        elif event.get("ph") == "f" and event.get("id") in starts:
+            yield starts[event.get("id")], place

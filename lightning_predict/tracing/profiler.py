@@ -1,0 +1,155 @@
+"""`ProfilerRecorder`: records a step with `torch.profiler`, for CUDA and for compiled code.
+
+The profiler watches; it changes nothing that runs, so compiled code stays compiled. Its events go through the same
+file format and the same reader as files that others recorded; what the format leaves out (storage numbers, devices,
+dtypes of lists) is added on the way. Example::
+
+    recorder = ProfilerRecorder(cuda=True)
+    recorder.start()
+    loss = model(batch).sum(); loss.backward(); optimizer.step()
+    recorder.stop()
+    recorder.trace().operations          # with their kernels
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from lightning_predict.errors import CaptureError
+from lightning_predict.tracing.calls import RECORDED_TENSORS
+from lightning_predict.tracing.events import read_profile
+from lightning_predict.tracing.files import read_json
+from lightning_predict.tracing.kineto import trace_of_profile
+from lightning_predict.tracing.records import Operation, Trace
+from lightning_predict.tracing.tensors import dtype_name
+
+
+def refuse_second_profiler() -> None:
+    """Raise where a profiler is running: a second one would take its events.
+
+    Raises:
+        CaptureError: A profiler is running.
+    """
+    if torch._C._autograd._profiler_enabled():
+        raise CaptureError(
+            "Another profiler is running, and two at once would both lose events. Stop it or let it finish before the "
+            "capture (in a Trainer: profiler=None), or import the file that it writes with `import_kineto`."
+        )
+
+
+@final
+class ProfilerRecorder:
+    """Profiles what runs between `start` and `stop`, which may be repeated.
+
+    Args:
+        cuda: Record what runs on the GPU as well.
+    """
+
+    def __init__(self, *, cuda: bool) -> None:
+        self._cuda = cuda
+        self._profile: profile | None = None
+        self._documents: list[dict[str, Any]] = []
+
+    def start(self) -> None:
+        """Start the profiler.
+
+        Raises:
+            CaptureError: Another profiler is running.
+        """
+        refuse_second_profiler()
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
+        if self._cuda:
+            torch.cuda.synchronize()
+        # Memory events give tensors their storage numbers.
+        self._profile = profile(activities=activities, record_shapes=True, profile_memory=True, acc_events=True)
+        self._profile.start()
+
+    def stop(self) -> None:
+        """Stop the profiler and keep its events; stopping twice is harmless."""
+        running, self._profile = self._profile, None
+        if running is None:
+            return
+        if self._cuda:
+            torch.cuda.synchronize()
+        running.stop()
+        self._documents.append(_export(running))
+
+    def trace(self) -> Trace:
+        """The recorded step, its parts one after another.
+
+        Raises:
+            CaptureError: Nothing was recorded.
+        """
+        if not self._documents:
+            raise CaptureError("Nothing was recorded: the profiler was not started, or has not been stopped.")
+        profiles = [read_profile(document, "the recorded step", step=None) for document in self._documents]
+        first, *rest = (trace_of_profile(one, recorder="profiler") for one in profiles)
+        for part in rest:
+            first = _append(first, part)
+        return first
+
+
+def _append(first: Trace, second: Trace) -> Trace:
+    """Two parts of one step as one; the second begins where the first ends."""
+    offset = first.profiled_seconds or 0.0
+    return replace(
+        first,
+        operations=first.operations + tuple(_later(operation, offset) for operation in second.operations),
+        profiled_seconds=offset + (second.profiled_seconds or 0.0),
+        optimizer_steps=first.optimizer_steps + second.optimizer_steps,
+        compiled=first.compiled or second.compiled,
+        notes=first.notes + second.notes,
+    )
+
+
+def _later(operation: Operation, offset: float) -> Operation:
+    def move(seconds: float | None) -> float | None:
+        return None if seconds is None else seconds + offset
+
+    kernels = tuple(
+        replace(
+            kernel,
+            start_seconds=kernel.start_seconds + offset,
+            launch_start_seconds=move(kernel.launch_start_seconds),
+        )
+        for kernel in operation.kernels
+    )
+    return replace(operation, kernels=kernels, host_start_seconds=move(operation.host_start_seconds))
+
+
+def _export(stopped: profile) -> dict[str, Any]:
+    """The events of a stopped profiler as its file would hold them, with each call's tensors added."""
+    with tempfile.TemporaryDirectory(prefix="lightning-predict-") as folder:
+        path = os.path.join(folder, "profile.json")
+        stopped.export_chrome_trace(path)
+        document: dict[str, Any] = read_json(path, strict=False)
+    tensors = dict(_recorded_tensors(stopped))
+    for event in document["traceEvents"]:
+        if event.get("cat") == "cpu_op" and event["args"].get("External id") in tensors:
+            event["args"][RECORDED_TENSORS] = tensors[event["args"]["External id"]]
+    return document
+
+
+def _recorded_tensors(stopped: profile) -> Iterator[tuple[int, list[list[list[Any]]]]]:
+    """For each call, by its number in the file: the tensors at each position of its schema."""
+    results = stopped.profiler and stopped.profiler.kineto_results
+    pending = list(results.experimental_event_tree()) if results else []
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        inputs = getattr(event.extra_fields, "inputs", None)
+        if inputs:
+            yield event.correlation_id, [list(_rows(value)) for value in inputs]
+
+
+def _rows(value: Any) -> Iterator[list[Any]]:
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, torch._C._profiler._TensorMetadata):
+            yield [list(item.sizes), dtype_name(item.dtype), item.id, item.device.type]

@@ -1,0 +1,244 @@
+"""`CaptureSession`: records one step of somebody else's loop and gives it back as a Trace.
+
+It picks the recorder: `torch.profiler` on CUDA and wherever compiled code runs, the dispatch modes on the CPU and the
+meta device. Nothing that fails in here reaches the step, and `stop` leaves nothing patched or running. Example::
+
+    session = CaptureSession(device=torch.device("cpu"), model=model, optimizers=[optimizer])
+    session.start()
+    loss = model(batch).sum(); loss.backward(); optimizer.step()
+    session.stop()
+    trace = session.trace(step_seconds=(0.021, 0.020), samples=32)
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, final
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from lightning_predict.errors import CaptureError
+from lightning_predict.tracing import environment
+from lightning_predict.tracing.dispatch import DispatchRecorder
+from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
+from lightning_predict.tracing.profiler import ProfilerRecorder, refuse_second_profiler
+from lightning_predict.tracing.records import Trace
+
+_NO_KERNELS: Final = (
+    "The profiler recorded nothing on the GPU (often for lack of permission to use CUPTI), so times are predicted, not "
+    "scaled from measurements."
+)
+
+
+@final
+class CaptureSession:
+    """Records one step: start() ... the user's own step ... stop(), then trace().
+
+    `start` and `stop` may be repeated, to leave out what lies between (the loader, for example); the parts count as
+    one step. All calls must come from one thread.
+
+    Args:
+        device: Where the step runs.
+        model: The model, for names, parameters and memory; None takes the outermost modules that are called.
+        optimizers: The optimizers, for their state; none takes those that step.
+        compiled: Whether anything in the step is compiled; None finds out.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        model: nn.Module | None = None,
+        optimizers: Sequence[Optimizer] = (),
+        compiled: bool | None = None,
+    ) -> None:
+        self._device = device
+        self._model = model
+        self._optimizers = tuple(optimizers)
+        self._compiled = compiled
+        self._recorder: DispatchRecorder | ProfilerRecorder | None = None
+        self._module_watch: ModuleWatch | None = None
+        self._optimizer_watch: OptimizerWatch | None = None
+        self._running = False
+        self._failure: Exception | None = None
+        self._seconds = 0.0
+        self._started_at = 0.0
+        self._peak_bytes: int | None = None
+
+    def start(self) -> None:
+        """Begin to record.
+
+        Raises:
+            CaptureError: Another profiler is running, or the recorder cannot be started.
+        """
+        if self._running:
+            raise CaptureError("This session is recording already; call stop() before the next start().")
+        refuse_second_profiler()
+        try:
+            if self._recorder is None:
+                self._prepare()
+            self._running = True
+            self._reset_peak()
+            for part in (self._module_watch, self._optimizer_watch):
+                if part is not None:
+                    part.open()
+            assert self._recorder is not None
+            self._recorder.start()
+            self._synchronize()
+        except Exception as error:
+            self.stop()
+            raise CaptureError(f"The step cannot be recorded: {error}") from error
+        self._started_at = time.perf_counter()
+
+    def stop(self) -> None:
+        """Stop recording; never raises, and stopping twice is harmless."""
+        if not self._running:
+            return
+        self._running = False
+        for part in (self._note_end, self._close_watches, self._stop_recorder):
+            try:
+                part()
+            except Exception as error:
+                self._failure = self._failure or error
+
+    def trace(
+        self,
+        *,
+        step_seconds: Sequence[float] = (),
+        loader_seconds: Sequence[float] = (),
+        samples: int | None = None,
+        batches: int = 1,
+        optimizer_steps: int | None = None,
+    ) -> Trace:
+        """The step that was recorded.
+
+        Args:
+            step_seconds: Times of steps without a recorder.
+            loader_seconds: Waits for the loader, one a batch.
+            samples: Samples of the step on this rank.
+            batches: Batches of the step.
+            optimizer_steps: Optimizer updates in the step; None counts those that were seen.
+
+        Raises:
+            CaptureError: Nothing was recorded, or recording failed.
+        """
+        self.stop()
+        if self._failure is not None:
+            raise CaptureError(
+                f"The step ran, but recording it failed: {type(self._failure).__name__}: {self._failure}"
+            ) from self._failure
+        if self._recorder is None:
+            raise CaptureError("Nothing was recorded: call start(), run the step, then stop().")
+        trace = self._recorded()
+        if not trace.operations:
+            raise CaptureError(
+                "Nothing was recorded: no torch operation ran on this thread between start() and stop()."
+            )
+        return replace(
+            trace,
+            step_seconds=tuple(step_seconds),
+            profiled_seconds=self._seconds,
+            loader_seconds=tuple(loader_seconds),
+            samples=samples,
+            batches=batches,
+            optimizer_steps=trace.optimizer_steps if optimizer_steps is None else optimizer_steps,
+        )
+
+    def _prepare(self) -> None:
+        """Choose the recorder, and watch modules and optimizers where nobody named them."""
+        if self._compiled is None:
+            self._compiled = environment.has_compiled_code(self._model)
+        is_cuda = self._device.type == "cuda"
+        needs_profiler = self._compiled or environment.has_fast_evaluation(self._model)
+        if not is_cuda and (self._device.type == "meta" or not needs_profiler):
+            self._recorder = DispatchRecorder(self._model)
+            return
+        self._recorder = ProfilerRecorder(cuda=is_cuda)
+        if not self._compiled:  # hooks would make compiled code compile again
+            self._module_watch = ModuleWatch() if self._model is None else None
+            self._optimizer_watch = OptimizerWatch() if not self._optimizers else None
+
+    def _reset_peak(self) -> None:
+        if self._device.type == "cuda" and self._peak_bytes is None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _note_end(self) -> None:
+        self._synchronize()
+        self._seconds += time.perf_counter() - self._started_at
+        if self._device.type == "cuda":
+            self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
+
+    def _close_watches(self) -> None:
+        for part in (self._module_watch, self._optimizer_watch):
+            if part is not None:
+                part.close()
+
+    def _stop_recorder(self) -> None:
+        assert self._recorder is not None
+        self._recorder.stop()
+        if isinstance(self._recorder, DispatchRecorder):
+            self._failure = self._failure or self._recorder.failure
+
+    def _recorded(self) -> Trace:
+        """What the recorder saw, with what surrounds it."""
+        leaves: list[torch.Tensor] = []
+        modules, updates = self._module_watch, self._optimizer_watch
+        if isinstance(self._recorder, DispatchRecorder):
+            recorder = self._recorder
+            modules, updates, leaves = recorder.modules, recorder.optimizers, list(recorder.leaves.values())
+            trace = Trace(
+                operations=tuple(recorder.operations),
+                device=self._device.type,
+                recorder="dispatch",
+                optimizer_steps=recorder.optimizers.steps,
+                flags=environment.read_flags(recorder.autocast_dtype),
+            )
+        else:
+            assert self._recorder is not None
+            trace = self._recorder.trace()
+            trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype))
+        roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
+        optimizers = self._optimizers or tuple(updates.optimizers if updates is not None else ())
+        if not roots and not leaves:
+            groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+            leaves = [parameter for group in groups for parameter in group["params"]]
+        memory = environment.measure_memory(
+            roots,
+            leaves,
+            optimizers,
+            has_backward=any(operation.phase == "backward" for operation in trace.operations),
+            peak_bytes=self._peak_bytes,
+        )
+        return self._with_device(
+            replace(
+                trace,
+                parameters=environment.describe_parameters(roots) or environment.describe_leaves(leaves),
+                memory=memory,
+                compiled=trace.compiled or bool(self._compiled),
+                software={**trace.software, **environment.software_versions()},
+            )
+        )
+
+    def _with_device(self, trace: Trace) -> Trace:
+        """The Trace with the GPU's name and memory, or with the kind of device that most tensors were on."""
+        if self._device.type != "cuda":
+            tensors = (tensor for operation in trace.operations for tensor in operation.inputs)
+            kinds = Counter(tensor.device for tensor in tensors if tensor.device is not None)
+            return replace(trace, device=kinds.most_common(1)[0][0] if kinds else self._device.type)
+        properties = torch.cuda.get_device_properties(self._device)
+        return replace(
+            trace,
+            device="cuda",
+            gpu_reported_name=torch.cuda.get_device_name(self._device),
+            gpu_memory_bytes=int(properties.total_memory),
+            notes=trace.notes if trace.has_measured_kernels else (*trace.notes, _NO_KERNELS),
+        )
