@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_predict import units
 
-VALUES = st.floats(0, 1e12)
+VALUES = st.floats(1e-9, 1e12)
 
 
 @pytest.mark.parametrize(

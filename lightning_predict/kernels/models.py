@@ -12,7 +12,6 @@ import os
 from functools import lru_cache
 
 from lightning_predict.kernels.utilisation import UtilisationModels
-from lightning_predict.weights.store import load_weights
 
 
 def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> UtilisationModels:
@@ -32,4 +31,6 @@ def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> Utilis
 
 @lru_cache(maxsize=8)
 def _loaded(gpu_names: tuple[str, ...], path: str | None, _settings: tuple[tuple[str, str], ...]) -> UtilisationModels:
+    from lightning_predict.weights.store import load_weights  # brings the download libraries: only when needed
+
     return UtilisationModels(load_weights(gpu_names, path=path))
