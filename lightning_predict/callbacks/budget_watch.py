@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, final
 
-from lightning_predict.callbacks.budget import Forecast, Limit, Verdict, forecast_of, judge_forecast, judge_use
+from lightning_predict.callbacks.budget import GO_ON, Forecast, Limit, Verdict, forecast_of, judge_forecast, judge_use
 from lightning_predict.callbacks.ledger import Ledger
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Remaining
@@ -122,16 +122,16 @@ class BudgetWatch:
             left: What is still to come.
             seconds_left: Until a time limit of the Trainer ends it; None without one.
         """
-        verdict = self.judge_use()
-        if verdict.action == "stop" or left.batches is None:
-            return verdict
+        if left.batches is None:
+            return self.judge_use()
         self.forecast = forecast_of(
             steady_seconds([window.interval_seconds / window.batches for window in self._measured]),
             batches=left.batches,
             validation_batches=left.validation_batches or 0,
             validation_batch_seconds=self._validation_seconds,
         ).cut_off(seconds_left)
-        return judge_forecast(self.limits, self._ledger.elapsed_seconds, self.forecast)
+        verdict = judge_forecast(self.limits, self._ledger.elapsed_seconds, self.forecast)
+        return self.judge_use() if verdict is GO_ON else verdict
 
     def _now(self) -> float:
         """The time in the warm-up; later only the order of batches matters, and nothing waits for the device."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
-from lightning_predict.callbacks.budget import GO_ON, Limit, Verdict, hours_limit, metrics_of, usd_limit
+from lightning_predict.callbacks.budget import GO_ON, Limit, Verdict, hours_limit, judge_use, metrics_of, usd_limit
 from lightning_predict.callbacks.budget_watch import BudgetWatch, Question
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.ledger import Ledger
@@ -167,7 +167,7 @@ class CostBudget(Callback):
 
     @harmless
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the price, say what would override a stop, and end at once if the budget was used up before."""
+        """Find the price, say what would override a stop, and end at once if earlier fits used up the budget."""
         if not self._is_active:
             return
         none: tuple[Limit, ...] = ()
@@ -187,7 +187,7 @@ class CostBudget(Callback):
             ranks_agree=trainer.world_size > 1,
             validation_seconds=self._validation_seconds,
         )
-        self._decide(trainer, self._watch, "use", self._watch.judge_use, can_save=False)
+        self._decide(trainer, self._watch, "use", lambda: judge_use(limits, 0.0), can_save=False)
 
     @harmless
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -314,7 +314,7 @@ class CostBudget(Callback):
         saved = ""
         if can_save:
             try:
-                trainer.save_checkpoint(path)
+                trainer.save_checkpoint(path, weights_only=False)
                 saved = f" Its checkpoint is {path}."
             except Exception as error:  # A full disk must not keep the run going.
                 warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")

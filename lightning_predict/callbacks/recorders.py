@@ -11,7 +11,7 @@ They time with the clock and record with the sessions that they are given; they 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, final
 
@@ -26,7 +26,7 @@ class Session(Protocol):
     """The part of `tracing.session.CaptureSession` that the recorders use."""
 
     def start(self) -> None:
-        """Begin to record.
+        """Begin to record, or go on after a stop.
 
         Raises:
             CaptureError: Another profiler is running.
@@ -38,11 +38,11 @@ class Session(Protocol):
     def trace(
         self,
         *,
-        step_seconds: tuple[float, ...],
-        loader_seconds: tuple[float, ...],
-        samples: int | None,
-        batches: int,
-        optimizer_steps: int,
+        step_seconds: Sequence[float] = (),
+        loader_seconds: Sequence[float] = (),
+        samples: int | None = None,
+        batches: int = 1,
+        optimizer_steps: int | None = None,
     ) -> Trace:
         """What was recorded."""
 
@@ -125,8 +125,9 @@ class StepRecorder:
             self._is_timed = action == "time"
             if action == "record":
                 self._session = self._new_session()
-                self._session.start()
-                now = self._clock()  # Starting a profiler takes longer than many a step.
+        if self._session is not None:  # It stands still between the batches, so that the loader is not recorded.
+            self._session.start()
+            now = self._clock()  # Starting a profiler takes longer than many a step.
         self.watch.batch_starts(now)
 
     def batch_ends(self, *, optimizer_steps_done: int, samples: int | None) -> Trace | None:
@@ -140,11 +141,12 @@ class StepRecorder:
             The trace, once the last window that was wanted is recorded.
         """
         window = self.watch.batch_ends(self._clock(), optimizer_steps_done=optimizer_steps_done, samples=samples)
+        if self._session is not None:
+            self._session.stop()
         if window is None:
             return None
         if self._session is not None:
             session, self._session = self._session, None
-            session.stop()
             self._recorded.append((session, window))
             return self._trace() if len(self._recorded) == self._capture_steps else None
         if self._is_timed:
@@ -152,11 +154,8 @@ class StepRecorder:
         return None
 
     def pause(self) -> None:
-        """Something else happens before the next batch; a window that it would fall into is not recorded."""
+        """Something else than a wait for the loader happens before the next batch."""
         self.watch.pause()
-        if self._session is not None:
-            self.stop()
-            self._is_timed = False
 
     def stop(self) -> None:
         """End a recording that is under way and forget it."""
@@ -172,10 +171,11 @@ class StepRecorder:
         waits = [seconds for timed in self._timed for seconds in timed.loader_seconds]
         return session.trace(
             step_seconds=steady,
-            loader_seconds=tuple(waits),
+            loader_seconds=waits,
             samples=window.samples,
             batches=window.batches,
-            optimizer_steps=max(1, window.optimizer_steps),
+            # Where Lightning does not see the optimizers, the session does.
+            optimizer_steps=window.optimizer_steps or None,
         )
 
 
@@ -211,13 +211,7 @@ class ValidationRecorder:
         """The recorded batch; None before."""
         if self._recorded is None:
             return None
-        return self._recorded.trace(
-            step_seconds=tuple(self._seconds),
-            loader_seconds=(),
-            samples=self._samples,
-            batches=1,
-            optimizer_steps=0,
-        )
+        return self._recorded.trace(step_seconds=self._seconds, samples=self._samples, optimizer_steps=0)
 
     def run_starts(self) -> None:
         """A validation run, or the sanity check, begins."""

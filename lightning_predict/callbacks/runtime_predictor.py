@@ -25,7 +25,7 @@ from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.recorders import Pace, Session, StepRecorder, ValidationRecorder
 from lightning_predict.callbacks.remaining import remaining, workload
 from lightning_predict.callbacks.showing import show
-from lightning_predict.callbacks.trainer_state import device_clock, is_compiled, position_of, reason_for_no_extras
+from lightning_predict.callbacks.trainer_state import device_clock, position_of, reason_for_no_extras
 from lightning_predict.cost.quotes import check_price
 from lightning_predict.errors import WeightsNotFoundError
 from lightning_predict.gpus import DEFAULT_GPUS
@@ -33,6 +33,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.prediction import check_gpus, predict_workload
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.tracing.environment import has_compiled_code
 from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
 
@@ -121,7 +122,7 @@ class RuntimePredictor(Callback):
                 return CaptureSession(device=device, model=pl_module, optimizers=())
 
             self._validation = ValidationRecorder(
-                clock=device_clock(device), new_session=new_session, records_first=not is_compiled(pl_module)
+                clock=device_clock(device), new_session=new_session, records_first=not has_compiled_code(pl_module)
             )
 
     @harmless
@@ -151,7 +152,7 @@ class RuntimePredictor(Callback):
 
     @harmless
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Neither is a checkpoint that is written."""
+        """Nor is a checkpoint that is written."""
         if self._steps is not None:
             self._steps.pause()
 
@@ -179,7 +180,7 @@ class RuntimePredictor(Callback):
 
     @harmless
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A step that validation interrupts is not recorded."""
+        """Nor is validation."""
         if self._steps is not None:
             self._steps.pause()
         if self._validation is not None:

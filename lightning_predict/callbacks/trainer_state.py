@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo.eval_frame import OptimizedModule
 
 from lightning_predict.callbacks.bases import ACCUMULATION_SCHEDULERS, TIMERS
 from lightning_predict.callbacks.recorders import Pace
@@ -95,16 +94,6 @@ def device_clock(device: torch.device) -> Callable[[], float]:
         return perf_counter()
 
     return synchronized
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether any part of the module, or a method of it (as Lightning does it), runs through `torch.compile`."""
-    return any(
-        isinstance(part, OptimizedModule)
-        or part._compiled_call_impl is not None
-        or any(hasattr(value, "_torchdynamo_orig_callable") for value in vars(part).values())
-        for part in module.modules()
-    )
 
 
 def _finite(number: float) -> int | None:

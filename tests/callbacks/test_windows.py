@@ -12,7 +12,7 @@ from lightning_predict.callbacks.windows import (
 )
 
 
-def test_every_batch_that_steps_is_a_window():
+def test_every_batch_that_steps_is_a_window() -> None:
     watch = WindowWatch()
     watch.batch_starts(10.0)
     first = watch.batch_ends(10.5, optimizer_steps_done=1, samples=8)
@@ -21,25 +21,29 @@ def test_every_batch_that_steps_is_a_window():
 
     assert first == Window(seconds=0.5, loader_seconds=(), batches=1, optimizer_steps=1, samples=8)
     # The wait from 10.5 to 10.75 comes before the second batch.
+    assert second is not None
     assert second == Window(seconds=0.25, loader_seconds=(0.25,), batches=1, optimizer_steps=1, samples=8)
     assert second.interval_seconds == 0.25 + 0.25
     assert (watch.batches_seen, watch.windows_seen) == (2, 2)
 
 
-def test_accumulated_batches_add_up_without_the_waits_between_them():
+def test_accumulated_batches_add_up_without_the_waits_between_them() -> None:
     watch = WindowWatch(optimizer_steps_done=5)
-    assert watch.between_windows
+    between_windows = [watch.between_windows]
     watch.batch_starts(0.0)
     assert watch.batch_ends(1.0, optimizer_steps_done=5, samples=4) is None
-    assert not watch.between_windows
+    between_windows.append(watch.between_windows)
     watch.batch_starts(3.0)
     window = watch.batch_ends(4.0, optimizer_steps_done=6, samples=2)
+    between_windows.append(watch.between_windows)
 
+    assert between_windows == [True, False, True]
+    assert window is not None
     assert window == Window(seconds=2.0, loader_seconds=(2.0,), batches=2, optimizer_steps=1, samples=6)
     assert window.interval_seconds == 2.0 + 2 * 2.0  # two batches, each with the one wait that was seen
 
 
-def test_a_window_of_two_optimizers_counts_two_steps():
+def test_a_window_of_two_optimizers_counts_two_steps() -> None:
     watch = WindowWatch()
     for batch in range(3):
         watch.batch_starts(float(batch))
@@ -49,7 +53,7 @@ def test_a_window_of_two_optimizers_counts_two_steps():
     assert watch.steps_per_window == 2.0
 
 
-def test_a_batch_of_unknown_size_makes_the_samples_unknown():
+def test_a_batch_of_unknown_size_makes_the_samples_unknown() -> None:
     watch = WindowWatch()
     watch.batch_starts(0.0)
     watch.batch_ends(1.0, optimizer_steps_done=0, samples=None)
@@ -59,7 +63,7 @@ def test_a_batch_of_unknown_size_makes_the_samples_unknown():
     assert window.samples is None
 
 
-def test_a_pause_is_not_a_wait_for_the_loader():
+def test_a_pause_is_not_a_wait_for_the_loader() -> None:
     watch = WindowWatch()
     watch.batch_starts(0.0)
     watch.batch_ends(1.0, optimizer_steps_done=1)
@@ -70,7 +74,7 @@ def test_a_pause_is_not_a_wait_for_the_loader():
     assert window.loader_seconds == ()
 
 
-def test_batches_whose_optimizers_lightning_does_not_see_become_windows_of_one():
+def test_batches_whose_optimizers_lightning_does_not_see_become_windows_of_one() -> None:
     watch = WindowWatch()
     closed = []
     for batch in range(UNSEEN_STEPS_PATIENCE + 3):
@@ -81,7 +85,7 @@ def test_batches_whose_optimizers_lightning_does_not_see_become_windows_of_one()
     assert watch.steps_per_window == 1.0
 
 
-def test_a_batch_end_without_a_start_is_ignored():
+def test_a_batch_end_without_a_start_is_ignored() -> None:
     assert WindowWatch().batch_ends(1.0, optimizer_steps_done=1) is None
 
 
@@ -109,21 +113,23 @@ def test_a_batch_end_without_a_start_is_ignored():
         ([], 0, True, "time"),
     ],
 )
-def test_what_is_done_with_a_window(seconds, full_windows_after, is_short, expected):
+def test_what_is_done_with_a_window(
+    seconds: list[float], full_windows_after: int | None, is_short: bool, expected: str
+) -> None:
     action = next_action(
         seconds, warmup_steps=3, records_wanted=1, full_windows_after=full_windows_after, is_short=is_short
     )
     assert action == expected
 
 
-def test_several_records_need_as_many_windows_at_the_end():
+def test_several_records_need_as_many_windows_at_the_end() -> None:
     # Two are wanted: with this one and one more to come, recording begins now.
     assert next_action([1.0], warmup_steps=3, records_wanted=2, full_windows_after=1, is_short=False) == "record"
     assert next_action([1.0], warmup_steps=3, records_wanted=2, full_windows_after=2, is_short=False) == "time"
 
 
 @given(st.integers(1, 5))
-def test_a_warmup_that_never_settles_ends_nevertheless(warmup_steps):
+def test_a_warmup_that_never_settles_ends_nevertheless(warmup_steps: int) -> None:
     seconds = [1.0]
     while (
         next_action(seconds, warmup_steps=warmup_steps, records_wanted=1, full_windows_after=None, is_short=False)
@@ -147,12 +153,12 @@ def test_a_warmup_that_never_settles_ends_nevertheless(warmup_steps):
         ([30.0, 1.0], (1.0,)),
     ],
 )
-def test_steady_seconds(seconds, steady):
+def test_steady_seconds(seconds: list[float], steady: tuple[float, ...]) -> None:
     assert steady_seconds(seconds) == steady
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=20))
-def test_steady_seconds_are_the_end_of_the_list(seconds):
+def test_steady_seconds_are_the_end_of_the_list(seconds: list[float]) -> None:
     steady = steady_seconds(seconds)
     assert 1 <= len(steady) <= len(seconds)
     assert list(steady) == seconds[-len(steady) :]

@@ -1,0 +1,68 @@
+"""Fixtures of the callbacks' tests: both Lightning packages, the predictor's calls, and predictions without weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from lightning_predict.callbacks import runtime_predictor
+from lightning_predict.callbacks.bases import PACKAGES
+from lightning_predict.prediction import predict_workload
+from lightning_predict.scaling.records import Workload
+from lightning_predict.tracing.records import Trace
+from tests.callbacks.small import Small
+
+
+@pytest.fixture(params=PACKAGES)
+def small(request: pytest.FixtureRequest) -> Small:
+    """Models and Trainers, once of each Lightning package."""
+    return Small(request.param)
+
+
+@pytest.fixture
+def lightning() -> Small:
+    """Models and Trainers of `lightning` alone, where the package makes no difference."""
+    return Small("lightning.pytorch")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the predictor was asked."""
+
+    trace: Trace
+    workload: Workload
+    validation: Trace | None
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The calls of `predict_workload`, which are made all the same."""
+    seen: list[Call] = []
+
+    def noting(trace: Trace, gpus: Any, *, workload: Workload, validation: Trace | None, **options: Any) -> Any:
+        seen.append(Call(trace, workload, validation))
+        return predict_workload(trace, gpus, workload=workload, validation=validation, **options)
+
+    monkeypatch.setattr(runtime_predictor, "predict_workload", noting)
+    return seen
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Readings of the predictor's clock, which shows a second more each time: no step takes longer by chance."""
+    seen: list[float] = []
+
+    def clock() -> float:
+        seen.append(float(len(seen)))
+        return seen[-1]
+
+    monkeypatch.setattr(runtime_predictor, "device_clock", lambda device: clock)
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def _without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predict by roofline alone: what a callback does must not hang on which weights there are."""
+    monkeypatch.setattr("lightning_predict.prediction.kernel_models", lambda names, weights: None)

@@ -1,0 +1,309 @@
+"""What RuntimePredictor records, predicts and says, in real fits."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
+from tests.callbacks.conftest import Call
+from tests.callbacks.small import BATCH_SIZE, Small
+
+GPUS = ["T4", "L4"]
+
+pytestmark = pytest.mark.usefixtures("readings")
+
+
+def fit(
+    small: Small, folder: Path, predictor: RuntimePredictor, *, model: Any = None, batches: int = 8, **options: Any
+) -> Any:
+    """A fit of one epoch with the predictor; returns the Trainer."""
+    trainer = small.trainer(folder, **({"max_epochs": 1, "callbacks": predictor} | options))
+    trainer.fit(model or small.model(), small.loader(batches))
+    return trainer
+
+
+def test_it_predicts_after_the_warmup_and_the_capture(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    predictor = RuntimePredictor(GPUS)
+    model = small.model()
+    batches_trained = []
+    model.on_train_batch_end = lambda *args: batches_trained.append((model.batches_trained, predictor.predictions))
+    fit(small, tmp_path, predictor, model=model)
+
+    assert predictor.predictions is not None
+    assert list(predictor.predictions) == ["T4", "L4"]
+    # None after three batches; there after the fourth, before the fifth begins.
+    assert [trained for trained, predictions in batches_trained if predictions is None] == [1, 2, 3]
+    (call,) = calls
+    assert call.trace.batches == 1
+    assert call.trace.samples == BATCH_SIZE
+    assert call.trace.optimizer_steps == 1
+    assert call.trace.step_seconds == (1.0, 1.0, 1.0)
+    assert call.trace.loader_seconds == (1.0, 1.0)  # before the second and the third batch
+    assert {operation.phase for operation in call.trace.operations} >= {"forward", "backward", "optimizer"}
+    assert call.workload.training_iterations == 8 - 4
+    assert call.workload.samples_per_iteration == BATCH_SIZE
+    assert call.validation is None
+
+
+def test_predictions_are_none_before_the_capture() -> None:
+    assert RuntimePredictor(GPUS).predictions is None
+
+
+def test_whole_accumulation_windows_are_recorded(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    fit(small, tmp_path, RuntimePredictor(GPUS), batches=12, accumulate_grad_batches=2)
+    (call,) = calls
+    assert call.trace.batches == 2
+    assert call.trace.samples == 2 * BATCH_SIZE
+    assert call.workload.training_iterations == 12 // 2 - 4
+    # Two batches go forward (two linear layers each), one update follows.
+    forward = [one.name for one in call.trace.operations if one.phase == "forward"]
+    assert forward.count("aten::addmm") == 2 * 2
+
+
+def test_the_short_window_at_the_end_of_an_epoch_is_passed_over(
+    small: Small, tmp_path: Path, calls: list[Call]
+) -> None:
+    # Epochs of 3 + 1 batches: windows 1, 3 and 5 are timed, 7 is recorded; 2, 4, 6 and 8 are short.
+    predictor = RuntimePredictor(GPUS)
+    fit(small, tmp_path, predictor, batches=4, max_epochs=4, accumulate_grad_batches=3)
+    (call,) = calls
+    assert call.trace.batches == 3
+    assert call.workload.training_iterations == 1
+
+
+def test_the_recorded_step_of_middle_length_counts(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    fit(lightning, tmp_path, RuntimePredictor(GPUS, warmup_steps=2, capture_steps=3))
+    (call,) = calls
+    assert call.workload.training_iterations == 8 - 5
+
+
+def test_two_optimizers_in_manual_optimization(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    trainer = fit(small, tmp_path, RuntimePredictor(GPUS), model=small.gan(), max_epochs=-1, max_steps=16)
+    assert trainer.global_step == 16  # 8 batches
+    (call,) = calls
+    assert (call.trace.batches, call.trace.optimizer_steps) == (1, 2)
+    assert call.workload.training_iterations == 8 - 4
+
+
+def test_accumulation_in_manual_optimization(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    fit(small, tmp_path, RuntimePredictor(GPUS), model=small.gan(accumulates=2), batches=12)
+    (call,) = calls
+    assert (call.trace.batches, call.trace.optimizer_steps) == (2, 2)
+    assert call.workload.training_iterations == 12 // 2 - 4
+
+
+def test_optimizers_that_lightning_does_not_see(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    model = lightning.gan()
+    see_all = model.optimizers
+    model.optimizers = lambda: see_all(use_pl_optimizer=False)
+    trainer = fit(lightning, tmp_path, RuntimePredictor(GPUS), model=model, batches=24)
+    assert trainer.global_step == 0
+    (call,) = calls
+    # 16 batches pass until it is plain that no step will be counted; three are timed, one is recorded.
+    assert (call.trace.batches, call.trace.optimizer_steps) == (1, 2)
+    assert call.workload.training_iterations == 24 - 16 - 4
+
+
+def test_metrics_go_to_every_logger_at_the_step_of_the_capture(small: Small, tmp_path: Path) -> None:
+    loggers = small.lightning.loggers
+    written = [loggers.CSVLogger(tmp_path / "one"), loggers.CSVLogger(tmp_path / "two")]
+    fit(small, tmp_path, RuntimePredictor(GPUS), logger=written)
+    for logger in written:
+        with open(Path(logger.log_dir) / "metrics.csv") as file:
+            (row,) = [row for row in csv.DictReader(file) if row["predict/T4/iteration_ms"]]
+        assert row["step"] == "4"
+        assert float(row["predict/L4/iteration_ms_low"]) <= float(row["predict/L4/iteration_ms"])
+        assert float(row["predict/T4/total_hours"]) > 0
+    assert not (tmp_path / "lightning_predict.json").exists()
+
+
+def test_without_a_logger_the_predictions_go_to_a_file(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predictor = RuntimePredictor(GPUS)
+    fit(small, tmp_path, predictor)
+    assert predictor.predictions is not None
+    assert json.loads((tmp_path / "lightning_predict.json").read_text()) == json.loads(predictor.predictions.to_json())
+    printed = capsys.readouterr().out
+    assert "T4" in printed
+    assert "L4" in printed
+
+
+def test_the_table_can_be_left_out(lightning: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(lightning, tmp_path, RuntimePredictor(GPUS, print_table=False))
+    assert "T4" not in capsys.readouterr().out
+
+
+def test_a_logger_that_fails_becomes_a_warning(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(lightning.lightning.loggers.CSVLogger):  # type: ignore[misc,name-defined]
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            if any(key.startswith("predict") for key in metrics):
+                raise ConnectionError("the server is gone")
+
+    predictor = RuntimePredictor(GPUS)
+    with pytest.warns(LightningPredictWarning, match="Broken did not take the metrics.*the server is gone"):
+        fit(lightning, tmp_path, predictor, logger=Broken(tmp_path))
+    assert predictor.predictions is not None
+
+
+def test_validation_comes_from_the_second_batch_of_the_sanity_check(
+    small: Small, tmp_path: Path, calls: list[Call]
+) -> None:
+    trainer = small.trainer(tmp_path, max_epochs=2, callbacks=RuntimePredictor(GPUS))
+    trainer.fit(small.model(validates=True), small.loader(8), small.loader(3))
+    (call,) = calls
+    assert call.validation is not None
+    assert {operation.phase for operation in call.validation.operations} <= {"forward", "other"}
+    assert call.validation.samples == BATCH_SIZE
+    assert call.workload.validation_iterations == 2 * 3
+
+
+def test_the_only_batch_of_the_sanity_check_serves_too(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS), num_sanity_val_steps=1)
+    trainer.fit(lightning.model(validates=True), lightning.loader(8), lightning.loader(3))
+    assert len(calls) == 1
+    assert calls[0].validation is not None
+
+
+def test_without_a_sanity_check_it_predicts_again_after_the_first_validation(
+    small: Small, tmp_path: Path, calls: list[Call]
+) -> None:
+    logger = small.lightning.loggers.CSVLogger(tmp_path)
+    predictor = RuntimePredictor(GPUS)
+    trainer = small.trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0, logger=logger, callbacks=predictor)
+    trainer.fit(small.model(validates=True), small.loader(8), small.loader(3))
+
+    estimated, measured = calls
+    assert estimated.validation is None
+    assert (estimated.workload.training_iterations, estimated.workload.validation_iterations) == (16 - 4, 2 * 3)
+    assert measured.validation is not None
+    assert (measured.workload.training_iterations, measured.workload.validation_iterations) == (8, 3)
+    assert measured.validation.step_seconds  # the third batch was timed without a recorder
+    assert measured.trace is estimated.trace
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["predict/T4/iteration_ms"]]
+    assert [row["step"] for row in rows] == ["4", "8"]
+
+
+def test_validation_within_a_window_is_no_part_of_the_step(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    trainer = lightning.trainer(
+        tmp_path,
+        max_epochs=1,
+        accumulate_grad_batches=2,
+        val_check_interval=1,
+        num_sanity_val_steps=0,
+        callbacks=RuntimePredictor(GPUS),
+    )
+    trainer.fit(lightning.model(validates=True), lightning.loader(12), lightning.loader(2))
+    forward = [one.name for one in calls[0].trace.operations if one.phase == "forward"]
+    assert forward.count("aten::addmm") == 2 * 2  # as in training alone
+    assert calls[0].trace.loader_seconds == ()  # validation came before every batch
+
+
+def test_a_second_fit_begins_anew(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    predictor = RuntimePredictor(GPUS)
+    trainer = fit(small, tmp_path, predictor)
+    first = predictor.predictions
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(small.model(), small.loader(8))
+    assert len(calls) == 2
+    assert predictor.predictions is not first
+
+
+def test_a_run_shorter_than_the_warmup_is_recorded_in_its_last_step(
+    small: Small, tmp_path: Path, calls: list[Call]
+) -> None:
+    fit(small, tmp_path, RuntimePredictor(GPUS), batches=2)
+    (call,) = calls
+    assert call.workload.training_iterations == 0
+    assert len(call.trace.step_seconds) == 1
+
+
+def test_a_run_of_one_batch_is_too_short(small: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(GPUS)
+    with pytest.warns(
+        LightningPredictWarning,
+        match=r"recorded nothing: training ended after 1 batches \(1 steps\), and warmup_steps=3 and capture_steps=1",
+    ):
+        fit(small, tmp_path, predictor, batches=1)
+    assert predictor.predictions is None
+
+
+def test_a_stream_that_ends_early_is_too_short(lightning: Small, tmp_path: Path) -> None:
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
+    with pytest.warns(LightningPredictWarning, match="training ended after 3 batches"):
+        trainer.fit(lightning.model(), lightning.stream(3))
+
+
+@pytest.mark.parametrize("mode", [{"fast_dev_run": 5}, {"barebones": True, "enable_progress_bar": False}])
+def test_modes_without_extras_are_left_alone(
+    small: Small, tmp_path: Path, calls: list[Call], mode: dict[str, Any]
+) -> None:
+    name = next(iter(mode))
+    options: dict[str, Any] = {"log_every_n_steps": None, "logger": None} if name == "barebones" else {}
+    model = small.model()
+    trainer = small.trainer(tmp_path, max_steps=5, callbacks=RuntimePredictor(GPUS), **options | mode)
+    with pytest.warns(LightningPredictWarning, match=rf"does nothing under Trainer\({name}="):
+        trainer.fit(model, small.loader(8))
+    assert model.batches_trained == 5
+    assert calls == []
+
+
+def test_a_second_profiler_keeps_its_trace_and_ours_warns(small: Small, tmp_path: Path) -> None:
+    profiler = small.lightning.profilers.PyTorchProfiler(dirpath=tmp_path, filename="theirs")
+    predictor = RuntimePredictor(GPUS)
+    model = small.model()
+    with pytest.warns(LightningPredictWarning, match="off, and training goes on: CaptureError: .*profiler"):
+        fit(small, tmp_path, predictor, model=model, profiler=profiler)
+    assert predictor.predictions is None
+    assert model.batches_trained == 8
+
+
+def test_the_learning_rate_finder_is_not_predicted(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    model = lightning.model()
+    model.lr = 0.01
+    callbacks = [lightning.lightning.callbacks.LearningRateFinder(num_training_steps=6), RuntimePredictor(GPUS)]
+    fit(lightning, tmp_path, callbacks, model=model)  # type: ignore[arg-type]
+    (call,) = calls
+    assert call.workload.training_iterations == 8 - 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"gpus": []}, InvalidArgumentError, "gpus is empty"),
+        ({"gpus": ["T5"]}, UnknownGpuError, "'T5' is not a GPU of the catalogue"),
+        ({"warmup_steps": 0}, InvalidArgumentError, "warmup_steps=0 is not a number of steps; expected a whole number"),
+        ({"capture_steps": -1}, InvalidArgumentError, "capture_steps=-1 is not a number of steps"),
+        ({"weights": "nowhere/at/all"}, WeightsNotFoundError, "weights='nowhere/at/all' does not exist"),
+        ({"method": "guess"}, InvalidArgumentError, "'guess'"),
+        ({"usd_per_hour": 0.0}, InvalidArgumentError, "usd_per_hour=0.0 is not a price"),
+        ({"usd_per_hour": {"T5": 1.0}}, UnknownGpuError, "'T5' is not a GPU"),
+    ],
+)
+def test_what_can_be_put_right_is_refused_at_once(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        RuntimePredictor(**arguments)
+
+
+def test_prices_by_any_name_of_a_gpu() -> None:
+    assert RuntimePredictor(["T4"], usd_per_hour={"Tesla T4": 0.5}).usd_per_hour == {"T4": 0.5}
+
+
+def test_nothing_is_timed_after_the_capture(lightning: Small, tmp_path: Path, readings: list[float]) -> None:
+    fit(lightning, tmp_path, RuntimePredictor(GPUS), batches=4)
+    until_the_capture = len(readings)
+    readings.clear()
+    fit(lightning, tmp_path, RuntimePredictor(GPUS), batches=40)
+    assert len(readings) == until_the_capture == 4 * 2 + 1  # each batch's start and end, and the recorder's start
