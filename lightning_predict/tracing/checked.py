@@ -65,7 +65,10 @@ class Checked:
         """Raise where the object has a field that `names` does not list."""
         strangers = sorted(set(self.mapping()) - names)
         if strangers:
-            raise self.wrong(f"no field {strangers[0]!r}, only {', '.join(sorted(names))}")
+            place = self.place or "the whole file"
+            raise TraceFormatError(
+                f"{self.source}: {place} has the field {strangers[0]!r}; expected only {', '.join(sorted(names))}."
+            )
 
     def items(self, *, length: int | None = None) -> list[Checked]:
         """The elements of an array."""

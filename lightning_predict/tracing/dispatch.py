@@ -112,14 +112,8 @@ class DispatchRecorder:
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """An operation has run."""
-        if self.failure is not None:
-            return
-        try:
-            # Attributes of tensors are function calls, too: the step's function modes must not see ours.
-            with torch._C.DisableTorchFunction():
-                self._record(func, args, kwargs, output)
-        except Exception as error:
-            self.failure = error
+        if self.failure is None:
+            self._guarded(self._record, func, args, kwargs, output)
 
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole, its parts left out."""
@@ -127,16 +121,24 @@ class DispatchRecorder:
             return call(*args, **kwargs)
         parts = self._parts = _Parts()
         first_number = _sequence_number()
+        output = None
         try:
             output = call(*args, **kwargs)
         finally:
             self._parts = None
+            # Checkpointing stops a recomputation by an error as soon as it has what it needs: by then the parts ran.
+            if output is not None or parts.compute_dtype is not None:
+                self._guarded(self._record_whole, name, args, kwargs, output, parts, first_number)
+        return output
+
+    def _guarded(self, record: Callable[..., None], *values: Any) -> None:
+        """Record something; an error ends the recording and goes no further."""
         try:
+            # Attributes of tensors are function calls, too: the step's function modes must not see ours.
             with torch._C.DisableTorchFunction():
-                self._record_whole(name, args, kwargs, output, parts, first_number)
+                record(*values)
         except Exception as error:
             self.failure = error
-        return output
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         schema = schema_of(func)

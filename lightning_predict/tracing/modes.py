@@ -34,9 +34,10 @@ _WHOLE_CALLS: Final[Mapping[Call, str]] = {
     **{getattr(torch, name.removeprefix("aten::")): name for name in RECURRENT},
 }
 
-# A Python function of torch runs its body with the function mode taken off, so calls inside are not seen; this is
-# the only one with a whole call inside.
+# A Python function of torch runs its body with the function mode taken off, so whole calls inside would not be seen.
+# These have some inside: attention directly, and what checkpointing recomputes while autograd runs.
 _HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
+_RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
 
 class Recorder(Protocol):
@@ -134,26 +135,41 @@ class WholeCallMode(TorchFunctionMode):
         if name is not None:
             return self._recorder.run_whole(name, func, args, kwargs)
         if func is _HOLDS_ATTENTION:
-            with self._attention_inside():
+            with self._shown_inside(functional, "scaled_dot_product_attention", self._attend):
+                return func(*args, **kwargs)
+        if func in _RUN_AUTOGRAD:
+            with self._shown_inside(torch.autograd, "_engine_run_backward", self._run_autograd):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
+    def _attend(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+        return self._recorder.run_whole(ATTENTION, original, args, kwargs)
+
+    def _run_autograd(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+        with self:
+            return original(*args, **kwargs)
+
     @contextmanager
-    def _attention_inside(self) -> Iterator[None]:
-        """Show the attention inside one function of torch, on this thread only, and put the original back."""
-        original = functional.scaled_dot_product_attention
+    def _shown_inside(self, holder: Any, name: str, instead: Call) -> Iterator[None]:
+        """Call `instead(original, ...)` for a function of torch, on this thread only, and put the original back."""
+        original = getattr(holder, name, None)
         thread = threading.get_ident()
 
         def shown(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread:
-                return original(*args, **kwargs)
-            return self._recorder.run_whole(ATTENTION, original, args, kwargs)
+            return (instead if threading.get_ident() == thread else _call)(original, *args, **kwargs)
 
-        functional.scaled_dot_product_attention = shown
+        if original is None:  # a release of torch without it
+            yield
+            return
+        setattr(holder, name, shown)
         try:
             yield
         finally:
-            functional.scaled_dot_product_attention = original
+            setattr(holder, name, original)
+
+
+def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:

@@ -1,0 +1,71 @@
+"""Tensors and arguments as plain values."""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import pytest
+import torch
+
+from lightning_predict.tracing.records import TensorInfo
+from lightning_predict.tracing.tensors import StorageNumbers, json_value, tensors_in
+
+
+def test_views_share_a_number_and_copies_do_not() -> None:
+    numbers = StorageNumbers()
+    base = torch.zeros(2, 3)
+    assert numbers.describe(base) == TensorInfo((2, 3), "float32", 0, "cpu")
+    assert numbers.describe(base.t()[1:]) == TensorInfo((2, 2), "float32", 0, "cpu")
+    assert numbers.describe(base.clone()).id == 1
+    assert numbers.describe(base.view(torch.int32)).id == 0
+
+
+def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
+    numbers = StorageNumbers()
+    met = set()
+    for _ in range(20):  # the allocator gives the same place again and again
+        tensor = torch.zeros(1000)
+        reference = tensor.untyped_storage()._weak_ref()
+        met.add(numbers.describe(tensor).id)
+        del tensor
+        gc.collect()
+        assert torch.UntypedStorage._expired(reference)
+        torch.UntypedStorage._free_weak_ref(reference)
+    assert met == set(range(20))
+
+
+def test_meta_tensors_have_numbers_and_sparse_ones_have_none() -> None:
+    numbers = StorageNumbers()
+    assert numbers.describe(torch.zeros(2, device="meta", dtype=torch.bfloat16)) == TensorInfo(
+        (2,), "bfloat16", 0, "meta"
+    )
+    assert numbers.describe(torch.eye(2).to_sparse()).id is None
+
+
+def test_lists_are_flattened_in_order() -> None:
+    first, second, third = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert [t.shape[0] for t in tensors_in([first, None, (second, [third]), 5])] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (True, True),
+        (3, 3),
+        (0.5, 0.5),
+        (float("-inf"), "-inf"),
+        (float("nan"), "nan"),
+        ("mean", "mean"),
+        ((1, [2.0, None]), [1, [2.0, None]]),
+        (torch.bfloat16, "bfloat16"),
+        (torch.device("cpu"), "cpu"),
+        (torch.strided, "strided"),
+        (torch.channels_last, "channels_last"),
+        (slice(1), "slice"),
+    ],
+)
+def test_arguments_become_json(value: object, expected: object) -> None:
+    assert json_value(value) == expected
+    json.dumps(json_value(value), allow_nan=False)
