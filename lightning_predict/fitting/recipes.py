@@ -107,9 +107,9 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     ),
     "convolution": Recipe(
         family=FAMILIES["convolution"],
-        base=TrainingPlan(steps=4000),
-        own=TrainingPlan(steps=1000, learning_rate=1e-3),
-        fold=TrainingPlan(steps=1500),
+        base=TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03),
+        own=TrainingPlan(steps=800, batch_rows=512, learning_rate=1e-3, weight_decay=0.03),
+        fold=TrainingPlan(steps=1500, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03),
         folds=_FLOAT32_FOLDS[:5],
         scored_from_seconds=0.0,
         scored_calls_from_seconds=2e-4,

@@ -26,10 +26,15 @@ from lightning_predict.kernels.features import (
     alignment,
     log2,
     machine_features,
+    multiprocessors,
+    per_gpu,
+    reference_seconds,
     tile_features,
+    wave_quantisation,
     work_features,
 )
-from lightning_predict.kernels.operations import Array, Columns, ProblemBatch
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Columns, ProblemBatch
+from lightning_predict.kernels.roofline import compute_peak
 
 TILES: Final = ((32, 128), (64, 64), (128, 32), (128, 64), (128, 128))
 """Output tiles (positions x channels) of cuDNN's convolution kernels."""
@@ -46,6 +51,52 @@ def _implicit_product(batch: ProblemBatch) -> tuple[Array, Array, Array]:
     if batch.operation == "conv2d_backward_weight":
         return out_channels, in_channels * taps, outputs
     return outputs, out_channels, in_channels * taps
+
+
+WINOGRAD_TILES: Final = ((32, 128), (64, 64), (128, 64), (128, 128))
+"""Output tiles (squares x channels) of the products inside an unfused Winograd."""
+
+
+def _may_winograd(c: Columns) -> Array:
+    is_three = (c["kernel_height"] == 3) & (c["kernel_width"] == 3)
+    unit_steps = (c["stride_height"] * c["stride_width"] * c["dilation_height"] * c["dilation_width"]) == 1
+    allowed: Array = (is_three & unit_steps & (c["groups"] == 1)).astype(np.float64)
+    return allowed
+
+
+def _winograd_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
+    """What 3 x 3 filters cost through Winograd, 0 for all others.
+
+    Unfused F(4x4, 3x3): 36 products of (squares of 4 x 4) x (output channels) x (input channels), between transforms
+    that pass through memory. Fused F(2x2, 3x3): blocks of 16 x 8 outputs of one image by 32 channels. The launch grids
+    in the public tables are exactly these.
+    """
+    c = batch.columns
+    allowed = _may_winograd(c)
+    height, width = output_height(c), output_width(c)
+    squares = c["batch"] * np.ceil(height / 4) * np.ceil(width / 4)
+    named = {
+        f"winograd_{name}": values * allowed
+        for name, values in tile_features(
+            squares, c["out_channels"], 36 * np.ones_like(squares), gpus, WINOGRAD_TILES
+        ).items()
+    }
+    element_bytes = COMPUTE_BYTES[batch.dtype]
+    transformed = 2 * 36 * (squares * (c["in_channels"] + c["out_channels"]) + c["in_channels"] * c["out_channels"])
+    traffic = transformed * element_bytes + batch.bytes_moved
+    compute = 2 * 36 * squares * c["in_channels"] * c["out_channels"] / compute_peak(batch, gpus)
+    memory = traffic[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
+    reference = log2(reference_seconds(batch, gpus))
+    named["winograd_compute"] = allowed * (log2(compute) - reference)
+    named["winograd_memory"] = allowed * (log2(memory) - reference)
+    named["winograd_over_cache"] = allowed * log2(traffic[None, :] / per_gpu(gpus, lambda gpu: gpu.l2_bytes))
+    fused = c["batch"] * np.ceil(height / 16) * np.ceil(width / 8) * np.ceil(c["out_channels"] / 32)
+    waves, tail = wave_quantisation(fused[None, :], multiprocessors(gpus))
+    named["fused_waves"] = allowed * log2(waves)
+    named["fused_tail"] = allowed * log2(tail)
+    outputs = c["batch"] * height * width * c["out_channels"]
+    named["fused_filled"] = (allowed * log2(outputs / (fused * 16 * 8 * 32)))[None, :]
+    return named
 
 
 def _plane_features(c: Columns) -> dict[str, Array]:
@@ -65,9 +116,7 @@ def _plane_features(c: Columns) -> dict[str, Array]:
         named[f"filled_squares_{square}"] = log2(height * width / covered)
     fourier = 2.0 ** np.ceil(log2(np.maximum(height, width) + 2))
     named["fourier_filled"] = log2(height * width / fourier**2)
-    is_three = (c["kernel_height"] == 3) & (c["kernel_width"] == 3)
-    unit_steps = (c["stride_height"] * c["stride_width"] * c["dilation_height"] * c["dilation_width"]) == 1
-    named["may_winograd"] = (is_three & unit_steps & (c["groups"] == 1)).astype(np.float64)
+    named["may_winograd"] = _may_winograd(c)
     return {name: values[None, :] for name, values in named.items()}
 
 
@@ -85,6 +134,7 @@ def convolution_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatu
     named["backward_weight"] = np.full((1, 1), float(batch.operation == "conv2d_backward_weight"))
     named["half"] = np.full((1, 1), float(batch.dtype in ("float16", "bfloat16")))
     named |= tile_features(rows, cols, c["groups"], gpus, TILES)
+    named |= _winograd_features(batch, gpus)
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 

@@ -19,8 +19,7 @@ GPUS = {"SMALL": SMALL, "BIG": BIG}
 
 def law(batch: ProblemBatch) -> Array:
     """Utilisation between 0.2 and 0.8 that grows with the work: half way at 2^28 FLOPs."""
-    utilisation: Array = 0.2 + 0.6 / (1 + 2.0 ** (0.5 * (28 - np.log2(batch.flops))))
-    return utilisation
+    return np.asarray(0.2 + 0.6 / (1 + np.exp2(0.5 * (28 - np.log2(batch.flops)))), dtype=np.float64)
 
 
 def products(rows: int, *, seed: int = 0, dtype: str = "float32") -> ProblemBatch:
@@ -32,7 +31,8 @@ def products(rows: int, *, seed: int = 0, dtype: str = "float32") -> ProblemBatc
 
 def measured(gpu: Gpu, batch: ProblemBatch) -> Array:
     """Seconds by the law."""
-    return reference_seconds(batch, [gpu])[0] / law(batch)
+    seconds: Array = reference_seconds(batch, [gpu])[0] / law(batch)
+    return seconds
 
 
 def group(gpu: Gpu, rows: int, *, seed: int = 0) -> Group:
