@@ -191,7 +191,7 @@ def problem_batch(
             f"Shape words of {operation!r} have lengths that do not broadcast: {lengths}. Give scalars or arrays of "
             "one length."
         ) from None
-    return ProblemBatch(operation, dtype, dict(zip(kind.words, columns, strict=True)))
+    return ProblemBatch(operation, dtype, {w: column.ravel() for w, column in zip(kind.words, columns, strict=True)})
 
 
 def batch_of(problems: Sequence[Problem]) -> ProblemBatch:

@@ -1,0 +1,221 @@
+"""One host thread and the device's streams, simulated through a step.
+
+The host walks through the operations and pays their overheads T1 to T5 (`overheads.py`); each launch appends a kernel to
+its stream, which starts when the stream is free and the launch has been made. The host runs ahead until an operation
+waits for the device (`.item()`, a blocking copy). A step of a running loop begins while the device still works on the
+one before, so several steps are simulated and the time between two ends counts; `steps=1` gives the step from a
+standing start (Lin et al., HiPC 2022, algorithm 1).
+
+Kernel j of a stream starts at max(end of j - 1, launch of j). With P_j the sum of the durations before j, start_j - P_j is
+the running maximum of launch_i - P_i over i <= j, so all kernels of all GPUs are placed by one cumulative maximum. The
+depth of the driver's queue does not matter: a host that it blocks waits for the device, which then bounds the step.
+Example::
+
+    >>> work = [Launching(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
+    >>> result = simulate(work, HostModel(), gpus=2)
+    >>> [round(float(seconds) * 1e6, 1) for seconds in result.seconds]  # bound by the device; by the host
+    [1000.0, 9.5]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_predict.kernels.operations import Array
+from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.tracing.records import Phase
+
+STEADY_STEPS: Final = 3
+"""Steps to simulate before the time between two ends is that of a running loop."""
+
+COMPUTE_STREAM: Final = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launching:
+    """An operation as the simulation sees it.
+
+    Attributes:
+        name: Its name, for its overheads.
+        phase: Its part of the step, for its overheads.
+        seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels); no kernels for host work alone.
+        streams: Stream of each kernel.
+        waits: The host waits afterwards until the compute stream is done.
+        module: Whose time it is.
+    """
+
+    name: str
+    phase: Phase
+    seconds: Array
+    streams: tuple[int, ...] = ()
+    waits: bool = False
+    module: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """Times of one step.
+
+    Attributes:
+        seconds: The step, shape (gpus,).
+        active_seconds: Work of the compute stream, shape (gpus,).
+        host_seconds: Time of the host alone, waits left out.
+        busy: Seconds that each operation's kernels keep the compute stream busy, shape (gpus, operations).
+        waiting: Seconds that the compute stream waits for each operation's launches, shape (gpus, operations).
+    """
+
+    seconds: Array
+    active_seconds: Array
+    host_seconds: float
+    busy: Array
+    waiting: Array
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The host's walk through one step, without waits.
+
+    Attributes:
+        durations: Device seconds of all kernels, (gpus, kernels).
+        launched: Host time at which each launch has been made, (kernels,).
+        streams: Stream of each kernel, (kernels,).
+        owners: Operation of each kernel, (kernels,).
+        waits: (kernels issued so far, host time) at each wait, in order.
+        host_seconds: Host time of the whole step.
+    """
+
+    durations: Array
+    launched: Array
+    streams: npt.NDArray[np.intp]
+    owners: npt.NDArray[np.intp]
+    waits: tuple[tuple[int, float], ...]
+    host_seconds: float
+
+
+def simulate(
+    operations: Sequence[Launching], host: HostModel, *, gpus: int, steps: int = STEADY_STEPS
+) -> Simulated:
+    """Simulate a step that is repeated.
+
+    Args:
+        operations: In the order of the host.
+        host: Overheads.
+        gpus: Number of GPUs (rows of every `seconds`).
+        steps: Steps to run; the last one's time counts. 1 starts with an idle device.
+    """
+    plan = _plan(operations, host, gpus)
+    clocks = _Clocks(gpus)
+    previous = np.zeros(gpus)
+    waiting = np.zeros_like(plan.durations)
+    for _ in range(max(steps, 1)):
+        previous = clocks.end()
+        waiting = clocks.run(plan)
+    on_compute = plan.streams == COMPUTE_STREAM
+    return Simulated(
+        seconds=clocks.end() - previous,
+        active_seconds=plan.durations[:, on_compute].sum(axis=1),
+        host_seconds=plan.host_seconds,
+        busy=_by_owner(plan.durations * on_compute, plan.owners, len(operations)),
+        waiting=_by_owner(waiting, plan.owners, len(operations)),
+    )
+
+
+def _plan(operations: Sequence[Launching], host: HostModel, gpus: int) -> _Plan:
+    clock = 0.0
+    launched: list[float] = []
+    streams: list[int] = []
+    owners: list[int] = []
+    waits: list[tuple[int, float]] = []
+    for index, operation in enumerate(operations):
+        overheads = host.of(operation.name, operation.phase)
+        kernels = operation.seconds.shape[1]
+        if kernels:
+            first = clock + overheads.between_operations + overheads.before_first_launch + overheads.launch
+            each = overheads.launch + overheads.between_launches
+            launched += [first + number * each for number in range(kernels)]
+            streams += operation.streams
+            owners += [index] * kernels
+        clock += overheads.seconds(launches=kernels)
+        if operation.waits:
+            waits.append((len(launched), clock))
+    parts = [operation.seconds for operation in operations if operation.seconds.shape[1]]
+    return _Plan(
+        durations=np.concatenate(parts, axis=1) if parts else np.zeros((gpus, 0)),
+        launched=np.array(launched),
+        streams=np.array(streams, dtype=np.intp),
+        owners=np.array(owners, dtype=np.intp),
+        waits=tuple(waits),
+        host_seconds=clock,
+    )
+
+
+@final
+class _Clocks:
+    """Clocks of the host and of the streams, each of shape (gpus,)."""
+
+    def __init__(self, gpus: int) -> None:
+        self.host = np.zeros(gpus)
+        self.free: dict[int, Array] = {COMPUTE_STREAM: np.zeros(gpus)}
+
+    def end(self) -> Array:
+        """When everything issued so far is done."""
+        latest: Array = np.maximum.reduce([self.host, *self.free.values()])
+        return latest
+
+    def run(self, plan: _Plan) -> Array:
+        """Run one step; the time that the compute stream waits before each kernel, (gpus, kernels)."""
+        waiting = np.zeros_like(plan.durations)
+        begin = 0
+        for issued, moment in (*plan.waits, (len(plan.launched), None)):
+            if issued > begin:
+                waiting[:, begin:issued] = self._segment(plan, begin, issued)
+            begin = issued
+            if moment is not None:  # the walk goes on when the device is done
+                self.host = np.maximum(self.host, self.free[COMPUTE_STREAM] - moment)
+        self.host = self.host + plan.host_seconds
+        return waiting
+
+    def _segment(self, plan: _Plan, begin: int, end: int) -> Array:
+        """Place the kernels of one segment between two waits."""
+        launched = self.host[:, None] + plan.launched[None, begin:end]
+        durations, streams = plan.durations[:, begin:end], plan.streams[begin:end]
+        waiting = np.zeros_like(durations)
+        compute = streams == COMPUTE_STREAM
+        before = self.free[COMPUTE_STREAM]
+        starts = _placed(launched[:, compute], durations[:, compute], before)
+        ends = starts + durations[:, compute]
+        waiting[:, compute] = starts - np.concatenate([before[:, None], ends[:, :-1]], axis=1)
+        for stream in np.unique(streams[~compute]):
+            mine = streams == stream
+            # Work beside the compute stream reads what that has written until then.
+            done = np.concatenate([before[:, None], ends], axis=1)[:, np.cumsum(compute)[mine]]
+            free = self.free.get(int(stream), np.zeros_like(before))
+            side = _placed(np.maximum(launched[:, mine], done), durations[:, mine], free)
+            self.free[int(stream)] = side[:, -1] + durations[:, mine][:, -1]
+        if compute.any():
+            self.free[COMPUTE_STREAM] = ends[:, -1]
+        return waiting
+
+
+def _placed(launched: Array, durations: Array, free: Array) -> Array:
+    """Start of each kernel of one stream, (gpus, kernels)."""
+    if not launched.shape[1]:
+        return launched
+    before = np.cumsum(durations, axis=1) - durations
+    latest = np.maximum.accumulate(np.maximum(launched - before, free[:, None]), axis=1)
+    starts: Array = before + latest
+    return starts
+
+
+def _by_owner(values: Array, owners: npt.NDArray[np.intp], operations: int) -> Array:
+    total = np.zeros((values.shape[0], operations))
+    np.add.at(total, (slice(None), owners), values)
+    return total
