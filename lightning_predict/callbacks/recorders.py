@@ -91,6 +91,7 @@ class StepRecorder:
         self._new_session = new_session
         self._is_manual = is_manual
         self._session: Session | None = None
+        self._is_in_batch = False
         self._is_timed = False
         self._timed: list[Window] = []
         self._recorded: list[tuple[Session, Window]] = []
@@ -113,6 +114,8 @@ class StepRecorder:
         Raises:
             CaptureError: The recording cannot start.
         """
+        self._drop_unended_batch()
+        self._is_in_batch = True
         now = self._clock()
         if self.watch.between_windows:
             action = next_action(
@@ -140,6 +143,7 @@ class StepRecorder:
         Returns:
             The trace, once the last window that was wanted is recorded.
         """
+        self._is_in_batch = False
         window = self.watch.batch_ends(self._clock(), optimizer_steps_done=optimizer_steps_done, samples=samples)
         if self._session is not None:
             self._session.stop()
@@ -155,6 +159,7 @@ class StepRecorder:
 
     def pause(self) -> None:
         """Something else than a wait for the loader happens before the next batch."""
+        self._drop_unended_batch()
         self.watch.pause()
 
     def stop(self) -> None:
@@ -162,6 +167,12 @@ class StepRecorder:
         session, self._session = self._session, None
         if session is not None:
             session.stop()
+
+    def _drop_unended_batch(self) -> None:
+        """Forget the recording of a batch that began and was skipped with the rest of its epoch."""
+        if self._is_in_batch:
+            self._is_in_batch = False
+            self.stop()
 
     def _trace(self) -> Trace:
         """The recorded window of middle length (the shorter of two), with the times of those that were not recorded."""

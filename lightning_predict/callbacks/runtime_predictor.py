@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_predict.callbacks.arguments import check_steps
-from lightning_predict.callbacks.bases import Callback, samples_of, warn
+from lightning_predict.callbacks.bases import Callback, rank_zero_info, samples_of, warn
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.recorders import Pace, Session, StepRecorder, ValidationRecorder
 from lightning_predict.callbacks.remaining import remaining, workload
 from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import device_clock, position_of, reason_for_no_extras
 from lightning_predict.cost.quotes import check_price
-from lightning_predict.errors import WeightsNotFoundError
+from lightning_predict.errors import CaptureError, WeightsNotFoundError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import check_method
@@ -151,6 +151,12 @@ class RuntimePredictor(Callback):
             self._steps.pause()
 
     @harmless
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Nor is what an epoch ends with."""
+        if self._steps is not None:
+            self._steps.pause()
+
+    @harmless
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Nor is a checkpoint that is written."""
         if self._steps is not None:
@@ -250,7 +256,7 @@ class RuntimePredictor(Callback):
         position = position_of(
             trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=pace, validation_is_due=validation_is_due
         )
-        validation = self._validation.trace() if self._validation is not None and self._validation.is_done else None
+        validation = self._validation_trace()
         self.predictions = predict_workload(
             trace,
             self.gpus,
@@ -261,10 +267,21 @@ class RuntimePredictor(Callback):
             weights=self.weights,
         )
         show(self.predictions, trainer, pl_module, with_table=self.print_table)
-        if validation is None and trainer.enable_validation:
+        if validation is None and self._validation is not None and trainer.enable_validation:
             self._trace = trace
         else:
             self._rest()
+
+    def _validation_trace(self) -> Trace | None:
+        """The recorded validation batch; without one, validation is estimated, and the table says so."""
+        if self._validation is None or not self._validation.is_done:
+            return None
+        try:
+            return self._validation.trace()
+        except CaptureError as error:
+            self._validation = None
+            rank_zero_info(f"RuntimePredictor estimates validation, which could not be recorded: {error}")
+            return None
 
     def _rest(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""

@@ -1,0 +1,239 @@
+"""A fit is the same with and without RuntimePredictor, and nothing that fails in it harms the fit or stays behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from lightning_predict.callbacks import RuntimePredictor, runtime_predictor
+from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
+from lightning_predict.errors import CaptureError
+from lightning_predict.tracing.session import CaptureSession
+from tests.callbacks.conftest import Call
+from tests.callbacks.small import Small
+
+GPUS = ["T4"]
+
+optimizer = sys.modules[Optimizer.__module__]
+"""`torch.optim.optimizer`, a name that the package `torch.optim` has deleted."""
+
+
+def assert_nothing_is_open() -> None:
+    assert not torch._C._autograd._profiler_enabled()
+    assert _get_current_dispatch_mode_stack() == []
+    assert _get_current_function_mode_stack() == []
+    for hooks in (
+        torch.nn.modules.module._global_forward_hooks,
+        torch.nn.modules.module._global_forward_pre_hooks,
+        optimizer._global_optimizer_pre_hooks,
+        optimizer._global_optimizer_post_hooks,
+    ):
+        assert not hooks
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_open() -> Any:
+    assert_nothing_is_open()
+    yield
+    assert_nothing_is_open()
+
+
+def trained(
+    small: Small, folder: Path, callbacks: list[Any], kind: str
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Weights and the state of the random numbers after 50 steps with dropout, shuffling and validation."""
+    torch.manual_seed(7)
+    model = small.gan() if kind == "manual" else small.model(validates=True)
+    options: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5} if kind == "accumulated" else {}
+    if kind == "bfloat16":
+        options["precision"] = "bf16-mixed"
+    steps = 100 if kind == "manual" else 50
+    trainer = small.trainer(folder, max_epochs=-1, max_steps=steps, callbacks=callbacks, **options)
+    loader = torch.utils.data.DataLoader(small.loader(6).dataset, batch_size=4, shuffle=True)
+    trainer.fit(model, loader, None if kind == "manual" else small.loader(2))
+    assert trainer.global_step == steps
+    return {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+
+
+@pytest.mark.parametrize("kind", ["plain", "accumulated", "manual", "bfloat16"])
+def test_weights_and_random_numbers_are_bit_identical(small: Small, tmp_path: Path, kind: str) -> None:
+    predictor = RuntimePredictor(GPUS)
+    with_weights, with_rng = trained(small, tmp_path, [predictor], kind)
+    without_weights, without_rng = trained(small, tmp_path, [], kind)
+
+    assert predictor.predictions is not None
+    assert with_weights.keys() == without_weights.keys()
+    for name, weight in with_weights.items():
+        assert torch.equal(weight, without_weights[name]), name
+    assert torch.equal(with_rng, without_rng)
+
+
+def off_and_unharmed(small: Small, folder: Path, words: str) -> RuntimePredictor:
+    """A fit in which the predictor gives up with one warning that holds these words."""
+    predictor = RuntimePredictor(GPUS)
+    model = small.model(validates=True)
+    trainer = small.trainer(folder, max_epochs=3, callbacks=predictor)
+    with pytest.warns(LightningPredictWarning, match=words) as warned:
+        trainer.fit(model, small.loader(4), small.loader(2))
+    assert len([one for one in warned if issubclass(one.category, LightningPredictWarning)]) == 1
+    assert model.batches_trained == 12
+    assert predictor.predictions is None
+    return predictor
+
+
+def test_a_prediction_that_fails(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(runtime_predictor, "predict_workload", fails)
+    off_and_unharmed(small, tmp_path, "RuntimePredictor is off, and training goes on: ZeroDivisionError: by zero")
+
+
+@pytest.mark.parametrize("method", ["start", "stop", "trace"])
+def test_a_recorder_that_fails(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    works = getattr(CaptureSession, method)
+
+    def fails(self: CaptureSession, **options: Any) -> None:
+        works(self, **options)
+        self.stop() if method == "start" else None
+        raise CaptureError("out of order")
+
+    monkeypatch.setattr(CaptureSession, method, fails)
+    off_and_unharmed(small, tmp_path, "training goes on: CaptureError: out of order")
+
+
+def test_a_default_root_dir_that_cannot_be_written(lightning: Small, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    predictor = RuntimePredictor(GPUS)
+    model = lightning.model()
+    trainer = lightning.trainer(tmp_path / "file", max_epochs=2, callbacks=predictor)
+    with pytest.warns(LightningPredictWarning, match="training goes on: (FileExists|NotADirectory)Error"):
+        trainer.fit(model, lightning.loader(4))
+    assert model.batches_trained == 8
+    assert predictor.predictions is not None
+
+
+def test_validation_that_cannot_be_recorded_is_estimated(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    model = lightning.model()
+    model.validation_step = lambda batch, batch_idx: None  # not one torch operation
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
+    trainer.fit(model, lightning.loader(8), lightning.loader(2))
+    (call,) = calls
+    assert call.validation is None
+    assert call.workload.validation_iterations == 2
+
+
+@pytest.mark.parametrize("failing_batch", [2, 4, 6])
+def test_the_users_own_error_leaves_nothing_open(small: Small, tmp_path: Path, failing_batch: int) -> None:
+    # Batch 4 is the one that is recorded.
+    model = small.model()
+    step = model.training_step
+
+    def failing(batch: torch.Tensor, batch_idx: int) -> Any:
+        loss = step(batch, batch_idx)
+        if model.batches_trained == failing_batch:
+            raise KeyError("the user's own")
+        return loss
+
+    model.training_step = failing
+    trainer = small.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
+    with pytest.raises(KeyError, match="the user's own"):
+        trainer.fit(model, small.loader(8))
+
+
+def test_an_error_in_validation_leaves_nothing_open(small: Small, tmp_path: Path) -> None:
+    model = small.model(validates=True)
+
+    def failing(batch: torch.Tensor, batch_idx: int) -> None:
+        if batch_idx == 1:  # the one that is recorded
+            raise KeyError("the user's own")
+
+    model.validation_step = failing
+    trainer = small.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
+    with pytest.raises(KeyError, match="the user's own"):
+        trainer.fit(model, small.loader(4), small.loader(4))
+
+
+def test_an_interruption_leaves_nothing_open(lightning: Small, tmp_path: Path) -> None:
+    model = lightning.model()
+
+    def interrupted(batch: torch.Tensor, batch_idx: int) -> None:
+        if batch_idx == 3:
+            raise KeyboardInterrupt
+
+    model.on_before_zero_grad = lambda optimizer: interrupted(torch.empty(0), model.batches_trained - 1)
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
+    with pytest.raises(SystemExit):
+        trainer.fit(model, lightning.loader(8))
+
+
+def test_an_epoch_that_is_cut_short_in_the_recorded_batch(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    model = lightning.model(validates=True)
+    # Lightning leaves the epoch before its fourth batch, after the callbacks were told that it begins.
+    model.on_train_batch_start = lambda batch, batch_idx: -1 if model.batches_trained == 3 and batch_idx == 3 else None
+    trainer = lightning.trainer(tmp_path, max_epochs=2, callbacks=RuntimePredictor(GPUS))
+    trainer.fit(model, lightning.loader(8), lightning.loader(2))
+    assert model.batches_trained == 3 + 8
+    assert [one.name for one in calls[0].trace.operations if one.phase == "forward"].count("aten::addmm") == 2
+    assert calls[0].workload.training_iterations == 8 - 1
+
+
+def test_compiled_code_stays_compiled(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    from torch._dynamo.utils import counters
+
+    compilations = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        nonlocal compilations
+        compilations += 1
+        return graph.forward
+
+    def fitted(folder: Path, callbacks: list[Any]) -> tuple[int, dict[str, torch.Tensor]]:
+        nonlocal compilations
+        torch._dynamo.reset()
+        compilations = 0
+        model = small.model()
+        torch.manual_seed(3)
+        model.network = torch.compile(model.network, backend=backend)
+        small.trainer(folder, max_epochs=3, callbacks=callbacks).fit(model, small.loader(6))
+        return compilations, {name: value.clone() for name, value in model.state_dict().items()}
+
+    try:
+        graphs_with, weights_with = fitted(tmp_path, [RuntimePredictor(GPUS)])
+        graphs_without, weights_without = fitted(tmp_path, [])
+    finally:
+        torch._dynamo.reset()
+        counters.clear()  # or every later capture in this process would take the model for compiled
+    assert graphs_with == graphs_without >= 1
+    assert calls[0].trace.compiled
+    for name, weight in weights_with.items():
+        assert torch.equal(weight, weights_without[name]), name
+
+
+def test_a_slow_first_step_is_no_anchor(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[Call]
+) -> None:
+    # Batches of 1 s, the first of 100 s and the third of 9 s, as if it had compiled again.
+    times = iter([0.0, 100.0, 101.0, 102.0, 103.0, 112.0])
+    now = 112.0
+
+    def clock() -> float:
+        nonlocal now
+        now = next(times, now + 1)
+        return now
+
+    monkeypatch.setattr(runtime_predictor, "device_clock", lambda device: clock)
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
+    trainer.fit(lightning.model(), lightning.loader(20))
+    # The third was slow, so a fourth was timed before the fifth was recorded; the first is left out.
+    assert calls[0].trace.step_seconds == (1.0, 9.0, 1.0)
+    assert calls[0].workload.training_iterations == 20 - 5
+    assert EXTRA_WARMUP_WINDOWS >= 1
