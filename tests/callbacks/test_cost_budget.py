@@ -1,0 +1,389 @@
+"""CostBudget in real fits: when it ends them, what it leaves behind, and what it says."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import warnings
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_predict.callbacks import CostBudget, cost_budget
+from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
+from lightning_predict.callbacks.ledger import Ledger
+from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
+from tests.callbacks.small import Small
+
+
+class Time:
+    """A clock that stands still but for `passes`; a batch of the `steady` fixture takes a second of it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def passes(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """The time that budgets see."""
+    shown = Time()
+    monkeypatch.setattr(cost_budget, "device_clock", lambda device: shown)
+    monkeypatch.setattr(cost_budget, "Ledger", lambda: Ledger(shown))
+    return shown
+
+
+def timed_model(small: Small, time: Time, seconds: list[float] | float = 1.0, **options: Any) -> Any:
+    """A model each of whose training batches takes these seconds of `time`; the last of them goes on for ever."""
+    model = small.model(**options)
+    step = model.training_step
+    given = [seconds] if isinstance(seconds, float) else seconds
+
+    def training_step(batch: torch.Tensor, batch_idx: int) -> Any:
+        time.passes(given[min(model.batches_trained, len(given) - 1)])
+        return step(batch, batch_idx)
+
+    model.training_step = training_step
+    return model
+
+
+def fit(small: Small, folder: Path, budget: Any, *, model: Any = None, batches: int = 10, **options: Any) -> Any:
+    """A fit of one epoch with the budget; returns the model."""
+    model = model or small.model()
+    trainer = small.trainer(folder, **({"max_epochs": 1, "callbacks": budget} | options))
+    trainer.fit(model, small.loader(batches))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "batches"),
+    [({}, 3), ({"accumulate_grad_batches": 2}, 6), ({"max_epochs": -1, "max_steps": 50}, 3)],
+)
+def test_it_ends_the_run_right_after_the_warmup(
+    small: Small, tmp_path: Path, options: dict[str, Any], batches: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = CostBudget(usd=1e-6, usd_per_hour=1)
+    model = small.model()
+    with caplog.at_level(logging.INFO):
+        trainer = small.trainer(tmp_path, **({"max_epochs": 5, "callbacks": budget} | options))
+        trainer.fit(model, small.loader(20))
+
+    assert model.batches_trained == batches
+    assert trainer.state.finished
+    assert budget.stopping_reason is not None
+    assert "usd allows $0.00000100" in budget.stopping_reason
+    assert f"CostBudget ends this run: {budget.stopping_reason}." in caplog.text
+    checkpoint = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)
+    assert checkpoint["global_step"] == 3
+    assert checkpoint["callbacks"]["lightning_predict.CostBudget"]["usd"] > 0
+
+
+def test_two_optimizers_end_after_as_many_batches(small: Small, tmp_path: Path) -> None:
+    assert fit(small, tmp_path, CostBudget(usd=1e-6, usd_per_hour=1), model=small.gan()).batches_trained == 3
+
+
+def test_warmup_steps_can_be_chosen(lightning: Small, tmp_path: Path) -> None:
+    budget = CostBudget(hours=1e-9, warmup_steps=5)
+    assert fit(lightning, tmp_path, budget).batches_trained == 5
+
+
+def test_a_run_within_its_budget_is_left_alone(small: Small, tmp_path: Path) -> None:
+    budget = CostBudget(usd=1000, hours=1000, usd_per_hour=1, deadline="2999-01-01")
+    assert fit(small, tmp_path, budget).batches_trained == 10
+    assert budget.stopping_reason is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_shorter_than_the_warmup_is_left_alone(lightning: Small, tmp_path: Path) -> None:
+    assert fit(lightning, tmp_path, CostBudget(hours=1e-9), batches=2).batches_trained == 2
+
+
+def test_the_middle_over_the_budget_warns_and_the_low_end_stops(lightning: Small, tmp_path: Path, time: Time) -> None:
+    # Batches of 1, 1.2 and 1.4 s: after 3.6 s, 7 more take 7 s, 8.4 s or 9.8 s.
+    seconds = [1.0, 1.2, 1.4, 0.0]
+    with pytest.warns(LightningPredictWarning, match=r"forecast to need 12.0 s \(10.6 s to 13.4 s\), 3.60 s of it"):
+        model = fit(lightning, tmp_path, hours_of(11.0), model=timed_model(lightning, time, seconds))
+    assert model.batches_trained == 10
+    assert fit(lightning, tmp_path, hours_of(12.1), model=timed_model(lightning, time, seconds)).batches_trained == 10
+    assert fit(lightning, tmp_path, hours_of(10.5), model=timed_model(lightning, time, seconds)).batches_trained == 3
+
+
+def hours_of(seconds: float, **options: Any) -> CostBudget:
+    return CostBudget(hours=seconds / 3600, **options)
+
+
+def test_a_first_step_that_compiles_does_not_end_the_run(lightning: Small, tmp_path: Path, time: Time) -> None:
+    model = timed_model(lightning, time, [60.0, 1.0])
+    assert fit(lightning, tmp_path, hours_of(100.0), model=model).batches_trained == 10
+
+
+def test_measured_validation_counts(lightning: Small, tmp_path: Path, time: Time) -> None:
+    # 3 s so far, 7 s of training to come and 2 validation batches of 10 s.
+    def run(seconds: float) -> int:
+        model = timed_model(lightning, time, validates=True)
+        check = model.validation_step
+
+        def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
+            time.passes(10.0 if lightning_trainer.sanity_checking else 0.0)
+            check(batch, batch_idx)
+
+        model.validation_step = validation_step
+        lightning_trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=hours_of(seconds))
+        lightning_trainer.fit(model, lightning.loader(10), lightning.loader(2))
+        return int(model.batches_trained)
+
+    sanity_check = 2 * 10.0
+    assert run(sanity_check + 3 + 7 + 2 * 10 + 0.5) == 10
+    assert run(sanity_check + 3 + 7 + 2 * 10 - 0.5) == 3
+
+
+def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: Path, time: Time) -> None:
+    # The forecast from the first three batches, 10 s, fits; but from the fourth on batches take 3 s.
+    budget = hours_of(20.0)
+    model = timed_model(small, time, [1.0, 1.0, 1.0, 3.0])
+    with pytest.warns(LightningPredictWarning, match=r"18.0 s of 20.0 s \(hours\) are used") as warned:
+        fit(small, tmp_path, budget, model=model)
+    # 3 s + 5 x 3 s = 18 s after the eighth batch, over 16 s; 21 s after the ninth.
+    assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
+    assert model.batches_trained == 9
+    assert budget.stopping_reason == "21.0 s of 20.0 s (hours) are used"
+    assert (tmp_path / CHECKPOINT_NAME).exists()
+
+
+def test_it_can_raise(small: Small, tmp_path: Path) -> None:
+    budget = CostBudget(usd=1e-6, usd_per_hour=1, on_exceed="raise")
+    model = small.model()
+    with pytest.raises(BudgetExceededError, match=r"CostBudget: the run is forecast to need .* Its checkpoint is"):
+        fit(small, tmp_path, budget, model=model)
+    assert model.batches_trained == 3
+    assert (tmp_path / CHECKPOINT_NAME).exists()
+
+
+def test_it_can_warn_once_and_train_on(small: Small, tmp_path: Path) -> None:
+    budget = CostBudget(usd=1e-6, usd_per_hour=1, on_exceed="warn")
+    with pytest.warns(LightningPredictWarning, match="CostBudget: the run is forecast to need") as warned:
+        model = fit(small, tmp_path, budget)
+    assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
+    assert model.batches_trained == 10
+    assert budget.stopping_reason is None
+    assert not (tmp_path / CHECKPOINT_NAME).exists()
+
+
+def test_it_logs_what_is_used_allowed_and_forecast(small: Small, tmp_path: Path, time: Time) -> None:
+    logger = small.lightning.loggers.CSVLogger(tmp_path)
+    budget = CostBudget(usd=100, hours=1, usd_per_hour=3600)  # a dollar a second
+    fit(small, tmp_path, budget, model=timed_model(small, time), logger=logger)
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        (row,) = [row for row in csv.DictReader(file) if row["budget/usd_used"]]
+    values = {key: float(value) for key, value in row.items() if key.startswith("budget/")}
+    assert row["step"] == "3"
+    assert values["budget/usd_used"] == 3.0
+    assert values["budget/usd_limit"] == 100.0
+    assert values["budget/usd_forecast"] == 10.0
+    assert values["budget/hours_forecast_high"] == pytest.approx(10 / 3600)
+    assert values["budget/exceeded"] == 0.0
+
+
+def test_minimums_that_override_a_stop_are_said_at_once(small: Small, tmp_path: Path) -> None:
+    budget = CostBudget(hours=1e-9)
+    with pytest.warns(LightningPredictWarning, match="cannot stop this run before min_epochs=2 and min_steps=15"):
+        model = fit(small, tmp_path, budget, batches=4, max_epochs=5, min_epochs=2, min_steps=15)
+    assert model.batches_trained == 15  # Lightning stops as soon as both are met.
+    assert budget.stopping_reason is not None
+
+
+def test_minimums_do_not_matter_where_nothing_is_stopped(lightning: Small, tmp_path: Path) -> None:
+    fit(lightning, tmp_path, CostBudget(hours=1000, on_exceed="warn"), batches=4, max_epochs=2, min_epochs=2)
+
+
+def test_early_stopping_may_end_it_before(lightning: Small, tmp_path: Path) -> None:
+    model = lightning.model(validates=True)
+    stopping = lightning.lightning.callbacks.EarlyStopping("val_loss", patience=100)
+    trainer = lightning.trainer(tmp_path, max_epochs=10**8, callbacks=[CostBudget(hours=1), stopping])
+
+    class Stop(lightning.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.should_stop = True
+
+    trainer.callbacks.append(Stop())
+    with pytest.warns(LightningPredictWarning, match="unless early stopping ends it before"):
+        trainer.fit(model, lightning.loader(10), lightning.loader(2))
+    assert model.batches_trained == 10
+
+
+def test_a_time_limit_cuts_the_forecast_off(lightning: Small, tmp_path: Path) -> None:
+    # A million epochs would take hours, but the Trainer stops after a tenth of a second.
+    budget = CostBudget(hours=1)
+    model = fit(lightning, tmp_path, budget, max_epochs=10**6, max_time=timedelta(seconds=0.1))
+    assert model.batches_trained > 3
+    assert budget.stopping_reason is None
+
+
+def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, time: Time, caplog: Any) -> None:
+    model = timed_model(lightning, time)
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=hours_of(5.5))
+    with caplog.at_level(logging.INFO), pytest.warns(LightningPredictWarning, match="5.00 s of 5.50 s"):
+        trainer.fit(model, lightning.stream(20))
+    assert "the length of this run is not known" in caplog.text
+    assert model.batches_trained == 6
+
+
+def test_without_a_price_dollars_have_no_effect(small: Small, tmp_path: Path) -> None:
+    with pytest.warns(LightningPredictWarning, match="price of this machine is not known, so usd has no") as warned:
+        model = fit(small, tmp_path, CostBudget(usd=1e-9))
+    assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
+    assert model.batches_trained == 10
+
+
+def test_without_a_price_hours_still_count(lightning: Small, tmp_path: Path) -> None:
+    with pytest.warns(LightningPredictWarning, match="usd has no effect"):
+        assert fit(lightning, tmp_path, CostBudget(usd=1000, hours=1e-9)).batches_trained == 3
+
+
+def test_a_named_offer_is_a_price(lightning: Small, tmp_path: Path) -> None:
+    assert fit(lightning, tmp_path, CostBudget(usd=1e-9, offer="AWS g5.xlarge")).batches_trained == 3
+
+
+def test_a_deadline(lightning: Small, tmp_path: Path, time: Time) -> None:
+    soon = (datetime.now() + timedelta(seconds=30)).isoformat()
+    model = timed_model(lightning, time, 10.0)  # 100 s by the budget's clock
+    budget = CostBudget(deadline=soon)
+    assert fit(lightning, tmp_path, budget, model=model).batches_trained == 3
+    assert budget.stopping_reason is not None
+    assert "deadline allows" in budget.stopping_reason
+
+
+def test_fast_dev_run_is_left_alone(lightning: Small, tmp_path: Path) -> None:
+    with pytest.warns(LightningPredictWarning, match="CostBudget does nothing under Trainer"):
+        fit(lightning, tmp_path, CostBudget(hours=1e-9), fast_dev_run=5)
+
+
+@pytest.fixture
+def _quiet_resume() -> Iterator[None]:
+    """Lightning warns that the data order begins anew when a run is resumed within an epoch."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*dataloader is not resumable", UserWarning)
+        yield
+
+
+@pytest.mark.usefixtures("_quiet_resume")
+def test_what_was_used_counts_after_a_resume(small: Small, tmp_path: Path, time: Time) -> None:
+    fit(small, tmp_path, hours_of(5.0), model=timed_model(small, time))
+    checkpoint = str(tmp_path / CHECKPOINT_NAME)
+
+    def resumed(budget: CostBudget) -> int:
+        model = timed_model(small, time)
+        trainer = small.trainer(tmp_path, max_epochs=1, callbacks=budget)
+        trainer.fit(model, small.loader(10), ckpt_path=checkpoint)
+        return int(model.batches_trained)
+
+    assert resumed(hours_of(2.0)) == 0  # 3 s are used already
+    assert resumed(hours_of(9.5)) == 3  # 3 s before, 3 s now, 4 s to come
+    assert resumed(hours_of(100.0)) == 4  # from the checkpoint that the last one left
+
+
+@pytest.mark.usefixtures("_quiet_resume")
+def test_each_run_alone(lightning: Small, tmp_path: Path, time: Time) -> None:
+    fit(lightning, tmp_path, hours_of(5.0, scope="run"), model=timed_model(lightning, time))
+    model = timed_model(lightning, time)
+    # 7 batches are left, 7 s; with the 3 s before it would be too much.
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=hours_of(8.9, scope="run"))
+    trainer.fit(model, lightning.loader(10), ckpt_path=str(tmp_path / CHECKPOINT_NAME))
+    assert model.batches_trained == 7
+
+
+def test_a_second_fit_goes_on_from_the_first(lightning: Small, tmp_path: Path, time: Time) -> None:
+    budget = hours_of(13.5)
+    fit(lightning, tmp_path, budget, model=timed_model(lightning, time))
+    reasons = [budget.stopping_reason]
+    model = fit(lightning, tmp_path, budget, model=timed_model(lightning, time))
+    reasons.append(budget.stopping_reason)
+    assert model.batches_trained == 3
+    assert [reason is None for reason in reasons] == [True, False]
+    assert fit(lightning, tmp_path, hours_of(13.5), model=timed_model(lightning, time)).batches_trained == 10
+
+
+def test_a_judgement_that_fails_becomes_one_warning(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("lightning_predict.callbacks.budget_watch.judge_forecast", fails)
+    monkeypatch.setattr("lightning_predict.callbacks.budget_watch.judge_use", fails)
+    with pytest.warns(LightningPredictWarning, match="it cannot judge: ZeroDivisionError: by zero") as warned:
+        assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
+    assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
+
+
+def test_what_fails_elsewhere_switches_it_off(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(cost_budget, "position_of", fails)
+    with pytest.warns(LightningPredictWarning, match="training goes on without a budget: ZeroDivisionError"):
+        assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_keep_it_going(lightning: Small, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.warns(LightningPredictWarning, match="CostBudget could not write"):
+        assert fit(lightning, tmp_path / "file", CostBudget(hours=1e-9)).batches_trained == 3
+
+
+def test_a_logger_that_fails_does_not_keep_it_going(lightning: Small, tmp_path: Path) -> None:
+    class Broken(lightning.lightning.loggers.CSVLogger):  # type: ignore[misc,name-defined]
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            raise ConnectionError("the server is gone")
+
+    with pytest.warns(LightningPredictWarning, match="Broken did not take it: ConnectionError: the server is gone"):
+        assert fit(lightning, tmp_path, CostBudget(hours=1e-9), logger=Broken(tmp_path)).batches_trained == 3
+
+
+def test_weights_are_those_of_a_run_without_it(lightning: Small, tmp_path: Path) -> None:
+    def weights(callbacks: list[Any]) -> torch.Tensor:
+        torch.manual_seed(5)
+        model = fit(lightning, tmp_path, callbacks, batches=50)
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    assert torch.equal(weights([CostBudget(hours=1000)]), weights([]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({}, InvalidArgumentError, "CostBudget got no limit; give at least one of usd, hours and deadline"),
+        ({"usd": 0}, InvalidArgumentError, "usd=0 is not a limit; expected a number above 0"),
+        ({"usd": -5.0}, InvalidArgumentError, "usd=-5.0 is not a limit"),
+        ({"hours": float("nan")}, InvalidArgumentError, "hours=nan is not a limit"),
+        ({"hours": float("inf")}, InvalidArgumentError, "hours=inf is not a limit"),
+        ({"usd": 1, "usd_per_hour": -1}, InvalidArgumentError, "usd_per_hour=-1 is not a price"),
+        (
+            {"usd": 1, "scope": "all"},
+            InvalidArgumentError,
+            "scope='all' is not known; expected one of 'cumulative'",
+        ),
+        ({"usd": 1, "on_exceed": "cry"}, InvalidArgumentError, "on_exceed='cry' is not known"),
+        ({"usd": 1, "warmup_steps": 0}, InvalidArgumentError, "warmup_steps=0 is not a number of steps"),
+        ({"deadline": "tomorrow"}, InvalidArgumentError, "deadline='tomorrow' is not a time; expected ISO format"),
+        ({"deadline": "2020-01-01"}, InvalidArgumentError, "deadline='2020-01-01' has passed"),
+        ({"usd": 1, "offer": "g5.xlarg"}, UnknownOfferError, "offer='g5.xlarg' is not listed. Nearest: g5.xlarge"),
+    ],
+)
+def test_what_can_be_put_right_is_refused_at_once(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        CostBudget(**arguments)
