@@ -1,6 +1,6 @@
 """How long a prediction takes, beside the loop that it replaces.
 
-    python benchmarks/prediction_speed.py
+    python -m benchmarks.prediction_speed
 
 A trace of 5,000 operations, 500 of them distinct, is predicted for 40 GPUs at once; the baseline calls the same models
 once for each operation and GPU (on a tenth of the work, scaled up). Then GPT-2 Large is recorded on the meta device.

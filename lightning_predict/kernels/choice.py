@@ -24,6 +24,7 @@ import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.arrays import summed_by_owner
 from lightning_predict.kernels.estimates import KernelModels, problem_times
 from lightning_predict.kernels.operations import Array, Problem, batch_of
 from lightning_predict.kernels.translation import WorkItem, work_items
@@ -114,9 +115,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
     shape = (len(gpus), len(items))
 
     def added(values: Array) -> Array:
-        total = np.zeros(shape)
-        np.add.at(total, (slice(None), owner), values)
-        return total
+        return summed_by_owner(values, owner, len(items))
 
     seconds, low, high, by_model = (np.zeros(shape) for _ in range(4))
     if times is not None:
@@ -152,9 +151,7 @@ def _without_last(timed: TimedWork) -> TimedWork:
     )
 
 
-def _from_measurements(
-    trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], origin: Gpu, method: Method
-) -> TimedWork:
+def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], origin: Gpu, method: Method) -> TimedWork:
     """Scale the measured seconds; `direct` has the origin as its last row."""
     kernels = [tuple(k for i in item.operations for k in trace.operations[i].kernels) for item in direct.items]
     measured = np.array([math.fsum(kernel.seconds for kernel in launched) for launched in kernels])

@@ -13,13 +13,14 @@ Nothing goes below the least-work bound. Example::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, final
 
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.arrays import summed_by_owner
 from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind
 from lightning_predict.kernels.reductions import reduced
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -39,7 +40,7 @@ ROOFLINE_SPREAD: Final = 1.6
 DETOUR_SPREAD: Final = 1.3
 """Extra factor where a sibling dtype or a reduction stands in. An assumption: no table measured the detour."""
 
-SIBLING_DTYPES: Final = {
+SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensor": {
         "tf32": ("bfloat16", "float16"),
         "float16": ("bfloat16",),
@@ -110,7 +111,7 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
     with_tf32 = [compute_dtype_on("tf32", gpu) == "tf32" for gpu in gpus]
     for has_tf32 in sorted(set(with_tf32)):
         rows = np.flatnonzero(np.array(with_tf32) == has_tf32)
-        members = [gpus[row] for row in rows]
+        members = [gpus[int(row)] for row in rows]
         wanted = [
             replace(item, dtype="float32") if item.dtype == "tf32" and not has_tf32 else item for item in distinct
         ]
@@ -138,9 +139,7 @@ def _times_of_equals(
     spread = np.array([factor for _, factor in expansions])
 
     def added(values: Array) -> Array:
-        total = np.zeros((len(gpus), len(problems)))
-        np.add.at(total, (slice(None), owner), values[:, leaf_of] * times)
-        return total
+        return summed_by_owner(values[:, leaf_of] * times, owner, len(problems))
 
     seconds = added(middle)
     share = added(middle * by_model) / seconds

@@ -161,7 +161,11 @@ def _gaps(operations: Sequence[Operation]) -> dict[Phase, list[float]]:
 
 def _measured(operations: Sequence[Operation], gaps: Sequence[float], default: Overheads) -> Overheads:
     """Means of the five kinds over operations, outliers and the profiler's own time taken off."""
-    before, after, calls, between, alone = ([] for _ in range(5))  # type: tuple[list[float], ...]
+    before: list[float] = []
+    after: list[float] = []
+    calls: list[float] = []
+    between: list[float] = []
+    alone: list[float] = []
     for operation in operations:
         start = operation.host_start_seconds or 0.0
         length = operation.host_seconds or 0.0

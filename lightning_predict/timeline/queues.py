@@ -1,18 +1,18 @@
-"""Two queues: the host launches, the device computes, and the step ends with the later of them.
+"""From timed work to an Iteration: the trace's operations are simulated as a host and its device.
 
-Device time is the sum of the timed work on one stream. Host time is the time to issue all launches; it does not shrink
-on a faster GPU, so small models stop gaining there. Where a step was measured on the GPU in use and took longer than
-the device was busy, the step itself is the host's time. Example::
+Every operation takes host time, views too; work that a GPU would run as one launch (`WorkItem`) is launched once. Where
+the trace was recorded on a GPU that is known, its un-profiled step is the anchor: the host's factor is set so that the
+simulation of that very GPU takes as long as was measured. Example::
 
-    >>> host_seconds(launches=1000, optimizer_launches=0)
-    0.01
+    work = timed_work(trace, gpus, origin=None, models=models)
+    steps = iterations(trace, work, gpus)
+    steps[0].seconds, steps[0].bound_by
 """
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,28 +21,23 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.timeline.overheads import HostModel, host_model
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.tracing.records import Trace
-from lightning_predict.units import MICROSECOND
-
-HOST_SECONDS_PER_LAUNCH: Final = 10 * MICROSECOND
-"""Host time of one eager operation that launches a kernel: Lin et al. take 10 µs for a traced launch call; Python and
-the dispatcher around it, without a tracer, come to about the same."""
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, Simulated, simulate
+from lightning_predict.tracing.records import Operation, Trace
 
 HOST_SPREAD: Final = 2.0
 """Factor up and down around a host time that was not measured: hosts differ, and so do operators."""
 
-IDLE_SHARE: Final = 0.1
-"""From this share of idle time on, the measured step is taken to be bound by the host."""
+SMALLEST_FACTOR, LARGEST_FACTOR = 0.05, 20.0
+"""Range in which the host's factor is looked for; a host outside it is not the one that the overheads describe."""
 
-
-def host_seconds(*, launches: int, optimizer_launches: int) -> float:
-    """Host time to issue a step's launches."""
-    return (launches + optimizer_launches) * HOST_SECONDS_PER_LAUNCH
+WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
+"""Operations whose result the host needs at once."""
 
 
 def iterations(
-    trace: Trace, timed: TimedWork, gpus: Sequence[Gpu], *, origin: Gpu | None = None
+    trace: Trace, timed: TimedWork, gpus: Sequence[Gpu], *, origin: Gpu | None = None, host_factor: float = 1.0
 ) -> tuple[Iteration, ...]:
     """One Iteration a GPU from timed work.
 
@@ -51,23 +46,71 @@ def iterations(
         timed: Its work with device seconds, rows in the order of `gpus`.
         gpus: The GPUs.
         origin: GPU that the trace was recorded on; its own row is anchored at the measured step.
+        host_factor: Time of the target's host over that of the host in use.
     """
-    device = timed.seconds.sum(axis=1)
-    low, high = interval_of_sum(timed)
-    host, host_is_measured = _host_time(trace, timed, origin)
+    host = _anchored_host(trace, timed, origin, host_factor)
+    low_device, high_device = interval_of_sum(timed)
+    middle = simulate(launchings(trace, timed, timed.seconds), host, gpus=len(gpus))
+    low, high = _ends(middle, host, low_device, high_device)
     return tuple(
-        _iteration(
-            trace,
-            timed,
-            row,
-            target,
-            device=(float(low[row]), float(device[row]), float(high[row])),
-            host=host,
-            host_spread=1.0 if host_is_measured else HOST_SPREAD,
-            is_origin=origin is not None and target == origin,
-        )
+        _iteration(trace, timed, row, target, middle, (low[row], high[row]), is_origin=target == origin)
         for row, target in enumerate(gpus)
     )
+
+
+def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launching, ...]:
+    """The trace's operations in the order of the host, with device seconds of shape (gpus, items) put in their place.
+
+    Operations that a GPU would run inside another's launch are left out; so are, in a trace from elsewhere, the
+    optimizer's views of single tensors, which the multi-tensor implementation does not take.
+    """
+    first = {item.operations[0]: column for column, item in enumerate(timed.items)}
+    inside = {index for item in timed.items for index in item.operations[1:]}
+    elsewhere = trace.device != "cuda"
+    main = _main_stream(trace)
+    work = []
+    for index, operation in enumerate(trace.operations):
+        column = first.get(index)
+        if index in inside or (column is None and elsewhere and operation.phase == "optimizer"):
+            continue
+        item_seconds = np.zeros((len(seconds), 0)) if column is None else seconds[:, column : column + 1]
+        item = None if column is None else timed.items[column]
+        work.append(_launching(trace, operation, item, item_seconds, main))
+    return tuple(work)
+
+
+def _launching(
+    trace: Trace, operation: Operation, item: WorkItem | None, seconds: Array, main: int | None
+) -> Launching:
+    """Split an item's seconds over its kernels: by their measured shares, else equally."""
+    waits = operation.name in WAITING_OPERATIONS and operation.phase != "optimizer"
+    streams: tuple[int, ...] = ()
+    if item is not None:
+        kernels = [kernel for index in item.operations for kernel in trace.operations[index].kernels]
+        measured = np.array([kernel.seconds for kernel in kernels])
+        if len(kernels) and measured.sum() > 0:
+            seconds = seconds * (measured / measured.sum())[None, :]
+            # Stream numbers are the driver's; the busiest is the one that computes, the others keep their number.
+            streams = tuple(COMPUTE_STREAM if k.stream == main else k.stream + 1 for k in kernels)
+        else:
+            seconds = np.repeat(seconds / item.launches, item.launches, axis=1)
+            streams = (COMPUTE_STREAM,) * item.launches
+    return Launching(
+        name=operation.name,
+        phase=operation.phase,
+        seconds=seconds,
+        streams=streams,
+        waits=waits,
+        module=operation.module,
+    )
+
+
+def _main_stream(trace: Trace) -> int | None:
+    """The stream on which the device works longest; None without measured kernels."""
+    busy: dict[int, float] = {}
+    for kernel in trace.kernels:
+        busy[kernel.stream] = busy.get(kernel.stream, 0.0) + kernel.seconds
+    return max(busy, key=lambda stream: busy[stream], default=None)
 
 
 def interval_of_sum(timed: TimedWork) -> tuple[Array, Array]:
@@ -78,24 +121,57 @@ def interval_of_sum(timed: TimedWork) -> tuple[Array, Array]:
     """
     families = sorted(set(timed.families))
     members = np.array([[family == own for own in timed.families] for family in families], dtype=np.float64)
+    members = members.reshape(len(families), len(timed.families))
     below = (timed.seconds - timed.low_seconds) @ members.T
     above = (timed.high_seconds - timed.seconds) @ members.T
     device = timed.seconds.sum(axis=1)
     return device - np.sqrt((below**2).sum(axis=1)), device + np.sqrt((above**2).sum(axis=1))
 
 
-def _host_time(trace: Trace, timed: TimedWork, origin: Gpu | None) -> tuple[float, bool]:
-    """Host seconds of a step, and whether they were measured."""
-    launches = sum(item.launches for item, phase in zip(timed.items, timed.phases, strict=True) if phase != "optimizer")
-    updates = sum(item.launches for item, phase in zip(timed.items, timed.phases, strict=True) if phase == "optimizer")
-    counted = host_seconds(launches=launches, optimizer_launches=updates)
+def _ends(middle: Simulated, host: HostModel, low_device: Array, high_device: Array) -> tuple[Array, Array]:
+    """Ends of the step's interval: the later of the two queues at its own end, with the overlap of the middle."""
+    spread = 1.0 if host.is_measured else HOST_SPREAD
+    later = np.maximum(middle.active_seconds, middle.host_seconds)
+    exposed = middle.seconds - later  # what neither queue explains alone: waits in turn
+    low = np.maximum(low_device, middle.host_seconds / spread) + exposed
+    high = np.maximum(high_device, middle.host_seconds * spread) + exposed
+    return np.minimum(low, middle.seconds), np.maximum(high, middle.seconds)
+
+
+def _anchored_host(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> HostModel:
+    """The host's overheads, scaled so that the origin's simulated step takes as long as its measured one.
+
+    A step that the device bounds says nothing of the host but that it is no slower.
+    """
+    host = host_model(trace)
     if origin is None or not trace.step_seconds or not trace.has_measured_kernels:
-        return counted, False
+        return host_model(trace, factor=factor)
+    measured_kernels = np.array(
+        [[sum(k.seconds for i in item.operations for k in trace.operations[i].kernels) for item in timed.items]]
+    )
+    work = launchings(trace, timed, measured_kernels)
     step = statistics.median(trace.step_seconds)
-    busy = math.fsum(kernel.seconds for kernel in trace.kernels)
-    if busy < (1 - IDLE_SHARE) * step:
-        return step, True
-    return min(counted, step), False
+
+    def simulated(own: float) -> float:
+        scaled = HostModel(host.by_operation, host.by_phase, own, host.is_measured)
+        return float(simulate(work, scaled, gpus=1).seconds[0])
+
+    own = 1.0
+    if simulated(SMALLEST_FACTOR) < step < simulated(LARGEST_FACTOR):
+        own = _solve(simulated, step)
+    return HostModel(host.by_operation, host.by_phase, own * factor, is_measured=True)
+
+
+def _solve(simulated: Callable[[float], float], step: float) -> float:
+    """The host's factor at which the simulated step, which grows with it, equals the measured one."""
+    low, high = SMALLEST_FACTOR, LARGEST_FACTOR
+    for _ in range(20):
+        middle = (low * high) ** 0.5
+        if simulated(middle) < step:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _iteration(
@@ -103,30 +179,26 @@ def _iteration(
     timed: TimedWork,
     row: int,
     target: Gpu,
+    simulated: Simulated,
+    ends: tuple[float, float],
     *,
-    device: tuple[float, float, float],
-    host: float,
-    host_spread: float,
     is_origin: bool,
 ) -> Iteration:
-    low, middle, high = device
-    seconds = max(middle, host)
-    low_seconds, high_seconds = max(low, host / host_spread), max(high, host * host_spread)
+    seconds, (low, high) = float(simulated.seconds[row]), ends
     if is_origin and trace.step_seconds:
         seconds = statistics.median(trace.step_seconds)
-        low_seconds, high_seconds = min(trace.step_seconds), max(trace.step_seconds)
+        low, high = min(trace.step_seconds), max(trace.step_seconds)
     total = float(timed.seconds[row].sum())
-    forward = np.array([phase == "forward" for phase in timed.phases])
+    forward = np.array([phase == "forward" for phase in timed.phases], dtype=bool)
     shares = {name: float((share[row] * timed.seconds[row]).sum()) for name, share in timed.shares.items()}
-    coverage = {name: share / total for name, share in shares.items() if share > 0} if total else {}
     return Iteration(
         gpu=target.name,
         seconds=seconds,
-        low_seconds=min(low_seconds, seconds),
-        high_seconds=max(high_seconds, seconds),
-        device_seconds=middle,
-        host_seconds=host,
-        coverage=coverage,
+        low_seconds=float(low),
+        high_seconds=float(high),
+        device_seconds=float(simulated.active_seconds[row]),
+        host_seconds=simulated.host_seconds,
+        coverage={name: share / total for name, share in shares.items() if share > 0} if total else {},
         forward_seconds=float(timed.seconds[row][forward].sum()),
         notes=(*_notes(trace, target), *_untimed(trace, timed, row)),
     )
@@ -144,11 +216,8 @@ def _notes(trace: Trace, target: Gpu) -> tuple[str, ...]:
 
 def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
     """Kernels whose work is unknown and that no measurement could scale: said, since they count as nothing."""
-    names = sorted({trace.operations[item.operations[0]].name for item in _zero_items(timed, row)})
+    zero = [item for item, seconds in zip(timed.items, timed.seconds[row], strict=True) if seconds <= 0]
+    names = sorted({trace.operations[item.operations[0]].name for item in zero})
     if not names:
         return ()
     return (f"{len(names)} operations could not be timed and count as nothing: {', '.join(names[:5])}.",)
-
-
-def _zero_items(timed: TimedWork, row: int) -> list[WorkItem]:
-    return [item for item, seconds in zip(timed.items, timed.seconds[row], strict=True) if seconds <= 0]

@@ -1,14 +1,14 @@
 """One host thread and the device's streams, simulated through a step.
 
-The host walks through the operations and pays their overheads T1 to T5 (`overheads.py`); each launch appends a kernel to
-its stream, which starts when the stream is free and the launch has been made. The host runs ahead until an operation
-waits for the device (`.item()`, a blocking copy). A step of a running loop begins while the device still works on the
-one before, so several steps are simulated and the time between two ends counts; `steps=1` gives the step from a
-standing start (Lin et al., HiPC 2022, algorithm 1).
+The host walks through the operations and pays their overheads T1 to T5 (`overheads.py`); each launch appends a kernel
+to its stream, which starts when the stream is free and the launch has been made. The host runs ahead until an
+operation waits for the device (`.item()`, a blocking copy). A step of a running loop begins while the device still
+works on the one before, so several steps are simulated and the time between two ends counts; `steps=1` gives the step
+from a standing start (Lin et al., HiPC 2022, algorithm 1).
 
-Kernel j of a stream starts at max(end of j - 1, launch of j). With P_j the sum of the durations before j, start_j - P_j is
-the running maximum of launch_i - P_i over i <= j, so all kernels of all GPUs are placed by one cumulative maximum. The
-depth of the driver's queue does not matter: a host that it blocks waits for the device, which then bounds the step.
+Kernel j of a stream starts at max(end of j - 1, launch of j). With P_j the sum of the durations before j, start_j - P_j
+is the running maximum of launch_i - P_i over i <= j, so all kernels of all GPUs are placed by one cumulative maximum.
+The depth of the driver's queue does not matter: a host that it blocks waits for the device, which then bounds the step.
 Example::
 
     >>> work = [Launching(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
@@ -26,6 +26,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
+from lightning_predict.kernels.arrays import summed_by_owner
 from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.tracing.records import Phase
@@ -100,9 +101,7 @@ class _Plan:
     host_seconds: float
 
 
-def simulate(
-    operations: Sequence[Launching], host: HostModel, *, gpus: int, steps: int = STEADY_STEPS
-) -> Simulated:
+def simulate(operations: Sequence[Launching], host: HostModel, *, gpus: int, steps: int = STEADY_STEPS) -> Simulated:
     """Simulate a step that is repeated.
 
     Args:
@@ -123,8 +122,8 @@ def simulate(
         seconds=clocks.end() - previous,
         active_seconds=plan.durations[:, on_compute].sum(axis=1),
         host_seconds=plan.host_seconds,
-        busy=_by_owner(plan.durations * on_compute, plan.owners, len(operations)),
-        waiting=_by_owner(waiting, plan.owners, len(operations)),
+        busy=summed_by_owner(plan.durations * on_compute, plan.owners, len(operations)),
+        waiting=summed_by_owner(waiting, plan.owners, len(operations)),
     )
 
 
@@ -213,9 +212,3 @@ def _placed(launched: Array, durations: Array, free: Array) -> Array:
     latest = np.maximum.accumulate(np.maximum(launched - before, free[:, None]), axis=1)
     starts: Array = before + latest
     return starts
-
-
-def _by_owner(values: Array, owners: npt.NDArray[np.intp], operations: int) -> Array:
-    total = np.zeros((values.shape[0], operations))
-    np.add.at(total, (slice(None), owners), values)
-    return total

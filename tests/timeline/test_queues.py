@@ -8,7 +8,8 @@ import pytest
 
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.timeline.queues import HOST_SECONDS_PER_LAUNCH, HOST_SPREAD, interval_of_sum, iterations
+from lightning_predict.timeline.overheads import SHARED_OVERHEADS
+from lightning_predict.timeline.queues import HOST_SPREAD, interval_of_sum, iterations
 from lightning_predict.tracing.records import Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
@@ -29,7 +30,7 @@ def timed(*families: str, seconds: list[float], low: list[float], high: list[flo
     return TimedWork(
         items=tuple(WorkItem((i,), (), 1) for i in range(len(families))),
         families=families,
-        phases=("forward",) * len(families),
+        phases=tuple("forward" for _ in families),
         seconds=np.array([seconds]),
         low_seconds=np.array([low]),
         high_seconds=np.array([high]),
@@ -50,7 +51,7 @@ def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() ->
     trace = cpu_trace(*[product(TINY)] * 100)
     steps = iterations(trace, timed_work(trace, [SMALL, BIG], origin=None, models=MODELS), [SMALL, BIG])
     for step in steps:
-        assert math.isclose(step.seconds, 100 * HOST_SECONDS_PER_LAUNCH)
+        assert math.isclose(step.seconds, 100 * SHARED_OVERHEADS["forward"].seconds(launches=1))
         assert step.bound_by == "host"
         assert math.isclose(step.high_seconds, HOST_SPREAD * step.seconds)
         assert step.idle_seconds > 0
@@ -59,10 +60,10 @@ def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() ->
 def test_errors_of_one_family_add_and_of_two_families_add_in_squares() -> None:
     together = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     low, high = interval_of_sum(together)
-    assert (float(low[0]), float(high[0])) == (pytest.approx(2 - 0.7), pytest.approx(2 + 0.7))
+    assert [float(low[0]), float(high[0])] == pytest.approx([2 - 0.7, 2 + 0.7])
     apart = timed("linear", "add", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     low, high = interval_of_sum(apart)  # 0.3² + 0.4² = 0.5²
-    assert (float(low[0]), float(high[0])) == (pytest.approx(1.5), pytest.approx(2.5))
+    assert [float(low[0]), float(high[0])] == pytest.approx([1.5, 2.5])
 
 
 def test_the_forward_share_counts_the_forward_phase_alone() -> None:
@@ -71,10 +72,10 @@ def test_the_forward_share_counts_the_forward_phase_alone() -> None:
     assert math.isclose(step.forward_seconds, step.device_seconds / 3)
 
 
-def measured_trace(step_seconds: float) -> Trace:
+def measured_trace(step_seconds: float, *, kernels: int = 1, kernel_seconds: float = 0.5) -> Trace:
     kernel = Kernel(
         name="gemm",
-        seconds=0.5,
+        seconds=kernel_seconds,
         grid=(10_000, 1, 1),
         block=(256, 1, 1),
         registers_per_thread=64,
@@ -84,7 +85,7 @@ def measured_trace(step_seconds: float) -> Trace:
     )
     operation = replace(product(LARGE), kernels=(kernel,))
     return Trace(
-        operations=(operation,),
+        operations=(operation,) * kernels,
         device="cuda",
         recorder="profiler",
         step_seconds=(step_seconds * 0.98, step_seconds, step_seconds * 1.03),
@@ -101,10 +102,15 @@ def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
 
 
 def test_a_step_longer_than_the_device_was_busy_is_the_hosts_time_everywhere() -> None:
-    trace = measured_trace(1.0)
+    # 100 kernels of 10 us each in a step of 2.5 ms: the host takes 25 us an operation, on any GPU.
+    trace = measured_trace(2.5e-3, kernels=100, kernel_seconds=10e-6)
     work = timed_work(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = iterations(trace, work, [BIG], origin=SMALL)
-    assert (other.seconds, other.host_seconds, other.bound_by) == (1.0, 1.0, "host")
+    assert other.bound_by == "host"
+    assert math.isclose(other.seconds, 2.5e-3, rel_tol=1e-3)
+    assert math.isclose(other.device_seconds, 100 * 5e-6)
+    (half,) = iterations(trace, work, [BIG], origin=SMALL, host_factor=0.5)
+    assert math.isclose(half.seconds, 1.25e-3, rel_tol=1e-3)
 
 
 def test_an_emulated_dtype_is_said() -> None:

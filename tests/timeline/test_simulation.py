@@ -1,0 +1,134 @@
+"""Hand-made steps whose times follow from T1 to T5, to the microsecond (all numbers in microseconds)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.timeline.overheads import HostModel, Overheads
+from lightning_predict.timeline.simulation import Launching, Simulated, simulate
+from lightning_predict.tracing.records import PHASES
+
+T1, T2, T3, T4, T5, ALONE = 1.0, 3.0, 2.0, 4.0, 5.0, 7.0
+OVERHEADS = Overheads(
+    between_operations=T1 * 1e-6,
+    before_first_launch=T2 * 1e-6,
+    after_last_launch=T3 * 1e-6,
+    launch=T4 * 1e-6,
+    between_launches=T5 * 1e-6,
+    without_launch=ALONE * 1e-6,
+)
+HOST = HostModel(by_phase=dict.fromkeys(PHASES, OVERHEADS))
+
+
+def work(*kernels: float, streams: tuple[int, ...] | None = None, waits: bool = False) -> Launching:
+    """An operation with these kernels, in microseconds."""
+    return Launching(
+        name="op",
+        phase="forward",
+        seconds=np.array([kernels]).reshape(1, -1) * 1e-6,
+        streams=(0,) * len(kernels) if streams is None else streams,
+        waits=waits,
+    )
+
+
+def run(*operations: Launching, steps: int = 1) -> Simulated:
+    return simulate(operations, HOST, gpus=1, steps=steps)
+
+
+def microseconds(result: Simulated) -> float:
+    return float(result.seconds[0]) * 1e6
+
+
+def test_one_kernel_starts_after_its_launch() -> None:
+    # T1 + T2 + T4 = 8, then 100; the host is done at 10.
+    assert microseconds(run(work(100))) == pytest.approx(8 + 100)
+
+
+def test_a_short_kernel_ends_before_the_host() -> None:
+    assert microseconds(run(work(0.5))) == pytest.approx(T1 + T2 + T4 + T3)
+
+
+def test_a_second_kernel_waits_for_the_first() -> None:
+    assert microseconds(run(work(100, 50))) == pytest.approx(8 + 150)
+
+
+def test_a_second_kernel_waits_for_its_launch() -> None:
+    # Launched at 8 and at 8 + T5 + T4 = 17.
+    assert microseconds(run(work(1, 50))) == pytest.approx(17 + 50)
+
+
+def test_an_operation_without_a_kernel_takes_the_hosts_time() -> None:
+    # T1 + 7 = 8, then the launch at 8 + 8.
+    assert microseconds(run(work(), work(100))) == pytest.approx(16 + 100)
+
+
+def test_two_operations_overlap_with_the_device() -> None:
+    # First: launch at 8, host done at 10, device until 108. Second: launched at 18, runs 108 to 138.
+    result = run(work(100), work(30))
+    assert microseconds(result) == pytest.approx(138)
+    assert float(result.active_seconds[0]) * 1e6 == pytest.approx(130)
+    assert result.host_seconds * 1e6 == pytest.approx(20)
+
+
+def test_a_waiting_operation_holds_the_host_until_the_device_is_done() -> None:
+    # Device until 108; then T1 + T2 + T4 = 8 and 30.
+    assert microseconds(run(work(100, waits=True), work(30))) == pytest.approx(108 + 8 + 30)
+
+
+def test_a_copy_beside_the_compute_stream_overlaps_what_follows() -> None:
+    # Compute 100 (8 to 108), the copy follows its result (108 to 168), the next kernel runs beside it (108 to 148).
+    result = run(work(100), work(60, streams=(1,)), work(40))
+    assert microseconds(result) == pytest.approx(168)
+    assert float(result.active_seconds[0]) * 1e6 == pytest.approx(140)
+
+
+def test_a_running_loop_hides_the_launches_behind_the_device() -> None:
+    assert microseconds(run(work(100), work(30), steps=3)) == pytest.approx(130)
+
+
+def test_a_running_loop_of_short_kernels_takes_the_hosts_time() -> None:
+    assert microseconds(run(work(1), work(1), steps=3)) == pytest.approx(20)
+
+
+def test_a_running_loop_that_waits_pays_both() -> None:
+    # Every step: launch at 8, device to 108, host goes on from there.
+    assert microseconds(run(work(100, waits=True), steps=3)) == pytest.approx(108)
+
+
+def test_waiting_and_busy_time_are_attributed_to_operations() -> None:
+    result = run(work(1), work(50))
+    # The first kernel waits 8 for its launch and ends at 9; the second is launched at 10 + 8 = 18.
+    np.testing.assert_allclose(result.waiting[0] * 1e6, [8, 9])
+    np.testing.assert_allclose(result.busy[0] * 1e6, [1, 50])
+
+
+def test_gpus_are_simulated_apart() -> None:
+    both = Launching(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
+    result = simulate([both], HOST, gpus=2, steps=3)
+    np.testing.assert_allclose(result.seconds * 1e6, [100, 10])
+
+
+def test_nothing_takes_no_time() -> None:
+    assert microseconds(run()) == 0
+
+
+KERNELS = st.lists(st.floats(0.1, 500), max_size=3)
+
+
+@given(st.lists(st.tuples(KERNELS, st.booleans()), min_size=1, max_size=20), st.integers(1, 3))
+def test_a_step_is_between_the_later_queue_and_both_in_turn(
+    steps: list[tuple[list[float], bool]], repeats: int
+) -> None:
+    result = run(*(work(*kernels, waits=waits) for kernels, waits in steps), steps=repeats)
+    seconds, device, host = result.seconds[0], result.active_seconds[0], result.host_seconds
+    assert max(device, host) * (1 - 1e-9) <= seconds <= (device + host) * (1 + 1e-9)
+
+
+@given(st.lists(KERNELS, min_size=1, max_size=20), st.floats(1, 3))
+def test_a_slower_device_never_makes_a_shorter_step(operations: list[list[float]], slower: float) -> None:
+    fast = run(*(work(*kernels) for kernels in operations), steps=3)
+    slow = run(*(work(*(kernel * slower for kernel in kernels)) for kernels in operations), steps=3)
+    assert slow.seconds[0] >= fast.seconds[0] * (1 - 1e-9)
