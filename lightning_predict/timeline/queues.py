@@ -52,8 +52,17 @@ def iterations(
     low_device, high_device = interval_of_sum(timed)
     middle = simulate(launchings(trace, timed, timed.seconds), host, gpus=len(gpus))
     low, high = _ends(middle, host, low_device, high_device)
+    dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
     return tuple(
-        _iteration(trace, timed, row, target, middle, (low[row], high[row]), is_origin=target == origin)
+        _iteration(
+            timed,
+            row,
+            middle,
+            (float(low[row]), float(high[row])),
+            measured=trace.step_seconds if target == origin else (),
+            gpu=target.name,
+            notes=(*_notes(dtypes, target), *_untimed(trace, timed, row)),
+        )
         for row, target in enumerate(gpus)
     )
 
@@ -175,38 +184,36 @@ def _solve(simulated: Callable[[float], float], step: float) -> float:
 
 
 def _iteration(
-    trace: Trace,
     timed: TimedWork,
     row: int,
-    target: Gpu,
     simulated: Simulated,
     ends: tuple[float, float],
     *,
-    is_origin: bool,
+    measured: Sequence[float],
+    gpu: str,
+    notes: tuple[str, ...],
 ) -> Iteration:
     seconds, (low, high) = float(simulated.seconds[row]), ends
-    if is_origin and trace.step_seconds:
-        seconds = statistics.median(trace.step_seconds)
-        low, high = min(trace.step_seconds), max(trace.step_seconds)
+    if measured:
+        seconds, low, high = statistics.median(measured), min(measured), max(measured)
     total = float(timed.seconds[row].sum())
     forward = np.array([phase == "forward" for phase in timed.phases], dtype=bool)
     shares = {name: float((share[row] * timed.seconds[row]).sum()) for name, share in timed.shares.items()}
     return Iteration(
-        gpu=target.name,
+        gpu=gpu,
         seconds=seconds,
-        low_seconds=float(low),
-        high_seconds=float(high),
+        low_seconds=low,
+        high_seconds=high,
         device_seconds=float(simulated.active_seconds[row]),
         host_seconds=simulated.host_seconds,
         coverage={name: share / total for name, share in shares.items() if share > 0} if total else {},
         forward_seconds=float(timed.seconds[row][forward].sum()),
-        notes=(*_notes(trace, target), *_untimed(trace, timed, row)),
+        notes=notes,
     )
 
 
-def _notes(trace: Trace, target: Gpu) -> tuple[str, ...]:
+def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
     """What the target computes otherwise than the trace asks for."""
-    dtypes = {tensor.dtype for operation in trace.operations for tensor in operation.inputs}
     emulated = sorted(dtypes & target.emulated_dtypes)
     notes = [f"{target.name} has no {dtype}; it is predicted as emulated." for dtype in emulated]
     if any(dtype.startswith("float8") for dtype in dtypes) and target.peak("float8") is None:
@@ -216,8 +223,8 @@ def _notes(trace: Trace, target: Gpu) -> tuple[str, ...]:
 
 def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
     """Kernels whose work is unknown and that no measurement could scale: said, since they count as nothing."""
-    zero = [item for item, seconds in zip(timed.items, timed.seconds[row], strict=True) if seconds <= 0]
-    names = sorted({trace.operations[item.operations[0]].name for item in zero})
+    zero = np.flatnonzero(timed.seconds[row] <= 0)
+    names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
     if not names:
         return ()
     return (f"{len(names)} operations could not be timed and count as nothing: {', '.join(names[:5])}.",)
