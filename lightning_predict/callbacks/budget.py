@@ -1,7 +1,6 @@
-"""A budget as arithmetic: what may be spent, what is spent, what the rest will take, and what follows from that.
+"""A budget as arithmetic: what is used, what the rest of the run will take, and what follows from that.
 
-Every limit grows with time at a rate of its own: dollars at the price, hours and the time to a deadline at one hour an
-hour; so all are judged alike. Example::
+Example::
 
     >>> limit = usd_limit(10.0, per_second=seconds_to_hours(1.0))  # $10 at $1 an hour
     >>> judge_forecast([limit], 600.0, Forecast(40_000.0, 50_000.0, 60_000.0)).action
@@ -11,69 +10,18 @@ hour; so all are judged alike. Example::
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
+from lightning_predict.callbacks.limits import Limit
 from lightning_predict.reports.format import duration
-from lightning_predict.reports.format import usd as dollars
-from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 WARNING_SHARE: Final = 0.8
 """Share of a limit at which its actual use is warned about."""
 
 FORWARD_SHARE: Final = 1 / 3
 """Part of a training batch that its forward pass takes: the backward pass computes twice as much."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """One limit.
-
-    Attributes:
-        name: The argument that set it: `usd`, `hours` or `deadline`.
-        total: How much there is, in the limit's unit.
-        per_second: How much of it a second of the run uses up.
-        show: An amount of it in words.
-        before: What was used up before this fit.
-    """
-
-    name: str
-    total: float
-    per_second: float
-    show: Callable[[float], str]
-    before: float = 0.0
-
-    def used(self, elapsed_seconds: float) -> float:
-        """What is used up after so many seconds of this fit."""
-        return self.before + elapsed_seconds * self.per_second
-
-
-def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
-    """A limit that time uses up at a price.
-
-    Args:
-        usd: US dollars that there are.
-        per_second: Dollars that a second of the run costs.
-        before: Dollars used up before this fit.
-    """
-    return Limit(name="usd", total=usd, per_second=per_second, show=dollars, before=before)
-
-
-def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
-    """A limit that an hour of the run uses up by an hour.
-
-    Args:
-        name: The argument that set it.
-        hours: How many there are.
-        before: Hours used up before this fit.
-    """
-    return Limit(name=name, total=hours, per_second=seconds_to_hours(1.0), show=_hours_in_words, before=before)
-
-
-def _hours_in_words(hours: float) -> str:
-    return duration(hours_to_seconds(hours))
 
 
 @final

@@ -15,8 +15,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, final
 
-from lightning_predict.callbacks.budget import GO_ON, Forecast, Limit, Verdict, forecast_of, judge_forecast, judge_use
+from lightning_predict.callbacks.budget import GO_ON, Forecast, Verdict, forecast_of, judge_forecast, judge_use
 from lightning_predict.callbacks.ledger import Ledger
+from lightning_predict.callbacks.limits import Limit
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Remaining
 from lightning_predict.callbacks.windows import Window, WindowWatch, steady_seconds

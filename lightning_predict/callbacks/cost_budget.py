@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
-from lightning_predict.callbacks.budget import GO_ON, Limit, Verdict, hours_limit, judge_use, metrics_of, usd_limit
+from lightning_predict.callbacks.budget import Verdict, judge_use, metrics_of
 from lightning_predict.callbacks.budget_watch import BudgetWatch, Question
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.ledger import Ledger
+from lightning_predict.callbacks.limits import Limit, limits_of_fit
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.callbacks.remaining import Remaining, remaining
+from lightning_predict.callbacks.showing import log_values
 from lightning_predict.callbacks.trainer_state import (
+    answer_of_rank_zero,
     device_clock,
     position_of,
     reason_for_no_extras,
@@ -39,8 +41,6 @@ from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-Answer = TypeVar("Answer")
 
 CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
 
@@ -110,7 +110,7 @@ class CostBudget(Callback):
         self.warmup_steps = warmup_steps
         self.stopping_reason: str | None = None
         self._ledger = Ledger()
-        self._said: set[str] = set()
+        self._warned: set[Question] = set()
 
     @property
     def state_key(self) -> str:
@@ -133,7 +133,7 @@ class CostBudget(Callback):
             return
         self._rest()
         self.stopping_reason = None
-        self._said = set()
+        self._warned = set()
         self._ledger.open(forget=self.scope == "run")
         mode = reason_for_no_extras(trainer)
         if mode is not None:
@@ -170,8 +170,7 @@ class CostBudget(Callback):
         """Find the price, say what would override a stop, and end at once if earlier fits used up the budget."""
         if not self._is_active:
             return
-        none: tuple[Limit, ...] = ()
-        limits = self._ask_rank_zero(trainer, lambda: self._make_limits(trainer), none)
+        limits = answer_of_rank_zero(trainer, lambda: self._find_limits(trainer))
         if not limits:
             self._rest()
             return
@@ -246,9 +245,8 @@ class CostBudget(Callback):
         self._watch = None
         self._validation_start = self._validation_seconds = None
 
-    def _make_limits(self, trainer: Trainer) -> tuple[Limit, ...]:
-        """The limits of this fit; dollars only where a price is known."""
-        ledger, limits = self._ledger, []
+    def _find_limits(self, trainer: Trainer) -> tuple[Limit, ...]:
+        """The limits of this fit, at the price of what it runs on."""
         if self.usd is not None:
             price = price_of_run(
                 usd_per_hour=self.usd_per_hour,
@@ -257,17 +255,10 @@ class CostBudget(Callback):
                 world_size=trainer.world_size,
                 num_nodes=trainer.num_nodes,
             )
+            self._ledger.usd_per_second = seconds_to_hours(price.usd_per_hour or 0.0)
             if price.warning is not None:
                 warn(f"CostBudget: {price.warning}.")
-            if price.usd_per_hour is not None:
-                ledger.usd_per_second = seconds_to_hours(price.usd_per_hour)
-                limits.append(usd_limit(self.usd, per_second=ledger.usd_per_second, before=ledger.usd_before))
-        if self.hours is not None:
-            limits.append(hours_limit("hours", self.hours, before=seconds_to_hours(ledger.seconds_before)))
-        if self.deadline is not None:
-            left_seconds = (self.deadline - datetime.now(UTC)).total_seconds()
-            limits.append(hours_limit("deadline", seconds_to_hours(ledger.elapsed_seconds + left_seconds)))
-        return tuple(limits)
+        return limits_of_fit(self._ledger, usd=self.usd, hours=self.hours, deadline=self.deadline)
 
     def _judge_forecast(self, trainer: Trainer, watch: BudgetWatch, left: Remaining) -> Verdict:
         if left.batches is None:
@@ -276,16 +267,6 @@ class CostBudget(Callback):
         if verdict.action == "stop" and trainer.early_stopping_callbacks and watch.judge_use().action != "stop":
             return Verdict("warn", f"{verdict.reason}, unless early stopping ends it before")
         return verdict
-
-    def _ask_rank_zero(self, trainer: Trainer, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """Rank zero's answer on every rank; `otherwise` if it fails, as the other ranks wait for one."""
-        answer = otherwise
-        if trainer.is_global_zero:
-            try:
-                answer = ask()
-            except Exception as error:
-                self._warn_once("failure", f"it cannot judge: {type(error).__name__}: {error}")
-        return trainer.strategy.broadcast(answer)
 
     def _decide(
         self,
@@ -298,13 +279,19 @@ class CostBudget(Callback):
     ) -> None:
         """Judge on rank zero, and do what follows on every rank."""
         every = watch.windows_between_checks
-        verdict, watch.windows_between_checks = self._ask_rank_zero(trainer, lambda: (judge(), every), (GO_ON, every))
+        verdict, watch.windows_between_checks = answer_of_rank_zero(trainer, lambda: (judge(), every))
         if question == "forecast" or verdict.action == "stop":
-            self._log(trainer, watch, verdict)
-        if verdict.action == "warn" or (verdict.action == "stop" and self.on_exceed == "warn"):
-            self._warn_once(question if verdict.action == "warn" else "exceeded", verdict.reason)
+            values = metrics_of(watch.limits, self._ledger.elapsed_seconds, watch.forecast)
+            for refusal in log_values(trainer, "budget", values | {"exceeded": float(verdict.action == "stop")}):
+                warn(refusal)
+        if verdict.action == "stop" and self.on_exceed == "warn":
+            warn(f"CostBudget: {verdict.reason}.")
+            self._rest()  # There is nothing more to say.
         elif verdict.action == "stop":
             self._end(trainer, verdict.reason, can_save=can_save)
+        elif verdict.action == "warn" and question not in self._warned:
+            self._warned.add(question)
+            warn(f"CostBudget: {verdict.reason}.")
 
     def _end(self, trainer: Trainer, reason: str, *, can_save: bool) -> None:
         """End the run, with a checkpoint of where it stands."""
@@ -322,20 +309,3 @@ class CostBudget(Callback):
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
         trainer.should_stop = True
         rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
-
-    def _log(self, trainer: Trainer, watch: BudgetWatch, verdict: Verdict) -> None:
-        """What is used, allowed and forecast, to every logger."""
-        values = metrics_of(watch.limits, self._ledger.elapsed_seconds, watch.forecast)
-        values["exceeded"] = float(verdict.action == "stop")
-        for logger in trainer.loggers if trainer.is_global_zero else ():
-            named = {f"budget{logger.group_separator}{name}": value for name, value in values.items()}
-            try:
-                logger.log_metrics(named, step=trainer.global_step)
-            except Exception as error:  # A logger that fails must not keep the run going.
-                self._warn_once("logger", f"{type(logger).__name__} did not take it: {type(error).__name__}: {error}")
-
-    def _warn_once(self, what: str, message: str) -> None:
-        """Warn once about each thing, and about nothing more once the budget is known to be exceeded."""
-        if not self._said & {what, "exceeded"}:
-            self._said.add(what)
-            warn(f"CostBudget: {message}.")

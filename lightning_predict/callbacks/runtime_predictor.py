@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_predict.callbacks.arguments import check_steps
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, samples_of, warn
+from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.recorders import Pace, Session, StepRecorder, ValidationRecorder
 from lightning_predict.callbacks.remaining import remaining, workload
 from lightning_predict.callbacks.showing import show
-from lightning_predict.callbacks.trainer_state import device_clock, position_of, reason_for_no_extras
+from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, position_of, reason_for_no_extras
 from lightning_predict.cost.quotes import check_price
 from lightning_predict.errors import CaptureError, WeightsNotFoundError
 from lightning_predict.gpus import DEFAULT_GPUS
@@ -51,7 +52,7 @@ class RuntimePredictor(Callback):
     Args:
         gpus: Names of the GPUs to predict; ours, torch's and clouds' spellings are understood.
         warmup_steps: Steps to time before one is recorded; a few more where they have not settled by then, fewer where
-            the run is too short.
+            the run, or the warm-up of a CostBudget, is too short.
         capture_steps: Steps to record, one after the other; the one of middle length counts.
         weights: File or folder of model weights; None takes those that come with the package.
         method: How kernels are predicted: `auto`, `mlp` or `wave`.
@@ -135,8 +136,11 @@ class RuntimePredictor(Callback):
         def new_session() -> Session:
             return CaptureSession(device=device, model=pl_module, optimizers=trainer.optimizers)
 
+        budgets = [callback for callback in callbacks_of(trainer) if isinstance(callback, CostBudget)]
+        # A budget may end the run after its warm-up; the step is recorded in time to say before what would cost less.
+        at_most = min((budget.warmup_steps - self.capture_steps for budget in budgets), default=self.warmup_steps)
         self._steps = StepRecorder(
-            warmup_steps=self.warmup_steps,
+            warmup_steps=max(1, min(self.warmup_steps, at_most)),
             capture_steps=self.capture_steps,
             clock=device_clock(device),
             new_session=new_session,

@@ -7,6 +7,7 @@ Example::
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lightning_predict.callbacks.bases import rank_zero_info, warn
@@ -38,6 +39,27 @@ def show(predictions: Predictions, trainer: Trainer, pl_module: LightningModule,
     if not trainer.loggers:
         path = write_json(predictions, trainer.default_root_dir)
         rank_zero_info(f"RuntimePredictor wrote its predictions to {path}, as the Trainer has no logger.")
+
+
+def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> list[str]:
+    """Log values at the current step to every logger, on rank zero.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        group: Put before each name.
+        values: By name.
+
+    Returns:
+        A sentence for every logger that did not take them.
+    """
+    refusals = []
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        named = {f"{group}{logger.group_separator}{name}": value for name, value in values.items()}
+        try:
+            logger.log_metrics(named, step=trainer.global_step)
+        except Exception as error:  # A logger is code (and often a network) of other people.
+            refusals.append(f"{type(logger).__name__} did not take {group}: {type(error).__name__}: {error}")
+    return refusals
 
 
 def table_text(predictions: Predictions) -> str:

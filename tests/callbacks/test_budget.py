@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.callbacks.budget import GO_ON, Forecast, Limit, forecast_of, judge_forecast, judge_use
+from lightning_predict.callbacks.budget import GO_ON, Forecast, forecast_of, judge_forecast, judge_use
+from lightning_predict.callbacks.limits import Limit
 from lightning_predict.reports.format import usd
 
 DOLLARS = Limit(name="usd", total=10.0, per_second=0.01, show=usd, before=1.0)

@@ -175,6 +175,7 @@ def test_an_interruption_leaves_nothing_open(lightning: Small, tmp_path: Path) -
         trainer.fit(model, lightning.loader(8))
 
 
+@pytest.mark.usefixtures("readings")
 def test_an_epoch_that_is_cut_short_in_the_recorded_batch(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
     model = lightning.model(validates=True)
     # Lightning leaves the epoch before its fourth batch, after the callbacks were told that it begins.
