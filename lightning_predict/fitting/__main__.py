@@ -19,8 +19,9 @@ from joblib import Parallel, delayed
 from rich.console import Console
 
 from lightning_predict.errors import LightningPredictError, UnknownGpuError
+from lightning_predict.fitting.families import FamilyResult, train_family
 from lightning_predict.fitting.publishing import publish
-from lightning_predict.fitting.recipes import RECIPES, FamilyResult, Recipe, train_family
+from lightning_predict.fitting.recipes import RECIPES, Recipe
 from lightning_predict.fitting.scores import Score, score_groups, score_table
 from lightning_predict.fitting.tables import Group, read_tables
 from lightning_predict.gpus import gpu
@@ -89,12 +90,7 @@ def evaluate(tables: Path, *, weights: Path | None = None, seed: int = 0) -> tup
 
 
 def _rows(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu]) -> int:
-    family = recipe.family
-    return sum(
-        len(group.seconds)
-        for group in groups
-        if group.batch.operation in family.operations and group.batch.dtype in family.dtypes and group.gpu in gpus
-    )
+    return sum(len(group.seconds) for group in groups if recipe.serves(group) and group.gpu in gpus)
 
 
 def _timed(

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from lightning_predict.fitting.recipes import RECIPE_NAME, FamilyResult
+from lightning_predict.fitting.families import FamilyResult
+from lightning_predict.fitting.recipes import RECIPE_NAME
 from lightning_predict.fitting.scores import Score, score_groups, score_markdown
 from lightning_predict.fitting.splits import CALIBRATION_SHARE, HELD_OUT_SHARE
 from lightning_predict.fitting.tables import SOURCES, Group

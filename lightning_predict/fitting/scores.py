@@ -16,7 +16,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from lightning_predict.fitting.recipes import RECIPES, scored_from
+from lightning_predict.fitting.recipes import RECIPES
 from lightning_predict.fitting.splits import split_rows
 from lightning_predict.fitting.tables import Group
 from lightning_predict.gpus.records import Gpu
@@ -73,7 +73,7 @@ def score_groups(
         if family is None or group.gpu not in gpus or not models.supports(operation, dtype):
             continue
         mask = split_rows(group.batch.columns, seed=seed).held_out
-        mask &= group.seconds >= scored_from(RECIPES[family.name], group)
+        mask &= group.seconds >= RECIPES[family.name].scored_from(group)
         if mask.any():
             compared = _compare(models, group.take(mask), gpus[group.gpu])
             rows.setdefault((operation, dtype, group.gpu), []).append(compared)

@@ -2,8 +2,9 @@
 
 The loss is the mean of |log(predicted) - log(measured)|, whose minimum is the median of the times that a shape may
 take. Where a source times a Python call, what it measures is taken as sqrt(device^2 + launch^2): a soft maximum of the
-two, so that short rows, which show the launch, say no more about the device than that it was not slower. Training of
-an ensemble is one pass: its members see the same rows and differ by their start. Example::
+two, so that short rows, which show the launch, say no more about the device than that it was not slower. To it is added
+how much faster than its half a larger problem is predicted (`doublings.py`). Training of an ensemble is one pass: its
+members see the same rows and differ by their start. Example::
 
     rows = collect_rows(family, groups, gpus_by_name)
     network = train_network(rows, calibration, TrainingPlan(steps=2000), seed=0)
@@ -20,6 +21,7 @@ from typing import Final, final
 import numpy as np
 import torch
 
+from lightning_predict.fitting.doublings import SLACK, DoublingPairs
 from lightning_predict.fitting.tables import Group
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import Family, reference_seconds
@@ -45,6 +47,8 @@ class TrainingPlan:
         hidden: Widths of the hidden layers.
         members: Networks of the ensemble.
         weight_decay: Of AdamW.
+        doubling_weight: Of the mean drop from a problem to its double, beside the mean error.
+        doubling_rows: Pairs of one step.
     """
 
     steps: int
@@ -53,6 +57,8 @@ class TrainingPlan:
     hidden: tuple[int, ...] = (128, 128, 128)
     members: int = 2
     weight_decay: float = 1e-4
+    doubling_weight: float = 1.0
+    doubling_rows: int = 256
 
 
 @final
@@ -107,16 +113,18 @@ def train_network(
     *,
     seed: int,
     start: NetworkWeights | None = None,
+    pairs: DoublingPairs | None = None,
 ) -> NetworkWeights:
     """Train an ensemble, from nothing or from `start`, and keep the state that is best on the calibration rows.
 
-    The result has no interval yet: `intervals.py` sets it.
+    The result has no interval yet: the recipe sets it.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more threads sum in another order: the same seed must give the same weights
     try:
         scaled = start or _scaled(rows, seed, plan)
-        return _with_layers(scaled, _best_layers(rows, calibration, plan, scaled, seed, tuned=start is not None), rows)
+        layers = _best_layers(rows, calibration, plan, scaled, seed, pairs=pairs, tuned=start is not None)
+        return _with_layers(scaled, layers, rows)
     finally:
         torch.set_num_threads(threads)
 
@@ -128,6 +136,7 @@ def _best_layers(
     scaled: NetworkWeights,
     seed: int,
     *,
+    pairs: DoublingPairs | None,
     tuned: bool,
 ) -> tuple[Layer, ...]:
     """Train from the layers of `scaled`; `tuned`: they are worth keeping where nothing better is found."""
@@ -137,6 +146,7 @@ def _best_layers(
         optimizer, plan.learning_rate, total_steps=plan.steps + 1, pct_start=0.1
     )
     fitted, checked = _tensors(rows, scaled), _tensors(calibration, scaled)
+    doubled = None if pairs is None else _pair_tensors(pairs, scaled, rows)
     generator = torch.Generator().manual_seed(seed)
     best, best_loss = ensemble.state(), ensemble.loss_value(*checked) if tuned else math.inf
     order = torch.empty(0, dtype=torch.long)
@@ -145,6 +155,9 @@ def _best_layers(
             order = torch.cat([order, torch.randperm(len(rows), generator=generator)])
         chosen, order = order[: plan.batch_rows], order[plan.batch_rows :]
         loss = ensemble.loss(*(column[chosen] for column in fitted))
+        if doubled is not None:
+            drawn = torch.randint(len(doubled[0]), (plan.doubling_rows,), generator=generator)
+            loss = loss + plan.doubling_weight * ensemble.drop(*(column[drawn] for column in doubled))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -169,14 +182,24 @@ class _Ensemble(torch.nn.Module):
         self, features: torch.Tensor, log_reference: torch.Tensor, log_seconds: torch.Tensor, log_floor: torch.Tensor
     ) -> torch.Tensor:
         """Mean of |log(predicted / measured)| over rows and members."""
+        timed = 0.5 * torch.logaddexp(2 * self.log_device(features, log_reference), 2 * log_floor)
+        return (timed - log_seconds).abs().mean()
+
+    def drop(
+        self, smaller: torch.Tensor, reference: torch.Tensor, larger: torch.Tensor, larger_reference: torch.Tensor
+    ) -> torch.Tensor:
+        """Mean of how much faster than its half the larger problem is predicted, in log(seconds), beyond the slack."""
+        fall = self.log_device(smaller, reference) - self.log_device(larger, larger_reference)
+        return torch.relu(fall - SLACK).mean()
+
+    def log_device(self, features: torch.Tensor, log_reference: torch.Tensor) -> torch.Tensor:
+        """log(seconds on the device), shape (members, rows)."""
         values = features.expand(self.weights[0].shape[0], *features.shape)
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             values = torch.baddbmm(bias, values, weight)
             if index < len(self.weights) - 1:
                 values = torch.relu(values)
-        device = log_reference - self.log_lowest * torch.sigmoid(values[..., 0])
-        timed = 0.5 * torch.logaddexp(2 * device, 2 * log_floor)
-        return (timed - log_seconds).abs().mean()
+        return log_reference - self.log_lowest * torch.sigmoid(values[..., 0])
 
     def loss_value(self, *columns: torch.Tensor) -> float:
         """The loss as a number."""
@@ -238,6 +261,16 @@ def _with_layers(scaled: NetworkWeights, layers: tuple[Layer, ...], rows: Traini
         ),
         interval=scaled.interval,
     )
+
+
+def _pair_tensors(pairs: DoublingPairs, scaled: NetworkWeights, rows: TrainingRows) -> tuple[torch.Tensor, ...]:
+    """Both halves, with features kept in the fitted range as they are in prediction."""
+    low, high = _range(rows)
+    columns = []
+    for side in (pairs.smaller, pairs.larger):
+        features = (np.clip(side.features, low, high) - scaled.mean) / scaled.scale
+        columns += [torch.tensor(features), torch.tensor(side.log_reference, dtype=torch.float32)]
+    return tuple(columns)
 
 
 def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, ...]:

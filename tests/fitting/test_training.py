@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_predict.fitting.recipes import RECIPES, Recipe, log_errors, train_family
+from lightning_predict.fitting.families import train_family
+from lightning_predict.fitting.intervals import log_errors
+from lightning_predict.fitting.recipes import RECIPES, Recipe
 from lightning_predict.fitting.splits import split_rows
 from lightning_predict.fitting.tables import Group
 from lightning_predict.fitting.training import TrainingPlan, collect_rows, lowest_utilisation, train_network
