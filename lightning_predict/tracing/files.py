@@ -58,6 +58,11 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     content = text.encode()
     if target.endswith(".gz"):
         content = gzip.compress(content, mtime=0)
+    target = os.path.realpath(target)  # a link stays a link
+    if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device cannot be replaced
+        with open(target, "wb") as stream:
+            stream.write(content)
+        return
     temporary = f"{target}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as file:

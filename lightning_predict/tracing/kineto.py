@@ -106,6 +106,9 @@ def _phases(found: Sequence[Found], updates: Sequence[_Update]) -> list[Phase]:
     phases: list[Phase] = []
     ended = 0
     for item in found:
+        if item.call is None:  # nothing is known of the host
+            phases.append("other")
+            continue
         while ended < len(updates) and updates[ended].end <= item.start:
             rules.step_ended()
             ended += 1
@@ -116,7 +119,7 @@ def _phases(found: Sequence[Found], updates: Sequence[_Update]) -> list[Phase]:
             in_backward=item.in_backward,
             builds_graph=item.builds_graph,
             # Files tell gradients on by the sequence number, which calls without a tensor never have.
-            grad_enabled=item.grad_enabled or item.call is None or not tensors_of(item.call),
+            grad_enabled=item.grad_enabled or not tensors_of(item.call),
             between_devices=_is_between_devices(item),
         )
         phases.append("other" if item.zeroes else phase)
@@ -210,4 +213,4 @@ def _notes(operations: Sequence[Operation]) -> list[str]:
     if not stray or total <= 0:
         return []
     share = sum(kernel.seconds for kernel in stray) / total
-    return [f"{len(stray)} kernels ({share:.1%} of the device time) were launched outside every known operation."]
+    return [f"Kernels launched outside every known operation: {len(stray)}, {share:.1%} of the device time."]

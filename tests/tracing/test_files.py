@@ -296,3 +296,18 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: p
     monkeypatch.undo()
     assert load_trace(path) == SMALL
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_a_link_and_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "folder" / "run.json")
+    save_trace(SMALL, link)
+    assert link.is_symlink()
+    assert load_trace(tmp_path / "folder" / "run.json") == SMALL
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    save_trace(SMALL, pipe)
+    assert os.read(reader, 10) == b'{"format":'
+    os.close(reader)
+    assert pipe.is_fifo()
