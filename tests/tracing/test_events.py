@@ -20,11 +20,13 @@ def event(
     *,
     tid: int = 1,
     external_id: int | None = None,
+    number: int | None = None,
+    forward_thread: int | None = None,
     **args: Any,
 ) -> dict[str, Any]:
-    """One row of a file."""
-    if external_id is not None:
-        args["External id"] = external_id
+    """One row of a file; `number` is autograd's counter, `forward_thread` stands with it on backward nodes."""
+    blanks = {"External id": external_id, "Sequence number": number, "Fwd thread id": forward_thread}
+    args |= {key: value for key, value in blanks.items() if value is not None}
     return {"ph": "X", "cat": category, "name": name, "pid": 9, "tid": tid, "ts": start, "dur": duration, "args": args}
 
 
