@@ -92,3 +92,13 @@ def gigabytes_to_bytes(gigabytes: float) -> float:
 def megahertz_to_hertz(megahertz: float) -> float:
     """Hz in this many MHz."""
     return megahertz * MEGA
+
+
+def watts_to_kilowatts(watts: float) -> float:
+    """Kilowatts in this many watts."""
+    return watts / KILO
+
+
+def grams_to_kilograms(grams: float) -> float:
+    """Kilograms in this many grams."""
+    return grams / KILO

@@ -25,8 +25,9 @@ class Offer:
         instance: The provider's name for the machine.
         gpu: Our name of its GPU.
         num_gpus: GPUs of one machine.
-        usd_per_hour: On-demand price of the whole machine.
+        usd_per_hour: On-demand price of the whole machine (interruptible where `spot`).
         spot_usd_per_hour: Interruptible price of the whole machine; None where not offered or not known.
+        spot: `usd_per_hour` is itself the price of an interruptible machine.
         region: Region that the price holds in; None where it holds in all, or was not stated.
         date: ISO date (or month) of the price.
         source: Where it was read.
@@ -40,17 +41,19 @@ class Offer:
     date: str
     source: str
     spot_usd_per_hour: float | None = None
+    spot: bool = False
     region: str | None = None
 
     @property
     def usd_per_gpu_hour(self) -> float:
-        """On-demand price of one of its GPUs."""
+        """Price of one of its GPUs."""
         return self.usd_per_hour / self.num_gpus
 
     @property
     def label(self) -> str:
         """Provider, instance and date: what every printed cost names."""
-        return f"{self.provider} {self.instance} ({self.date})".replace("  ", " ")
+        kind = " spot" if self.spot else ""
+        return f"{self.provider} {self.instance}{kind} ({self.date})".replace("  ", " ")
 
 
 @final

@@ -1,0 +1,136 @@
+"""Energy of a run, and the CO2 of it where the grid is known.
+
+While the device computes it draws its power limit, while it waits for the host a share of that::
+
+    mean watts = power limit x (busy share + idle share x (1 - busy share))
+    kWh        = mean kilowatts x hours x GPUs
+
+The limit is what the data sheet states, so this is an upper estimate: machines of eight H100 were measured at 76 % of
+what they are rated for at most while training (Newkirk et al., "Empirically-Calibrated H100 Node Power Models",
+arXiv 2506.14551). The rest of the machine and its cooling are left out unless `overhead` counts them. Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> t4 = energy(3600.0, gpu("T4"), busy_share=1.0, grid_grams_per_kwh=400)  # an hour at 70 W
+    >>> t4.kilowatt_hours, round(t4.co2_kilograms, 3)
+    (0.07, 0.028)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Final, final
+
+from lightning_predict.cost.records import Prediction
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import Gpu
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
+
+IDLE_SHARE: Final = 0.2
+"""Power of a GPU that waits, as a share of its limit: a round figure. An open CUDA context alone was measured to cost 26
+to 66 W on H100, A100 and L40S, whose limits are 350 to 700 W (Vadari, "The Model Parking Tax", arXiv 2605.23918); what
+the unused card draws comes on top of that."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """Energy of a run on one kind of GPU.
+
+    Attributes:
+        gpu: Name of the GPU.
+        watts: Mean power of one GPU.
+        kilowatt_hours: Of all GPUs over the whole run.
+        grid_grams_per_kwh: Carbon intensity of the grid; None where not given.
+        co2_kilograms: CO2-equivalent at that intensity; None where not given.
+    """
+
+    gpu: str
+    watts: float
+    kilowatt_hours: float
+    grid_grams_per_kwh: float | None = None
+    co2_kilograms: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields as JSON values."""
+        return asdict(self)
+
+
+def energy(
+    seconds: float,
+    gpu: Gpu,
+    *,
+    busy_share: float,
+    num_gpus: int = 1,
+    grid_grams_per_kwh: float | None = None,
+    idle_share: float = IDLE_SHARE,
+    overhead: float = 1.0,
+) -> Energy:
+    """Energy of some seconds on a GPU.
+
+    Args:
+        seconds: Length of the run.
+        gpu: The GPU, for its power limit.
+        busy_share: Share of the time in which the device computes, in [0, 1].
+        num_gpus: GPUs that run together.
+        grid_grams_per_kwh: Grams of CO2-equivalent per kWh of the grid that feeds it.
+        idle_share: Power while it waits, as a share of the limit, in [0, 1].
+        overhead: Factor for the rest of the machine and its cooling (with power usage effectiveness); at least 1.
+
+    Raises:
+        InvalidArgumentError: A number outside its range.
+    """
+    _check("seconds", seconds, 0, math.inf)
+    _check("busy_share", busy_share, 0, 1)
+    _check("idle_share", idle_share, 0, 1)
+    _check("overhead", overhead, 1, math.inf)
+    _check("num_gpus", num_gpus, 1, math.inf)
+    if grid_grams_per_kwh is not None:
+        _check("grid_grams_per_kwh", grid_grams_per_kwh, 0, math.inf)
+    watts = gpu.power_watts * (busy_share + idle_share * (1 - busy_share)) * overhead
+    kilowatt_hours = watts_to_kilowatts(watts) * seconds_to_hours(seconds) * num_gpus
+    return Energy(
+        gpu=gpu.name,
+        watts=watts,
+        kilowatt_hours=kilowatt_hours,
+        grid_grams_per_kwh=grid_grams_per_kwh,
+        co2_kilograms=None if grid_grams_per_kwh is None else grams_to_kilograms(kilowatt_hours * grid_grams_per_kwh),
+    )
+
+
+def prediction_energy(
+    prediction: Prediction,
+    *,
+    grid_grams_per_kwh: float | None = None,
+    idle_share: float = IDLE_SHARE,
+    overhead: float = 1.0,
+) -> Energy | None:
+    """Energy of a predicted run; None where its length is not known.
+
+    Args:
+        prediction: Of one GPU.
+        grid_grams_per_kwh: See `energy`.
+        idle_share: See `energy`.
+        overhead: See `energy`.
+
+    Raises:
+        InvalidArgumentError: A number outside its range.
+        UnknownGpuError: The prediction is of no GPU of the catalogue.
+    """
+    if prediction.total_seconds is None:
+        return None
+    return energy(
+        prediction.total_seconds,
+        find_gpu(prediction.gpu),
+        busy_share=min(prediction.device_seconds / prediction.iteration_seconds, 1.0),
+        grid_grams_per_kwh=grid_grams_per_kwh,
+        idle_share=idle_share,
+        overhead=overhead,
+    )
+
+
+def _check(word: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        limits = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+        raise InvalidArgumentError(f"{word}={value!r} is out of range; expected a number {limits}.")
