@@ -73,7 +73,7 @@ def main() -> None:
     seed_everything(1, verbose=False)
     predictor = RuntimePredictor()
     trainer = Trainer(
-        max_epochs=3,
+        max_epochs=5,
         accelerator="cpu",
         callbacks=[predictor, CostBudget(usd=5, usd_per_hour=0.05)],
         logger=[TensorBoardLogger("logs", name="digits"), CSVLogger("logs", name="digits_csv")],

@@ -30,6 +30,7 @@ _COLOR: Final = "#4878a8"
 _COLOR_IN_USE: Final = "#d1733b"
 _COLOR_DOES_NOT_FIT: Final = "#b8b8b8"
 _DOTS_PER_INCH: Final = 120
+_FONT_POINTS: Final = 11  # TensorBoard first shows the figure small
 
 
 def iteration_figure(predictions: Predictions) -> Figure:
@@ -45,7 +46,7 @@ def iteration_figure(predictions: Predictions) -> Figure:
             "The bar figure needs matplotlib, which is not installed: pip install lightning-predict[tensorboard]"
         ) from error
 
-    figure = Figure(figsize=(8.0, 1.3 + 0.36 * len(predictions)), dpi=_DOTS_PER_INCH, layout="constrained")
+    figure = Figure(figsize=(6.4, 1.3 + 0.36 * len(predictions)), dpi=_DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
     _draw_bars(axes, predictions)
     _scale_axis(axes, predictions)
@@ -67,10 +68,11 @@ def _draw_bars(axes: Any, predictions: Predictions) -> None:
             xytext=(8, 0),
             textcoords="offset points",
             verticalalignment="center",
-            fontsize=9,
+            fontsize=_FONT_POINTS,
             parse_math=False,  # a dollar sign is a dollar sign
         )
-    axes.set_yticks(range(len(predictions)), [_name(prediction, predictions) for prediction in predictions.values()])
+    names = [_name(prediction, predictions) for prediction in predictions.values()]
+    axes.set_yticks(range(len(predictions)), names, fontsize=_FONT_POINTS)
     axes.invert_yaxis()
 
 
@@ -78,7 +80,7 @@ def _scale_axis(axes: Any, predictions: Predictions) -> None:
     """A linear axis from 0, or a logarithmic one where the GPUs are too far apart for that."""
     middle = [seconds_to_milliseconds(prediction.iteration_seconds) for prediction in predictions.values()]
     low = [seconds_to_milliseconds(prediction.iteration_seconds_low) for prediction in predictions.values()]
-    label = "predicted time of one iteration in ms, with its 90 % interval"
+    label = "ms of one iteration, with its 90 % interval"
     if min(low) > 0 and max(middle) > LOG_AXIS_SPREAD * min(middle):
         axes.set_xscale("log")
         axes.set_xlim(left=min(low) / 2)

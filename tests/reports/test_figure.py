@@ -69,7 +69,7 @@ def test_the_axis_is_logarithmic_only_where_the_gpus_are_far_apart() -> None:
 def test_the_image_is_drawn_and_keeps_its_labels_inside(predictions: Predictions) -> None:
     pixels = figure_pixels(iteration_figure(predictions))
     height, width, colors = pixels.shape
-    assert (width, colors) == (960, 3)  # 8 inches × 120 dots
+    assert (width, colors) == (768, 3)  # 6.4 inches × 120 dots
     assert height > 200
     assert pixels.dtype == np.uint8
     assert pixels.std() > 10  # not blank
