@@ -28,9 +28,9 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
 
 IDLE_SHARE: Final = 0.2
-"""Power of a GPU that waits, as a share of its limit: a round figure. An open CUDA context alone was measured to cost 26
-to 66 W on H100, A100 and L40S, whose limits are 350 to 700 W (Vadari, "The Model Parking Tax", arXiv 2605.23918); what
-the unused card draws comes on top of that."""
+"""Power of a GPU that waits, as a share of its limit: a round figure. An open CUDA context alone was measured to cost
+26 to 66 W on H100, A100 and L40S, whose limits are 350 to 700 W (Vadari, "The Model Parking Tax", arXiv 2605.23918);
+what the unused card draws comes on top of that."""
 
 
 @final

@@ -67,6 +67,11 @@ FORMS: Final = (
 """What in the name of a machine or card says that it is another form than SkyPilot's name stands for, and which
 (Azure's NC series: https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nc-family)."""
 
+_ALONE = "GPUs priced without the machine that they are attached to"
+_PART = "machines with a part of a GPU, or without a number of GPUs"
+_UNPRICED = "machines without an on-demand price"
+_REASONS = (_ALONE, _PART, _UNPRICED)
+
 _CARD_NAME = re.compile(r"'Name': '([^']*)'")
 _HOST = re.compile(r"(a2-\w+|a3-\w+|a4-\w+|a4x-\w+)-(\d+)g(?:-nolssd)?|(g2-standard)-(\d+)")
 
@@ -110,8 +115,7 @@ def read_sky_offers(path: Path, *, region: str | None = None, date: str | None =
     valid_on = stamp if date is None else day(Place(path.name, column="date"), date)
     provider = _provider(path)
     offers = tuple(_offers(machines, provider, valid_on, path, left_out))
-    notes = tuple(f"{path.name}: left out {number} {what}." for what, number in sorted(left_out.items()))
-    return OfferFile(offers=offers, notes=notes)
+    return OfferFile(offers=offers, notes=tuple(_notes(path.name, left_out)))
 
 
 def _rows(path: Path) -> Iterator[_Row]:
@@ -190,9 +194,9 @@ def _with_hosts(rows: Sequence[_Row], left_out: Counter[str]) -> Iterable[_Row]:
     with_machine = {key[:2] for key in used}
     for accelerator, _ in {key[:2] for key in gpus_alone} - with_machine:
         if _name_of(accelerator) is None:
-            left_out[_unknown(accelerator)] += 1
+            left_out[accelerator] += 1
         else:
-            left_out["prices of GPUs without a machine, to which the price of one would have to be added"] += 1
+            left_out[_ALONE] += 1
 
 
 def _sum(first: float | None, second: float | None) -> float | None:
@@ -216,11 +220,11 @@ def _offers(machines: Iterable[_Row], provider: str, date: str, path: Path, left
         name = _name_of(accelerator, f"{instance} {group[0].card}")
         priced = [(row.usd_per_hour, row) for row in group if row.usd_per_hour is not None]
         if name is None:
-            left_out[_unknown(accelerator)] += 1
+            left_out[accelerator] += 1
         elif number is None or number != int(number):
-            left_out["machines with a part of a GPU, or without a number of GPUs"] += 1
+            left_out[_PART] += 1
         elif not priced:
-            left_out["machines without an on-demand price"] += 1
+            left_out[_UNPRICED] += 1
         else:
             usd_per_hour, row = min(priced, key=lambda pair: (pair[0], pair[1].spot_usd_per_hour or math.inf))
             yield Offer(
@@ -236,8 +240,15 @@ def _offers(machines: Iterable[_Row], provider: str, date: str, path: Path, left
             )
 
 
-def _unknown(accelerator: str) -> str:
-    return f"machines with {accelerator}, which is not a GPU of the catalogue"
+def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
+    """What was left out, each reason once; accelerators that the catalogue does not hold with their names."""
+    for reason in _REASONS:
+        if left_out[reason]:
+            yield f"{file}: left out {reason}: {left_out[reason]}."
+    unknown = {name: number for name, number in sorted(left_out.items()) if name not in _REASONS}
+    if unknown:
+        listed = ", ".join(f"{name} ({number})" for name, number in unknown.items())
+        yield f"{file}: left out machines whose accelerator is no GPU of the catalogue: {listed}."
 
 
 def _name_of(accelerator: str, hints: str = "") -> str | None:

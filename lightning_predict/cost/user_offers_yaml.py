@@ -72,12 +72,12 @@ class _Loader:
         """Where a node stands."""
         return Place(self.file, node.start_mark.line + 1, key)
 
-    def value(self, node: yaml.Node) -> object:
-        """The node as a plain value."""
+    def value(self, node: yaml.Node, key: str) -> object:
+        """The node under a key as a plain value."""
         try:
             value: object = self._loader.construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError) as error:
-            raise self.place(node).error(f"is not a value: {' '.join(str(error).split())}.") from None
+            raise self.place(node, key).error(f"is not a value: {' '.join(str(error).split())}.") from None
         return value
 
     def offers(self) -> list[yaml.Node]:
@@ -116,7 +116,7 @@ def _offer(loader: _Loader, node: yaml.Node, path: Path) -> Offer:
             raise loader.place(node, key).error("is missing; a price needs the day or month that it holds for.")
         if key not in nodes:
             raise loader.place(node, key).error(f"is missing; an offer must state {_keys()}.")
-    values = {key: loader.value(value) for key, value in nodes.items()}
+    values = {key: loader.value(value, key) for key, value in nodes.items()}
     places = {key: loader.place(value, key) for key, value in nodes.items()}
     if "currency" in values:
         dollars(places["currency"], values["currency"])

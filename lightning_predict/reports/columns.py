@@ -124,19 +124,21 @@ class Grid:
         return tuple(max(len(line) for text in column for line in text.split("\n")) for column in texts)
 
 
-def grid(predictions: Predictions, width: int | None = None) -> Grid:
+def grid(predictions: Predictions, width: int | None = None, *, extra: Sequence[Column] = ()) -> Grid:
     """Columns and texts of a table for these predictions.
 
     Args:
         predictions: What to show.
         width: Characters on one line; columns give way where it is too small for all. None: no limit.
+        extra: Columns to show after the usual ones.
     """
+    offered = (*COLUMNS, *extra)
     known = [
         column
-        for column in COLUMNS
+        for column in offered
         if not predictions or any(column.cell(prediction) is not None for prediction in predictions.values())
     ]
-    unknown = tuple(column.title for column in COLUMNS if column not in known)
+    unknown = tuple(column.title for column in offered if column not in known)
     giving_way = sorted((column for column in known if column.gives_way), key=lambda column: column.gives_way or 0)
     for count in range(len(giving_way) + 1):
         hidden = giving_way[:count]

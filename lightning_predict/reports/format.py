@@ -86,3 +86,11 @@ def share(fraction: float) -> str:
     if 0.99 < fraction < 1:
         return ">99 %"
     return f"{fraction:.0%}".replace("%", " %")
+
+
+def markdown_text(text: str) -> str:
+    """The text with what would end a cell, mark emphasis or open a tag in Markdown escaped."""
+    for character in "\\|*_":
+        text = text.replace(character, f"\\{character}")
+    # As entities: not every reader (TensorBoard's, for one) takes a backslash before these.
+    return text.replace("&", "&amp;").replace("<", "&lt;")

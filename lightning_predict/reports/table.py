@@ -10,12 +10,13 @@ Example::
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from lightning_predict.reports.columns import GAP, Grid, grid
+from lightning_predict.reports.columns import GAP, Column, Grid, grid
 from lightning_predict.reports.footnotes import prediction_notes, price_notes
+from lightning_predict.reports.format import markdown_text
 from lightning_predict.reports.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -28,9 +29,14 @@ _ASCII: Final = str.maketrans({"≤": "<", "–": "-"})  # noqa: RUF001 (an en d
 """One character for one, so that columns stay aligned."""
 
 
-def plain_table(predictions: Predictions) -> str:
-    """The table and its footnotes as aligned text of at most 120 columns, without colours."""
-    shown = grid(predictions, PLAIN_WIDTH)
+def plain_table(predictions: Predictions, *, extra: Sequence[Column] = ()) -> str:
+    """The table and its footnotes as aligned text of at most 120 columns, without colours.
+
+    Args:
+        predictions: What to show.
+        extra: Columns to show after the usual ones.
+    """
+    shown = grid(predictions, PLAIN_WIDTH, extra=extra)
     header_lines = max(column.header.count("\n") for column in shown.columns)
     headers = ["\n" * (header_lines - column.header.count("\n")) + column.header for column in shown.columns]
     rule = ["-" * width for width in shown.widths]
@@ -42,12 +48,13 @@ def plain_table(predictions: Predictions) -> str:
     return "\n".join([*lines, "", *notes])
 
 
-def print_table(predictions: Predictions, console: Console | None = None) -> None:
+def print_table(predictions: Predictions, console: Console | None = None, *, extra: Sequence[Column] = ()) -> None:
     """Print the table and its footnotes; columns that a narrow terminal has no room for are named below it.
 
     Args:
         predictions: What to print.
         console: Where to; standard output without one, 120 columns wide where that is a file.
+        extra: Columns to show after the usual ones.
     """
     from rich.console import Console
     from rich.text import Text
@@ -57,10 +64,10 @@ def print_table(predictions: Predictions, console: Console | None = None) -> Non
         if not (console.is_terminal or console.is_jupyter):
             console.width = PLAIN_WIDTH
     if console.options.ascii_only:  # its encoding is not a Unicode one; a character that it lacks would raise
-        text = plain_table(predictions).translate(_ASCII)
+        text = plain_table(predictions, extra=extra).translate(_ASCII)
         console.out(text.encode(console.encoding, "replace").decode(console.encoding), highlight=False)
         return
-    shown = grid(predictions, console.width)
+    shown = grid(predictions, console.width, extra=extra)
     console.print(_rich_table(predictions, shown))
     console.print()
     for note in _notes(predictions, shown):
@@ -73,13 +80,13 @@ def rich_table(predictions: Predictions) -> Table:
     return _rich_table(predictions, grid(predictions))
 
 
-def markdown_table(predictions: Predictions) -> str:
-    """The table and its footnotes in Markdown."""
-    shown = grid(predictions)
+def markdown_table(predictions: Predictions, *, extra: Sequence[Column] = ()) -> str:
+    """The table and its footnotes in Markdown, with columns of one's own after the usual ones."""
+    shown = grid(predictions, extra=extra)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
-    rows = [[_escaped(text) for text in row] for row in ([column.title for column in shown.columns], *shown.rows)]
+    rows = [[markdown_text(text) for text in row] for row in ([column.title for column in shown.columns], *shown.rows)]
     lines = ["| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:])]
-    return "\n".join([*lines, "", *(f"- {_escaped(note)}" for note in _notes(predictions, shown))])
+    return "\n".join([*lines, "", *(f"- {markdown_text(note)}" for note in _notes(predictions, shown))])
 
 
 def _notes(predictions: Predictions, shown: Grid) -> Iterable[str]:
@@ -120,11 +127,3 @@ def _rich_table(predictions: Predictions, shown: Grid) -> Table:
         # Text, so that nothing in a name or a note is taken for rich's markup.
         table.add_row(*(Text(text) for text in row), style=style)
     return table
-
-
-def _escaped(text: str) -> str:
-    """The text with what would end a cell, mark emphasis or open a tag in Markdown escaped."""
-    for character in "\\|*_":
-        text = text.replace(character, f"\\{character}")
-    # As entities: not every reader (TensorBoard's, for one) takes a backslash before these.
-    return text.replace("&", "&amp;").replace("<", "&lt;")

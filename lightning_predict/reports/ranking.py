@@ -1,0 +1,228 @@
+"""Which GPU to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
+
+A GPU on which the run does not fit is never recommended. Where the length of the run is not known, time and cost are
+those of one iteration. Example::
+
+    ranking = rank(result, deadline_hours=2.0)
+    ranking.cheapest.gpu if ranking.cheapest else None
+    print(*ranking_lines(ranking), sep="\n")
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from lightning_predict.cost.records import Prediction
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.reports.format import duration, markdown_text, usd
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.table import PLAIN_WIDTH
+from lightning_predict.units import hours_to_seconds, seconds_to_hours
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A GPU on which the run may go, with what it takes there.
+
+    Attributes:
+        prediction: Everything that is known.
+        seconds: Time of the run; of one iteration where the run's length is unknown.
+        high_seconds: Upper end of the 90 % interval of `seconds`.
+        cost_usd: Cost of `seconds`; None where no price is known.
+    """
+
+    prediction: Prediction
+    seconds: float
+    high_seconds: float
+    cost_usd: float | None
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU."""
+        return self.prediction.gpu
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """What to rent.
+
+    Attributes:
+        per_iteration: The length of the run is unknown: times and costs are those of one iteration.
+        cheapest: The lowest cost; None where no price is known.
+        fastest: The least time; None where the run fits nowhere.
+        deadline_hours: Time that the run may take; None where not asked for.
+        within_deadline: The lowest cost (where no price is known, the least time) among those that meet the deadline;
+            None where none does, or none was asked for.
+        frontier: The GPUs that no other beats in both time and cost, the fastest first.
+        does_not_fit: Names of the GPUs on which the run does not fit.
+        without_price: Names of the GPUs that fit and have no price.
+        memory_unknown: It is not known whether the run fits on any of them.
+    """
+
+    per_iteration: bool
+    cheapest: Candidate | None
+    fastest: Candidate | None
+    deadline_hours: float | None
+    within_deadline: Candidate | None
+    frontier: tuple[Candidate, ...]
+    does_not_fit: tuple[str, ...]
+    without_price: tuple[str, ...]
+    memory_unknown: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The names as JSON values; None where there is none."""
+        return {
+            "per_iteration": self.per_iteration,
+            "cheapest": None if self.cheapest is None else self.cheapest.gpu,
+            "fastest": None if self.fastest is None else self.fastest.gpu,
+            "deadline_hours": self.deadline_hours,
+            "within_deadline": None if self.within_deadline is None else self.within_deadline.gpu,
+            "frontier": [candidate.gpu for candidate in self.frontier],
+            "does_not_fit": list(self.does_not_fit),
+            "without_price": list(self.without_price),
+        }
+
+
+def rank(predictions: Predictions, *, deadline_hours: float | None = None) -> Ranking:
+    """Order the GPUs of some predictions.
+
+    Args:
+        predictions: What to choose from.
+        deadline_hours: Time that the run may take; judged by the middle of the prediction.
+
+    Raises:
+        InvalidArgumentError: A deadline that is not above 0.
+    """
+    if deadline_hours is not None and not (math.isfinite(deadline_hours) and deadline_hours > 0):
+        raise InvalidArgumentError(f"deadline_hours={deadline_hours!r} is no deadline; expected hours above 0.")
+    fitting = [prediction for prediction in predictions.values() if prediction.fits is not False]
+    per_iteration = any(prediction.total_seconds is None for prediction in predictions.values())
+    candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
+    in_time: list[Candidate] = []
+    if deadline_hours is not None and not per_iteration:
+        in_time = [one for one in candidates if one.seconds <= hours_to_seconds(deadline_hours)]
+    return Ranking(
+        per_iteration=per_iteration,
+        cheapest=_cheapest(candidates),
+        fastest=min(candidates, key=_by_time, default=None),
+        deadline_hours=deadline_hours,
+        within_deadline=_cheapest(in_time) or min(in_time, key=_by_time, default=None),
+        frontier=frontier(candidates),
+        does_not_fit=tuple(one.gpu for one in predictions.values() if one.fits is False),
+        without_price=tuple(one.gpu for one in candidates if one.cost_usd is None),
+        memory_unknown=bool(fitting) and all(prediction.fits is None for prediction in fitting),
+    )
+
+
+def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Those with a price that no other beats in both time and cost, the fastest first."""
+    best: list[Candidate] = []
+    for one in sorted((one for one in candidates if one.cost_usd is not None), key=_by_time):
+        if not best or _cost(one) < _cost(best[-1]):
+            best.append(one)
+    return tuple(best)
+
+
+def ranking_lines(ranking: Ranking) -> tuple[str, ...]:
+    """The ranking as lines for a terminal of 120 columns."""
+    rows = list(_rows(ranking))
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [line for name, text in rows for line in _wrapped(f"{name:<{width}}  {text}", width + 2)]
+    return (*lines, *(line for text in _remarks(ranking) for line in _wrapped(text, 2)))
+
+
+def ranking_markdown(ranking: Ranking) -> str:
+    """The ranking as a Markdown list."""
+    rows = [f"- **{name}:** {markdown_text(text)}" for name, text in _rows(ranking)]
+    return "\n".join([*rows, *(f"- {markdown_text(text)}" for text in _remarks(ranking))])
+
+
+def takes(candidate: Candidate, ranking: Ranking) -> str:
+    """Time and cost in words: `3 h 12 min, $1.12`."""
+    most = "at most " if candidate.prediction.at_most and not ranking.per_iteration else ""
+    cost = "" if candidate.cost_usd is None else f", {usd(candidate.cost_usd)}"
+    unit = " an iteration" if ranking.per_iteration else ""
+    return f"{most}{duration(candidate.seconds)}{cost}{unit}"
+
+
+def _rows(ranking: Ranking) -> Iterable[tuple[str, str]]:
+    if ranking.cheapest is not None:
+        yield "Cheapest", _described(ranking.cheapest, ranking)
+    if ranking.fastest is not None:
+        yield "Fastest", _described(ranking.fastest, ranking)
+    if ranking.deadline_hours is not None:
+        name = f"Best within {duration(hours_to_seconds(ranking.deadline_hours))}"
+        yield name, _deadline_text(ranking, hours_to_seconds(ranking.deadline_hours))
+    if len(ranking.frontier) > 1:
+        listed = ", ".join(f"{one.gpu} ({takes(one, ranking)})" for one in ranking.frontier)
+        yield "Trade-off", f"{listed}; none of the others is faster for less"
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text, PLAIN_WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False, drop_whitespace=True
+    )
+
+
+def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
+    best = ranking.within_deadline
+    if ranking.per_iteration:
+        return "not known, as the length of the run is not"
+    if best is None:
+        nearest = "" if ranking.fastest is None else f"; the fastest, {ranking.fastest.gpu}, takes "
+        return "none" + nearest + ("" if ranking.fastest is None else duration(ranking.fastest.seconds))
+    late = "" if best.high_seconds <= deadline_seconds else f"; may take up to {duration(best.high_seconds)}"
+    return _described(best, ranking) + late
+
+
+def _described(candidate: Candidate, ranking: Ranking) -> str:
+    offer = candidate.prediction.offer
+    return f"{candidate.gpu}: {takes(candidate, ranking)}" + ("" if offer is None else f"; price: {offer}")
+
+
+def _remarks(ranking: Ranking) -> Iterable[str]:
+    if ranking.fastest is None:
+        yield "No GPU can be recommended: the run fits on none of them."
+    if ranking.does_not_fit:
+        yield f"Not recommended, as the run does not fit: {', '.join(ranking.does_not_fit)}."
+    if ranking.without_price:
+        yield f"No price known: {', '.join(ranking.without_price)}."
+    if ranking.memory_unknown:
+        yield "Memory is not known: whether the run fits was not checked."
+
+
+def _candidate(prediction: Prediction, per_iteration: bool) -> Candidate:
+    if per_iteration or prediction.total_seconds is None:
+        seconds, high_seconds = prediction.iteration_seconds, prediction.iteration_seconds_high
+        price = prediction.usd_per_hour
+        cost = None if price is None else seconds_to_hours(seconds) * price
+        return Candidate(prediction=prediction, seconds=seconds, high_seconds=high_seconds, cost_usd=cost)
+    high = prediction.total_seconds_high
+    return Candidate(
+        prediction=prediction,
+        seconds=prediction.total_seconds,
+        high_seconds=prediction.total_seconds if high is None else high,
+        cost_usd=prediction.cost_usd,
+    )
+
+
+def _cheapest(candidates: Iterable[Candidate]) -> Candidate | None:
+    """The lowest cost, the faster of two that cost the same; None where no cost is known."""
+    priced = [one for one in candidates if one.cost_usd is not None]
+    return min(priced, key=lambda one: (_cost(one), one.seconds), default=None)
+
+
+def _by_time(candidate: Candidate) -> tuple[float, float]:
+    """Order by time; of two that take the same, the cheaper first."""
+    return candidate.seconds, _cost(candidate)
+
+
+def _cost(candidate: Candidate) -> float:
+    """A key to sort by: what has no price comes last."""
+    return math.inf if candidate.cost_usd is None else candidate.cost_usd
