@@ -16,9 +16,8 @@ from tests.example_gpu import BIG, SMALL
 from tests.fitting.example import GPUS
 
 SINGLE = FAMILIES["matmul_single"]
-SHAPES = (
-    ShapeRange(operation="linear", dtype="float32", sides={"m": (1, 4096), "n": (1, 4096), "k": (1, 4096)}, fixed={}),
-)
+SIDES = {"m": (1.0, 4096.0), "n": (1.0, 4096.0), "k": (1.0, 4096.0)}
+SHAPES = (ShapeRange(operation="linear", dtype="float32", sides=SIDES, fixed={}),)
 
 
 def test_a_pair_differs_by_one_doubled_side() -> None:
