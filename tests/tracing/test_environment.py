@@ -22,12 +22,12 @@ from lightning_predict.tracing.records import Flags, Memory, Parameter
 
 
 @pytest.fixture
-def model() -> nn.Module:
+def model() -> nn.Sequential:
     """Linear(8, 4) and a batch norm: 36 + 8 parameters and 4 + 4 + 1 buffers."""
     return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
 
 
-def test_parameters_in_their_order(model: nn.Module) -> None:
+def test_parameters_in_their_order(model: nn.Sequential) -> None:
     model[0].weight.requires_grad_(False)
     assert describe_parameters([model]) == (
         Parameter(name="0.weight", shape=(4, 8), dtype="float32", requires_grad=False),
@@ -54,7 +54,7 @@ def test_leaves_are_numbered() -> None:
     )
 
 
-def test_memory_by_hand(model: nn.Module) -> None:
+def test_memory_by_hand(model: nn.Sequential) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(3, 8)).sum().backward()
     optimizer.step()
@@ -65,7 +65,7 @@ def test_memory_by_hand(model: nn.Module) -> None:
     )
 
 
-def test_gradients_that_were_cleared_again_count_as_large_as_their_parameters(model: nn.Module) -> None:
+def test_gradients_that_were_cleared_again_count_as_large_as_their_parameters(model: nn.Sequential) -> None:
     model[0].bias.requires_grad_(False)
     memory = measure_memory([model], [], [], has_backward=True, peak_bytes=7)
     assert memory.gradient_bytes == (44 - 4) * 4

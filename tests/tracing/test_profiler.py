@@ -1,0 +1,120 @@
+"""Recording with torch.profiler, here on the CPU: the same operations, nothing changed, and never a second profiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from lightning_predict.errors import CaptureError
+from lightning_predict.tracing.profiler import ProfilerRecorder
+from lightning_predict.tracing.records import PHASES, Trace
+from tests.tracing.test_dispatch import operations_of
+from tests.tracing.workloads import Step, counted, mixed_step, perceptron_step
+
+
+def profiled(step: Step) -> Trace:
+    recorder = ProfilerRecorder(cuda=False)
+    recorder.start()
+    step()
+    recorder.stop()
+    return recorder.trace()
+
+
+def test_the_profiler_and_the_dispatch_recorder_name_every_operation_the_same_way() -> None:
+    step = mixed_step("cpu")
+    step()
+    assert counted(profiled(step).operations) == counted(operations_of(step))
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+def test_they_agree_on_everything_for_a_small_step(options: dict[str, Any]) -> None:
+    step = perceptron_step(clip=True, **options)
+    step()
+    # While a mode is on, autograd adds and detaches out of place, and `torch.tensor` is made up of other parts.
+    differs: set[tuple[str, str]] = {("backward", "aten::add"), ("backward", "aten::add_")} | {
+        (phase, f"aten::{name}") for phase in PHASES for name in ("detach", "detach_", "empty", "lift_fresh")
+    }
+    seen, watched = (
+        [
+            (o.name, o.phase, [(t.shape, t.dtype) for t in o.inputs])
+            for o in operations
+            if (o.phase, o.name) not in differs
+        ]
+        for operations in (profiled(step).operations, operations_of(step))
+    )
+    assert seen == watched
+
+
+def test_arguments_agree_wherever_the_profiler_names_them() -> None:
+    step = mixed_step("cpu")
+    step()
+    seen = [o for o in profiled(step).operations if o.phase == "forward" and o.name != "aten::detach"]
+    watched = [o for o in operations_of(step) if o.phase == "forward" and o.name != "aten::detach"]
+    compared = 0
+    for one, other in zip(seen, watched, strict=True):
+        assert one.name == other.name
+        for word, value in one.arguments.items():
+            assert other.arguments[word] == value, (one.name, word)
+            compared += 1
+    assert compared > 40
+
+
+def test_tensors_have_numbers_devices_and_the_dtypes_of_lists() -> None:
+    step = perceptron_step(foreach=True)
+    step()
+    trace = profiled(step)
+    update = next(o for o in trace.operations if o.name == "aten::_foreach_addcdiv_")
+    assert {tensor.dtype for tensor in update.inputs} == {"float32"}
+    assert {tensor.device for tensor in update.inputs} == {"cpu"}
+    forward, backward = (
+        next(o for o in trace.operations if o.name == name) for name in ("aten::relu", "aten::threshold_backward")
+    )
+    assert forward.inputs[0].id is not None
+    assert backward.inputs[1].shape == forward.inputs[0].shape
+    ids = [tensor.id for o in trace.operations if o.name == "aten::addmm" for tensor in o.inputs]
+    assert len(set(ids)) == len(ids) == 6  # two biases, two weights, the data and the hidden layer
+
+
+def test_a_profiled_step_changes_neither_weights_nor_random_numbers() -> None:
+    plain, watched = perceptron_step(seed=4), perceptron_step(seed=4)
+    states = []
+    for step in (plain, watched):
+        torch.manual_seed(5)
+        for index in range(10):
+            if step is watched and index == 3:
+                profiled(step)
+            else:
+                step()
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    pairs = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_second_profiler_is_refused_and_the_first_keeps_its_events() -> None:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as users:
+        torch.zeros(2).exp()
+        with pytest.raises(CaptureError, match=r"Another profiler is running.*profiler=None.*import_kineto"):
+            ProfilerRecorder(cuda=False).start()
+        torch.zeros(2).sin()
+    assert {"aten::exp", "aten::sin"} <= {event.name for event in users.events() or ()}
+
+
+def test_parts_follow_one_another() -> None:
+    recorder = ProfilerRecorder(cuda=False)
+    for value in (1.0, 2.0):
+        recorder.start()
+        torch.full((2,), value).exp()
+        recorder.stop()
+    operations = [o for o in recorder.trace().operations if o.name == "aten::exp"]
+    starts = [o.host_start_seconds for o in operations]
+    assert len(starts) == 2
+    assert starts == sorted(starts)  # type: ignore[type-var]
+
+
+def test_nothing_recorded_is_an_error() -> None:
+    with pytest.raises(CaptureError, match="Nothing was recorded: the profiler was not started"):
+        ProfilerRecorder(cuda=False).trace()
