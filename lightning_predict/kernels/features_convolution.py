@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.convolution import WINOGRAD_GAIN, output_height, output_width
+from lightning_predict.kernels.convolution import output_height, output_width
 from lightning_predict.kernels.features import (
     Family,
     NamedFeatures,
@@ -69,48 +69,34 @@ def _winograd_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Ar
 
     Unfused F(4x4, 3x3): 36 products of (squares of 4 x 4) x (output channels) x (input channels), between transforms
     that pass through memory. Fused F(2x2, 3x3): blocks of 16 x 8 outputs of one image by 32 channels. The launch grids
-    in the public tables are exactly these. Beside waves and tails, each way has the time that its whole waves and its
-    traffic add up to (`*_estimate`), because a sum is what a network of logarithms finds hardest.
+    in the public tables are exactly these.
     """
     c = batch.columns
-    reference = log2(reference_seconds(batch, gpus))
-    bandwidth = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
-    flops_per_slot = compute_peak(batch, gpus) / multiprocessors(gpus)
-    squares = c["batch"] * np.ceil(output_height(c) / 4) * np.ceil(output_width(c) / 4)
-    transformed = 2 * 36 * (squares * (c["in_channels"] + c["out_channels"]) + c["in_channels"] * c["out_channels"])
-    traffic = transformed * COMPUTE_BYTES[batch.dtype] + batch.bytes_moved
-    copies = 36 * np.ones_like(squares)
-    named: dict[str, Array] = {}
-    for rows, cols in WINOGRAD_TILES:
-        tiles = tile_features(squares, c["out_channels"], copies, gpus, [(rows, cols)])
-        named |= {f"winograd_{name}": values for name, values in tiles.items()}
-        whole_waves = np.exp2(tiles[f"waves_{rows}x{cols}"] - tiles[f"tail_{rows}x{cols}"])
-        products = whole_waves * 2 * rows * cols * c["in_channels"] / flops_per_slot
-        named[f"winograd_estimate_{rows}x{cols}"] = log2(products + traffic / bandwidth) - reference
-    compute = 2 * 36 * squares * c["in_channels"] * c["out_channels"] / compute_peak(batch, gpus)
-    named["winograd_compute"] = log2(compute) - reference
-    named["winograd_memory"] = log2(traffic / bandwidth) - reference
-    named["winograd_over_cache"] = log2(traffic[None, :] / per_gpu(gpus, lambda gpu: gpu.l2_bytes))
-    named |= _fused_winograd_features(batch, gpus, flops_per_slot, reference)
     allowed = _may_winograd(c)
-    return {name: allowed * values for name, values in named.items()}
-
-
-def _fused_winograd_features(
-    batch: ProblemBatch, gpus: Sequence[Gpu], flops_per_slot: Array, reference: Array
-) -> dict[str, Array]:
-    c = batch.columns
     height, width = output_height(c), output_width(c)
-    blocks = c["batch"] * np.ceil(height / 16) * np.ceil(width / 8) * np.ceil(c["out_channels"] / 32)
-    waves, tail = wave_quantisation(blocks[None, :], multiprocessors(gpus))
-    block_flops = 2 * 16 * 8 * 32 * 9 / WINOGRAD_GAIN * c["in_channels"]
-    outputs = c["batch"] * height * width * c["out_channels"]
-    return {
-        "fused_waves": log2(waves),
-        "fused_tail": log2(tail),
-        "fused_filled": log2(outputs / (blocks * 16 * 8 * 32))[None, :],
-        "fused_estimate": log2(np.ceil(waves) * block_flops / flops_per_slot) - reference,
+    squares = c["batch"] * np.ceil(height / 4) * np.ceil(width / 4)
+    named = {
+        f"winograd_{name}": values * allowed
+        for name, values in tile_features(
+            squares, c["out_channels"], 36 * np.ones_like(squares), gpus, WINOGRAD_TILES
+        ).items()
     }
+    element_bytes = COMPUTE_BYTES[batch.dtype]
+    transformed = 2 * 36 * (squares * (c["in_channels"] + c["out_channels"]) + c["in_channels"] * c["out_channels"])
+    traffic = transformed * element_bytes + batch.bytes_moved
+    compute = 2 * 36 * squares * c["in_channels"] * c["out_channels"] / compute_peak(batch, gpus)
+    memory = traffic[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
+    reference = log2(reference_seconds(batch, gpus))
+    named["winograd_compute"] = allowed * (log2(compute) - reference)
+    named["winograd_memory"] = allowed * (log2(memory) - reference)
+    named["winograd_over_cache"] = allowed * log2(traffic[None, :] / per_gpu(gpus, lambda gpu: gpu.l2_bytes))
+    fused = c["batch"] * np.ceil(height / 16) * np.ceil(width / 8) * np.ceil(c["out_channels"] / 32)
+    waves, tail = wave_quantisation(fused[None, :], multiprocessors(gpus))
+    named["fused_waves"] = allowed * log2(waves)
+    named["fused_tail"] = allowed * log2(tail)
+    outputs = c["batch"] * height * width * c["out_channels"]
+    named["fused_filled"] = (allowed * log2(outputs / (fused * 16 * 8 * 32)))[None, :]
+    return named
 
 
 def _plane_features(c: Columns) -> dict[str, Array]:
