@@ -1,4 +1,4 @@
-"""Which GPU to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
+r"""Which GPU to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
 
 A GPU on which the run does not fit is never recommended. Where the length of the run is not known, time and cost are
 those of one iteration. Example::
@@ -32,12 +32,14 @@ class Candidate:
     Attributes:
         prediction: Everything that is known.
         seconds: Time of the run; of one iteration where the run's length is unknown.
+        low_seconds: Lower end of the 90 % interval of `seconds`.
         high_seconds: Upper end of the 90 % interval of `seconds`.
         cost_usd: Cost of `seconds`; None where no price is known.
     """
 
     prediction: Prediction
     seconds: float
+    low_seconds: float
     high_seconds: float
     cost_usd: float | None
 
@@ -134,13 +136,13 @@ def ranking_lines(ranking: Ranking) -> tuple[str, ...]:
     rows = list(_rows(ranking))
     width = max((len(name) for name, _ in rows), default=0)
     lines = [line for name, text in rows for line in _wrapped(f"{name:<{width}}  {text}", width + 2)]
-    return (*lines, *(line for text in _remarks(ranking) for line in _wrapped(text, 2)))
+    return (*lines, *(line for text in remarks(ranking) for line in _wrapped(text, 2)))
 
 
 def ranking_markdown(ranking: Ranking) -> str:
     """The ranking as a Markdown list."""
     rows = [f"- **{name}:** {markdown_text(text)}" for name, text in _rows(ranking)]
-    return "\n".join([*rows, *(f"- {markdown_text(text)}" for text in _remarks(ranking))])
+    return "\n".join([*rows, *(f"- {markdown_text(text)}" for text in remarks(ranking))])
 
 
 def takes(candidate: Candidate, ranking: Ranking) -> str:
@@ -186,7 +188,8 @@ def _described(candidate: Candidate, ranking: Ranking) -> str:
     return f"{candidate.gpu}: {takes(candidate, ranking)}" + ("" if offer is None else f"; price: {offer}")
 
 
-def _remarks(ranking: Ranking) -> Iterable[str]:
+def remarks(ranking: Ranking) -> Iterable[str]:
+    """Sentences on the GPUs that the ranking leaves out."""
     if ranking.fastest is None:
         yield "No GPU can be recommended: the run fits on none of them."
     if ranking.does_not_fit:
@@ -199,15 +202,20 @@ def _remarks(ranking: Ranking) -> Iterable[str]:
 
 def _candidate(prediction: Prediction, per_iteration: bool) -> Candidate:
     if per_iteration or prediction.total_seconds is None:
-        seconds, high_seconds = prediction.iteration_seconds, prediction.iteration_seconds_high
         price = prediction.usd_per_hour
-        cost = None if price is None else seconds_to_hours(seconds) * price
-        return Candidate(prediction=prediction, seconds=seconds, high_seconds=high_seconds, cost_usd=cost)
-    high = prediction.total_seconds_high
+        return Candidate(
+            prediction=prediction,
+            seconds=prediction.iteration_seconds,
+            low_seconds=prediction.iteration_seconds_low,
+            high_seconds=prediction.iteration_seconds_high,
+            cost_usd=None if price is None else seconds_to_hours(prediction.iteration_seconds) * price,
+        )
+    seconds, low, high = prediction.total_seconds, prediction.total_seconds_low, prediction.total_seconds_high
     return Candidate(
         prediction=prediction,
-        seconds=prediction.total_seconds,
-        high_seconds=prediction.total_seconds if high is None else high,
+        seconds=seconds,
+        low_seconds=seconds if low is None else low,
+        high_seconds=seconds if high is None else high,
         cost_usd=prediction.cost_usd,
     )
 

@@ -1,0 +1,224 @@
+"""The charts of the HTML report as inline SVG: no script, no fonts, colours from the page's style.
+
+Example::
+
+    svg = bar_chart([Bar("T4", 48.0, 45.0, 52.0, "48.0 ms", "used")], unit="ms")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final, final
+
+LOG_AXIS_SPREAD: Final = 20.0
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+
+WIDTH: Final = 760
+_CHARACTER: Final = 7.6
+"""Mean width of a character of the charts' text in pixels (12 px system font), a little generous."""
+_BAR_HEIGHT: Final = 26
+_SCATTER_HEIGHT: Final = 380
+_TICKS: Final = 6
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: its name, middle, interval, the text beside it, and the class of its style."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    label: str
+    kind: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a scatter: its name, place, text that appears over it, and the class of its style."""
+
+    name: str
+    x: float
+    y: float
+    title: str
+    kind: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A range of values on a range of pixels, logarithmic where the values are far apart."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool
+
+    @staticmethod
+    def over(values: Sequence[float], start: float, end: float, *, from_zero: bool = True) -> Axis:
+        """An axis that shows all of some values, from 0 where it is linear."""
+        positive = [value for value in values if value > 0]
+        if len(positive) == len(values) and max(values) > LOG_AXIS_SPREAD * min(values):
+            return Axis(min(values) / 1.6, max(values) * 1.3, start, end, True)
+        low = 0.0 if from_zero else min(values)
+        return Axis(low, max(values) * 1.08 or 1.0, start, end, False)
+
+    def pixel(self, value: float) -> float:
+        """Where a value lies."""
+        if self.logarithmic:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round values of the axis."""
+        if self.logarithmic:
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            steps: tuple[int, ...] = (1, 2, 5) if last - first <= 3 else (1,)
+            candidates = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+            return [tick for tick in candidates if self.low <= tick <= self.high]
+        rough = (self.high - self.low) / _TICKS
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+        return [step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
+
+def bar_chart(bars: Sequence[Bar], *, title: str, unit: str) -> str:
+    """Horizontal bars with their intervals, in order; an empty text without bars.
+
+    On a logarithmic axis a bar's length would mean nothing, so there it is a point.
+    """
+    if not bars:
+        return ""
+    left = 16 + _CHARACTER * max(len(bar.name) for bar in bars)
+    right = 16 + _CHARACTER * max(len(bar.label) for bar in bars)
+    axis = Axis.over([value for bar in bars for value in (bar.low, bar.value, bar.high)], left, WIDTH - right)
+    bottom = _BAR_HEIGHT * len(bars) + 8
+    parts = [_grid_line(axis.pixel(tick), 0, axis.pixel(tick), bottom) for tick in axis.ticks()]
+    for row, bar in enumerate(bars):
+        middle = row * _BAR_HEIGHT + _BAR_HEIGHT / 2 + 4
+        low, high = axis.pixel(bar.low), axis.pixel(bar.high)
+        at = axis.pixel(bar.value)
+        parts.append(
+            f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{high:.1f}{_end(low, middle)}{_end(high, middle)}"/>'
+        )
+        mark = (
+            f'<circle class="point {bar.kind}" cx="{at:.1f}" cy="{middle:.1f}" r="6"/>'
+            if axis.logarithmic
+            else f'<rect class="bar {bar.kind}" x="{left:.1f}" y="{middle - 8:.1f}" width="{max(at - left, 1):.1f}" '
+            'height="16" rx="2"/>'
+        )
+        # A point lies over its whisker, a bar below it.
+        parts.insert(len(parts) if axis.logarithmic else len(parts) - 1, mark)
+        parts.append(_text(left - 8, middle + 4, bar.name, "end", f"name {bar.kind}"))
+        parts.append(_text(max(high, at) + 8, middle + 4, bar.label, "start", "value"))
+    parts += [_text(axis.pixel(tick), bottom + 16, tick_text(tick), "middle", "tick") for tick in _apart(axis)]
+    scale = " (logarithmic)" if axis.logarithmic else ""
+    parts.append(_text((left + WIDTH - right) / 2, bottom + 36, unit + scale, "middle", "axis"))
+    return _svg(parts, bottom + 44, title)
+
+
+def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit: float | None, *, title: str) -> str:
+    """Points of hours (x) and US dollars (y), a line through some of them, and a limit on x; empty without points."""
+    if not points:
+        return ""
+    bottom = _SCATTER_HEIGHT - 48
+    x_axis = Axis.over([point.x for point in points], 64, WIDTH - 90)
+    y_axis = Axis.over([point.y for point in points], bottom, 12)
+    parts = [_grid_line(x_axis.pixel(tick), 8, x_axis.pixel(tick), bottom) for tick in x_axis.ticks()]
+    parts += [_grid_line(64, y_axis.pixel(tick), WIDTH - 16, y_axis.pixel(tick)) for tick in y_axis.ticks()]
+    parts += [_text(x_axis.pixel(tick), bottom + 18, tick_text(tick), "middle", "tick") for tick in _apart(x_axis)]
+    parts += [_text(56, y_axis.pixel(tick) + 4, f"${tick_text(tick)}", "end", "tick") for tick in y_axis.ticks()]
+    parts.append(_text((64 + WIDTH) / 2, bottom + 40, "hours" + _scale(x_axis), "middle", "axis"))
+    if limit is not None and x_axis.low < limit <= x_axis.high:
+        at = x_axis.pixel(limit)
+        parts.append(f'<path class="limit" d="M{at:.1f} 8V{bottom}"/>' + _text(at - 6, 20, "deadline", "end", "tick"))
+    if len(line) > 1:
+        path = "L".join(f"{x_axis.pixel(x):.1f} {y_axis.pixel(y):.1f}" for x, y in line)
+        parts.append(f'<path class="frontier" d="M{path}"/>')
+    placed = [(x_axis.pixel(point.x), y_axis.pixel(point.y)) for point in points]
+    labels = _place_labels([point.name for point in points], placed)
+    for point, (x, y), (label_x, label_y, anchor) in zip(points, placed, labels, strict=True):
+        parts.append(
+            f'<circle class="point {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(point.title)}</title>'
+            "</circle>" + _text(label_x, label_y, point.name, anchor, f"name {point.kind}")
+        )
+    return _svg(parts, _SCATTER_HEIGHT, title)
+
+
+def tick_text(value: float) -> str:
+    """A round value as an axis shows it: `0.002`, `5`, `20,000`."""
+    return f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:.6g}"
+
+
+def _scale(axis: Axis) -> str:
+    return " (logarithmic)" if axis.logarithmic else ""
+
+
+def _apart(axis: Axis) -> list[float]:
+    """The ticks whose texts do not touch."""
+    shown: list[float] = []
+    free_from = -math.inf
+    for tick in axis.ticks():
+        half = _CHARACTER * len(tick_text(tick)) / 2
+        if axis.pixel(tick) - half >= free_from:
+            shown.append(tick)
+            free_from = axis.pixel(tick) + half + 8
+    return shown
+
+
+def _place_labels(names: Sequence[str], places: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
+    """A place for each label, beside its point, that no point and no earlier label covers where there is one."""
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
+    labels = []
+    for name, (x, y) in zip(names, places, strict=True):
+        width = _CHARACTER * len(name)
+        beside = ((10, "start"), (-10, "end"))
+        choices = [(x + dx, y + dy, anchor) for dy in (4, -8, 16) for dx, anchor in beside]
+        choices[2:2] = [(x, y - 10, "middle"), (x, y + 20, "middle")]
+        boxes = [_box(choice, width) for choice in choices]
+        free = [
+            number for number, box in enumerate(boxes)
+            if box[0] > 60 and box[2] < WIDTH and not any(_overlap(box, other) for other in taken)
+        ]  # fmt: skip
+        chosen = free[0] if free else 0
+        taken.append(boxes[chosen])
+        labels.append(choices[chosen])
+    return labels
+
+
+def _box(choice: tuple[float, float, str], width: float) -> tuple[float, float, float, float]:
+    x, y, anchor = choice
+    left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+    return left, y - 10, left + width, y + 3
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _end(x: float, y: float) -> str:
+    """The stroke at one end of a whisker."""
+    return f"M{x:.1f} {y - 4:.1f}v8"
+
+
+def _grid_line(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, kind: str) -> str:
+    return f'<text class="{kind.strip()}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(parts: Sequence[str], height: float, title: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
+    )
