@@ -11,14 +11,14 @@ each widens the interval, since the detour is not calibrated. Example::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
 
 from lightning_predict.kernels.convolution import output_height, output_width
-from lightning_predict.kernels.operations import Problem, batch_of, operation_kind
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, batch_of, operation_kind
 from lightning_predict.kernels.recurrent import GATES
 
 ATTENTION_BACKWARD_RATIO: Final = 3.0
@@ -31,6 +31,11 @@ the input; 1.04 to 1.52 for the weight)."""
 NORM_BACKWARD_RATIOS: Final = {"layer_norm_backward": 2.0, "rms_norm_backward": 2.7, "softmax_backward": 1.5}
 """Over the forward pass: PyTorch's kernels on the H200 (cudnn-frontend: 1.97 and 2.74); softmax by its traffic, three
 tensors against two."""
+
+
+KERNELS_BETWEEN_STEPS: Final = 8
+"""Shortest kernels that a step of a recurrent layer takes as long as, beside its product and its gates. DeepBench's
+smallest layers (256 hidden units, LSTM, V100) take 20 to 26 microseconds a step more than those, in both dtypes."""
 
 
 @final
@@ -95,18 +100,37 @@ def _norm_backward(problem: Problem) -> tuple[Part, ...]:
 
 
 def _recurrent(problem: Problem) -> tuple[Part, ...]:
-    """A layer: one product of all steps' inputs, and one small product a step with the hidden state."""
+    """A layer, one layer and direction after the other.
+
+    The products with the input are one for all steps; those with the hidden state must wait for each other, so each
+    step is a small product, a pass over its gates, and the kernels in between. The gradients of both weights are again
+    one product for all steps.
+    """
     w = _words(problem)
-    name = problem.operation.removesuffix("_backward")
-    passes = 2.0 if problem.operation.endswith("_backward") else 1.0
-    n = GATES[name] * w["hidden"]
+    is_backward = problem.operation.endswith("_backward")
+    gates = GATES[problem.operation.removesuffix("_backward")] * w["hidden"]
+    rows, steps, hidden, dtype = w["batch"] * w["steps"], w["steps"], w["hidden"], problem.dtype
     parts = []
     for layer in range(int(w["layers"])):
-        features = w["input_size"] if layer == 0 else w["hidden"] * w["directions"]
-        inputs = Problem("linear", problem.dtype, (1.0, w["batch"] * w["steps"], n, features))
-        state = Problem("linear", problem.dtype, (1.0, w["batch"], n, w["hidden"]))
-        parts += [Part(passes * w["directions"], inputs), Part(passes * w["directions"] * w["steps"], state)]
+        features = w["input_size"] if layer == 0 else hidden * w["directions"]
+        if is_backward:
+            once = [(rows, features, gates), (gates, features, rows), (gates, hidden, rows)]
+            each_step = (w["batch"], hidden, gates)
+        else:
+            once, each_step = [(rows, gates, features)], (w["batch"], gates, hidden)
+        products = [Part(w["directions"], Problem("linear", dtype, (1.0, *shape))) for shape in once]
+        products.append(Part(w["directions"] * steps, Problem("linear", dtype, (1.0, *each_step))))
+        parts += [*products, *_steps(w, gates, dtype)]
     return tuple(parts)
+
+
+def _steps(w: Mapping[str, float], gates: float, dtype: str) -> tuple[Part, ...]:
+    """A step beside its product: both halves of the gates and the cell are read; gates, cell and state are written."""
+    count = w["directions"] * w["steps"]
+    size = w["batch"] * COMPUTE_BYTES[dtype]
+    dims = (size * (2 * gates + w["hidden"]), size * (gates + 2 * w["hidden"]), 0.0)
+    waiting = Part(count * KERNELS_BETWEEN_STEPS, Problem("transfer", "float32", (4.0, 4.0, 0.0)))
+    return Part(count, Problem("transfer", "float32", dims)), waiting
 
 
 def _as_transfer(problem: Problem) -> tuple[Part, ...]:

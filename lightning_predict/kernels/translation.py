@@ -111,11 +111,13 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
 
     * `torch.optim` updates one tensor at a time; on CUDA its default is the multi-tensor (foreach) implementation. So
       the optimizer's equal single-tensor operations are merged into one item with the sum of their traffic.
-    * Dropout draws a mask, scales it and multiplies; on CUDA that is one kernel.
+    * Dropout draws a mask, scales it and multiplies; on CUDA that is one kernel, and its mask has one byte an element,
+      for the backward pass too.
     """
     elsewhere = trace.device != "cuda"
     dropouts = _dropouts(trace.operations) if elsewhere else {}
     inside = {index for indices in dropouts.values() for index in indices}
+    masks = frozenset(trace.operations[drawn].inputs[0].id for drawn in dropouts)
     items: list[WorkItem] = []
     updates: dict[str, list[int]] = {}
     for index, operation in enumerate(trace.operations):
@@ -123,7 +125,8 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
             items.append(WorkItem(dropouts[index], _dropout_problem(operation), 1))
         if index in inside:
             continue
-        problems = translate(operation, trace.flags)
+        is_dropout = operation.name == "aten::mul" and any(tensor.id in masks for tensor in operation.inputs)
+        problems = _dropout_backward(operation, masks) if is_dropout else translate(operation, trace.flags)
         if elsewhere and operation.phase == "optimizer" and problems and all(map(_is_vector_work, problems)):
             updates.setdefault(operation.name, []).append(index)
         elif problems or operation.kernels:
@@ -169,3 +172,10 @@ def _dropout_problem(drawn: Operation) -> tuple[Problem, ...]:
     if rows < 1 or columns < 1:
         return ()
     return (Problem("dropout", compute_dtype(mask), (float(rows), float(columns))),)
+
+
+def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple[Problem, ...]:
+    """The gradient is read, with a byte of the mask for each element, and written."""
+    gradient = next((tensor for tensor in product.inputs if tensor.id not in masks), product.inputs[0])
+    size, elements = float(gradient.size_bytes), float(gradient.elements)
+    return (Problem("transfer", "float32", (size + elements, size, 2 * elements)),) if elements else ()

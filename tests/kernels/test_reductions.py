@@ -34,9 +34,21 @@ def test_a_recurrent_layer_becomes_products_of_the_same_flops(name: str) -> None
 
 
 def test_a_recurrent_layer_has_one_small_product_a_step() -> None:
-    inputs, state = reduced(problem("lstm", "float16", batch=4, steps=7, input_size=32, hidden=64))
+    inputs, state, gates, waiting = reduced(problem("lstm", "float16", batch=4, steps=7, input_size=32, hidden=64))
     assert (inputs.times, inputs.problem) == (1, problem("linear", "float16", m=28, n=256, k=32))
     assert (state.times, state.problem) == (7, problem("linear", "float16", m=4, n=256, k=64))
+    # 4 rows of 2 bytes: 256 gates from the input, 256 from the state and 64 cells in; gates, cells and states out.
+    assert (gates.times, gates.problem.dims) == (7, (4 * 2 * 576, 4 * 2 * 384, 0))
+    assert (waiting.times, sum(waiting.problem.dims)) == (56, 8)
+
+
+def test_the_weights_of_a_recurrent_layer_get_their_gradient_in_one_product() -> None:
+    item = problem("lstm_backward", "float16", batch=4, steps=7, input_size=32, hidden=64, directions=2)
+    to_inputs, to_input_weight, to_state_weight, to_state = reduced(item)[:4]
+    assert (to_inputs.times, to_inputs.problem) == (2, problem("linear", "float16", m=28, n=32, k=256))
+    assert (to_input_weight.times, to_input_weight.problem) == (2, problem("linear", "float16", m=256, n=32, k=28))
+    assert (to_state_weight.times, to_state_weight.problem) == (2, problem("linear", "float16", m=256, n=64, k=28))
+    assert (to_state.times, to_state.problem) == (14, problem("linear", "float16", m=4, n=64, k=256))
 
 
 def test_attention_without_a_fused_model_is_two_products() -> None:

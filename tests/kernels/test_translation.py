@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,6 +242,19 @@ def test_dropout_in_three_steps_is_one_kernel_on_a_gpu() -> None:
     (item,) = work_items(_dropout_trace("cpu"))
     assert item.operations == (1, 2, 3)
     assert item.problems == (problem("dropout", "float32", rows=8, cols=16),)
+
+
+def test_the_backward_pass_of_a_dropout_reads_a_byte_of_the_mask_for_each_element() -> None:
+    trace = _dropout_trace("meta")
+    mask = trace.operations[1].inputs[0]
+    gradient = TensorInfo((8, 16), "float32", id=4)
+    backward = Operation(name="aten::mul", phase="backward", inputs=(gradient, mask))
+    unrelated = Operation(name="aten::mul", phase="backward", inputs=(gradient, gradient))
+    items = work_items(replace(trace, operations=(*trace.operations, backward, unrelated)))
+    # 128 elements of 4 bytes and a mask of 128 bytes are read, 4 bytes an element written.
+    expected = problem("transfer", "float32", read_bytes=512 + 128, write_bytes=512, flops=256)
+    assert items[1].problems == (expected,)
+    assert items[2].problems[0].operation == "mul"
 
 
 @pytest.mark.parametrize("trace", [_dropout_trace("cuda"), _dropout_trace("cpu", same_mask=False)])
