@@ -18,7 +18,7 @@ import numpy as np
 
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.fitting.doublings import DoublingPairs, doubling_pairs
-from lightning_predict.fitting.intervals import UNMEASURED_HALF_WIDTH, interval_of
+from lightning_predict.fitting.intervals import UNMEASURED_HALF_WIDTH, UnseenError, interval_of, unseen_errors
 from lightning_predict.fitting.recipes import Recipe
 from lightning_predict.fitting.splits import split_rows
 from lightning_predict.fitting.tables import Group
@@ -43,11 +43,13 @@ class FamilyResult:
         base: Serves GPUs without own weights.
         own: Own networks by GPU name.
         rows: Rows that each file's network was fitted to, by GPU name; the base's under `BASE`.
+        unseen: Errors of bases on GPUs that they never saw.
     """
 
     base: NetworkWeights
     own: Mapping[str, NetworkWeights]
     rows: Mapping[str, int]
+    unseen: tuple[UnseenError, ...]
 
 
 def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int = 0) -> FamilyResult:
@@ -64,7 +66,10 @@ def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu
             f"{FEWEST_ROWS}. Add measurements of: {', '.join(recipe.family.operations)}."
         )
     base, rows = _train_base(recipe, mine, gpus, recipe.base, seed)
-    base = replace(base, interval=_unseen_interval(recipe, mine, gpus, seed))
+    strangers = _bases_of_strangers(recipe, mine, gpus, seed)
+    # Of one GPU alone nothing can be left out.
+    unseen = interval_of(strangers, recipe, gpus, seed) if strangers else {"*": UNMEASURED_HALF_WIDTH}
+    base = replace(base, interval=unseen)
     own: dict[str, NetworkWeights] = {}
     counts = {BASE: rows}
     for name in sorted({group.gpu for group in mine}):
@@ -77,7 +82,7 @@ def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu
         interval = interval_of({name: (network, groups_of_gpu)}, recipe, gpus, seed)
         own[name] = replace(network, interval=interval)
         counts[name] = len(fitted)
-    return FamilyResult(base, own, counts)
+    return FamilyResult(base, own, counts, unseen_errors(strangers, recipe, gpus, seed))
 
 
 def _train_base(
@@ -117,20 +122,17 @@ def _shortest(recipe: Recipe, gpu: str) -> list[Group]:
     return made
 
 
-def _unseen_interval(
+def _bases_of_strangers(
     recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], seed: int
-) -> Mapping[str, float]:
-    """Interval of a base on GPUs that it never saw: errors of bases that leave one fold out."""
+) -> Mapping[str, tuple[NetworkWeights, Sequence[Group]]]:
+    """By GPU, a base that never saw it nor its like, and the GPU's measurements."""
     tested: dict[str, tuple[NetworkWeights, Sequence[Group]]] = {}
     present = {group.gpu for group in groups}
     for fold in recipe.folds:
-        left_out = [group for group in groups if group.gpu in fold]
         seen = [group for group in groups if group.gpu not in fold]
-        if not left_out or not seen:
+        if not seen or not present & set(fold):
             continue
         network, _ = _train_base(recipe, seen, gpus, recipe.fold, seed)
-        for name in present & set(fold):
-            tested[name] = (network, [group for group in left_out if group.gpu == name])
-    if not tested:  # one GPU alone: nothing can be left out
-        return {"*": UNMEASURED_HALF_WIDTH}
-    return interval_of(tested, recipe, gpus, seed)
+        for name in sorted(present & set(fold)):
+            tested[name] = (network, [group for group in groups if group.gpu == name])
+    return tested

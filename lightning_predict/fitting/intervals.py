@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, final
 
 import numpy as np
 
@@ -70,6 +71,45 @@ def interval_of(
         for key, parts in errors.items()
     }
     return {**widths, "*": max(widths.values())}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenError:
+    """Errors on held-out rows of one (operation, dtype, GPU) by a base that never saw the GPU nor its like."""
+
+    operation: str
+    dtype: str
+    gpu: str
+    rows: int
+    median: float
+    mean: float
+
+
+def unseen_errors(
+    tested: Mapping[str, tuple[NetworkWeights, Sequence[Group]]], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
+) -> tuple[UnseenError, ...]:
+    """Errors of each network on the held-out rows of the GPU that it is tested on; |predicted / measured - 1|."""
+    found: dict[tuple[str, str, str], list[Array]] = {}
+    for network, groups in tested.values():
+        for group in groups:
+            mask = split_rows(group.batch.columns, seed=seed).held_out
+            mask &= group.seconds >= recipe.scored_from(group)
+            if mask.any():
+                error = np.abs(np.expm1(log_errors(recipe.family, network, group.take(mask), gpus[group.gpu])))
+                found.setdefault((group.batch.operation, group.batch.dtype, group.gpu), []).append(error)
+    joined = {key: np.concatenate(parts) for key, parts in sorted(found.items())}
+    return tuple(
+        UnseenError(
+            operation=operation,
+            dtype=dtype,
+            gpu=gpu,
+            rows=len(error),
+            median=float(np.median(error)),
+            mean=float(error.mean()),
+        )
+        for (operation, dtype, gpu), error in joined.items()
+    )
 
 
 def weighted_quantile(errors: Array, weights: Array) -> float:

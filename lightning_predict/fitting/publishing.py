@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from lightning_predict.fitting.families import FamilyResult
+from lightning_predict.fitting.intervals import UnseenError
 from lightning_predict.fitting.recipes import RECIPE_NAME
-from lightning_predict.fitting.scores import Score, score_groups, score_markdown
+from lightning_predict.fitting.scores import FEWEST_SCORED, Score, score_groups, score_markdown
 from lightning_predict.fitting.splits import CALIBRATION_SHARE, HELD_OUT_SHARE
 from lightning_predict.fitting.tables import SOURCES, Group
 from lightning_predict.gpus.records import Gpu
@@ -53,7 +54,8 @@ def publish(
         files={file_name(name): _entry(name, folder, stored[name], results, scores) for name in names},
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    (folder / CARD_NAME).write_text(model_card(manifest, scores), encoding="utf-8")
+    unseen = [error for result in results.values() for error in result.unseen]
+    (folder / CARD_NAME).write_text(model_card(manifest, scores, unseen), encoding="utf-8")
     return scores
 
 
@@ -101,7 +103,7 @@ def _entry(
     )
 
 
-def model_card(manifest: Manifest, scores: Sequence[Score]) -> str:
+def model_card(manifest: Manifest, scores: Sequence[Score], unseen: Sequence[UnseenError]) -> str:
     """What the weights are, what they were trained on and how far they can be trusted, as Markdown."""
     sources = sorted({title for entry in manifest.files.values() for title in entry.trained_on})
     files = "\n".join(
@@ -110,6 +112,12 @@ def model_card(manifest: Manifest, scores: Sequence[Score]) -> str:
     )
     families = "\n".join(
         f"- `{family.name}`: {', '.join(family.operations)}; {', '.join(family.dtypes)}" for family in FAMILIES.values()
+    )
+    strangers = "\n".join(
+        f"| {error.operation} | {error.dtype} | {error.gpu} | {error.rows} | {100 * error.median:.1f} | "
+        f"{100 * error.mean:.1f} |"
+        for error in unseen
+        if error.rows >= FEWEST_SCORED
     )
     return f"""# Weights of the utilisation models
 
@@ -146,6 +154,15 @@ Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention
 (0.1 ms for vector operations).
 
 {score_markdown(scores)}
+
+## Errors on a GPU that was left out
+
+The same rows, predicted by a base (of a shorter training) that never saw the GPU nor its like: what to expect of the
+base on a GPU without measurements.
+
+| operation | dtype | GPU | rows | median % | mean % |
+|---|---|---|---|---|---|
+{strangers}
 
 ## Files
 

@@ -51,6 +51,7 @@ def test_training_writes_files_that_load_and_score_alike(tables: Path, tmp_path:
     card = (tmp_path / "weights" / "MODEL_CARD.md").read_text()
     assert "- synthetic" in card
     assert "| linear | float32 | T4 | own |" in card
+    assert f"| linear | float32 | L4 | {scores[0].rows} |" in card  # as a GPU that a base never saw
 
 
 def test_a_rerun_gives_the_same_hashes(tables: Path, tmp_path: Path) -> None:

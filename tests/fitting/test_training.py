@@ -45,6 +45,9 @@ def test_the_interval_of_unseen_gpus_is_wider_than_that_of_own_weights() -> None
     groups[1] = Group("BIG", "synthetic", groups[1].batch, 1.5 * groups[1].seconds, 0.0)
     result = train_family(quick_recipe(), groups, GPUS, seed=0)
     assert result.base.interval["*"] > 2 * result.own["SMALL"].interval["*"]
+    medians = {error.gpu: error.median for error in result.unseen}
+    # Who knows SMALL alone says 1 where BIG takes 1.5, and the other way round.
+    assert medians == pytest.approx({"BIG": 1 - 1 / 1.5, "SMALL": 0.5}, abs=0.15)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_gives_others() -> None:
