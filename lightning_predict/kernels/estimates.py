@@ -27,7 +27,7 @@ from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
 
-TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8}
+TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
 """Share of the roofline that kernels without a model reach: large matrix work about half of the peak, streaming
 kernels and copies about 80 % of the bandwidth."""
 
@@ -50,6 +50,7 @@ SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "vector": {"float16": ("float32",), "bfloat16": ("float32",), "float64": ("float32",), "tf32": ("float32",)},
     "link": {},
+    "fabric": {},
 }
 """Dtypes whose kernels are built alike; memory-bound kernels differ by their bytes alone."""
 

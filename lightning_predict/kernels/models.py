@@ -1,20 +1,52 @@
 """The trained models that serve a set of GPUs, loaded once.
 
+Two kinds stand side by side: utilisation networks for what one GPU computes, measured curves for what several exchange.
 Example::
 
     models = kernel_models(("T4", "H100-SXM-80GB"))
-    models.supports("linear", "bfloat16")
+    models.supports("linear", "bfloat16"), models.supports("all_reduce", "bfloat16")
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import final
 
-from lightning_predict.kernels.utilisation import UtilisationModels
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.collective import CollectiveCurves, bundled_curves
+from lightning_predict.kernels.operations import ProblemBatch
+from lightning_predict.kernels.utilisation import Estimate, UtilisationModels
 
 
-def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> UtilisationModels:
+@final
+@dataclass(frozen=True)
+class BundledModels:
+    """Utilisation networks and collective curves behind one face."""
+
+    networks: UtilisationModels
+    collectives: CollectiveCurves
+
+    def supports(self, operation: str, dtype: str) -> bool:
+        """True where a model was trained on the operation in this dtype; collectives move bytes of any dtype."""
+        return self.collectives.supports(operation) or self.networks.supports(operation, dtype)
+
+    def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
+        """True where this GPU's own measurements were trained on."""
+        if self.collectives.supports(operation):
+            return gpu_name in self.collectives.curves
+        return self.networks.has_own_weights(gpu_name, operation, dtype)
+
+    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+        """Seconds and their 90 % interval, each of shape (gpus, problems)."""
+        if self.collectives.supports(batch.operation):
+            return self.collectives.estimate(batch, gpus)
+        return self.networks.estimate(batch, gpus)
+
+
+def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> BundledModels:
     """Models of the GPUs, from an explicit path, the verified cache, the bundled files or the configured address.
 
     Args:
@@ -30,7 +62,7 @@ def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> Utilis
 
 
 @lru_cache(maxsize=8)
-def _loaded(gpu_names: tuple[str, ...], path: str | None, _settings: tuple[tuple[str, str], ...]) -> UtilisationModels:
+def _loaded(gpu_names: tuple[str, ...], path: str | None, _settings: tuple[tuple[str, str], ...]) -> BundledModels:
     from lightning_predict.weights.store import load_weights  # brings the download libraries: only when needed
 
-    return UtilisationModels(load_weights(gpu_names, path=path))
+    return BundledModels(UtilisationModels(load_weights(gpu_names, path=path)), bundled_curves())

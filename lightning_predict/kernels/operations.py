@@ -54,7 +54,7 @@ class OperationKind:
         words: Shape words that every problem has, in the order of `Problem.dims`.
         defaults: Words that may be left out, with their value; a string names another word to copy.
         units: `tensor` where matrix units can do the work, `vector` where only the ordinary lanes can, `link` for
-            copies over the host link.
+            copies over the host link, `fabric` for messages between GPUs.
         flops: Floating-point operations of the textbook algorithm (a multiply-add is two).
         elements_moved: Elements that must be read or written at least once.
         least_flops: Fewest floating-point operations of any algorithm in use; the textbook's where None.
@@ -64,7 +64,7 @@ class OperationKind:
 
     name: str
     words: tuple[str, ...]
-    units: Literal["tensor", "vector", "link"]
+    units: Literal["tensor", "vector", "link", "fabric"]
     flops: Callable[[Columns], Array]
     elements_moved: Callable[[Columns], Array]
     defaults: Mapping[str, float | str]

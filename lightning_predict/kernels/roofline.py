@@ -35,11 +35,17 @@ def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     return np.array(peaks, dtype=np.float64)[:, None]
 
 
+def link_bandwidth(gpu: Gpu) -> float:
+    """Bytes per second that one GPU sends to others of its node: over NVLink, else over PCIe."""
+    return gpu.nvlink_bytes_per_second or gpu.pcie_bytes_per_second
+
+
 def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     """Bytes per second that feed the batch, shape (gpus, problems): L2's where the working set fits, else DRAM's."""
-    if batch.kind.units == "link":
-        link = np.array([gpu.pcie_bytes_per_second for gpu in gpus], dtype=np.float64)[:, None]
-        return np.broadcast_to(link, (len(gpus), len(batch)))
+    if batch.kind.units in ("link", "fabric"):
+        on_fabric = batch.kind.units == "fabric"
+        speeds = [link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second for gpu in gpus]
+        return np.broadcast_to(np.array(speeds, dtype=np.float64)[:, None], (len(gpus), len(batch)))
     dram = np.array([gpu.dram_bytes_per_second for gpu in gpus], dtype=np.float64)[:, None]
     cache = np.array([gpu.l2_bytes_per_second for gpu in gpus], dtype=np.float64)[:, None]
     capacity = np.array([gpu.l2_bytes for gpu in gpus], dtype=np.float64)[:, None]

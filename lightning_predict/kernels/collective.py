@@ -1,0 +1,158 @@
+"""Collectives among the GPUs of one node: work, and measured curves of time over message size.
+
+A message of m bytes on n GPUs takes, at first, a constant latency, then a time that grows ever faster, and in the end
+m / bandwidth: three regions that one curve of points at powers of two holds. GPUs with measurements have their own
+curves; any other takes those of the measured GPU whose link is nearest, with the message scaled by the ratio of the
+links' bandwidths, so that the latency stays and the saturated part scales. `m` is the whole message (two bytes times
+the tables' `message_elements`), as in nccl-tests. Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> float(problem_batch("all_reduce", "float16", num_gpus=8, message_bytes=1024).bytes_moved[0])  # 7/8 of it
+    896.0
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.errors import CatalogueError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, ProblemBatch, register
+from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
+from lightning_predict.kernels.utilisation import Estimate
+from lightning_predict.units import microseconds_to_seconds
+
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
+UNMEASURED: Final = {"broadcast": "all_gather"}
+"""Collectives that no table holds, with the measured one that moves as many bytes over each link."""
+
+CURVES_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "collectives.json"
+UNFITTED_SPREAD: Final = 1.5
+"""Extra factor around a collective on a GPU without measurements. An assumption."""
+
+
+def _bytes_over_the_link(c: Columns) -> Array:
+    """What one GPU must send at least: all but its own share; a switch that adds lets all_reduce send it once."""
+    return c["message_bytes"] * (c["num_gpus"] - 1) / c["num_gpus"]
+
+
+register(
+    *(
+        OperationKind(
+            name=name,
+            words=("num_gpus", "message_bytes"),
+            defaults={},
+            units="fabric",
+            flops=lambda c: np.zeros_like(c["message_bytes"]),
+            elements_moved=_bytes_over_the_link,
+            fixed_element_bytes=1,
+        )
+        for name in COLLECTIVES
+    )
+)
+
+
+@final
+@dataclass(frozen=True)
+class CollectiveCurves:
+    """Measured curves: log(seconds) at powers of two of the message's bytes.
+
+    Attributes:
+        log_sizes: Natural logarithm of the sizes, ascending, shape (points,).
+        curves: By GPU, collective and number of GPUs: log(seconds), shape (points,).
+        half_width: Half width of the 90 % interval in log(seconds), on sizes that were not fitted.
+    """
+
+    log_sizes: Array
+    curves: Mapping[str, Mapping[str, Mapping[int, Array]]]
+    half_width: float
+
+    def supports(self, operation: str) -> bool:
+        """True for a collective."""
+        return operation in COLLECTIVES
+
+    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+        """Seconds and their 90 % interval, each of shape (gpus, problems)."""
+        seconds = np.stack([self._seconds(batch, target) for target in gpus])
+        fitted = np.array([target.name in self.curves for target in gpus])[:, None]
+        spread = np.exp(self.half_width) * np.where(fitted, 1.0, UNFITTED_SPREAD)
+        bound = roofline_seconds(batch, gpus, least=True)
+        seconds = np.maximum(seconds, bound)
+        return Estimate(seconds, np.maximum(seconds / spread, bound), seconds * spread)
+
+    def _seconds(self, batch: ProblemBatch, target: Gpu) -> Array:
+        source, scale = self._source(target)
+        by_count = self.curves[source][UNMEASURED.get(batch.operation, batch.operation)]
+        counts = np.array(sorted(by_count), dtype=np.float64)
+        log_messages = np.log(batch.columns["message_bytes"] * scale)
+        at_counts = np.stack([self._interpolated(by_count[int(count)], log_messages) for count in counts])
+        seconds: Array = np.exp(_between_counts(counts, at_counts, batch.columns["num_gpus"]))
+        return seconds
+
+    def _source(self, target: Gpu) -> tuple[str, float]:
+        """The measured GPU to take curves from, and by how much messages grow on its link."""
+        if target.name in self.curves:
+            return target.name, 1.0
+        same_kind = [
+            name for name in self.curves if (find_gpu(name).nvlink_bytes_per_second is None) == _is_on_pcie(target)
+        ]
+        own = link_bandwidth(target)
+        nearest = min(same_kind, key=lambda name: abs(np.log(link_bandwidth(find_gpu(name)) / own)))
+        return nearest, link_bandwidth(find_gpu(nearest)) / own
+
+    def _interpolated(self, curve: Array, log_messages: Array) -> Array:
+        """log(seconds): constant below the smallest size, proportional to the message above the largest."""
+        beyond = np.maximum(log_messages - self.log_sizes[-1], 0.0)
+        inside: Array = np.interp(log_messages, self.log_sizes, curve)
+        return inside + beyond
+
+
+def _is_on_pcie(target: Gpu) -> bool:
+    return target.nvlink_bytes_per_second is None
+
+
+def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
+    """Interpolate log(seconds) over log(number of GPUs); beyond the measured numbers the line goes on.
+
+    A single GPU has nothing to send: its time is that of the smallest group at no message, the bound zero.
+    """
+    x, position = np.log(counts), np.log(np.maximum(wanted, 1.0))
+    upper = np.clip(np.searchsorted(x, position), 1, len(x) - 1)
+    columns = np.arange(len(wanted))
+    share = (position - x[upper - 1]) / (x[upper] - x[upper - 1])
+    low, high = at_counts[upper - 1, columns], at_counts[upper, columns]
+    between: Array = low + share * (high - low)
+    return between
+
+
+@cache
+def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
+    """The curves that come with the package.
+
+    Raises:
+        CatalogueError: The file is not what the recipe writes.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        sizes = np.log(np.array(content["message_bytes"], dtype=np.float64))
+        one = microseconds_to_seconds(1.0)
+        curves = {
+            name: {
+                operation: {int(count): np.log(one * np.array(times)) for count, times in by_count.items()}
+                for operation, by_count in operations.items()
+            }
+            for name, operations in content["microseconds"].items()
+        }
+        return CollectiveCurves(sizes, curves, float(content["half_width_90"]))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CatalogueError(
+            f"{path} does not hold collective curves ({error!r}); reinstall the package or train them again."
+        ) from error

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lightning_predict as lp
+from lightning_predict.errors import CatalogueError
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, bundled_curves
+from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.roofline import link_bandwidth
+
+GPUS = ["H100-SXM-80GB", "L40S", "V100-SXM2-16GB", "T4"]
+
+
+def seconds(operation: str, name: str, num_gpus: int, message_bytes: float) -> float:
+    return float(lp.operator_seconds(operation, name, dtype="bfloat16", num_gpus=num_gpus, message_bytes=message_bytes))
+
+
+def test_a_measured_all_reduce_is_near_its_measurement() -> None:
+    # 8 H100, 268,435,456 elements of two bytes: 2.11202 ms in one build (NVIDIA aiconfigurator, NCCL 2.27.3).
+    assert seconds("all_reduce", "H100-SXM-80GB", 8, 2 * 268435456) == pytest.approx(2.11202e-3, rel=0.1)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_beyond_the_largest_message_time_is_proportional_to_it(operation: str, name: str) -> None:
+    assert seconds(operation, name, 8, 2**36) == pytest.approx(2 * seconds(operation, name, 8, 2**35), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@given(exponent=st.floats(0, 40), count=st.sampled_from([2, 3, 4, 6, 8]), operation=st.sampled_from(COLLECTIVES))
+def test_time_grows_with_bytes_and_keeps_its_bound(name: str, exponent: float, count: int, operation: str) -> None:
+    small, large = 2.0**exponent, 2.0 ** (exponent + 1)
+    assert 0 < seconds(operation, name, count, small) <= seconds(operation, name, count, large) * (1 + 1e-9)
+    assert seconds(operation, name, count, large) >= large * (count - 1) / count / link_bandwidth(gpu(name))
+
+
+def test_an_unmeasured_gpu_scales_the_saturated_part_by_its_link_and_keeps_the_latency() -> None:
+    curves = bundled_curves()
+    assert "V100-SXM2-16GB" not in curves.curves
+    ratio = link_bandwidth(gpu("A100-SXM-80GB")) / link_bandwidth(gpu("V100-SXM2-16GB"))
+    large = seconds("all_reduce", "V100-SXM2-16GB", 8, 2**34) / seconds("all_reduce", "A100-SXM-80GB", 8, 2**34)
+    assert large == pytest.approx(ratio, rel=1e-6)
+    tiny = seconds("all_reduce", "V100-SXM2-16GB", 8, 64) / seconds("all_reduce", "A100-SXM-80GB", 8, 64)
+    assert tiny == pytest.approx(1.0)
+
+
+def test_an_unmeasured_gpu_has_a_wider_interval() -> None:
+    batch = problem_batch("all_gather", "bfloat16", num_gpus=4, message_bytes=2**28)
+    estimate = bundled_curves().estimate(batch, [gpu("H100-SXM-80GB"), gpu("T4")])
+    spread = (estimate.high_seconds / estimate.seconds)[:, 0]
+    assert spread[0] == pytest.approx(math.exp(bundled_curves().half_width))
+    assert spread[1] == pytest.approx(spread[0] * UNFITTED_SPREAD)
+    assert np.all(estimate.low_seconds <= estimate.seconds)
+
+
+def test_six_gpus_lie_between_four_and_eight() -> None:
+    four, six, eight = (seconds("all_reduce", "H100-SXM-80GB", count, 2**28) for count in (4, 6, 8))
+    assert min(four, eight) <= six <= max(four, eight)
+
+
+def test_a_broken_file_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "curves.json"
+    path.write_text(json.dumps({"message_bytes": [1, 2]}))
+    with pytest.raises(CatalogueError, match=r"does not hold collective curves \(KeyError.*reinstall the package"):
+        bundled_curves(path)
