@@ -1,1 +1,19 @@
-"""See the docstring of the package for what lives here."""
+"""From a training step to a Trace, and from a file to a Trace. This page loads no torch.
+
+What a Trace is, without torch:
+
+* `records.py`: `Trace` and the values inside it; `files.py` keeps them as versioned JSON (`checked.py` reads it).
+* `kineto.py`: `import_kineto`, for profiles that `torch.profiler` exported. `events.py` nests their calls, `levels.py`
+  picks the operations among them, `calls.py` reads tensors and arguments.
+* `execution_trace.py`: `import_execution_trace`, for files of torch's `ExecutionTraceObserver`.
+* The rules that every recorder shares: `composites.py` (what is taken apart), `whole.py` (what is not),
+  `signatures.py` (names of arguments), `phases.py` (forward, backward, optimizer, other).
+
+How a step is recorded, with torch:
+
+* `recording.py`: `capture`, for a step of your own; `session.py`: `CaptureSession`, for somebody else's loop.
+* `dispatch.py`: the recorder for the CPU and the meta device, on the modes of `modes.py`, the hooks of `hooks.py` and
+  the values of `tensors.py`.
+* `profiler.py`: the recorder for CUDA and for compiled code, which hands its events to `kineto.py`.
+* `environment.py`: parameters, memory, switches and compiled code around the step.
+"""

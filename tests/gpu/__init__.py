@@ -1,0 +1,1 @@
+"""Tests that need a CUDA device: `pytest -m gpu tests/gpu`. The ordinary run leaves them out."""
