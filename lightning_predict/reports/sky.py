@@ -1,0 +1,222 @@
+"""For SkyPilot: a task that rents the chosen machine, and predictions for its optimizer, which else assumes one hour.
+
+Nothing here imports SkyPilot. Example::
+
+    Path("task.yaml").write_text(sky_task(machine_to_rent("L4"), run="python train.py"))   # sky launch task.yaml
+
+    task = sky.Task.from_yaml("task.yaml")
+    task.set_time_estimator(sky_time_estimator(result))
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+
+from lightning_predict.cost.offers import CURRENT_YEARS, load_offers, offers_for
+from lightning_predict.cost.records import Offer, Prediction
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.reports.format import duration, usd, usd_per_hour
+from lightning_predict.reports.predictions import Predictions
+
+CLOUDS: Final[Mapping[str, str]] = {
+    "aws": "aws",
+    "azure": "azure",
+    "cudo": "cudo",
+    "do": "do",
+    "fluidstack": "fluidstack",
+    "gcp": "gcp",
+    "hyperbolic": "hyperbolic",
+    "ibm": "ibm",
+    "lambda": "lambda",
+    "mithril": "mithril",
+    "nebius": "nebius",
+    "oci": "oci",
+    "oracle cloud": "oci",
+    "paperspace": "paperspace",
+    "primeintellect": "primeintellect",
+    "runpod": "runpod",
+    "scp": "scp",
+    "seeweb": "seeweb",
+    "shadeform": "shadeform",
+    "vast": "vast",
+    "verda": "verda",
+    "yotta": "yotta",
+}
+"""SkyPilot's name of a provider's cloud, by the provider in lower case (the clouds of SkyPilot 0.14)."""
+
+ACCELERATORS: Final[Mapping[str, str]] = {
+    "A100-PCIe-40GB": "A100",
+    "A100-PCIe-80GB": "A100-80GB",
+    "A100-SXM-40GB": "A100",
+    "A100-SXM-80GB": "A100-80GB",
+    "B200-SXM-180GB": "B200",
+    "B300-SXM-288GB": "B300",
+    "GH200-96GB": "GH200",
+    "H100-NVL-94GB": "H100",
+    "H100-PCIe-80GB": "H100",
+    "H100-SXM-80GB": "H100",
+    "H200-SXM-141GB": "H200",
+    "P100-PCIe-16GB": "P100",
+    "Quadro-P4000": "P4000",
+    "Quadro-RTX-6000": "RTX6000",
+    "RTX-6000-Ada": "RTX6000-Ada",
+    "RTX-4000-Ada": "RTX4000-Ada",
+    "V100-SXM2-16GB": "V100",
+    "V100-SXM2-32GB": "V100-32GB",
+}
+"""SkyPilot's name of an accelerator where it is neither ours nor ours without hyphens (`RTX-4090`: `RTX4090`)."""
+
+RUNPOD_ACCELERATORS: Final[Mapping[str, str]] = {
+    "A100-SXM-80GB": "A100-80GB-SXM",
+    "H100-NVL-94GB": "H100-NVL",
+    "H100-SXM-80GB": "H100-SXM",
+    "H200-SXM-141GB": "H200-SXM",
+}
+"""RunPod's catalogue tells the forms of a card apart."""
+
+_CATALOGUE: Final = "SkyPilot catalogue"
+_SAME_INSTANCE_NAMES: Final = frozenset({"aws", "gcp", "lambda"})
+_GEFORCE: Final = re.compile(r"RTX-")
+
+
+def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
+    """The current machine with this GPU that costs the least as a whole, whatever its number of GPUs.
+
+    Args:
+        gpu: Any name of the GPU.
+        offers: Offers to choose from; None takes those that ship with the package.
+
+    Raises:
+        UnknownGpuError: The catalogue does not hold the GPU.
+        UnknownOfferError: No current offer has it.
+    """
+    table = load_offers() if offers is None else tuple(offers)
+    name = find_gpu(gpu).name
+    newest = max((offer.date for offer in table), default="0000")
+    oldest = f"{int(newest[:4]) - CURRENT_YEARS:04d}{newest[4:]}"
+    current = [offer for offer in offers_for(name, table) if offer.date >= oldest]
+    if not current:
+        raise UnknownOfferError(f"No current offer of {name}; give a price file that has one.")
+    return min(current, key=lambda offer: (offer.usd_per_hour, offer.num_gpus))
+
+
+def sky_task(
+    offer: Offer, *, run: str = "python train.py", name: str = "training", prediction: Prediction | None = None
+) -> str:
+    """A SkyPilot task in YAML that rents the machine of an offer.
+
+    Args:
+        offer: The machine. One that SkyPilot has no cloud for is described by its GPU alone.
+        run: Command that trains.
+        name: Name of the task.
+        prediction: What it takes, for the comment at the top.
+    """
+    cloud = CLOUDS.get(offer.provider.casefold())
+    resources: dict[str, object] = {}
+    if cloud is not None:
+        resources["cloud"] = cloud
+        if offer.region is not None:
+            resources["region"] = _region(cloud, offer.region)
+        instance = _instance(cloud, offer)
+        if instance is not None:
+            resources["instance_type"] = instance
+    resources["accelerators"] = f"{sky_accelerator(offer.gpu, offer.provider)}:{offer.num_gpus}"
+    resources["use_spot"] = offer.spot
+    document: str = yaml.safe_dump(
+        {"name": name, "resources": resources, "run": run}, sort_keys=False, allow_unicode=True
+    )
+    return "".join(f"# {line}\n" for line in _comment(offer, cloud, prediction)) + document
+
+
+def sky_accelerator(gpu: str, provider: str = "") -> str:
+    """SkyPilot's name of a GPU, in the spelling of this provider's catalogue.
+
+    Args:
+        gpu: Our name of the GPU.
+        provider: Who rents it out.
+    """
+    if provider.casefold() == "runpod" and gpu in RUNPOD_ACCELERATORS:
+        return RUNPOD_ACCELERATORS[gpu]
+    return ACCELERATORS.get(gpu, _GEFORCE.sub("RTX", gpu))
+
+
+def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
+    """The function for SkyPilot's `Task.set_time_estimator`: it takes a `sky.Resources` and returns seconds.
+
+    Args:
+        predictions: Of a run whose length is known.
+
+    Returns:
+        A function that raises UnknownGpuError for resources that were not predicted, and InvalidArgumentError for
+        those without an accelerator, on which the run does not fit, or where its length is unknown.
+    """
+
+    def seconds(resources: Any) -> int:
+        accelerators: Mapping[str, float] = resources.accelerators or {}
+        if len(accelerators) != 1:
+            raise InvalidArgumentError(f"{resources} has no accelerator of one kind; ask for one, for example T4:1.")
+        ((name, count),) = accelerators.items()
+        found = _predicted(predictions, name, count)
+        if found.fits is False:
+            raise InvalidArgumentError(
+                f"The run does not fit on {found.gpu}; leave {name} out of the task's resources."
+            )
+        if found.total_seconds is None:
+            raise InvalidArgumentError(
+                f"The length of the run on {found.gpu} is not known; predict it with a number of iterations."
+            )
+        return math.ceil(found.total_seconds)
+
+    return seconds
+
+
+def _predicted(predictions: Predictions, name: str, count: float) -> Prediction:
+    if count == 1:
+        try:
+            own = find_gpu(name).name
+        except UnknownGpuError:
+            own = name
+        if own in predictions:
+            return predictions[own]
+        forms = [
+            one
+            for one in predictions.values()
+            if name in (sky_accelerator(one.gpu), sky_accelerator(one.gpu, "runpod"))
+        ]
+        if forms:
+            return forms[0]
+    asked = ", ".join(predictions)
+    raise UnknownGpuError(f"{name}:{count:g} was not predicted. Predicted, one GPU each: {asked}.")
+
+
+def _instance(cloud: str, offer: Offer) -> str | None:
+    """SkyPilot's name of the machine; None where the price list does not use that."""
+    if offer.source.startswith(_CATALOGUE):
+        return offer.instance
+    if cloud in _SAME_INSTANCE_NAMES:  # but not "n1-highmem-8 + 1x V100", a machine with a card attached
+        return None if " " in offer.instance else offer.instance
+    if cloud == "azure":
+        return "Standard_" + offer.instance.replace(" ", "_")
+    return None
+
+
+def _region(cloud: str, region: str) -> str:
+    return region.replace(" ", "").lower() if cloud == "azure" else region
+
+
+def _comment(offer: Offer, cloud: str | None, prediction: Prediction | None) -> list[str]:
+    lines = [f"{offer.label}: {usd_per_hour(offer.usd_per_hour)} for {offer.num_gpus} x {offer.gpu}."]
+    if prediction is not None and prediction.total_seconds is not None:
+        cost = "" if prediction.cost_usd is None else f", {usd(prediction.cost_usd)}"
+        lines.append(f"Predicted on one {offer.gpu}: {duration(prediction.total_seconds)}{cost}.")
+    if offer.num_gpus > 1:
+        lines.append(f"The machine has {offer.num_gpus} GPUs, all of which are paid for.")
+    if cloud is None:
+        lines.append(f"SkyPilot has no cloud named {offer.provider}: it will look for the GPU elsewhere.")
+    return lines
