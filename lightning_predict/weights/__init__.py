@@ -1,4 +1,4 @@
-"""Weights of the utilisation models: what they are (`records`), their files (`files`, `manifest`) and how they are found.
+"""Weights of the utilisation models: the values (`records`), their files (`files`, `manifest`) and how they are found.
 
 `store` looks at an explicit path, the user's cache, the bundled `files/` and a configured address (`fetch`). No torch,
 no pickle. Example::
