@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, final
 
-from lightning_predict.callbacks.windows import Window, WindowWatch, next_action, steady_seconds
+from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS, Window, WindowWatch, next_action, steady_seconds
 from lightning_predict.tracing.records import Trace
 
 TIMED_VALIDATION_BATCHES: Final = 5
@@ -67,6 +67,7 @@ class StepRecorder:
 
     Args:
         warmup_steps: Windows to time before the first is recorded.
+        extra_warmup_steps: Windows by which the warm-up is prolonged at most where steps have not settled.
         capture_steps: Windows to record, one after the other.
         clock: Seconds, once the device has done its work.
         new_session: Makes the session that records one window.
@@ -78,6 +79,7 @@ class StepRecorder:
         self,
         *,
         warmup_steps: int,
+        extra_warmup_steps: int = EXTRA_WARMUP_WINDOWS,
         capture_steps: int,
         clock: Callable[[], float],
         new_session: Callable[[], Session],
@@ -86,6 +88,7 @@ class StepRecorder:
     ) -> None:
         self.watch = WindowWatch(optimizer_steps_done=optimizer_steps_done)
         self._warmup_steps = warmup_steps
+        self._extra_warmup_steps = extra_warmup_steps
         self._capture_steps = capture_steps
         self._clock = clock
         self._new_session = new_session
@@ -121,6 +124,7 @@ class StepRecorder:
             action = next_action(
                 [window.seconds for window in self._timed],
                 warmup_steps=self._warmup_steps,
+                extra_warmup_steps=self._extra_warmup_steps,
                 records_wanted=self._capture_steps - len(self._recorded),
                 full_windows_after=full_windows_after,
                 is_short=next_is_short,

@@ -27,6 +27,7 @@ from lightning_predict.callbacks.recorders import Pace, Session, StepRecorder, V
 from lightning_predict.callbacks.remaining import remaining, workload
 from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, position_of, reason_for_no_extras
+from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
 from lightning_predict.cost.quotes import check_price
 from lightning_predict.errors import CaptureError, WeightsNotFoundError
 from lightning_predict.gpus import DEFAULT_GPUS
@@ -136,11 +137,12 @@ class RuntimePredictor(Callback):
         def new_session() -> Session:
             return CaptureSession(device=device, model=pl_module, optimizers=trainer.optimizers)
 
-        budgets = [callback for callback in callbacks_of(trainer) if isinstance(callback, CostBudget)]
         # A budget may end the run after its warm-up; the step is recorded in time to say before what would cost less.
-        at_most = min((budget.warmup_steps - self.capture_steps for budget in budgets), default=self.warmup_steps)
+        budgets = [callback for callback in callbacks_of(trainer) if isinstance(callback, CostBudget)]
+        latest = min((budget.warmup_steps - self.capture_steps for budget in budgets), default=self.warmup_steps)
         self._steps = StepRecorder(
-            warmup_steps=max(1, min(self.warmup_steps, at_most)),
+            warmup_steps=max(1, min(self.warmup_steps, latest)),
+            extra_warmup_steps=0 if budgets else EXTRA_WARMUP_WINDOWS,
             capture_steps=self.capture_steps,
             clock=device_clock(device),
             new_session=new_session,
@@ -162,9 +164,9 @@ class RuntimePredictor(Callback):
 
     @harmless
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Nor is a checkpoint that is written."""
+        """Nor is a checkpoint, which another callback may write before this one is told that the batch has ended."""
         if self._steps is not None:
-            self._steps.pause()
+            self._steps.watch.pause()
 
     @harmless
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -155,6 +155,7 @@ def next_action(
     step_seconds: Sequence[float],
     *,
     warmup_steps: int,
+    extra_warmup_steps: int = EXTRA_WARMUP_WINDOWS,
     records_wanted: int,
     full_windows_after: int | None,
     is_short: bool,
@@ -168,6 +169,7 @@ def next_action(
     Args:
         step_seconds: Times of the windows so far.
         warmup_steps: Windows to time before recording.
+        extra_warmup_steps: Windows more to time at most, where the last one shows that steps have not settled.
         records_wanted: Windows still to record.
         full_windows_after: Windows of full length that follow this one until the run ends; None where unknown.
         is_short: The window is the shorter rest at the end of an epoch.
@@ -182,7 +184,7 @@ def next_action(
     if len(step_seconds) < warmup_steps:
         return "time"
     settled = step_seconds[-1] <= SLOW_RATIO * min(step_seconds)
-    return "record" if settled or len(step_seconds) >= warmup_steps + EXTRA_WARMUP_WINDOWS else "time"
+    return "record" if settled or len(step_seconds) >= warmup_steps + extra_warmup_steps else "time"
 
 
 def steady_seconds(step_seconds: Sequence[float]) -> tuple[float, ...]:

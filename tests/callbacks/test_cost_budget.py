@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_predict.callbacks import CostBudget, cost_budget
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 from lightning_predict.callbacks.ledger import Ledger
@@ -266,6 +266,14 @@ def test_a_deadline(lightning: Small, tmp_path: Path, time: Time) -> None:
 def test_fast_dev_run_is_left_alone(lightning: Small, tmp_path: Path) -> None:
     with pytest.warns(LightningPredictWarning, match="CostBudget does nothing under Trainer"):
         fit(lightning, tmp_path, CostBudget(hours=1e-9), fast_dev_run=5)
+
+
+@pytest.mark.parametrize("budget_first", [True, False])
+def test_predictions_come_before_it_ends_the_run(small: Small, tmp_path: Path, budget_first: bool) -> None:
+    callbacks: list[Any] = [CostBudget(usd=1e-6, usd_per_hour=1), RuntimePredictor(["T4"])]
+    model = fit(small, tmp_path, callbacks if budget_first else callbacks[::-1])
+    assert model.batches_trained == 3
+    assert callbacks[1].predictions is not None
 
 
 @pytest.fixture

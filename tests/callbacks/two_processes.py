@@ -1,0 +1,61 @@
+"""A fit on two processes with gloo: `python -m tests.callbacks.two_processes PACKAGE FOLDER CASE`.
+
+Each process writes what it has seen to `rank<n>.json` in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from tests.callbacks.small import Small
+
+CASES: dict[str, Any] = {
+    "within": lambda: [RuntimePredictor(["T4"]), CostBudget(hours=1000)],
+    "over": lambda: [CostBudget(usd=1e-6, usd_per_hour=1), RuntimePredictor(["T4"])],
+}
+
+
+def main(package: str, folder: Path, case: str) -> None:
+    """Fit, and write what this process has seen."""
+    small = Small(package)
+    callbacks = CASES[case]()
+    model = small.model(validates=True)
+    logged: list[list[str]] = []
+
+    class Logger(small.lightning.loggers.CSVLogger):  # type: ignore[misc,name-defined]
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            logged.append(sorted(metrics))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = small.trainer(
+            folder,
+            accelerator="cpu",
+            devices=2,
+            strategy="ddp",
+            max_epochs=2,
+            logger=Logger(folder),
+            callbacks=callbacks,
+        )
+        trainer.fit(model, small.loader(16), small.loader(4))
+    seen = {
+        "batches": model.batches_trained,
+        "weights": float(torch.nn.utils.parameters_to_vector(model.parameters()).double().sum()),
+        "predicted": [one.predictions is not None for one in callbacks if isinstance(one, RuntimePredictor)],
+        "reasons": [one.stopping_reason for one in callbacks if isinstance(one, CostBudget)],
+        "predictions_logged": sum("predict/T4/iteration_ms" in keys for keys in logged),
+        "budgets_logged": sum("budget/exceeded" in keys for keys in logged),
+        "warned": [str(one.message) for one in caught if "LightningPredict" in one.category.__name__],
+    }
+    (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
