@@ -170,7 +170,7 @@ def _split(rows: Iterable[Checked]) -> tuple[list[Call], list[DeviceWork]]:
             work.append(DeviceWork(name, category == "kernel", start, duration, details))
             continue
         thread = (event.get("pid"), event.get("tid"))
-        is_annotation = category == "user_annotation"
+        is_annotation = category == "user_annotation" or "#" in name  # older files have one category for both
         calls.append(Call(name, category in _LAUNCHES, is_annotation, thread, start, start + duration, details))
     return calls, work
 
@@ -191,8 +191,8 @@ def _step_window(calls: list[Call], work: list[DeviceWork], source: str, step: i
 def _nest(calls: list[Call]) -> Iterator[Call]:
     """Link calls that nest by time on their thread; yields the outermost ones by start."""
     open_calls: dict[Thread, list[Call]] = {}
-    # Of two calls with one start the longer is the outer; of two alike the file's order decides.
-    for call in sorted(calls, key=lambda item: (item.start, item.start - item.end)):
+    # Of two calls with one start the longer is the outer; of two alike the one that was numbered first.
+    for call in sorted(calls, key=lambda one: (one.start, one.start - one.end, one.details.get("external id", 0))):
         stack = open_calls.setdefault(call.thread, [])
         while stack and stack[-1].end <= call.start:
             stack.pop()

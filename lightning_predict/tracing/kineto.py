@@ -183,7 +183,7 @@ def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
     if not devices:
         return {}
     number = devices.most_common(1)[0][0]
-    rows = profile.header.get("deviceProperties")
+    rows = profile.header.get("deviceProperties", profile.header.get("computeProperties"))
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and row.get("id") == number:
             return row

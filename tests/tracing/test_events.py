@@ -43,8 +43,13 @@ def test_calls_nest_by_time_on_their_own_thread() -> None:
     ]
 
 
-def test_of_two_calls_that_start_together_the_longer_is_outside_and_of_equals_the_first() -> None:
-    rows = [event("inner", 0, 4), event("outer", 0, 9), event("first", 20, 5), event("second", 20, 5)]
+def test_of_two_calls_that_start_together_the_longer_is_outside_and_of_equals_the_first_numbered() -> None:
+    rows = [
+        event("inner", 0, 4, external_id=2),
+        event("outer", 0, 9, external_id=1),
+        event("second", 20, 5, external_id=4),
+        event("first", 20, 5, external_id=3),
+    ]
     profile = read_profile(rows, "f", step=None)
     assert [(call.name, call.parent.name if call.parent else None) for call in profile.calls()] == [
         ("outer", None),
@@ -122,8 +127,11 @@ def test_files_of_older_releases_spell_categories_and_keys_in_another_way() -> N
         event("cudaLaunchKernel", 2, 3, "Runtime", correlation=7),
         event("k", 6, 2, "Kernel", tid=99, correlation=7),
         event("Memcpy HtoD", 9, 1, "Memcpy", tid=99) | {"args": {"external id": 5}},
+        event("Optimizer.step#SGD.step", 30, 5, "Operator"),
     ]
-    (op,) = read_profile(rows, "f", step=None).roots
+    op, step = read_profile(rows, "f", step=None).roots
+    assert step.is_annotation
+    assert not op.is_annotation
     assert op.details["input dims"] == [[2, 3]]
     assert [work.name for work in op.children[0].device_work] == ["k"]
     assert [(work.name, work.is_kernel) for work in op.device_work] == [("Memcpy HtoD", False)]
