@@ -43,7 +43,7 @@ class Gan(LightningModule):
 
     def training_step(self, batch: tuple[Tensor], batch_idx: int) -> None:
         (real,) = batch
-        generator_optimizer, discriminator_optimizer = self.optimizers()  # type: ignore[misc]
+        generator_optimizer, discriminator_optimizer = self.optimizers()  # type: ignore[attr-defined]
         ones = torch.ones(len(real), 1, device=self.device)
         fake = self.generator(torch.randn(len(real), LATENT, device=self.device))
 

@@ -1,8 +1,8 @@
 """Whole iterations that others measured, predicted from the meta device: no weight, no GPU, no measurement.
 
-The measured times are those of the NeuSight artifact (MIT licence): PyTorch 2.1, float32 with TF32 off, eager attention,
-no optimizer step; the loss is outside the forward pass, its gradient inside the backward pass. None of them was used to
-train the weights.
+The measured times are those of the NeuSight artifact (MIT licence): PyTorch 2.1, float32 with TF32 off, eager
+attention, no optimizer step; the loss is outside the forward pass, its gradient inside the backward pass. None of them
+was used to train the weights.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def test_the_backward_pass_has_the_halves_that_the_mask_asks_for() -> None:
 
 
 def test_a_transposed_convolution_is_the_gradient_of_a_convolution() -> None:
-    arguments = {"stride": [2, 2], "padding": [1, 1], "transposed": True, "output_padding": [0, 0], "groups": 1}
+    arguments: dict[str, Any] = {"stride": [2, 2], "padding": [1, 1], "transposed": True, "groups": 1}
+    arguments["output_padding"] = [0, 0]
     got = translated("aten::convolution", tensor(2, 16, 4, 4), tensor(16, 8, 4, 4), **arguments)
     # It writes 2 x 8 x 8 x 8: (4 - 1)·2 - 2 + 3 + 1 = 8; the matching convolution reads that and gives 16 channels.
     words = {"batch": 2, "in_channels": 8, "out_channels": 16, "image_size": 8, "kernel_size": 4}
@@ -157,9 +158,9 @@ def test_an_embedding_reads_its_rows_and_its_gradient_writes_the_table() -> None
     )
     got = translated("aten::embedding_dense_backward", tensor(4, 6, 32), indices, num_weights=1000)
     size = 4 * 24 * 32
-    assert got[0].dims == (2 * size, 4 * 1000 * 32 + size, 24 * 32)
+    assert list(got[0].dims) == [2 * size, 4 * 1000 * 32 + size, 24 * 32]
     bag = translated("aten::_embedding_bag", tensor(1000, 32), indices, tensor(4, dtype="int64"))
-    assert bag[0].dims == (24 * 32 * 4 + 24 * 8, 4 * 32 * 4, 24 * 32)
+    assert list(bag[0].dims) == [24 * 32 * 4 + 24 * 8, 4 * 32 * 4, 24 * 32]
 
 
 def test_a_loss_reads_one_probability_a_target() -> None:
