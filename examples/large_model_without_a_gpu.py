@@ -31,7 +31,8 @@ class Block(nn.Module):
         query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
         joined = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         data = data + self.output(joined.transpose(1, 2).reshape(batch, length, hidden))
-        return data + self.perceptron(self.perceptron_norm(data))
+        result: Tensor = data + self.perceptron(self.perceptron_norm(data))
+        return result
 
 
 class Gpt(nn.Module):

@@ -111,8 +111,8 @@ class CollectiveCurves:
     def _interpolated(self, curve: Array, log_messages: Array) -> Array:
         """log(seconds): constant below the smallest size, proportional to the message above the largest."""
         beyond = np.maximum(log_messages - self.log_sizes[-1], 0.0)
-        inside: Array = np.interp(log_messages, self.log_sizes, curve)
-        return inside + beyond
+        values: Array = np.interp(log_messages, self.log_sizes, curve) + beyond
+        return values
 
 
 def _is_on_pcie(target: Gpu) -> bool:
