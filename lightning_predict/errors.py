@@ -24,6 +24,9 @@ An error says what was given, what was expected and what to do. Catch the root t
         * `WeightsDownloadError`
     * `MeasurementTableError`
     * `BudgetExceededError`
+    * `PlanningError`
+        * `PlanningFormatError`
+        * `InfeasiblePlanError`
     * `MissingDependencyError` (an `ImportError`)
 """
 
@@ -96,6 +99,18 @@ class MeasurementTableError(LightningPredictError):
 
 class BudgetExceededError(LightningPredictError):
     """The predicted or actual spend of a run is over its budget, and `on_exceed="raise"`."""
+
+
+class PlanningError(LightningPredictError):
+    """Jobs and machines that cannot be planned."""
+
+
+class PlanningFormatError(PlanningError):
+    """A file of jobs, or of a study, that is not valid: a missing, wrong or unknown field, named with its place."""
+
+
+class InfeasiblePlanError(PlanningError):
+    """Jobs that no plan can run; the message names the job and the constraint."""
 
 
 class MissingDependencyError(LightningPredictError, ImportError):

@@ -1,0 +1,308 @@
+"""What each choice costs: the table that the MILP, the heuristics and the tests share.
+
+Once a job's configuration is chosen, its end, its tardiness and its price are numbers, so one decision is a table: a
+row a job, a column a configuration, dollars in each cell, and a column for waiting. What is left to decide is which
+cells to take so that the jobs fit on the nodes. With time `t` left on configuration `(v, g)`, price `c_v` of a machine
+of `G_v` GPUs, period `H`, deadline `d`, tardiness weight `ω` and the moment `now`:
+
+    machines now       c_v · H            paid for each machine that is rented, until the next event at the latest
+    afterwards (ours)  c_v · g/G_v · max(0, t − H)                the job's share of its machine from then on
+    tardiness          ρ · ω · max(0, now + t − d)
+    postponed          ρ̂ · ω · max(0, now + H + t_worst − d)      the worst case of a job that waits
+    and (ours)         min over (v, g) of c_v · (H + g/G_v · max(0, t − H)): its cheapest run later, started alone
+    restarts (ours)    c_v · g/G_v · r · (H / gap − 1)            on top of the time r that a job loses when it moves
+
+Ours: without the two rows of machines, waiting would look free, and slow configurations of cheap machines would look
+cheap. Events come every `gap` seconds, much more often than every H: what a move gains is counted for H, so its loss is
+counted as often as there will be moves in H. Between equals, the choice that gets work done wins: waiting costs a
+thousandth more. `t_worst` is the slowest configuration worth renting, that is, one that no other beats in both time and
+price; the slowest of all is often so slow that it drowns everything else. Example::
+
+    options = options_of(problem, Situation(now_seconds=0.0, remaining={"resnet": 1.0}))
+    options.cost_usd  # (jobs, configurations) in US dollars; infinite where a job cannot run
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_predict.planning.records import (
+    Configuration,
+    Formulation,
+    Job,
+    MachineType,
+    Placement,
+    Problem,
+    Situation,
+    usd,
+)
+
+_TIE: Final = 1e-3
+
+Table = npt.NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenNode:
+    """A node whose running jobs stay, with GPUs to spare.
+
+    Attributes:
+        node: Its number.
+        machine: Index of its machine type in `Options.machines`.
+        free_gpus: GPUs that no running job has.
+    """
+
+    node: int
+    machine: int
+    free_gpus: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """One decision as numbers; jobs, machines and configurations are sorted by name.
+
+    Attributes:
+        jobs: Jobs to decide about (J of them).
+        machines: Machine types (M).
+        configurations: What jobs can run on (K).
+        machine_of: Machine index of each configuration, (K,).
+        size_of: GPUs of a machine that each configuration takes away, (K,): all of them where machines are not shared.
+        cost_usd: Cost of running a job on a configuration, without the machine's price until the next event, (J, K);
+            infinite where it cannot run.
+        machine_usd: Part of it, and of the price until the next event, that the budget counts, (J, K).
+        postponed_usd: Cost of letting a job wait, (J,); infinite where it must not.
+        reserved_usd: What the budget keeps for a job that waits: its cheapest run, alone on its machine, (J,).
+        period_usd: Price of a machine until the next event at the latest, (M,).
+        open_nodes: Nodes whose running jobs are not up for decision.
+        fixed: Those jobs and where they stay.
+        fixed_usd: What they cost; part of every decision.
+        free_nodes: Numbers of the nodes that can be given any type.
+        quotas: How many further machines of each type may be rented, (M,).
+        budget_usd: What may still be spent; infinite without a budget.
+    """
+
+    jobs: tuple[str, ...]
+    machines: tuple[MachineType, ...]
+    configurations: tuple[Configuration, ...]
+    machine_of: npt.NDArray[np.int64]
+    size_of: npt.NDArray[np.int64]
+    cost_usd: Table
+    machine_usd: Table
+    postponed_usd: Table
+    reserved_usd: Table
+    period_usd: Table
+    open_nodes: tuple[OpenNode, ...]
+    fixed: Mapping[str, Placement]
+    fixed_usd: float
+    free_nodes: tuple[int, ...]
+    quotas: npt.NDArray[np.int64]
+    budget_usd: float
+
+
+def options_of(problem: Problem, situation: Situation) -> Options:
+    """The table of one decision."""
+    machines = tuple(sorted(problem.machines, key=lambda machine: machine.name))
+    by_name = {job.name: job for job in problem.jobs}
+    fixed = dict(situation.running) if problem.formulation.fixes_running_jobs else {}
+    jobs = [by_name[name] for name in sorted(situation.remaining.keys() - fixed.keys())]
+    configurations = tuple(sorted({configuration for job in jobs for configuration in job.seconds}))
+    rows = [_Row.of(job, problem, situation, machines) for job in jobs]
+    cells = [[row.cells.get(configuration) for configuration in configurations] for row in rows]
+    shape = (len(jobs), len(configurations))
+    open_nodes = _open_nodes(fixed, machines, problem.formulation)
+    return Options(
+        jobs=tuple(job.name for job in jobs),
+        machines=machines,
+        configurations=configurations,
+        machine_of=np.array([_index(machines, item.machine) for item in configurations], dtype=np.int64),
+        size_of=np.array([_size(machines, item, problem.formulation) for item in configurations], dtype=np.int64),
+        cost_usd=np.array([[c.cost_usd if c else math.inf for c in row] for row in cells]).reshape(shape),
+        machine_usd=np.array([[c.machine_usd if c else math.inf for c in row] for row in cells]).reshape(shape),
+        postponed_usd=np.array([row.postponed_usd for row in rows], dtype=float),
+        reserved_usd=np.array([row.reserved_usd for row in rows], dtype=float),
+        period_usd=np.array(
+            [usd(seconds=problem.period_seconds, usd_per_hour=machine.usd_per_hour) for machine in machines]
+        ),
+        open_nodes=open_nodes,
+        fixed=fixed,
+        fixed_usd=_fixed_usd(problem, situation, fixed, by_name, machines),
+        free_nodes=tuple(sorted(set(range(problem.limits.nodes)) - {item.node for item in open_nodes})),
+        quotas=_quotas_left(problem, machines, open_nodes),
+        budget_usd=_budget_left(problem, situation, fixed, by_name, machines),
+    )
+
+
+def run_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
+    """Predicted time until the job's end, if it runs on this configuration from now on.
+
+    A job that moves, or that goes on after a pause, first loses `restart_seconds`.
+    """
+    seconds = situation.remaining[job.name] * job.seconds[configuration]
+    return seconds + lost_seconds(job, configuration, problem, situation)
+
+
+def lost_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
+    """Time that the job loses if it goes on with this configuration: none where it stays or has not run yet."""
+    current = situation.running.get(job.name)
+    stays = current is not None and current.configuration == configuration
+    return 0.0 if stays or job.name not in situation.started else problem.restart_seconds
+
+
+def tardiness_usd(job: Job, end_seconds: float) -> float:
+    """Cost of an end at this time: 0 until the deadline, then the job's weight for each hour."""
+    return usd(seconds=max(0.0, end_seconds - job.deadline_seconds), usd_per_hour=job.tardiness_usd_per_hour)
+
+
+def worth_renting(
+    seconds: Mapping[Configuration, float], cost_usd: Mapping[Configuration, float]
+) -> set[Configuration]:
+    """Configurations that no other beats in time and in cost (of equals, all)."""
+    return {
+        one
+        for one in seconds
+        if not any(
+            seconds[other] <= seconds[one]
+            and cost_usd[other] <= cost_usd[one]
+            and (seconds[other], cost_usd[other]) != (seconds[one], cost_usd[one])
+            for other in seconds
+        )
+    }
+
+
+def share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
+    """Part of the machine that a job on this configuration takes away from others."""
+    return configuration.num_gpus / machine.num_gpus if formulation.shares_gpus else 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    cost_usd: float
+    machine_usd: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Row:
+    cells: Mapping[Configuration, _Cell]
+    postponed_usd: float
+    reserved_usd: float
+
+    @classmethod
+    def of(cls, job: Job, problem: Problem, situation: Situation, machines: tuple[MachineType, ...]) -> _Row:
+        """One job's row."""
+        formulation, period, now = problem.formulation, problem.period_seconds, situation.now_seconds
+        seconds = {item: run_seconds(job, item, problem, situation) for item in _allowed(job, problem, situation)}
+        price = {item: machines[_index(machines, item.machine)].usd_per_hour for item in seconds}
+        part = {item: share(machines[_index(machines, item.machine)], item, formulation) for item in seconds}
+        shared_usd = {item: usd(seconds=t, usd_per_hour=price[item] * part[item]) for item, t in seconds.items()}
+        cells = {}
+        for item, t in seconds.items():
+            later = usd(seconds=max(0.0, t - period), usd_per_hour=price[item] * part[item])
+            tardiness = problem.tardiness_factor * tardiness_usd(job, now + t)
+            restarts = usd(seconds=lost_seconds(job, item, problem, situation), usd_per_hour=price[item] * part[item])
+            again = restarts * (period / (situation.mean_gap_seconds or period) - 1)
+            cells[item] = _Cell(later + tardiness + again, shared_usd[item])
+        worst = max(seconds[item] for item in worth_renting(seconds, shared_usd))
+        run_later = min(
+            usd(seconds=period + part[item] * max(0.0, t - period), usd_per_hour=price[item])
+            for item, t in seconds.items()
+        )
+        waiting = run_later * (1 + _TIE) + problem.postponement_factor * tardiness_usd(job, now + period + worst)
+        must_run = job.name in situation.running and not formulation.preempts
+        alone_usd = min(usd(seconds=t, usd_per_hour=price[item]) for item, t in seconds.items())
+        return cls(cells, math.inf if must_run else waiting, alone_usd)
+
+
+def _allowed(job: Job, problem: Problem, situation: Situation) -> list[Configuration]:
+    """Where the job may run: everywhere, or, without migration, where it has started."""
+    started = situation.started.get(job.name)
+    if started is not None and not problem.formulation.migrates:
+        return [started]
+    return sorted(job.seconds)
+
+
+def _index(machines: tuple[MachineType, ...], name: str) -> int:
+    return next(index for index, machine in enumerate(machines) if machine.name == name)
+
+
+def _size(machines: tuple[MachineType, ...], configuration: Configuration, formulation: Formulation) -> int:
+    machine = machines[_index(machines, configuration.machine)]
+    return configuration.num_gpus if formulation.shares_gpus else machine.num_gpus
+
+
+def _open_nodes(
+    fixed: Mapping[str, Placement], machines: tuple[MachineType, ...], formulation: Formulation
+) -> tuple[OpenNode, ...]:
+    taken: dict[tuple[int, int], int] = {}
+    for placement in fixed.values():
+        key = (placement.node, _index(machines, placement.configuration.machine))
+        taken[key] = taken.get(key, 0) + _size(machines, placement.configuration, formulation)
+    return tuple(
+        OpenNode(node=node, machine=machine, free_gpus=machines[machine].num_gpus - gpus)
+        for (node, machine), gpus in sorted(taken.items())
+    )
+
+
+def _quotas_left(
+    problem: Problem, machines: tuple[MachineType, ...], open_nodes: tuple[OpenNode, ...]
+) -> npt.NDArray[np.int64]:
+    return np.array(
+        [
+            problem.limits.quotas.get(machine.name, problem.limits.nodes)
+            - sum(node.machine == index for node in open_nodes)
+            for index, machine in enumerate(machines)
+        ],
+        dtype=np.int64,
+    )
+
+
+def _fixed_usd(
+    problem: Problem,
+    situation: Situation,
+    fixed: Mapping[str, Placement],
+    by_name: Mapping[str, Job],
+    machines: tuple[MachineType, ...],
+) -> float:
+    """Machines until the next event, the share afterwards, and the tardiness of the jobs that stay."""
+    rented = {(item.node, item.configuration.machine) for item in fixed.values()}
+    total = sum(
+        usd(seconds=problem.period_seconds, usd_per_hour=machines[_index(machines, name)].usd_per_hour)
+        for _, name in sorted(rented)
+    )
+    for name in sorted(fixed):
+        row = _Row.of(by_name[name], problem, situation, machines)
+        total += row.cells[fixed[name].configuration].cost_usd
+    return total
+
+
+def _budget_left(
+    problem: Problem,
+    situation: Situation,
+    fixed: Mapping[str, Placement],
+    by_name: Mapping[str, Job],
+    machines: tuple[MachineType, ...],
+) -> float:
+    """The budget without what is spent, what the fixed jobs will take and what later jobs will need."""
+    if problem.limits.budget_usd is None:
+        return math.inf
+    left = problem.limits.budget_usd - situation.spent_usd
+    for name in sorted(fixed):
+        row = _Row.of(by_name[name], problem, situation, machines)
+        left -= row.cells[fixed[name].configuration].machine_usd
+    later = (job for job in by_name.values() if job.release_seconds > situation.now_seconds)
+    return left - sum(cheapest_usd(job, machines) for job in sorted(later, key=lambda job: job.name))
+
+
+def cheapest_usd(job: Job, machines: tuple[MachineType, ...]) -> float:
+    """Cost of the cheapest whole run of a job that has its machine alone."""
+    prices = {machine.name: machine.usd_per_hour for machine in machines}
+    return min(usd(seconds=seconds, usd_per_hour=prices[item.machine]) for item, seconds in job.seconds.items())

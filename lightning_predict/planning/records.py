@@ -1,0 +1,227 @@
+"""What is planned: jobs, machines and limits, and a decision at every event.
+
+A `Problem` holds what does not change, a `Situation` what is known at one moment, a `Decision` says what runs from that
+moment until the next event; `plans.py` has what they add up to. Example::
+
+    t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
+    on_t4 = Configuration(machine="g4dn.xlarge", num_gpus=1)
+    job = Job(name="resnet", seconds={on_t4: 7200.0}, deadline_seconds=10800.0, tardiness_usd_per_hour=2.0)
+    problem = Problem(jobs=(job,), machines=(t4,), limits=Limits(nodes=1))
+
+Times are seconds from one common origin, the moment in which planning starts. Lists keep the order they are given in,
+but no result depends on it: jobs, machines and configurations are always visited by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, final
+
+from lightning_predict.units import seconds_to_hours
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineType:
+    """A type of virtual machine that can be rented.
+
+    Attributes:
+        name: Its name, unique in a problem.
+        gpu: Name of its GPU.
+        num_gpus: GPUs of one machine.
+        usd_per_hour: Price of the whole machine, busy or not.
+        provider: Who rents it out, as SkyPilot spells it; None where it does not matter.
+    """
+
+    name: str
+    gpu: str
+    num_gpus: int
+    usd_per_hour: float
+    provider: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Configuration:
+    """What a job can run on: so many GPUs of one machine of a type."""
+
+    machine: str
+    num_gpus: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training run.
+
+    Attributes:
+        name: Its name, unique in a problem.
+        seconds: Predicted time of the whole run by configuration; where an entry is absent, it cannot run there.
+        deadline_seconds: Time by which it should have ended; what is later is paid by `tardiness_usd_per_hour`.
+        tardiness_usd_per_hour: What an hour after the deadline costs (the seed's tardiness weight).
+        release_seconds: Time of its submission; no decision before it knows the job.
+        low_factor: Lower end of the interval of its times, as a factor of the predicted ones.
+        high_factor: Upper end of that interval.
+        command: What starts the training, for the exported scripts; None leaves a placeholder there.
+    """
+
+    name: str
+    seconds: Mapping[Configuration, float]
+    deadline_seconds: float
+    tardiness_usd_per_hour: float = 1.0
+    release_seconds: float = 0.0
+    low_factor: float = 1.0
+    high_factor: float = 1.0
+    command: str | None = None
+
+    @property
+    def fastest_seconds(self) -> float:
+        """Time on the fastest configuration."""
+        return min(self.seconds.values())
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may be rented.
+
+    Attributes:
+        nodes: Machines at one time, of all types together.
+        quotas: Machines at one time of a type, by its name; no entry is no quota.
+        budget_usd: For machines over the whole plan, tardiness not counted; None is no budget.
+    """
+
+    nodes: int
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    budget_usd: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formulation:
+    """Which freedom the planner has.
+
+    Attributes:
+        shares_gpus: Jobs may share a machine, each with GPUs of its own; else a job has its machine alone.
+        preempts: A running job may be put back into the queue, and goes on later where it stopped.
+        migrates: A job that has started may go on with another machine type or number of GPUs.
+    """
+
+    shares_gpus: bool = True
+    preempts: bool = True
+    migrates: bool = True
+
+    @property
+    def fixes_running_jobs(self) -> bool:
+        """A job that runs keeps its machine until its end."""
+        return not self.preempts and not self.migrates
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Jobs, machines and the rules of the plan.
+
+    Attributes:
+        jobs: All jobs, of any release time.
+        machines: What can be rented.
+        limits: How much of it.
+        formulation: Freedom of the planner.
+        period_seconds: A decision holds this long at most (the seed's H).
+        tardiness_factor: Weight of tardiness against the cost of machines (the seed's ρ).
+        postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
+        restart_seconds: Time that a job loses whenever it moves or goes on after a pause.
+    """
+
+    jobs: tuple[Job, ...]
+    machines: tuple[MachineType, ...]
+    limits: Limits
+    formulation: Formulation = Formulation()
+    period_seconds: float = 300.0
+    tardiness_factor: float = 1.0
+    postponement_factor: float = 1.0
+    restart_seconds: float = 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a job runs.
+
+    Attributes:
+        node: Number of the node, from 0.
+        configuration: Machine type of the node, and GPUs that the job has on it.
+    """
+
+    node: int
+    configuration: Configuration
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is known at one moment.
+
+    Attributes:
+        now_seconds: The moment.
+        remaining: Share of the work that is left of each job that was submitted and has not ended, above 0, at most 1.
+        running: Where jobs run now.
+        started: Last configuration of each job that has run, whether it runs now or not.
+        spent_usd: Paid for machines so far.
+        mean_gap_seconds: Mean time between two decisions so far; at most the period. None before the second decision.
+    """
+
+    now_seconds: float
+    remaining: Mapping[str, float]
+    running: Mapping[str, Placement] = field(default_factory=dict)
+    started: Mapping[str, Configuration] = field(default_factory=dict)
+    spent_usd: float = 0.0
+    mean_gap_seconds: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What runs from one moment until the next event.
+
+    Attributes:
+        placements: Where each job runs.
+        postponed: Jobs that wait, by name.
+        objective_usd: What the planner expects this to cost (see `objective.py`); None from a rule that has none.
+        bound_usd: No decision can cost less; None where the method proves nothing.
+        method: Name of the method.
+        solve_seconds: Time it took.
+    """
+
+    placements: Mapping[str, Placement]
+    postponed: tuple[str, ...]
+    objective_usd: float | None
+    bound_usd: float | None
+    method: str
+    solve_seconds: float
+
+    @property
+    def gap(self) -> float | None:
+        """Distance to the bound as a share of the objective; None without a bound."""
+        if self.objective_usd is None or self.bound_usd is None:
+            return None
+        if self.objective_usd == self.bound_usd:
+            return 0.0
+        return (self.objective_usd - self.bound_usd) / abs(self.objective_usd)
+
+
+class AbstractPolicy(Protocol):
+    """A way to decide: the planner, or a rule to compare it with."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+
+    def decide(self, problem: Problem, situation: Situation) -> Decision:
+        """What runs from this moment on."""
+
+
+def usd(*, seconds: float, usd_per_hour: float) -> float:
+    """Dollars for this long at this price."""
+    return seconds_to_hours(seconds) * usd_per_hour

@@ -1,0 +1,148 @@
+"""What can be planned at all: every rule that a problem must keep, each with a message that names job and constraint.
+
+Example::
+
+    >>> check_problem(problem)
+    Traceback (most recent call last):
+    lightning_predict.errors.InfeasiblePlanError: Job 'bert' fits nowhere: ...
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.planning.objective import cheapest_usd
+from lightning_predict.planning.records import Configuration, Job, Limits, MachineType, Problem
+
+
+def check_problem(problem: Problem) -> None:
+    """Refuse a problem that has no plan, or no meaning.
+
+    Raises:
+        InvalidArgumentError: A number out of its range, or a name that stands for two things or for nothing.
+        InfeasiblePlanError: A job or a limit that no plan can satisfy.
+    """
+    if not problem.machines:
+        raise InfeasiblePlanError("There are no offers: list at least one machine type that jobs can run on.")
+    if not problem.jobs:
+        raise InfeasiblePlanError("There are no jobs: list at least one.")
+    _check_unique("machine types", (machine.name for machine in problem.machines))
+    _check_unique("jobs", (job.name for job in problem.jobs))
+    for machine in problem.machines:
+        _check_machine(machine)
+    _check_limits(problem.limits, problem.machines)
+    _check_settings(problem)
+    machines = {machine.name: machine for machine in problem.machines}
+    for job in sorted(problem.jobs, key=lambda job: job.name):
+        _check_job(job, machines, problem.limits)
+    _check_budget(problem)
+
+
+def _check_unique(what: str, names: Iterable[str]) -> None:
+    twice = sorted(name for name, number in Counter(names).items() if number > 1)
+    if twice:
+        raise InvalidArgumentError(f"Two {what} have the name {twice[0]!r}; names must be unique. Rename one of them.")
+
+
+def _check_machine(machine: MachineType) -> None:
+    if machine.num_gpus < 1:
+        raise InvalidArgumentError(
+            f"Machine type {machine.name!r} has num_gpus={machine.num_gpus}; expected 1 or more."
+        )
+    if not (math.isfinite(machine.usd_per_hour) and machine.usd_per_hour >= 0):
+        raise InvalidArgumentError(
+            f"Machine type {machine.name!r} has usd_per_hour={machine.usd_per_hour}; expected a price of 0 or more."
+        )
+
+
+def _check_limits(limits: Limits, machines: Iterable[MachineType]) -> None:
+    if limits.nodes < 1:
+        raise InfeasiblePlanError(f"nodes={limits.nodes} leaves no job a place to run; allow at least 1.")
+    names = sorted(machine.name for machine in machines)
+    for name, quota in sorted(limits.quotas.items()):
+        if name not in names:
+            raise InvalidArgumentError(f"There is a quota for {name!r}, which is no machine type; known: {names}.")
+        if quota < 0:
+            raise InvalidArgumentError(f"The quota of {name!r} is {quota}; expected 0 or more.")
+    if limits.budget_usd is not None and not (math.isfinite(limits.budget_usd) and limits.budget_usd >= 0):
+        raise InvalidArgumentError(
+            f"budget_usd={limits.budget_usd} is no budget; expected dollars, or None for no budget."
+        )
+
+
+def _check_settings(problem: Problem) -> None:
+    if not (math.isfinite(problem.period_seconds) and problem.period_seconds > 0):
+        raise InvalidArgumentError(f"period_seconds={problem.period_seconds} is no period; expected seconds above 0.")
+    for name in ("tardiness_factor", "postponement_factor", "restart_seconds"):
+        value = getattr(problem, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise InvalidArgumentError(f"{name}={value}; expected a number of 0 or more.")
+
+
+def _check_job(job: Job, machines: dict[str, MachineType], limits: Limits) -> None:
+    if not (math.isfinite(job.release_seconds) and job.release_seconds >= 0):
+        raise InvalidArgumentError(f"Job {job.name!r} is released at {job.release_seconds} s; expected 0 or later.")
+    if not (math.isfinite(job.tardiness_usd_per_hour) and job.tardiness_usd_per_hour >= 0):
+        raise InvalidArgumentError(
+            f"Job {job.name!r} has tardiness_usd_per_hour={job.tardiness_usd_per_hour}; expected 0 or more."
+        )
+    if not math.isfinite(job.deadline_seconds) or job.deadline_seconds <= job.release_seconds:
+        raise InfeasiblePlanError(
+            f"Job {job.name!r} has its deadline at {job.deadline_seconds:g} s, which is in the past at its release at "
+            f"{job.release_seconds:g} s. Give a later deadline; a job that is late already can have a deadline just "
+            "after its release and a tardiness weight."
+        )
+    if not 0 < job.low_factor <= 1 <= job.high_factor < math.inf:
+        raise InvalidArgumentError(
+            f"Job {job.name!r} has the interval [{job.low_factor:g}, {job.high_factor:g}] around its times; expected "
+            "factors with 0 < low ≤ 1 ≤ high."
+        )
+    for configuration, seconds in sorted(job.seconds.items()):
+        _check_time(job, configuration, seconds, machines)
+    if not any(limits.quotas.get(configuration.machine, 1) > 0 for configuration in job.seconds):
+        reason = (
+            "every machine type that it could use has a quota of 0"
+            if job.seconds
+            else "it has a time on no machine type"
+        )
+        raise InfeasiblePlanError(
+            f"Job {job.name!r} fits nowhere: {reason}. Machine types: {sorted(machines)}. Add one that it fits on, or "
+            "take the job out."
+        )
+
+
+def _check_time(job: Job, configuration: Configuration, seconds: float, machines: dict[str, MachineType]) -> None:
+    machine = machines.get(configuration.machine)
+    if machine is None:
+        raise InvalidArgumentError(
+            f"Job {job.name!r} has a time on {configuration.machine!r}, which is no machine type; known: "
+            f"{sorted(machines)}."
+        )
+    if not 1 <= configuration.num_gpus <= machine.num_gpus:
+        raise InvalidArgumentError(
+            f"Job {job.name!r} has a time on {configuration.num_gpus} GPUs of {machine.name!r}, which has "
+            f"{machine.num_gpus}."
+        )
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidArgumentError(
+            f"Job {job.name!r} takes {seconds} s on {configuration.num_gpus} GPUs of {machine.name!r}; expected "
+            "seconds above 0. Leave the entry out where the job cannot run."
+        )
+
+
+def _check_budget(problem: Problem) -> None:
+    """Even the cheapest runs, one after another, must be affordable."""
+    budget = problem.limits.budget_usd
+    if budget is None:
+        return
+    needed = 0.0
+    for job in sorted(problem.jobs, key=lambda job: (job.release_seconds, job.name)):
+        needed += cheapest_usd(job, problem.machines)
+        if needed > budget:
+            raise InfeasiblePlanError(
+                f"The budget of ${budget:.2f} is too small: job {job.name!r} brings the cheapest runs of the jobs, one "
+                f"after another, to ${needed:.2f}. Raise the budget or take jobs out."
+            )
