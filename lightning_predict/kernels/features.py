@@ -6,7 +6,6 @@ kernel against its multiprocessors. The families (`features_matmul.py`, `feature
 `features_attention.py`, `features_vector.py`) put these blocks together. Example::
 
     >>> import numpy as np
-import numpy.typing as npt
     >>> waves, tail = wave_quantisation(np.array([[150.0]]), np.array([[100.0]]))
     >>> float(waves[0, 0]), float(tail[0, 0])  # 1.5 waves take the time of two
     (1.5, 0.75)
