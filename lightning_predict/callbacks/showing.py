@@ -38,7 +38,11 @@ def show(predictions: Predictions, trainer: Trainer, pl_module: LightningModule,
         warn(warning)
     if not trainer.loggers:
         path = write_json(predictions, trainer.default_root_dir)
-        rank_zero_info(f"RuntimePredictor wrote its predictions to {path}, as the Trainer has no logger.")
+        sentence = f"RuntimePredictor wrote its predictions to {path}, as the Trainer has no logger."
+        if with_table:
+            pl_module.print(sentence)
+        else:
+            rank_zero_info(sentence)
 
 
 def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> list[str]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
 from tests.callbacks.conftest import Call
-from tests.callbacks.small import BATCH_SIZE, Small
+from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
 GPUS = ["T4", "L4"]
 
@@ -307,3 +309,45 @@ def test_nothing_is_timed_after_the_capture(lightning: Small, tmp_path: Path, re
     readings.clear()
     fit(lightning, tmp_path, RuntimePredictor(GPUS), batches=40)
     assert len(readings) == until_the_capture == 4 * 2 + 1  # each batch's start and end, and the recorder's start
+
+
+def test_tensorboard_holds_scalars_a_table_and_a_figure(small: Small, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = small.lightning.loggers.TensorBoardLogger(tmp_path)
+    fit(small, tmp_path, RuntimePredictor(GPUS), logger=logger)
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    (scalar,) = events.Scalars("predict/T4/iteration_ms")
+    assert scalar.step == 4
+    assert scalar.value > 0
+    assert events.Tags()["images"] == ["predict/iteration_time"]
+    assert "predict/table/text_summary" in events.Tags()["tensors"]
+
+
+def test_validating_and_testing_alone_do_not_concern_it(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    trainer = small.trainer(tmp_path, callbacks=RuntimePredictor(GPUS))
+    trainer.validate(small.model(validates=True), small.loader(3), verbose=False)
+    assert calls == []
+
+
+def test_the_tuner_is_not_predicted(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    model = small.model()
+    model.lr = 0.01
+    trainer = small.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
+    tuner = import_module(f"{small.lightning.__name__}.tuner").Tuner(trainer)
+    tuner.lr_find(model, small.loader(8), num_training=6)
+    assert calls == []
+    trainer.fit(model, small.loader(8))
+    assert calls[0].workload.training_iterations == 8 - 4
+
+
+def test_the_batch_size_finder_is_not_predicted(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    model = lightning.model()
+    model.batch_size = 2
+    model.train_dataloader = lambda: torch.utils.data.DataLoader(Rows(8), batch_size=model.batch_size)
+    finder = lightning.lightning.callbacks.BatchSizeFinder(max_trials=2, steps_per_trial=1, init_val=2)
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=[finder, RuntimePredictor(GPUS)])
+    trainer.fit(model)
+    (call,) = calls
+    assert call.trace.samples == model.batch_size > 2

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_predict.callbacks.budget import Forecast
+from lightning_predict.callbacks.budget_watch import CHECK_SECONDS, BudgetWatch
+from lightning_predict.callbacks.ledger import Ledger
+from lightning_predict.callbacks.limits import hours_limit
+from lightning_predict.callbacks.recorders import Pace
+from lightning_predict.callbacks.remaining import Remaining
+
+
+class Run:
+    """A watch over batches of one second each, and no wait between them."""
+
+    def __init__(
+        self, *, hours: float = 1.0, ranks_agree: bool = False, validation_seconds: float | None = None
+    ) -> None:
+        self.seconds = 0.0
+        self.batches = 0
+        ledger = Ledger(lambda: self.seconds)
+        ledger.open(forget=True)
+        self.watch = BudgetWatch(
+            [hours_limit("hours", hours)],
+            ledger,
+            warmup_steps=2,
+            clock=lambda: self.seconds,
+            optimizer_steps_done=0,
+            ranks_agree=ranks_agree,
+            validation_seconds=validation_seconds,
+        )
+
+    def batch(self, *, accumulates: int = 1, steps: int = 1) -> str | None:
+        self.watch.batch_starts()
+        self.seconds += 1.0
+        self.batches += 1
+        return self.watch.batch_ends(optimizer_steps_done=steps * (self.batches // accumulates))
+
+
+def left(batches: int | None, *, validation_batches: int | None = 0) -> Remaining:
+    return Remaining(
+        batches=batches,
+        windows=batches,
+        full_windows=batches,
+        windows_per_epoch=None,
+        validation_batches=validation_batches,
+        at_most=False,
+    )
+
+
+def test_alone_it_asks_after_the_warmup_and_at_every_window_from_then_on() -> None:
+    run = Run()
+    assert [run.batch() for _ in range(5)] == [None, "forecast", "use", "use", "use"]
+
+
+def test_never_within_a_window() -> None:
+    run = Run()
+    questions = [run.batch(accumulates=2) for _ in range(8)]
+    assert questions == [None, None, None, "forecast", None, "use", None, "use"]
+
+
+def test_several_ranks_agree_every_half_minute() -> None:
+    run = Run(ranks_agree=True)
+    questions = [run.batch() for _ in range(2 + 2 * int(CHECK_SECONDS))]
+    assert questions[1] == "forecast"
+    assert [number for number, question in enumerate(questions, start=1) if question == "use"] == [2 + 30, 2 + 60]
+
+
+def test_the_forecast_is_time_by_batches() -> None:
+    run = Run(validation_seconds=0.5)
+    run.batch()
+    run.batch()
+    assert run.watch.judge_forecast(left(10, validation_batches=4)).action == "go on"
+    assert run.watch.forecast == Forecast(12.0, 12.0, 12.0)
+
+
+def test_a_time_limit_of_the_trainer_cuts_it_off() -> None:
+    run = Run()
+    run.batch()
+    run.batch()
+    run.watch.judge_forecast(left(10), seconds_left=3.0)
+    assert run.watch.forecast == Forecast(3.0, 3.0, 3.0)
+
+
+def test_what_is_left_is_judged_with_what_was_used() -> None:
+    run = Run(hours=10 / 3600)
+    run.batch()
+    run.batch()
+    assert run.watch.judge_forecast(left(8)).action == "go on"
+    assert run.watch.judge_forecast(left(9)).action == "stop"
+
+
+def test_without_a_known_length_only_what_was_used_is_judged() -> None:
+    run = Run(hours=2 / 3600)
+    run.batch()
+    run.batch()
+    assert run.watch.judge_forecast(left(None)).reason == "2.00 s of 2.00 s (hours) are used"
+    assert run.watch.forecast is None
+
+
+def test_a_forecast_that_fits_still_warns_of_what_was_used() -> None:
+    run = Run(hours=2.2 / 3600)
+    run.batch()
+    run.batch()
+    assert run.watch.judge_forecast(left(0)).action == "warn"
+
+
+@pytest.mark.parametrize(
+    ("is_manual", "pace"), [(False, Pace()), (True, Pace(batches_per_window=2, steps_per_window=3))]
+)
+def test_the_pace_is_seen_in_manual_optimization(is_manual: bool, pace: Pace) -> None:
+    run = Run()
+    for _ in range(4):
+        run.batch(accumulates=2, steps=3)
+    assert run.watch.pace(is_manual=is_manual) == pace
