@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.errors import UnknownOperationError, WeightsFormatError
 from lightning_predict.gpus import Gpu, gpu, gpu_names
-from lightning_predict.kernels.features import LAUNCH_SECONDS, reference_seconds
+from lightning_predict.kernels.features import LAUNCH_SECONDS, machine_features, reference_seconds
 from lightning_predict.kernels.operations import ProblemBatch, problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import UtilisationModels, log_utilisation_of
@@ -131,6 +131,20 @@ def test_a_large_bfloat16_product_on_h100_is_what_was_measured(shipped: Utilisat
     seconds = shipped.estimate(batch, [gpu("H100-SXM-80GB")]).seconds[0, 0]
     measured = (0.178462e-3 + 0.166026e-3) / 2  # two software builds of the public measurements
     assert abs(seconds / measured - 1) < 0.1
+
+
+def test_the_catalogue_still_says_what_the_weights_were_trained_with() -> None:
+    """Own weights know one value of each machine feature; another one means that the weights must be trained again."""
+    weights = load_weights(gpu_names(), offline=True)
+    assert weights.gpus
+    for name, own in weights.gpus.items():
+        for network in own.families.values():
+            operation, dtype = sorted(network.trained)[0]
+            machine = machine_features(ProblemBatch(operation, dtype, {"any": np.ones(1)}), [gpu(name)])
+            for feature, value in machine.items():
+                index = network.features.index(feature)
+                trained = (float(network.low[index]), float(network.high[index]))
+                assert trained[0] - 1e-3 <= value[0, 0] <= trained[1] + 1e-3, (name, network.family, feature)
 
 
 SIZES = st.floats(0, 20).map(lambda power: float(round(2**power)))
