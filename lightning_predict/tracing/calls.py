@@ -23,6 +23,9 @@ RECORDED_TENSORS: Final = "recorded tensors"
 """Key under which a recorder that ran in the process adds what a file lacks: for each position, the tensors there as
 rows of shape, dtype, storage number and kind of device."""
 
+RECORDED_OUTPUTS: Final = "recorded outputs"
+"""Key under which the tensors of the outputs stand in the same way, where they are known."""
+
 _DTYPES: Final[Mapping[str, str]] = {
     "float": "float32",
     "double": "float64",
@@ -90,6 +93,11 @@ def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
     return tuple(flat[: _TENSORS_READ.get(name)])
 
 
+def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
+    """Tensors that a call wrote, where a recorder added them; profiles do not have them."""
+    return tuple(tensor for group in _groups_of_rows(call.details.get(RECORDED_OUTPUTS, [])) for tensor in group or ())
+
+
 def arguments_of(call: Call) -> dict[str, Any]:
     """Arguments that are no tensors, by the schema's names; empty where the names are not known."""
     name = operator_name(call) or call.name
@@ -122,10 +130,7 @@ def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
     """For each position the tensors there; None where there is no tensor."""
     recorded = call.details.get(RECORDED_TENSORS)
     if recorded is not None:
-        return [
-            tuple(TensorInfo(tuple(shape), dtype, number, device) for shape, dtype, number, device in rows) or None
-            for rows in recorded
-        ]
+        return _groups_of_rows(recorded)
     sizes = call.details.get("input dims", [])
     types = call.details.get("input type", [])
     groups: list[tuple[TensorInfo, ...] | None] = []
@@ -134,11 +139,19 @@ def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
             dtype = _list_dtype(call)
             groups.append(tuple(TensorInfo(tuple(item), dtype) for item in shape if isinstance(item, list)) or None)
         else:
-            groups.append(None if kind in _NO_TENSORS else (TensorInfo(tuple(shape), _dtype(kind)),))
+            groups.append(None if kind in _NO_TENSORS else (TensorInfo(tuple(shape), dtype_of(kind)),))
     return groups
 
 
-def _dtype(kind: str) -> str:
+def _groups_of_rows(recorded: Sequence[Any]) -> list[tuple[TensorInfo, ...] | None]:
+    return [
+        tuple(TensorInfo(tuple(shape), dtype, number, device) for shape, dtype, number, device in rows) or None
+        for rows in recorded
+    ]
+
+
+def dtype_of(kind: str) -> str:
+    """Torch's name for a type that C++ prints; the text itself where it is not known."""
     return _DTYPES.get(kind.lower(), kind)
 
 
@@ -147,7 +160,7 @@ def _list_dtype(call: Call) -> str:
     for one in (call, *call.descendants()):
         for kind in one.details.get("input type", []):
             if kind not in _NO_TENSORS:
-                return _dtype(kind)
+                return dtype_of(kind)
     return "float32"
 
 

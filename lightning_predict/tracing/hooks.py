@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, final
 
 import torch
@@ -164,5 +165,6 @@ class ModuleWatch:
             self._calls.pop()
 
     def _learn_names(self, root: torch.nn.Module) -> None:
-        for name, module in root.named_modules():
-            self._names.setdefault(id(module), name)
+        with suppress(Exception):  # a model's own `named_modules` must not fail its step: names are a courtesy
+            for name, module in root.named_modules():
+                self._names.setdefault(id(module), name)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
-from lightning_predict.tracing.calls import arguments_of, tensors_of
+from lightning_predict.tracing.calls import arguments_of, outputs_of, tensors_of
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_profile
 from lightning_predict.tracing.files import read_json
 from lightning_predict.tracing.levels import UNATTRIBUTED, Found, is_backward_node, select_operations
@@ -135,6 +135,7 @@ def _operation(item: Found, phase: Phase, profile: Profile) -> Operation:
         name=item.name,
         phase=phase,
         inputs=() if item.call is None else tensors_of(item.call),
+        outputs=() if item.call is None or item.whole_forward is not None else outputs_of(item.call),
         arguments={} if item.call is None else arguments_of(item.call),
         kernels=tuple(_kernel(work, launch, profile) for work, launch in item.work),
         host_start_seconds=None if item.duration is None else microseconds_to_seconds(item.start - profile.start),

@@ -141,3 +141,15 @@ def test_closing_removes_every_hook_and_closing_twice_is_harmless() -> None:
         optimizers.close()
         modules.close()
     assert hooks_left() == before
+
+
+def test_a_model_whose_names_cannot_be_asked_for_still_runs() -> None:
+    class Odd(nn.Linear):
+        def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+            raise ValueError("not now")
+
+    model, watch = Odd(2, 1), ModuleWatch()
+    watch.open()
+    assert model(torch.zeros(3, 2)).shape == (3, 1)
+    watch.close()
+    assert watch.roots == [model]
