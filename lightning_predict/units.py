@@ -102,3 +102,23 @@ def watts_to_kilowatts(watts: float) -> float:
 def grams_to_kilograms(grams: float) -> float:
     """Kilograms in this many grams."""
     return grams / KILO
+
+
+def flops_to_teraflops(flops: float) -> float:
+    """TFLOP/s in this many FLOP/s."""
+    return flops / TERA
+
+
+def bytes_to_gigabytes(size_bytes: float) -> float:
+    """GB (10**9 bytes) in this many bytes."""
+    return size_bytes / GIGA
+
+
+def bytes_to_mebibytes(size_bytes: float) -> float:
+    """MiB (2**20 bytes) in this many bytes."""
+    return size_bytes / MEBIBYTE
+
+
+def hertz_to_megahertz(hertz: float) -> float:
+    """MHz in this many Hz."""
+    return hertz / MEGA

@@ -1,0 +1,71 @@
+"""What a command gives back: values for programs, and text for people.
+
+Example::
+
+    >>> print(aligned(["GPU", "GiB"], [["T4", "16"], ["H200", "141"]], right={1}))
+    GPU   GiB
+    ----  ---
+    T4     16
+    H200  141
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, final
+
+GAP = 2
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a command found.
+
+    Attributes:
+        data: All of it, as JSON values.
+        show: Prints it for people.
+    """
+
+    data: object
+    show: Callable[[], None]
+
+
+def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
+    """Aligned columns under their headers.
+
+    Args:
+        headers: Words over the columns.
+        rows: Texts, one list a row.
+        right: Numbers of the columns that are aligned to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    lines = [headers, ["-" * width for width in widths], *rows]
+    return "\n".join((" " * GAP).join(_cells(line, widths, right)).rstrip() for line in lines)
+
+
+def json_value(value: object) -> Any:
+    """Frozen values as JSON values: records as objects, sets sorted, numbers that JSON has no word for as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(json_value(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _cells(line: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:
+    return [
+        text.rjust(width) if number in right else text.ljust(width)
+        for number, (text, width) in enumerate(zip(line, widths, strict=True))
+    ]

@@ -1,0 +1,205 @@
+"""`gpus` and `offers`: what the package knows of GPUs and prices.
+
+Example::
+
+    lightning-predict gpus H100
+    lightning-predict offers --gpu L4 --offers our-prices.yaml
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.units import (
+    bytes_to_gibibytes,
+    bytes_to_gigabytes,
+    bytes_to_mebibytes,
+    flops_to_teraflops,
+    gibibytes_to_bytes,
+    hertz_to_megahertz,
+)
+
+if TYPE_CHECKING:
+    from lightning_predict.cost.records import Offer
+    from lightning_predict.gpus.records import Gpu, Source
+
+
+def gpus(
+    *,
+    search: str | None = None,
+    architecture: str | None = None,
+    min_memory_gib: float = 0.0,
+) -> Answer:
+    """List GPUs, or show all that is known of one, with its sources.
+
+    A word directly after the command is what to search for: `gpus H100`.
+
+    Args:
+        search: A name (ours, torch's or a cloud's) to show in full, or a part of one, or an architecture, to list.
+        architecture: List GPUs of one architecture only, for example hopper.
+        min_memory_gib: List GPUs with at least this much memory only.
+    """
+    from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+    from lightning_predict.gpus import gpu as find_gpu
+    from lightning_predict.gpus import gpu_names
+    from lightning_predict.gpus.catalogue import ARCHITECTURES
+
+    if search in ARCHITECTURES:
+        search, architecture = None, search
+    if architecture is not None and architecture not in ARCHITECTURES:
+        raise InvalidArgumentError(f"{architecture!r} is not an architecture. There are: {', '.join(ARCHITECTURES)}.")
+    everything = [find_gpu(name) for name in gpu_names()]
+    listed = [
+        row
+        for row in everything
+        if architecture in (None, row.architecture) and row.memory_bytes >= gibibytes_to_bytes(min_memory_gib)
+    ]
+    if search is None:
+        return _gpu_list(listed)
+    related = [row for row in listed if _has_word(row, search)]
+    try:
+        found = find_gpu(search)
+    except UnknownGpuError:
+        if not related:
+            raise
+        return _gpu_list(related)
+    others = [row.name for row in related if row != found]
+    return Answer(data=json_value(found), show=lambda: print("\n".join([*_gpu_lines(found), *_others(others)])))
+
+
+def offers(
+    *,
+    gpu: str | None = None,
+    provider: str | None = None,
+    offers: Path | None = None,
+    region: str | None = None,
+    date: str | None = None,
+) -> Answer:
+    """List what GPUs rent for, with dates; the cheapest of each GPU first.
+
+    Args:
+        gpu: Show offers of this GPU only, with their sources.
+        provider: Show offers of this provider only.
+        offers: A price file of your own instead of the prices that ship with the package: YAML or a SkyPilot catalogue.
+        region: With a price file: take the prices of this region.
+        date: With a SkyPilot catalogue: the day of its prices (default: the file's).
+    """
+    from lightning_predict.cost.offers import load_offers, offers_for
+    from lightning_predict.cost.user_offers import read_offer_file
+    from lightning_predict.cost.user_offers_rows import OfferFile, nearest
+    from lightning_predict.errors import InvalidArgumentError, UnknownOfferError
+    from lightning_predict.gpus import gpu as find_gpu
+    from lightning_predict.gpus import gpu_names
+
+    if offers is None and (region, date) != (None, None):
+        raise InvalidArgumentError("region and date are for a price file of your own; give it with --offers.")
+    file = OfferFile(offers=load_offers()) if offers is None else read_offer_file(offers, region=region, date=date)
+    names = gpu_names() if gpu is None else (find_gpu(gpu).name,)
+    chosen = [offer for name in names for offer in offers_for(name, file.offers)]
+    if provider is not None:
+        known = {offer.provider for offer in file.offers}
+        chosen = [offer for offer in chosen if offer.provider.casefold() == provider.casefold()]
+        if provider.casefold() not in {name.casefold() for name in known}:
+            raise UnknownOfferError(f"No offer of {provider!r} is listed. {nearest(provider, known)}")
+    if not chosen:
+        raise UnknownOfferError(f"No offer of {' from '.join(filter(None, (gpu, provider)))} is listed.")
+    data = {"offers": json_value(chosen), "notes": list(file.notes)}
+    return Answer(data=data, show=lambda: print(_offer_text(chosen, file.notes, with_sources=gpu is not None)))
+
+
+def _gpu_list(rows: Sequence[Gpu]) -> Answer:
+    headers = ["GPU", "architecture", "year", "GiB", "GB/s", "fp32 TFLOP/s", "bf16 TFLOP/s", "W"]
+    texts = [
+        [
+            row.name,
+            row.architecture,
+            str(row.launch_year),
+            f"{bytes_to_gibibytes(row.memory_bytes):g}",
+            f"{bytes_to_gigabytes(row.dram_bytes_per_second):,.0f}",
+            _teraflops(row, "float32"),
+            _teraflops(row, "bfloat16"),
+            f"{row.power_watts:g}",
+        ]
+        for row in rows
+    ]
+    text = aligned(headers, texts, right={2, 3, 4, 5, 6, 7})
+    return Answer(
+        data=[json_value(row) for row in rows],
+        show=lambda: print(f"{text}\n\n{len(rows)} GPUs. Peaks are dense; e: emulated. All of one: gpus NAME."),
+    )
+
+
+def _teraflops(row: Gpu, dtype: str) -> str:
+    peak = row.peak(dtype)
+    if peak is None:
+        return "-"
+    return f"{flops_to_teraflops(peak):,.4g}{' e' if dtype in row.emulated_dtypes else '  '}"
+
+
+def _has_word(row: Gpu, search: str) -> bool:
+    from lightning_predict.gpus.lookup import normalise
+
+    return any(normalise(search) in normalise(word) for word in (row.name, *row.aliases, *row.reported_names))
+
+
+def _gpu_lines(row: Gpu) -> Iterable[str]:
+    sources = list(dict.fromkeys(source for group in row.sources.values() for source in group))
+    peaks = ", ".join(f"{dtype} {_teraflops(row, dtype).strip()}" for dtype in row.peak_flops_per_second)
+    nvlink = row.nvlink_bytes_per_second
+    base, boost = hertz_to_megahertz(row.base_clock_hz), hertz_to_megahertz(row.boost_clock_hz)
+    dram, l2 = bytes_to_gigabytes(row.dram_bytes_per_second), bytes_to_gigabytes(row.l2_bytes_per_second)
+    link = "" if nvlink is None else f"NVLink {bytes_to_gigabytes(nvlink):g} GB/s, "
+    figures = {
+        "architecture": f"{row.architecture}, compute capability {'.'.join(map(str, row.compute_capability))}",
+        "released": str(row.launch_year),
+        "torch reports": ", ".join(row.reported_names) or "not known",
+        "also called": ", ".join(row.aliases) or "nothing else",
+        "multiprocessors": f"{row.streaming_multiprocessors} with {row.cores_per_multiprocessor} lanes each",
+        "clock": f"{base:g} MHz base, {boost:g} MHz boost",
+        "peak (TFLOP/s)": f"{peaks}; dense" + (", e: emulated" if row.emulated_dtypes else ""),
+        "memory": f"{bytes_to_gibibytes(row.memory_bytes):g} GiB, {dram:,g} GB/s",
+        "L2": f"{bytes_to_mebibytes(row.l2_bytes):g} MiB, {l2:,g} GB/s",
+        "links": f"{link}PCIe {bytes_to_gigabytes(row.pcie_bytes_per_second):g} GB/s, one direction",
+        "power": f"{row.power_watts:g} W",
+    }
+    width = max(map(len, figures)) + 2
+    yield row.name
+    yield from (f"  {name:<{width}}{text}" for name, text in figures.items())
+    yield "  sources" + (" (one data sheet, no second that agrees)" if row.single_source else "")
+    yield from (f"    {_source(source, row)}" for source in sources)
+
+
+def _source(source: Source, row: Gpu) -> str:
+    fields = [field for field, group in row.sources.items() if source in group]
+    what = "" if "*" in fields else f" [{', '.join(fields)}]"
+    return f"{source.title} ({source.date}), {source.url}{what}"
+
+
+def _others(names: Sequence[str]) -> Iterable[str]:
+    if names:
+        yield f"  Others of this name: {', '.join(names)}."
+
+
+def _offer_text(chosen: Sequence[Offer], notes: Sequence[str], *, with_sources: bool) -> str:
+    headers = ["GPU", "provider", "machine", "GPUs", "$/h", "$/h a GPU", "spot $/h", "region", "date"]
+    rows = [
+        [
+            offer.gpu,
+            offer.provider,
+            offer.instance + (" (spot)" if offer.spot else ""),
+            str(offer.num_gpus),
+            f"{offer.usd_per_hour:.2f}",
+            f"{offer.usd_per_gpu_hour:.2f}",
+            "" if offer.spot_usd_per_hour is None else f"{offer.spot_usd_per_hour:.2f}",
+            offer.region or "",
+            offer.date,
+        ]
+        for offer in chosen
+    ]
+    lines = [aligned(headers, rows, right={3, 4, 5, 6}), "", f"{len(rows)} offers, without tax or commitment."]
+    if with_sources:
+        lines += ["Sources:", *sorted({f"  {offer.provider} ({offer.date}): {offer.source}" for offer in chosen})]
+    return "\n".join([*lines, *notes])

@@ -1,0 +1,262 @@
+"""`predict` and `report`: what a recorded step takes on other GPUs, on the terminal and in files.
+
+Example::
+
+    lightning-predict predict run.json --iterations 10000 --deadline-hours 8 --sky task.yaml
+    lightning-predict report run.json --iterations 10000 --output report.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from lightning_predict.cli.answers import Answer, json_value
+
+if TYPE_CHECKING:
+    from lightning_predict.cost.energy import Energy
+    from lightning_predict.cost.records import Offer
+    from lightning_predict.reports.predictions import Predictions
+    from lightning_predict.reports.ranking import Ranking
+
+
+def predict(
+    trace: Path,
+    *,
+    gpus: str | None = None,
+    iterations: int | None = None,
+    deadline_hours: float | None = None,
+    usd_per_hour: float | None = None,
+    offers: Path | None = None,
+    region: str | None = None,
+    spot: bool = False,
+    watts: float | None = None,
+    usd_per_kwh: float | None = None,
+    energy: bool = False,
+    grid_grams_per_kwh: float | None = None,
+    method: Literal["auto", "mlp", "wave"] = "auto",
+    weights: Path | None = None,
+    html: Path | None = None,
+    markdown: Path | None = None,
+    sky: Path | None = None,
+) -> Answer:
+    """Predict a recorded training step on GPUs: time, cost, memory, and which GPU to rent.
+
+    Record the step with `lightning_predict.capture(step).save("run.json")`.
+
+    Args:
+        trace: The recorded step.
+        gpus: Names of GPUs, separated by commas (default: ten that people rent).
+        iterations: Training steps still to come; without it, times and costs are those of one step.
+        deadline_hours: Recommend the cheapest GPU that is done within so many hours, too.
+        usd_per_hour: Your own price of every GPU.
+        offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
+        region: With a price file: take the prices of this region.
+        spot: Take the prices of interruptible machines.
+        watts: Of a machine of your own, whose price is its electricity; with --usd-per-kwh.
+        usd_per_kwh: Your price of electricity; with --watts.
+        energy: Show the energy of the run.
+        grid_grams_per_kwh: Show its CO2, too, at this carbon intensity of the grid.
+        method: How operations are predicted; wave uses measured kernel times where the trace has them.
+        weights: Weights of the models, a folder or a file.
+        html: Write a report to this file.
+        markdown: Write the tables in Markdown to this file.
+        sky: Write a SkyPilot task that rents the recommended GPU to this file.
+    """
+    prices = Prices(usd_per_hour, offers, region, spot, watts, usd_per_kwh)
+    findings = _findings(trace, gpus, iterations, deadline_hours, prices, method, weights)
+    if energy or grid_grams_per_kwh is not None:
+        findings = findings.with_energy(grid_grams_per_kwh)
+    written = {"html": html, "markdown": markdown, "sky": sky}
+    for path, text in ((html, findings.html), (markdown, findings.markdown), (sky, findings.sky)):
+        if path is not None:
+            path.write_text(text(), encoding="utf-8")
+    files = {kind: str(path) for kind, path in written.items() if path is not None}
+    return Answer(data=findings.as_dict() | {"written": files}, show=lambda: findings.show(files))
+
+
+def report(
+    trace: Path,
+    *,
+    output: Path = Path("report.html"),
+    iterations: int | None = None,
+    gpus: str | None = None,
+    deadline_hours: float | None = None,
+    usd_per_hour: float | None = None,
+    offers: Path | None = None,
+    region: str | None = None,
+    spot: bool = False,
+    grid_grams_per_kwh: float | None = None,
+    method: Literal["auto", "mlp", "wave"] = "auto",
+    weights: Path | None = None,
+) -> Answer:
+    """Write a report on a recorded training step: one file, HTML (needs no network), Markdown or JSON by its name.
+
+    Args:
+        trace: The recorded step.
+        output: File to write; .html, .md or .json.
+        iterations: Training steps still to come; without it, times and costs are those of one step.
+        gpus: Names of GPUs, separated by commas (default: ten that people rent).
+        deadline_hours: Recommend the cheapest GPU that is done within so many hours, too.
+        usd_per_hour: Your own price of every GPU.
+        offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
+        region: With a price file: take the prices of this region.
+        spot: Take the prices of interruptible machines.
+        grid_grams_per_kwh: Show the CO2 of the run at this carbon intensity of the grid.
+        method: How operations are predicted; wave uses measured kernel times where the trace has them.
+        weights: Weights of the models, a folder or a file.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+
+    if output.suffix not in (".html", ".md", ".json"):
+        raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .md or .json; give one.")
+    prices = Prices(usd_per_hour, offers, region, spot)
+    findings = _findings(trace, gpus, iterations, deadline_hours, prices, method, weights)
+    findings = findings.with_energy(grid_grams_per_kwh)
+    texts = {".html": findings.html, ".md": findings.markdown, ".json": findings.json_text}
+    output.write_text(texts[output.suffix](), encoding="utf-8")
+    return Answer(data=findings.as_dict() | {"written": {output.suffix[1:]: str(output)}}, show=lambda: print(output))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The options that say what an hour costs."""
+
+    usd_per_hour: float | None = None
+    file: Path | None = None
+    region: str | None = None
+    spot: bool = False
+    watts: float | None = None
+    usd_per_kwh: float | None = None
+
+    def offers(self, gpus: Sequence[str]) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
+        """The offers to take prices from, and what there is to say about them."""
+        from lightning_predict.cost.offers import load_offers
+        from lightning_predict.cost.user_offers import (
+            at_spot_prices,
+            outdated,
+            own_machine_offer,
+            read_offer_file,
+            with_listed,
+        )
+        from lightning_predict.errors import InvalidArgumentError
+
+        ways = [self.usd_per_hour is not None, self.file is not None, (self.watts, self.usd_per_kwh) != (None, None)]
+        if sum(ways) > 1:
+            raise InvalidArgumentError("Give one of --usd-per-hour, --offers, and --watts with --usd-per-kwh.")
+        if self.region is not None and self.file is None:
+            raise InvalidArgumentError("--region is for a price file of your own; give it with --offers.")
+        if ways[2]:
+            return tuple(own_machine_offer(gpu, watts=self.watts, usd_per_kwh=self.usd_per_kwh) for gpu in gpus), ()
+        table = load_offers()
+        notes: tuple[str, ...] = ()
+        if self.file is not None:
+            found = read_offer_file(self.file, region=self.region)
+            table, notes = with_listed(found.offers), (*found.notes, *outdated(found.offers))
+        return (at_spot_prices(table) if self.spot else table), notes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Everything that is predicted of one trace, in all the forms in which it is given out."""
+
+    predictions: Predictions
+    ranking: Ranking
+    offers: tuple[Offer, ...]
+    energies: Mapping[str, Energy | None] | None = None
+
+    def with_energy(self, grid_grams_per_kwh: float | None) -> Findings:
+        """The same with the energy of each run."""
+        from lightning_predict.cost.energy import prediction_energy
+
+        energies = {
+            one.gpu: prediction_energy(one, grid_grams_per_kwh=grid_grams_per_kwh) for one in self.predictions.values()
+        }
+        return Findings(self.predictions, self.ranking, self.offers, energies)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        energies = {} if self.energies is None else {"energy": json_value(self.energies)}
+        return {**self.predictions.as_dict(), "ranking": self.ranking.as_dict(), **energies}
+
+    def json_text(self) -> str:
+        """All of it as JSON."""
+        import json
+
+        return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
+
+    def html(self) -> str:
+        """The report as an HTML document."""
+        from lightning_predict.reports.html import html_report
+
+        return html_report(self.predictions, self.ranking, energies=self.energies, offers=self.offers)
+
+    def markdown(self) -> str:
+        """The tables in Markdown."""
+        from lightning_predict.reports.energy import energy_columns
+        from lightning_predict.reports.ranking import ranking_markdown
+        from lightning_predict.reports.table import markdown_table
+
+        extra = () if self.energies is None else energy_columns(self.energies)
+        return f"{ranking_markdown(self.ranking)}\n\n{markdown_table(self.predictions, extra=extra)}\n"
+
+    def sky(self) -> str:
+        """A SkyPilot task for the best GPU: within the deadline where there is one, else the cheapest."""
+        from lightning_predict.errors import InvalidArgumentError
+        from lightning_predict.reports.sky import machine_to_rent, sky_task
+
+        ranking = self.ranking
+        chosen = ranking.cheapest if ranking.deadline_hours is None else ranking.within_deadline
+        if chosen is None:
+            raise InvalidArgumentError("No GPU can be recommended, so there is no machine to rent; see the ranking.")
+        return sky_task(machine_to_rent(chosen.gpu, self.offers), prediction=chosen.prediction)
+
+    def show(self, files: Mapping[str, str]) -> None:
+        """Print the table, the ranking, and which files were written."""
+        from lightning_predict.reports.energy import energy_columns
+        from lightning_predict.reports.ranking import ranking_lines
+        from lightning_predict.reports.table import print_table
+
+        print_table(self.predictions, extra=() if self.energies is None else energy_columns(self.energies))
+        print("", *ranking_lines(self.ranking), sep="\n")
+        if files:
+            print("", *(f"Written: {path}" for path in files.values()), sep="\n")
+
+
+def _findings(
+    trace: Path,
+    gpus: str | None,
+    iterations: int | None,
+    deadline_hours: float | None,
+    prices: Prices,
+    method: str,
+    weights: Path | None,
+) -> Findings:
+    """Predict and rank; a deadline or a price that cannot be is refused before the trace is read."""
+    from dataclasses import replace
+
+    from lightning_predict.gpus import DEFAULT_GPUS
+    from lightning_predict.prediction import check_gpus
+    from lightning_predict.prediction import predict as predict_trace
+    from lightning_predict.reports.predictions import Predictions
+    from lightning_predict.reports.ranking import rank
+    from lightning_predict.tracing.records import Trace
+
+    names = check_gpus(DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()])
+    rank(Predictions(()), deadline_hours=deadline_hours)
+    offers, notes = prices.offers(names)
+    found = predict_trace(
+        Trace.load(str(trace)),
+        names,
+        iterations=iterations,
+        method=method,
+        offers=offers,
+        usd_per_hour=prices.usd_per_hour,
+        weights=None if weights is None else str(weights),
+    )
+    found = replace(found, notes=(*found.notes, *notes))
+    return Findings(found, rank(found, deadline_hours=deadline_hours), offers)
