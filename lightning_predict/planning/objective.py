@@ -3,19 +3,20 @@
 Once a job's configuration is chosen, its end, its tardiness and its price are numbers, so one decision is a table: a
 row a job, a column a configuration, dollars in each cell, and a column for waiting. What is left to decide is which
 cells to take so that the jobs fit on the nodes. With time `t` left on configuration `(v, g)`, price `c_v` of a machine
-of `G_v` GPUs, period `H`, deadline `d`, tardiness weight `ω` and the moment `now`:
+of `G_v` GPUs, deadline `d`, tardiness weight `ω`, the moment `now` and the time `h` until machines are used otherwise:
 
-    machines now       c_v · H            paid for each machine that is rented, until the next event at the latest
-    afterwards (ours)  c_v · g/G_v · max(0, t − H)                the job's share of its machine from then on
+    machines now       c_v · h            for each machine that is rented
+    afterwards (ours)  c_v · g/G_v · max(0, t − h)                the job's share of its machine from then on
     tardiness          ρ · ω · max(0, now + t − d)
-    postponed          ρ̂ · ω · max(0, now + H + t_worst − d)      the worst case of a job that waits
-    and (ours)         min over (v, g) of c_v · (H + g/G_v · max(0, t − H)): its cheapest run later, started alone
-    restarts (ours)    c_v · g/G_v · r · (H / gap − 1)            on top of the time r that a job loses when it moves
+    postponed          ρ̂ · ω · max(0, now + h + t_worst − d)      the worst case of a job that waits
+    and (ours)         min over (v, g) of c_v · (h + g/G_v · max(0, t − h)): its cheapest run later, started alone
+    restarts (ours)    c_v · g/G_v · r · (h / gap − 1)            on top of the time r that a job loses when it moves
 
-Ours: without the two rows of machines, waiting would look free, and slow configurations of cheap machines would look
-cheap. Events come every `gap` seconds, much more often than every H: what a move gains is counted for H, so its loss is
-counted as often as there will be moves in H. Between equals, the choice that gets work done wins: waiting costs a
-thousandth more. `t_worst` is the slowest configuration worth renting, that is, one that no other beats in both time and
+The seed's models count machines until the next event and waiting until the period `H` is over. Ours: `h` is three mean
+gaps between events so far, at most `H`. Without the two further rows of machines, waiting would look free, and slow
+configurations of cheap machines would look cheap. What a move gains is counted for `h`, so its loss is counted as often
+as there are events in `h`. Between equals, the choice that gets work done wins: waiting costs a thousandth more.
+`t_worst` is the slowest configuration worth renting, that is, one that no other beats in both time and
 price; the slowest of all is often so slow that it drowns everything else. Example::
 
     options = options_of(problem, Situation(now_seconds=0.0, remaining={"resnet": 1.0}))
@@ -42,6 +43,10 @@ from lightning_predict.planning.records import (
     Situation,
     usd,
 )
+
+HORIZON_GAPS: Final = 3.0
+"""Events after which a machine is likely to be used otherwise. In the comparison with first principles 1 and 5 cost a
+few per cent more: with 1 too many idle GPUs are rented, with 5 and more jobs are made late to fill machines."""
 
 _TIE: Final = 1e-3
 
@@ -129,7 +134,10 @@ def options_of(problem: Problem, situation: Situation) -> Options:
         postponed_usd=np.array([row.postponed_usd for row in rows], dtype=float),
         reserved_usd=np.array([row.reserved_usd for row in rows], dtype=float),
         period_usd=np.array(
-            [usd(seconds=problem.period_seconds, usd_per_hour=machine.usd_per_hour) for machine in machines]
+            [
+                usd(seconds=horizon_seconds(problem, situation), usd_per_hour=machine.usd_per_hour)
+                for machine in machines
+            ]
         ),
         open_nodes=open_nodes,
         fixed=fixed,
@@ -147,6 +155,13 @@ def run_seconds(job: Job, configuration: Configuration, problem: Problem, situat
     """
     seconds = situation.remaining[job.name] * job.seconds[configuration]
     return seconds + lost_seconds(job, configuration, problem, situation)
+
+
+def horizon_seconds(problem: Problem, situation: Situation) -> float:
+    """How long a machine that is rented now is counted: a few mean gaps between events, at most the period."""
+    if situation.mean_gap_seconds is None:
+        return problem.period_seconds
+    return min(problem.period_seconds, HORIZON_GAPS * situation.mean_gap_seconds)
 
 
 def lost_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
@@ -199,7 +214,8 @@ class _Row:
     @classmethod
     def of(cls, job: Job, problem: Problem, situation: Situation, machines: tuple[MachineType, ...]) -> _Row:
         """One job's row."""
-        formulation, period, now = problem.formulation, problem.period_seconds, situation.now_seconds
+        formulation, now = problem.formulation, situation.now_seconds
+        period = horizon_seconds(problem, situation)
         seconds = {item: run_seconds(job, item, problem, situation) for item in _allowed(job, problem, situation)}
         price = {item: machines[_index(machines, item.machine)].usd_per_hour for item in seconds}
         part = {item: share(machines[_index(machines, item.machine)], item, formulation) for item in seconds}
@@ -208,8 +224,8 @@ class _Row:
         for item, t in seconds.items():
             later = usd(seconds=max(0.0, t - period), usd_per_hour=price[item] * part[item])
             tardiness = problem.tardiness_factor * tardiness_usd(job, now + t)
-            restarts = usd(seconds=lost_seconds(job, item, problem, situation), usd_per_hour=price[item] * part[item])
-            again = restarts * (period / (situation.mean_gap_seconds or period) - 1)
+            lost = usd(seconds=lost_seconds(job, item, problem, situation), usd_per_hour=price[item] * part[item])
+            again = lost * (period / min(period, situation.mean_gap_seconds or period) - 1)
             cells[item] = _Cell(later + tardiness + again, shared_usd[item])
         worst = max(seconds[item] for item in worth_renting(seconds, shared_usd))
         run_later = min(
@@ -275,7 +291,7 @@ def _fixed_usd(
     """Machines until the next event, the share afterwards, and the tardiness of the jobs that stay."""
     rented = {(item.node, item.configuration.machine) for item in fixed.values()}
     total = sum(
-        usd(seconds=problem.period_seconds, usd_per_hour=machines[_index(machines, name)].usd_per_hour)
+        usd(seconds=horizon_seconds(problem, situation), usd_per_hour=machines[_index(machines, name)].usd_per_hour)
         for _, name in sorted(rented)
     )
     for name in sorted(fixed):

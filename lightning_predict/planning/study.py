@@ -1,0 +1,264 @@
+"""The study: a planner against first principles, over settings and seeds, in parallel.
+
+Each run simulates one policy on one random instance twice: with the predicted times, and with real times that differ
+from them within their interval. Runs are independent and go through joblib, so a study that is too large for one
+machine spreads over a cluster without a change::
+
+    with joblib.parallel_config("dask"):
+        result = run_study(Study(nodes=(10, 100)))
+
+The same study gives the same numbers on any number of workers. Example of `study.yaml`, with its defaults::
+
+    nodes: [10]
+    mean_gap_seconds: [30, 45]
+    seeds: 5
+    error: 0.1
+    restart_seconds: 0
+    policies: [fifo, edf, ps, milp]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import final
+
+from joblib import Parallel, delayed
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.planning.fields import read_yaml
+from lightning_predict.planning.instances import random_actual_seconds, random_problem
+from lightning_predict.planning.milp import check_scipy
+from lightning_predict.planning.policies import PLANNERS, policy
+from lightning_predict.planning.simulation import simulate
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What to run.
+
+    Attributes:
+        nodes: Numbers of nodes; an instance has ten jobs a node.
+        mean_gap_seconds: Mean times between two arrivals.
+        seeds: Instances of each setting.
+        error: Half width of the interval of the times: 0.1 is ±10 %.
+        restart_seconds: Time that a job loses when it moves or goes on after a pause.
+        policies: Names of `policies.py`.
+    """
+
+    nodes: tuple[int, ...] = (10,)
+    mean_gap_seconds: tuple[float, ...] = (30.0, 45.0)
+    seeds: int = 5
+    error: float = 0.1
+    restart_seconds: float = 0.0
+    policies: tuple[str, ...] = ("fifo", "edf", "ps", "milp")
+
+    @property
+    def runs(self) -> list[tuple[int, float, int, str]]:
+        """Nodes, mean gap, seed and policy of every run; planners first, because they take longest."""
+        order = sorted(self.policies, key=lambda name: name not in PLANNERS)
+        return [
+            (n, gap, seed, name)
+            for name in order
+            for n in self.nodes
+            for gap in self.mean_gap_seconds
+            for seed in range(self.seeds)
+        ]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRun:
+    """One policy on one instance.
+
+    Attributes:
+        nodes: Of the instance.
+        mean_gap_seconds: Of the instance.
+        seed: Of the instance.
+        policy: Its name.
+        predicted_usd: Machines and tardiness, had all times been as predicted.
+        machine_usd: Machines, with the real times.
+        tardiness_usd: Tardiness, with the real times.
+        late_jobs: Jobs that ended after their deadline.
+        decisions: How many.
+        longest_decision_seconds: The slowest; the only figure that depends on the computer.
+    """
+
+    nodes: int
+    mean_gap_seconds: float
+    seed: int
+    policy: str
+    predicted_usd: float
+    machine_usd: float
+    tardiness_usd: float
+    late_jobs: int
+    decisions: int
+    longest_decision_seconds: float
+
+    @property
+    def total_usd(self) -> float:
+        """Machines and tardiness, with the real times."""
+        return self.machine_usd + self.tardiness_usd
+
+    @property
+    def deviation(self) -> float:
+        """How far the real cost is from the predicted one, as a share of that."""
+        return self.total_usd / self.predicted_usd - 1
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One policy in one setting, over the seeds.
+
+    Attributes:
+        nodes: Of the setting.
+        mean_gap_seconds: Of the setting.
+        policy: Its name.
+        machine_usd: Median over the seeds.
+        tardiness_usd: Median over the seeds.
+        total_usd: Median over the seeds.
+        cut: Median over the seeds of the cost that it saves against the best queue rule of the same seed, as a share;
+            None where the study has no queue rules without sharing.
+        deviation: Median over the seeds of how far real cost is from predicted cost, without sign.
+        longest_decision_seconds: Over all seeds.
+    """
+
+    nodes: int
+    mean_gap_seconds: float
+    policy: str
+    machine_usd: float
+    tardiness_usd: float
+    total_usd: float
+    cut: float | None
+    deviation: float
+    longest_decision_seconds: float
+
+
+def read_study(path: Path) -> Study:
+    """Read `study.yaml`.
+
+    Raises:
+        PlanningFormatError: A file that is missing or malformed.
+        InvalidArgumentError: A policy that does not exist, or a number out of its range.
+    """
+    fields = read_yaml(path)
+    defaults = Study()
+    fields.check_keys(frozenset(), frozenset(Study.__dataclass_fields__))
+    nodes = fields.items("nodes") if fields.has("nodes") else list(defaults.nodes)
+    gaps = fields.items("mean_gap_seconds") if fields.has("mean_gap_seconds") else list(defaults.mean_gap_seconds)
+    names = fields.items("policies") if fields.has("policies") else list(defaults.policies)
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in nodes):
+        raise fields.error(f"nodes is {nodes!r}; expected whole numbers.")
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in gaps):
+        raise fields.error(f"mean_gap_seconds is {gaps!r}; expected numbers.")
+    study = Study(
+        nodes=tuple(nodes),
+        mean_gap_seconds=tuple(float(gap) for gap in gaps),
+        seeds=fields.count("seeds", defaults.seeds),
+        error=fields.number("error", defaults.error),
+        restart_seconds=fields.number("restart_seconds", defaults.restart_seconds),
+        policies=tuple(str(name) for name in names),
+    )
+    check_study(study)
+    return study
+
+
+def check_study(study: Study) -> None:
+    """Refuse a study that cannot be run.
+
+    Raises:
+        InvalidArgumentError: A policy that does not exist, or a number out of its range.
+    """
+    for name in study.policies:
+        policy(name)
+    if not study.runs:
+        raise InvalidArgumentError("The study has no runs; expected at least one of nodes, gaps, seeds and policies.")
+    for number, gap in zip(study.nodes, study.mean_gap_seconds, strict=False):
+        if number < 1 or gap <= 0:
+            raise InvalidArgumentError(f"nodes={number} and mean_gap_seconds={gap}; expected numbers above 0.")
+    if not 0 <= study.error < 1:
+        raise InvalidArgumentError(f"error={study.error}; expected a share from 0 to below 1, such as 0.1.")
+
+
+def run_study(
+    study: Study, *, workers: int | None = None, on_run: Callable[[StudyRun], None] | None = None
+) -> tuple[StudyRun, ...]:
+    """All runs, sorted by setting, policy and seed.
+
+    Args:
+        study: What to run.
+        workers: Processes; None follows `joblib.parallel_config`, and is one process where nothing is configured.
+        on_run: Called with each run when it is done, for a progress bar.
+
+    Raises:
+        InvalidArgumentError: The study cannot be run.
+        MissingDependencyError: It has the MILP, and SciPy is not installed.
+    """
+    check_study(study)
+    if "milp" in study.policies:
+        check_scipy()
+    calls = (delayed(run_once)(study, *run) for run in study.runs)
+    runs = []
+    for run in Parallel(n_jobs=workers, return_as="generator_unordered")(calls):
+        runs.append(run)
+        if on_run is not None:
+            on_run(run)
+    order = {name: number for number, name in enumerate(study.policies)}
+    return tuple(sorted(runs, key=lambda run: (run.nodes, run.mean_gap_seconds, order[run.policy], run.seed)))
+
+
+def run_once(study: Study, nodes: int, mean_gap_seconds: float, seed: int, name: str) -> StudyRun:
+    """One policy on one instance, with predicted and with real times."""
+    problem = random_problem(
+        nodes=nodes,
+        mean_gap_seconds=mean_gap_seconds,
+        seed=seed,
+        error=study.error,
+        restart_seconds=study.restart_seconds,
+    )
+    real = simulate(problem, policy(name), actual_seconds=random_actual_seconds(problem, seed=seed))
+    predicted = simulate(problem, policy(name)) if study.error else real
+    return StudyRun(
+        nodes=nodes,
+        mean_gap_seconds=mean_gap_seconds,
+        seed=seed,
+        policy=name,
+        predicted_usd=predicted.total_usd,
+        machine_usd=real.machine_usd,
+        tardiness_usd=real.tardiness_usd,
+        late_jobs=sum(outcome.tardiness_seconds > 0 for outcome in real.outcomes),
+        decisions=real.decisions,
+        longest_decision_seconds=real.longest_decision_seconds,
+    )
+
+
+def compare(runs: Sequence[StudyRun]) -> tuple[Comparison, ...]:
+    """Medians over the seeds, one row a setting and policy, in the order of the runs."""
+    groups: dict[tuple[int, float, str], list[StudyRun]] = {}
+    for run in runs:
+        groups.setdefault((run.nodes, run.mean_gap_seconds, run.policy), []).append(run)
+    return tuple(_comparison(key, group, runs) for key, group in groups.items())
+
+
+def _comparison(key: tuple[int, float, str], group: Sequence[StudyRun], runs: Sequence[StudyRun]) -> Comparison:
+    nodes, gap, name = key
+    best: dict[int, float] = {}
+    for run in runs:
+        if (run.nodes, run.mean_gap_seconds) == (nodes, gap) and run.policy in ("fifo", "edf", "ps"):
+            best[run.seed] = min(run.total_usd, best.get(run.seed, run.total_usd))
+    cuts = [1 - run.total_usd / best[run.seed] for run in group if run.seed in best]
+    return Comparison(
+        nodes=nodes,
+        mean_gap_seconds=gap,
+        policy=name,
+        machine_usd=median(run.machine_usd for run in group),
+        tardiness_usd=median(run.tardiness_usd for run in group),
+        total_usd=median(run.total_usd for run in group),
+        cut=median(cuts) if cuts else None,
+        deviation=median(abs(run.deviation) for run in group),
+        longest_decision_seconds=max(run.longest_decision_seconds for run in group),
+    )
