@@ -32,11 +32,11 @@ from lightning_predict.tracing.session import CaptureSession
 
 SQUAD_LENGTH: Final = 384
 SENTENCE_LENGTH: Final = 30
-"""Steps that a batch of sentences is padded to. The benchmark sorts WMT16's pairs of up to 50 tokens into five buckets by
-the longer sentence; 10 to 50 steps, 30 on average."""
+"""Steps that a batch of sentences is padded to. The benchmark sorts WMT16's pairs of up to 50 tokens into five buckets
+by the longer sentence; 10 to 50 steps, 30 on average."""
 SENTENCE_TOKENS: Final = 23.4
-"""Tokens of a sentence without padding, which alone are counted: the published logs' tokens per second times seconds per
-step, over sentences."""
+"""Tokens of a sentence without padding, which alone are counted: the published logs' tokens per second times seconds
+per step, over sentences."""
 
 LossFunction = Callable[[nn.Module], Tensor]
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -186,7 +186,9 @@ def _recorded(benchmark: Benchmark, dtype: torch.dtype) -> Trace:
         else:
             optimizer.step()
 
-    step()  # makes the optimizer's state
+    for parameter in masters:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()  # makes its state
     session = CaptureSession(device=torch.device("meta"), model=module, optimizers=[optimizer])
     session.start()
     step()
