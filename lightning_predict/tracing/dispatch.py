@@ -27,7 +27,7 @@ from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.records import Operation, Phase
 from lightning_predict.tracing.signatures import SIGNATURES
 from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_value, tensors_in
-from lightning_predict.tracing.whole import backward_name, computes, whole_arguments
+from lightning_predict.tracing.whole import backward_inputs, backward_name, computes, recorded_name, whole_arguments
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -185,7 +185,7 @@ class DispatchRecorder:
             arguments["compute_dtype"] = parts.compute_dtype
         self._note_autocast()
         outputs = list(tensors_in(output))
-        operation = self._add(name, tensors, outputs, arguments, _current_node())
+        operation = self._add(recorded_name(name), tensors, outputs, arguments, _current_node())
         last_number = _sequence_number()
         if last_number > first_number:
             self._regions.append(_Region(first_number, last_number, operation))
@@ -249,7 +249,14 @@ class DispatchRecorder:
         if region is not None and region is not self._burst:
             forward = region.operation
             self._rules.phase_of(forward.name, in_backward=True)
-            self.operations.append(replace(forward, name=backward_name(forward.name), phase="backward", outputs=()))
+            backward = replace(
+                forward,
+                name=backward_name(forward.name),
+                phase="backward",
+                inputs=backward_inputs(forward.name, forward.inputs),
+                outputs=(),
+            )
+            self.operations.append(backward)
         self._burst = region
         return region is not None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -32,6 +32,7 @@ _OLD_CATEGORIES: Final = {
 _LAUNCHES: Final = frozenset({"cuda_runtime", "cuda_driver"})
 _HOST: Final = frozenset({"cpu_op", "user_annotation"}) | _LAUNCHES
 _DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_NUMBERS: Final = (int, float)
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
 
 
@@ -130,11 +131,10 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     """
     checked = Checked(document, source)
     rows = checked if isinstance(document, list) else checked.member("traceEvents")
-    complete = [row for row in rows.items() if isinstance(row.value, dict) and row.value.get("ph") == "X"]
-    calls, work = _split(complete)
+    calls, work = _split(rows)
     if not calls:
         raise TraceFormatError(
-            f"{source} holds no operations: none of its {len(rows.items())} events has the category 'cpu_op'. Record "
+            f"{source} holds no operations: none of its {len(rows.value)} events has the category 'cpu_op'. Record "
             "with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
         )
     start, end = _step_window(calls, work, source, step)
@@ -152,20 +152,19 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     )
 
 
-def _split(rows: Iterable[Checked]) -> tuple[list[Call], list[DeviceWork]]:
+def _split(rows: Checked) -> tuple[list[Call], list[DeviceWork]]:
     calls: list[Call] = []
     work: list[DeviceWork] = []
-    for row in rows:
+    for row in rows.items():
         event = row.value
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            continue
         category = str(event.get("cat", "")).lower()
         category = _OLD_CATEGORIES.get(category, category)
         if category not in _HOST and category not in _DEVICE:
             continue
-        start = row.member("ts").any_number()
-        duration = row.optional("dur", Checked.any_number, 0.0)
-        arguments: dict[str, Any] = row.optional("args", Checked.mapping, {})
+        name, start, duration, arguments = _fields(row)
         details = {key.lower(): value for key, value in arguments.items()}
-        name = row.member("name").text()
         if category in _DEVICE:
             work.append(DeviceWork(name, category == "kernel", start, duration, details))
             continue
@@ -173,6 +172,22 @@ def _split(rows: Iterable[Checked]) -> tuple[list[Call], list[DeviceWork]]:
         is_annotation = category == "user_annotation" or "#" in name  # older files have one category for both
         calls.append(Call(name, category in _LAUNCHES, is_annotation, thread, start, start + duration, details))
     return calls, work
+
+
+def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
+    """Name, start, duration and arguments of an event."""
+    event = row.value
+    name, start, duration, arguments = event.get("name"), event.get("ts"), event.get("dur", 0.0), event.get("args", {})
+    usual = type(name) is str and type(start) in _NUMBERS and type(duration) in _NUMBERS and type(arguments) is dict
+    if usual and math.isfinite(start + duration):
+        return name, start, duration, arguments
+    # Something is wrong: the slow way says what.
+    return (
+        row.member("name").text(),
+        row.member("ts").any_number(),
+        row.optional("dur", Checked.any_number, 0.0),
+        row.member("args").mapping(),
+    )
 
 
 def _step_window(calls: list[Call], work: list[DeviceWork], source: str, step: int | None) -> tuple[float, float]:

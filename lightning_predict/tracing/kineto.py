@@ -24,6 +24,7 @@ from lightning_predict.tracing.files import read_json
 from lightning_predict.tracing.levels import UNATTRIBUTED, Found, is_backward_node, select_operations
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.records import Flags, Kernel, Operation, Phase, Trace
+from lightning_predict.tracing.whole import backward_inputs
 from lightning_predict.units import microseconds_to_seconds
 
 _UPDATE: Final = "Optimizer.step#"
@@ -131,10 +132,11 @@ def _is_between_devices(item: Found) -> bool:
 
 
 def _operation(item: Found, phase: Phase, profile: Profile) -> Operation:
+    inputs = () if item.call is None else tensors_of(item.call)
     return Operation(
         name=item.name,
         phase=phase,
-        inputs=() if item.call is None else tensors_of(item.call),
+        inputs=inputs if item.whole_forward is None else backward_inputs(item.whole_forward.name, inputs),
         outputs=() if item.call is None or item.whole_forward is not None else outputs_of(item.call),
         arguments={} if item.call is None else arguments_of(item.call),
         kernels=tuple(_kernel(work, launch, profile) for work, launch in item.work),

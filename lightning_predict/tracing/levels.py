@@ -20,7 +20,7 @@ from typing import Final, final
 from lightning_predict.tracing.calls import operator_name
 from lightning_predict.tracing.composites import is_composite
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, Thread
-from lightning_predict.tracing.whole import WHOLE_OPERATIONS, backward_name
+from lightning_predict.tracing.whole import WHOLE_OPERATIONS, backward_name, recorded_name
 
 UNATTRIBUTED: Final = "unattributed"
 """Name of device work that no call is known for."""
@@ -173,7 +173,7 @@ class _Selector:
         if whole_forward is not None:
             yield from self._backward_part(call, whole_forward, around)
         elif name is not None and not self._is_only_calls(call, name):
-            yield self._found(name, call, around, list(_work(call)))
+            yield self._found(recorded_name(name), call, around, list(_work(call)))
         elif name is None and call.name.startswith(FUSED_PREFIX) and not call.is_annotation:
             yield self._found(f"triton::{call.name}", call, around, list(_work(call)))
         else:

@@ -13,9 +13,11 @@ dtypes of lists) is added on the way. Example::
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -68,7 +70,7 @@ class ProfilerRecorder:
         if self._cuda:
             torch.cuda.synchronize()
         # Memory events give tensors their storage numbers.
-        self._profile = profile(activities=activities, record_shapes=True, profile_memory=True, acc_events=True)
+        self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
         self._profile.start()
 
     def stop(self) -> None:
@@ -79,7 +81,8 @@ class ProfilerRecorder:
         if self._cuda:
             torch.cuda.synchronize()
         running.stop()
-        self._documents.append(_export(running))
+        with _collector_paused():
+            self._documents.append(_export(running))
 
     def trace(self) -> Trace:
         """The recorded step, its parts one after another.
@@ -89,11 +92,24 @@ class ProfilerRecorder:
         """
         if not self._documents:
             raise CaptureError("Nothing was recorded: the profiler was not started, or has not been stopped.")
-        profiles = [read_profile(document, "the recorded step", step=None) for document in self._documents]
-        first, *rest = (trace_of_profile(one, recorder="profiler") for one in profiles)
+        with _collector_paused():
+            profiles = [read_profile(document, "the recorded step", step=None) for document in self._documents]
+            first, *rest = [trace_of_profile(one, recorder="profiler") for one in profiles]
         for part in rest:
             first = _append(first, part)
         return first
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Hold the garbage collector back while many small objects are made; it would look at all of them repeatedly."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _append(first: Trace, second: Trace) -> Trace:

@@ -136,9 +136,7 @@ class CaptureSession:
             raise CaptureError("Nothing was recorded: call start(), run the step, then stop().")
         trace = self._recorded()
         if not trace.operations:
-            raise CaptureError(
-                "Nothing was recorded: no torch operation ran on this thread between start() and stop()."
-            )
+            raise CaptureError("Nothing was recorded: no torch operation ran on this thread until stop().")
         return replace(
             trace,
             step_seconds=tuple(step_seconds),

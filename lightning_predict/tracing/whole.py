@@ -3,7 +3,7 @@
 Recurrent layers, scaled-dot-product attention and RMS normalisation are composites: the same call becomes one fused
 kernel, or hundreds of small ones, by device and dtype. Every recorder leaves their parts out and names the call and its
 backward pass the same way. Inputs are the call's tensors in the schema's order, lists flattened, for the backward
-pass too. Example::
+pass too (RMS normalisation alone begins with the gradient, as the fused operation that it is named after). Example::
 
     >>> backward_name("aten::lstm")
     'aten::lstm_backward'
@@ -15,12 +15,15 @@ pass too. Example::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+from lightning_predict.tracing.records import TensorInfo
 from lightning_predict.tracing.signatures import name_values, signature
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 RMS_NORM: Final = "aten::rms_norm"
+FUSED_RMS_NORM: Final = "aten::_fused_rms_norm"
 RECURRENT: Final = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 
 WHOLE_OPERATIONS: Final = frozenset({ATTENTION, RMS_NORM, *RECURRENT})
@@ -43,9 +46,21 @@ _COMPUTING_PARTS: Final = (
 )
 
 
+def recorded_name(name: str) -> str:
+    """Name under which a whole call is recorded; that of the fused operation where torch has one."""
+    return FUSED_RMS_NORM if name == RMS_NORM else name
+
+
 def backward_name(name: str) -> str:
-    """Name of the backward pass of a whole operation."""
-    return f"{name}_backward"
+    """Name of the backward pass of a whole call."""
+    return f"{recorded_name(name)}_backward"
+
+
+def backward_inputs(name: str, inputs: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+    """Tensors of the backward pass of a whole call with these inputs."""
+    if name not in (RMS_NORM, FUSED_RMS_NORM) or not inputs:
+        return inputs
+    return (replace(inputs[0], id=None), *inputs)
 
 
 def computes(part: str) -> bool:

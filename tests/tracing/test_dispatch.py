@@ -158,8 +158,10 @@ def test_attention_inside_a_function_of_torch_is_seen_and_the_function_is_put_ba
 def test_root_mean_square_norm_is_whole() -> None:
     norm = nn.RMSNorm(8)
     whole = [o for o in operations_of(lambda: norm(torch.zeros(2, 8)).sum().backward()) if "rms" in o.name]
-    assert names(whole) == ["aten::rms_norm", "aten::rms_norm_backward"]
+    assert names(whole) == ["aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"]
     assert whole[0].arguments == {"normalized_shape": [8]}
+    assert [tensor.shape for tensor in whole[0].inputs] == [(2, 8), (8,)]
+    assert [tensor.shape for tensor in whole[1].inputs] == [(2, 8), (2, 8), (8,)]  # with the gradient
 
 
 def test_two_backward_passes_through_one_attention_are_two() -> None:

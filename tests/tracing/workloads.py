@@ -87,8 +87,8 @@ THAT_MATTER = frozenset(
 addmm mm bmm baddbmm convolution convolution_backward native_layer_norm native_layer_norm_backward native_batch_norm
 native_batch_norm_backward max_pool2d_with_indices max_pool2d_with_indices_backward gelu gelu_backward relu
 threshold_backward lstm lstm_backward gru gru_backward rnn_tanh rnn_tanh_backward rnn_relu rnn_relu_backward
-scaled_dot_product_attention scaled_dot_product_attention_backward rms_norm rms_norm_backward addcdiv_ addcmul_ lerp_
-_softmax _softmax_backward_data _log_softmax nll_loss_forward embedding embedding_dense_backward
+scaled_dot_product_attention scaled_dot_product_attention_backward _fused_rms_norm _fused_rms_norm_backward
+addcdiv_ addcmul_ lerp_ _softmax _softmax_backward_data _log_softmax nll_loss_forward embedding embedding_dense_backward
 """.split()
 )
 """Operations whose time decides a step's; how data is laid out between them differs by device."""
