@@ -121,24 +121,26 @@ def read_sky_offers(path: Path, *, region: str | None = None, date: str | None =
 def _rows(path: Path) -> Iterator[_Row]:
     with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, strict=True)
-        header: list[str] = []
+        line = 1  # on which a row begins; a quoted field may span several
         try:
             header = next(reader, [])
             missing = [column for column in REQUIRED if column not in header]
             if missing:
-                raise Place(path.name, 1, missing[0]).error(
+                raise Place(path.name, line, missing[0]).error(
                     "is not a column of this file. A SkyPilot catalogue has " + ", ".join(REQUIRED) + "."
                 )
+            line = reader.line_num + 1
             for fields in reader:
                 if len(fields) != len(header):
-                    raise Place(path.name, reader.line_num).error(
+                    raise Place(path.name, line).error(
                         f"has {len(fields)} fields, but the header names {len(header)} columns."
                     )
-                yield _row(dict(zip(header, fields, strict=True)), path.name, reader.line_num)
+                yield _row(dict(zip(header, fields, strict=True)), path.name, line)
+                line = reader.line_num + 1
         except csv.Error as error:
-            raise Place(path.name, reader.line_num).error(f"is not valid CSV: {error}.") from None
+            raise Place(path.name, line).error(f"is not valid CSV: {error}.") from None
         except UnicodeDecodeError as error:
-            raise Place(path.name, reader.line_num + 1).error(f"is not UTF-8 text: {error.reason}.") from None
+            raise Place(path.name, line).error(f"is not UTF-8 text: {error.reason}.") from None
 
 
 def _row(fields: Mapping[str, str], file: str, line: int) -> _Row:

@@ -93,14 +93,20 @@ class _Loader:
         """The nodes of one offer by key, unknown and repeated keys refused."""
         if not isinstance(node, yaml.MappingNode):
             raise self.place(node).error(f"must be an offer with {_keys()}.")
-        self._loader.flatten_mapping(node)  # so that merged keys (<<) are seen
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if str(key_node.value) in seen:
+                raise self.place(key_node, key_node.value).error("stands twice in one offer; remove one of the two.")
+            seen.add(str(key_node.value))
+        try:
+            self._loader.flatten_mapping(node)  # what is merged in by << comes first, so that own keys replace it
+        except yaml.YAMLError as error:
+            raise self.place(node, "<<").error(f"cannot be merged: {' '.join(str(error).split())}.") from None
         found: dict[str, yaml.Node] = {}
         for key_node, value_node in node.value:
             key = str(key_node.value)
             if key not in REQUIRED + OPTIONAL:
                 raise self.place(key_node, key).error(f"is not a key of an offer. {nearest(key, REQUIRED + OPTIONAL)}")
-            if key in found:
-                raise self.place(key_node, key).error("stands twice in one offer; remove one of the two.")
             found[key] = value_node
         return found
 

@@ -1,0 +1,79 @@
+"""Energy: power limit x time where the device computes, a share of it where it waits; derived by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.cost.energy import IDLE_SHARE, energy, prediction_energy
+from lightning_predict.cost.records import Prediction
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu
+
+T4 = gpu("T4")  # 70 W
+
+RUN = Prediction(
+    gpu="T4",
+    iteration_seconds=0.010,
+    iteration_seconds_low=0.009,
+    iteration_seconds_high=0.012,
+    device_seconds=0.005,
+    host_seconds=0.010,
+    total_seconds=7200.0,
+)
+"""Two hours in which the device computes half the time."""
+
+
+def test_a_busy_hour_takes_the_power_limit() -> None:
+    hour = energy(3600.0, T4, busy_share=1.0)
+    assert (hour.gpu, hour.watts, hour.kilowatt_hours) == ("T4", 70.0, 0.07)
+    assert hour.co2_kilograms is None
+
+
+def test_a_device_that_waits_takes_a_share() -> None:
+    found = prediction_energy(RUN, grid_grams_per_kwh=500)
+    assert found is not None
+    assert found.watts == pytest.approx(70 * (0.5 + IDLE_SHARE * 0.5))  # 42 W at a share of 0.2
+    assert found.kilowatt_hours == pytest.approx(0.042 * 2)
+    assert found.co2_kilograms == pytest.approx(0.042 * 2 * 0.5)  # 500 g/kWh
+    assert found.as_dict()["grid_grams_per_kwh"] == 500
+
+
+def test_overhead_and_gpus_multiply() -> None:
+    assert energy(3600.0, T4, busy_share=1.0, num_gpus=8, overhead=1.5).kilowatt_hours == pytest.approx(0.07 * 8 * 1.5)
+
+
+def test_a_run_of_unknown_length_has_no_energy() -> None:
+    assert prediction_energy(replace(RUN, total_seconds=None)) is None
+
+
+def test_a_device_is_never_busier_than_all_the_time() -> None:
+    found = prediction_energy(replace(RUN, device_seconds=0.02))
+    assert found is not None
+    assert found.watts == 70.0
+
+
+@given(busy=st.floats(0, 1), idle=st.floats(0, 1), seconds=st.floats(0, 1e7))
+def test_power_lies_between_waiting_and_the_limit(busy: float, idle: float, seconds: float) -> None:
+    found = energy(seconds, T4, busy_share=busy, idle_share=idle)
+    assert 70 * idle - 1e-9 <= found.watts <= 70 + 1e-9
+    assert found.kilowatt_hours == pytest.approx(found.watts / 1000 * seconds / 3600)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"busy_share": 1.1}, "busy_share=1.1 is out of range; expected a number from 0 to 1"),
+        ({"busy_share": 1.0, "idle_share": -0.1}, "idle_share=-0.1 is out of range"),
+        ({"busy_share": 1.0, "overhead": 0.9}, "overhead=0.9 is out of range; expected a number at least 1"),
+        ({"busy_share": 1.0, "num_gpus": 0}, "num_gpus=0 is out of range"),
+        ({"busy_share": 1.0, "grid_grams_per_kwh": -1}, "grid_grams_per_kwh=-1 is out of range"),
+        ({"busy_share": float("nan")}, "busy_share=nan is out of range"),
+    ],
+)
+def test_numbers_out_of_range(arguments: dict[str, float], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        energy(3600.0, T4, **arguments)  # type: ignore[arg-type]

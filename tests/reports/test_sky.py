@@ -1,0 +1,186 @@
+"""SkyPilot: a task that rents the machine of an offer, and predictions in the form that its optimizer asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_predict.cost.offers import load_offers
+from lightning_predict.cost.records import Offer
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
+from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.sky import CLOUDS, machine_to_rent, sky_accelerator, sky_task, sky_time_estimator
+from tests.reports.example import FULL, H100, T4
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What SkyPilot hands to an estimator: `accelerators` by name, None on a machine without."""
+
+    accelerators: Mapping[str, float] | None
+
+
+def offer(**changes: Any) -> Offer:
+    plain = Offer(
+        provider="AWS",
+        instance="g5.xlarge",
+        gpu="A10G",
+        num_gpus=1,
+        usd_per_hour=1.006,
+        date="2026-09-17",
+        source="https://aws.amazon.com/ec2/pricing/",
+        region="us-east-1",
+    )
+    return replace(plain, **changes)
+
+
+def resources(text: str) -> dict[str, Any]:
+    document: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return document["resources"]
+
+
+def test_a_task_rents_the_machine_of_the_offer() -> None:
+    text = sky_task(offer(), run="python train.py --epochs 3", name="digits", prediction=T4)
+    assert yaml.safe_load(text) == {
+        "name": "digits",
+        "resources": {
+            "cloud": "aws",
+            "region": "us-east-1",
+            "instance_type": "g5.xlarge",
+            "accelerators": "A10G:1",
+            "use_spot": False,
+        },
+        "run": "python train.py --epochs 3",
+    }
+    assert text.startswith("# AWS g5.xlarge (2026-09-17): $1.01/h for 1 x A10G.\n# Predicted on one A10G: 3 h 12 min")
+
+
+def test_a_spot_offer_asks_for_an_interruptible_machine() -> None:
+    assert resources(sky_task(offer(spot=True)))["use_spot"] is True
+
+
+def test_a_machine_with_several_gpus_is_rented_and_paid_for_as_a_whole() -> None:
+    text = sky_task(offer(provider="Lambda", instance="gpu_8x_v100", gpu="V100-SXM2-16GB", num_gpus=8, region=None))
+    assert resources(text) == {
+        "cloud": "lambda",
+        "instance_type": "gpu_8x_v100",
+        "accelerators": "V100:8",
+        "use_spot": False,
+    }
+    assert "# The machine has 8 GPUs, all of which are paid for." in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # Azure's machines and regions have other names in its interfaces than in its price list.
+        (
+            {"provider": "Azure", "instance": "NC4as T4 v3", "gpu": "T4", "region": "East US"},
+            {"cloud": "azure", "region": "eastus", "instance_type": "Standard_NC4as_T4_v3", "accelerators": "T4:1"},
+        ),
+        # A price list with names of its own: SkyPilot finds the machine by its GPU, which RunPod spells with its form.
+        (
+            {"provider": "RunPod", "instance": "1x A100 SXM", "gpu": "A100-SXM-80GB", "region": None},
+            {"cloud": "runpod", "accelerators": "A100-80GB-SXM:1"},
+        ),
+        (
+            {
+                "provider": "RunPod",
+                "instance": "1x_H100_SECURE",
+                "gpu": "H100-SXM-80GB",
+                "source": "SkyPilot catalogue x",
+            },
+            {"cloud": "runpod", "region": "us-east-1", "instance_type": "1x_H100_SECURE", "accelerators": "H100-SXM:1"},
+        ),
+        # A machine with a card attached has no name of its own.
+        (
+            {"provider": "GCP", "instance": "n1-highmem-8 + 1x V100", "gpu": "V100-SXM2-16GB", "region": "us-west1"},
+            {"cloud": "gcp", "region": "us-west1", "accelerators": "V100:1"},
+        ),
+        ({"provider": "Us", "instance": "desk", "gpu": "RTX-4090", "region": None}, {"accelerators": "RTX4090:1"}),
+    ],
+)
+def test_names_are_spelled_as_skypilot_spells_them(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    text = sky_task(offer(**changes))
+    assert resources(text) == expected | {"use_spot": False}
+    assert ("# SkyPilot has no cloud named Us" in text) == (changes["provider"] == "Us")
+
+
+def test_text_of_the_user_stays_text() -> None:
+    text = sky_task(offer(), run="echo '#: {'\nset -e", name="- [x]: #")
+    document = yaml.safe_load(text)
+    assert (document["run"], document["name"]) == ("echo '#: {'\nset -e", "- [x]: #")
+
+
+def test_every_shipped_offer_makes_a_task() -> None:
+    for one in load_offers():
+        found = resources(sky_task(one))
+        assert found["accelerators"].endswith(f":{one.num_gpus}")
+        assert " " not in found.get("instance_type", "")
+        assert found.get("cloud") == CLOUDS.get(one.provider.casefold())
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_skypilots_name_leads_back_to_the_gpu_or_to_another_form_of_it(name: str) -> None:
+    if name in DEFAULT_GPUS:
+        assert gpu(sky_accelerator(name)).name == name
+    assert "_" not in sky_accelerator(name)
+    assert gpu(sky_accelerator(name)).architecture == gpu(name).architecture
+
+
+def test_the_machine_to_rent_costs_the_least_as_a_whole() -> None:
+    eight = offer(instance="big", num_gpus=8, usd_per_hour=4.0)  # $0.50 a GPU, but $4 to pay
+    one = offer(instance="small", usd_per_hour=0.9)
+    stale = offer(instance="old", usd_per_hour=0.1, date="2024-01-01")
+    assert machine_to_rent("a10g", [eight, one, stale]).instance == "small"
+    with pytest.raises(UnknownOfferError, match="No current offer of A10G; give a price file that has one"):
+        machine_to_rent("A10G", [replace(eight, gpu="T4")])
+    with pytest.raises(UnknownGpuError):
+        machine_to_rent("A10GG")
+    with pytest.raises(UnknownOfferError):
+        machine_to_rent("A10G", [])
+
+
+def test_the_estimator_gives_seconds_of_the_run() -> None:
+    estimate = sky_time_estimator(FULL)
+    assert estimate(Resources({"T4": 1})) == 11_520
+    assert estimate(Resources({"H100": 1.0})) == 1_440  # SkyPilot's name of our H100-SXM-80GB
+    assert estimate(Resources({"H100-SXM": 1})) == 1_440
+    fraction = Predictions((replace(T4, total_seconds=0.2),))
+    assert sky_time_estimator(fraction)(Resources({"T4": 1})) == 1  # never 0 seconds
+
+
+def test_a_name_that_covers_several_forms_finds_the_one_that_was_predicted() -> None:
+    pcie = Predictions((replace(H100, gpu="A100-PCIe-80GB"),))
+    assert sky_time_estimator(pcie)(Resources({"A100-80GB": 1})) == 1_440
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "error", "words"),
+    [
+        (None, InvalidArgumentError, "has no accelerator of one kind"),
+        ({}, InvalidArgumentError, "has no accelerator of one kind"),
+        ({"T4": 1, "L4": 1}, InvalidArgumentError, "has no accelerator of one kind"),
+        ({"T4": 4}, UnknownGpuError, "T4:4 was not predicted. Predicted, one GPU each: H100-SXM-80GB, T4, K80."),
+        ({"L4": 1}, UnknownGpuError, "L4:1 was not predicted"),
+        ({"tpu-v4": 1}, UnknownGpuError, "tpu-v4:1 was not predicted"),
+        ({"K80": 1}, InvalidArgumentError, "does not fit on K80; leave K80 out of the task's resources"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(
+    accelerators: Mapping[str, float] | None, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        sky_time_estimator(FULL)(Resources(accelerators))
+    assert words in str(caught.value)
+
+
+def test_a_run_of_unknown_length_cannot_be_estimated() -> None:
+    unknown = Predictions((replace(T4, total_seconds=None),))
+    with pytest.raises(InvalidArgumentError, match="length of the run on T4 is not known; predict it with a number"):
+        sky_time_estimator(unknown)(Resources({"T4": 1}))
