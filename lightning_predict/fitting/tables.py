@@ -52,6 +52,7 @@ SOURCES: Final[Mapping[str, Source]] = {
     "deepbench": Source(title="baidu-research/DeepBench", licence="Apache-2.0"),
     "vidur": Source(title="microsoft/vidur", licence="MIT"),
     "eleutherai-cookbook": Source(title="EleutherAI/cookbook", licence="Apache-2.0"),
+    "own": Source(title="lightning-predict's own micro-benchmarks", licence="Apache-2.0"),
 }
 """Public sources by the word in the column `source`."""
 
@@ -70,6 +71,13 @@ class TableKind:
     file: str
     words: Mapping[str, str]
     times: Mapping[str, str]
+
+
+OWN_OPERATIONS: Final = (
+    "linear bmm conv2d attention add add_scalar mul mul_scalar div div_scalar pow pow_scalar relu gelu tanh softmax "
+    "layer_norm"
+).split()
+"""Operations of one's own measurements that a family of models takes."""
 
 
 def _same(*words: str) -> dict[str, str]:
@@ -101,6 +109,11 @@ TABLES: Final = (
         times={"latency_ms": ""},
     ),
     TableKind(file="vector.csv.gz", words=_same("rows", "cols"), times={"latency_ms": ""}),
+    # What `measuring/run.py` writes: one file an operation, all of its words, backward passes under their own names.
+    *(
+        TableKind(file=f"own_{name}.csv.gz", words=_same(*operation_kind(name).words), times={"latency_ms": ""})
+        for name in OWN_OPERATIONS
+    ),
 )
 
 LEFT_OUT_KERNELS: Final = frozenset({"triton"})
