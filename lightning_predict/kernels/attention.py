@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.kernels.translation import translates, whole_compute_dtype
 from lightning_predict.tracing.records import Flags, Operation
 
 _WORDS = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
@@ -69,14 +69,14 @@ register(
 )
 
 
-def _whole_attention(operation: Operation, *, backward: bool) -> tuple[Problem, ...]:
+def _whole_attention(operation: Operation, *, backward: bool, tf32: bool) -> tuple[Problem, ...]:
     """Queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim)."""
     query, key = operation.inputs[0], operation.inputs[1]
     *outer, heads, seq, head_dim = query.shape if len(query.shape) > 3 else (1, *query.shape)
     kv_heads, kv_seq = (key.shape[-3] if len(key.shape) > 2 else 1), key.shape[-2]
     batch = math.prod(outer)
     causal = float(bool(operation.arguments.get("is_causal", False)))
-    dtype = compute_dtype(query)
+    dtype = whole_compute_dtype(operation, tf32=tf32)
     if dtype == "float64":  # No fused kernel computes in double precision: two products and a softmax.
         return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
     dims = (batch, heads, kv_heads, seq, kv_seq, head_dim, causal)
@@ -93,10 +93,10 @@ def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) ->
 
 
 @translates("aten::scaled_dot_product_attention")
-def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
-    return _whole_attention(operation, backward=False)
+def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    return _whole_attention(operation, backward=False, tf32=flags.matmul_tf32)
 
 
 @translates("aten::scaled_dot_product_attention_backward")
-def _backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
-    return _whole_attention(operation, backward=True)
+def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    return _whole_attention(operation, backward=True, tf32=flags.matmul_tf32)

@@ -12,10 +12,11 @@ is two products for each of the forward's. Example::
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.kernels.translation import translates, whole_compute_dtype
 from lightning_predict.tracing.records import Flags, Operation
 
 GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
@@ -50,14 +51,22 @@ register(*(_kind(name, gates, backward=backward) for name, gates in GATES.items(
 
 
 def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...]:
-    """`input` is (steps, batch, features), or (batch, steps, features) with batch_first; `hx` (layers x ways, ...)."""
-    data, hidden = operation.inputs[0], operation.inputs[1]
-    first, second, features = data.shape if len(data.shape) == 3 else (data.shape[0], 1, data.shape[1])
-    batch, steps = (first, second) if operation.arguments.get("batch_first") else (second, first)
+    """`input` is (steps, batch, features), or (batch, steps, features) with batch_first; `hx` (layers x ways, ...).
+
+    A packed sequence is (rows, features) with the batch of each step beside it: steps of the mean batch stand for it.
+    """
+    data, hidden = operation.inputs[0], operation.inputs[2 if operation.arguments.get("packed") else 1]
+    if operation.arguments.get("packed"):
+        (steps,), features = operation.inputs[1].shape, data.shape[1]
+        batch = math.ceil(data.shape[0] / steps)
+    else:
+        first, second, features = data.shape if len(data.shape) == 3 else (data.shape[0], 1, data.shape[1])
+        batch, steps = (first, second) if operation.arguments.get("batch_first") else (second, first)
     layers = int(operation.arguments["num_layers"])
     directions = 2 if operation.arguments.get("bidirectional") else 1
     dims = (batch, steps, features, hidden.shape[-1], layers, directions)
-    return (Problem(name, compute_dtype(data, tf32=flags.cudnn_tf32), tuple(float(value) for value in dims)),)
+    dtype = whole_compute_dtype(operation, tf32=flags.cudnn_tf32)
+    return (Problem(name, dtype, tuple(float(value) for value in dims)),)
 
 
 _ATEN_NAMES: Final = {"aten::lstm": "lstm", "aten::gru": "gru", "aten::rnn_tanh": "rnn", "aten::rnn_relu": "rnn"}

@@ -81,6 +81,13 @@ def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
     return dtype if dtype in COMPUTE_BYTES else "float32"
 
 
+def whole_compute_dtype(operation: Operation, *, tf32: bool = False) -> str:
+    """Dtype that a call recorded whole computes in: autocast may cast inside it, which `compute_dtype` then says."""
+    data = operation.inputs[0]
+    inside = operation.arguments.get("compute_dtype")
+    return compute_dtype(data if inside is None else TensorInfo(data.shape, str(inside)), tf32=tf32)
+
+
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
     """A tensor as a matrix whose columns are its last dimension; a scalar is 1 x 1."""
     if not shape:

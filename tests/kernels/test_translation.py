@@ -115,6 +115,22 @@ def test_a_recurrent_layer_whole(batch_first: bool) -> None:
     assert translated("aten::rnn_relu_backward", data, tensor(1, 4, 64), num_layers=1)[0].operation == "rnn_backward"
 
 
+def test_autocast_inside_a_whole_call_decides_its_dtype() -> None:
+    query = tensor(2, 8, 16, 4)
+    got = translated("aten::scaled_dot_product_attention", query, query, query, compute_dtype="bfloat16")
+    assert got[0].dtype == "bfloat16"
+    layer = translated("aten::gru", tensor(20, 4, 32), tensor(1, 4, 64), num_layers=1, compute_dtype="float16")
+    assert layer[0].dtype == "float16"
+    allowed = Flags(matmul_tf32=True, cudnn_tf32=False)
+    assert translated("aten::scaled_dot_product_attention", query, query, query, flags=allowed)[0].dtype == "tf32"
+
+
+def test_a_packed_sequence_has_steps_of_the_mean_batch() -> None:
+    data, sizes, hidden = tensor(30, 8), tensor(10, dtype="int64"), tensor(1, 4, 16)
+    got = translated("aten::lstm", data, sizes, hidden, num_layers=1, packed=True)
+    assert got == (problem("lstm", "float32", batch=3, steps=10, input_size=8, hidden=16),)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
