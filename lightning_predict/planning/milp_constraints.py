@@ -154,14 +154,13 @@ def budget(options: Options, variables: Variables) -> LinearConstraint:
     """Machines stay within the budget: Σ_jk m_jk x_jk + Σ_j r_j (1 − Σ_k x_jk) + idle GPUs until the next event ≤ B.
 
     m_jk is the job's share of its machine until its end, r_j what is kept for a job that waits; idle is the price of
-    the machines until the next event without the shares of their jobs, never negative. Ours.
+    the machines until the next event without the shares of their jobs. Ours.
     """
     row = []
     for column, (job, item) in enumerate(variables.pairs):
         machine = options.machines[options.machine_of[item]]
         used = float(options.period_usd[options.machine_of[item]]) * float(options.size_of[item]) / machine.num_gpus
-        within_period = min(used, float(options.machine_usd[job, item]))
-        row.append((column, float(options.machine_usd[job, item] - options.reserved_usd[job]) - within_period))
+        row.append((column, float(options.machine_usd[job, item] - options.reserved_usd[job]) - used))
     row += [
         (column, float(options.period_usd[filling.machine]))
         for column, filling in variables.filling_columns()

@@ -52,7 +52,7 @@ class SearchState:
         self._rent = np.repeat(options.period_usd, self._capacity)
         self._further = np.zeros(self._begin[-1])
         self._outdated = set(range(len(self._capacity)))
-        self._idle = _idle_usd(options)
+        self._used = _used_usd(options)
         self._cells = options.cost_usd.tolist()
         self._waiting: list[float] = options.postponed_usd.tolist()
         for job, item in enumerate([] if choice is None else choice):
@@ -135,22 +135,19 @@ class SearchState:
         """What the budget counts of the choice; see `milp_constraints.budget`."""
         rows = np.arange(len(self.choice))
         running = self.choice != WAITS
-        cells = self.options.machine_usd[rows[running], self.choice[running]] - self._idle[rows, self.choice][running]
+        cells = self.options.machine_usd[rows[running], self.choice[running]] - self._used[self.choice[running]]
         machines = sum(count * price for count, price in zip(self.opened, self._period, strict=True))
         return float(cells.sum() + self.options.reserved_usd[~running].sum()) + machines
 
     def _over_budget(self, job: int, further: Table) -> npt.NDArray[np.bool_]:
         """Which configurations of a job that waits would break the budget, (K,)."""
         after = self._spent_usd() - self.options.reserved_usd[job] + self.options.machine_usd[job]
-        over: npt.NDArray[np.bool_] = np.greater(
-            after - self._idle[job] + further, self.options.budget_usd + _TOLERANCE_USD
-        )
+        over: npt.NDArray[np.bool_] = np.greater(after - self._used + further, self.options.budget_usd + _TOLERANCE_USD)
         return over
 
 
-def _idle_usd(options: Options) -> Table:
-    """Part of a machine's price until the next event that a job's own share covers, (J, K)."""
+def _used_usd(options: Options) -> Table:
+    """Part of a machine's price until the next event that a job's own share covers, (K,)."""
     capacity = np.array([machine.num_gpus for machine in options.machines], dtype=float)
-    used = options.period_usd[options.machine_of] * options.size_of / capacity[options.machine_of]
-    idle: Table = np.minimum(used, np.where(np.isfinite(options.machine_usd), options.machine_usd, 0.0))
-    return idle
+    used: Table = options.period_usd[options.machine_of] * options.size_of / capacity[options.machine_of]
+    return used

@@ -1,0 +1,66 @@
+"""Five runs of a team, three machine types, deadlines and a budget: what to rent, and which run goes where and when?
+
+    pip install lightning-predict[planning]
+    python examples/plan_team_jobs.py
+
+Prints the plan and what each queue rule would cost instead; writes the chart, a SkyPilot task and a Slurm script for
+each job to `plan/`. The times are made up; `lightning_predict.planning_from_traces` takes them from saved traces.
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from lightning_predict.planning.commands import plan
+from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.policies import policy
+from lightning_predict.planning.simulation import simulate
+
+JOBS = """
+nodes: 2
+budget_usd: 100
+restart_seconds: 120
+machines:
+  - {name: g5.12xlarge, gpu: A10G, num_gpus: 4, usd_per_hour: 5.67, provider: aws}
+  - {name: g6.12xlarge, gpu: L4, num_gpus: 4, usd_per_hour: 4.60, provider: aws}
+  - {name: p4d.24xlarge, gpu: A100-SXM-40GB, num_gpus: 8, usd_per_hour: 21.96, provider: aws}
+jobs:
+  - name: segmentation
+    hours: {g5.12xlarge: {1: 5.5, 2: 3.2, 4: 2.0}, g6.12xlarge: {1: 7.5, 2: 4.3, 4: 2.6}}
+    deadline_hours: 8
+    tardiness_usd_per_hour: 4
+    command: python train.py --model unet
+  - name: ranking
+    hours: {g5.12xlarge: {1: 2.4, 2: 1.5}, g6.12xlarge: {1: 3.2, 2: 2.1}}
+    deadline_hours: 5
+    tardiness_usd_per_hour: 1
+  - name: speech
+    hours: {g5.12xlarge: {1: 6.0, 2: 3.5, 4: 2.2}, p4d.24xlarge: {1: 2.8, 2: 1.6, 4: 1.0, 8: 0.8}}
+    deadline_hours: 8
+    tardiness_usd_per_hour: 10
+  - name: language-model
+    hours: {p4d.24xlarge: {2: 4.2, 4: 2.3, 8: 1.5}}
+    deadline_hours: 3
+    tardiness_usd_per_hour: 20
+  - name: ablation
+    hours: {g5.12xlarge: {1: 1.2}, g6.12xlarge: {1: 1.6}}
+    release_hours: 1
+    deadline_hours: 24
+    tardiness_usd_per_hour: 0.5
+"""
+
+
+def main(folder: Path = Path("plan"), console: Console | None = None) -> None:
+    console = Console() if console is None else console
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = folder / "jobs.yaml"
+    jobs.write_text(JOBS, encoding="utf-8")
+    best = plan(jobs, output=folder, console=console)
+    console.print(f"planned: ${best.total_usd:.2f}, of which ${best.tardiness_usd:.2f} for tardiness")
+    for name in ("fifo", "edf", "ps"):
+        other = simulate(read_problem(jobs), policy(name))
+        console.print(f"{other.policy}: ${other.total_usd:.2f}, of which ${other.tardiness_usd:.2f} for tardiness")
+
+
+if __name__ == "__main__":
+    main()
