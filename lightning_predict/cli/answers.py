@@ -23,14 +23,14 @@ GAP = 2
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command found.
+    """What a command gives back; one of the two is called.
 
     Attributes:
-        data: All of it, as JSON values.
+        data: Gives all of it as JSON values.
         show: Prints it for people.
     """
 
-    data: object
+    data: Callable[[], object]
     show: Callable[[], None]
 
 

@@ -67,7 +67,7 @@ def gpus(
             raise
         return _gpu_list(related)
     others = [row.name for row in related if row != found]
-    return Answer(data=json_value(found), show=lambda: print("\n".join([*_gpu_lines(found), *_others(others)])))
+    return Answer(data=lambda: json_value(found), show=lambda: print("\n".join([*_gpu_lines(found), *_others(others)])))
 
 
 def offers(
@@ -106,8 +106,10 @@ def offers(
             raise UnknownOfferError(f"No offer of {provider!r} is listed. {nearest(provider, known)}")
     if not chosen:
         raise UnknownOfferError(f"No offer of {' from '.join(filter(None, (gpu, provider)))} is listed.")
-    data = {"offers": json_value(chosen), "notes": list(file.notes)}
-    return Answer(data=data, show=lambda: print(_offer_text(chosen, file.notes, with_sources=gpu is not None)))
+    return Answer(
+        data=lambda: {"offers": json_value(chosen), "notes": list(file.notes)},
+        show=lambda: print(_offer_text(chosen, file.notes, with_sources=gpu is not None)),
+    )
 
 
 def _gpu_list(rows: Sequence[Gpu]) -> Answer:
@@ -127,7 +129,7 @@ def _gpu_list(rows: Sequence[Gpu]) -> Answer:
     ]
     text = aligned(headers, texts, right={2, 3, 4, 5, 6, 7})
     return Answer(
-        data=[json_value(row) for row in rows],
+        data=lambda: json_value(rows),
         show=lambda: print(f"{text}\n\n{len(rows)} GPUs. Peaks are dense; e: emulated. All of one: gpus NAME."),
     )
 

@@ -74,7 +74,7 @@ def predict(
         if path is not None:
             path.write_text(text(), encoding="utf-8")
     files = {kind: str(path) for kind, path in written.items() if path is not None}
-    return Answer(data=findings.as_dict() | {"written": files}, show=lambda: findings.show(files))
+    return Answer(data=lambda: findings.as_dict() | {"written": files}, show=lambda: findings.show(files))
 
 
 def report(
@@ -117,7 +117,8 @@ def report(
     findings = findings.with_energy(grid_grams_per_kwh)
     texts = {".html": findings.html, ".md": findings.markdown, ".json": findings.json_text}
     output.write_text(texts[output.suffix](), encoding="utf-8")
-    return Answer(data=findings.as_dict() | {"written": {output.suffix[1:]: str(output)}}, show=lambda: print(output))
+    written = {"written": {output.suffix[1:]: str(output)}}
+    return Answer(data=lambda: findings.as_dict() | written, show=lambda: print(output))
 
 
 @final

@@ -59,7 +59,7 @@ def _run(words: Sequence[str]) -> int:
     as_json = options.pop("json")
     answer = COMMANDS[chosen.command](**options)
     if as_json:
-        print(json.dumps(answer.data, indent=2, allow_nan=False))
+        print(json.dumps(answer.data(), indent=2, allow_nan=False))
     else:
         answer.show()
     sys.stdout.flush()

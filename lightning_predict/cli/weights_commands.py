@@ -39,7 +39,7 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
 
     scores = train_weights(tables, output, seed=seed, console=Console(stderr=True, width=WIDTH))
     return Answer(
-        data={"weights": str(output), "scores": json_value(scores)},
+        data=lambda: {"weights": str(output), "scores": json_value(scores)},
         show=lambda: Console(width=WIDTH).print(score_table(scores)),
     )
 
@@ -67,14 +67,14 @@ def evaluate(
 
         with waiting:
             published = evaluate_published(tables, weights=weights)
-        return Answer(data=json_value(published), show=lambda: print_report(published, Console(width=WIDTH)))
+        return Answer(data=lambda: json_value(published), show=lambda: print_report(published, Console(width=WIDTH)))
     from lightning_predict.fitting.__main__ import evaluate as evaluate_weights
     from lightning_predict.fitting.scores import score_table
 
     with waiting:
         scores = evaluate_weights(tables, weights=weights, seed=seed)
     return Answer(
-        data={"scores": json_value(scores)},
+        data=lambda: {"scores": json_value(scores)},
         show=lambda: Console(width=WIDTH).print(score_table(scores)),
     )
 
@@ -97,7 +97,7 @@ def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = No
         for path in files:
             path.unlink()
     data = {"folder": str(place), "action": action, "bytes": sum(sizes.values()), "files": sizes}
-    return Answer(data=data, show=lambda: print(_cache_text(place, action, sizes)))
+    return Answer(data=lambda: data, show=lambda: print(_cache_text(place, action, sizes)))
 
 
 def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:

@@ -1,0 +1,246 @@
+"""Every command on real files: a recorded step, price files, weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_predict.cost.offers import load_offers
+from lightning_predict.fitting import __main__ as fitting
+from lightning_predict.fitting.recipes import RECIPES
+from lightning_predict.fitting.training import TrainingPlan
+from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
+from tests.cli.conftest import Run
+from tests.fitting.example import write_matmul_table
+from tests.weights.example import publish
+
+
+def test_predict_prints_the_table_and_the_ranking(trace: Path, run: Run) -> None:
+    ran = run("predict", trace, "--gpus", "T4, L4", "--iterations", "100000", "--deadline-hours", "100")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("T4 ", "L4 "))] == ["T4", "L4"]
+    ranked = [line.split("  ")[0] for line in lines[lines.index("", lines.index("") + 1) + 1 :]]
+    assert ranked[:3] == ["Cheapest", "Fastest", "Best within 4 d 4 h"]
+
+
+def test_predict_without_names_takes_ten(trace: Path, run: Run) -> None:
+    found = run("predict", trace, "--json").json
+    assert [one["gpu"] for one in found["predictions"]] == list(DEFAULT_GPUS)
+    assert found["ranking"]["per_iteration"] is True
+    assert found["written"] == {}
+
+
+def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> None:
+    one, two = (
+        run("predict", trace, "--gpus", "T4", "--iterations", n, "--usd-per-hour", "2", "--json").json["predictions"][0]
+        for n in ("1000", "2000")
+    )
+    assert two["total_seconds"] == pytest.approx(2 * one["total_seconds"])
+    assert one["cost_usd"] == pytest.approx(one["total_seconds"] / 3600 * 2)
+    assert one["offer"].startswith("user own price")
+
+
+def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path) -> None:
+    words = ["predict", trace, "--gpus", "T4,A10G", "--iterations", "1000", "--grid-grams-per-kwh", "400", "--json"]
+    html, markdown, sky = (tmp_path / name for name in ("r.html", "r.md", "t.yaml"))
+    found = run(*words, "--html", html, "--markdown", markdown, "--sky", sky).json
+    assert found["written"] == {"html": str(html), "markdown": str(markdown), "sky": str(sky)}
+    assert html.read_text().startswith("<!doctype html>")
+    assert markdown.read_text().startswith("- **Cheapest:** ")
+    assert "| CO2 (kg) |" in markdown.read_text()
+    task = yaml.safe_load(sky.read_text())
+    assert task["resources"]["accelerators"].split(":")[0] == found["ranking"]["cheapest"]
+    t4 = found["energy"]["T4"]
+    assert t4["co2_kilograms"] == pytest.approx(t4["kilowatt_hours"] * 0.4)
+    shown = run("predict", trace, "--gpus", "T4", "--iterations", "10", "--energy", "--markdown", markdown).out
+    assert "energy" in shown
+    assert shown.endswith(f"Written: {markdown}\n")
+
+
+PRICES = """\
+- {provider: Us, instance: node, gpu: T4, num_gpus: 4, usd_per_hour: 0.04, region: here, date: 2026-11-01}
+"""
+
+
+def test_predict_takes_a_price_file_and_keeps_listed_prices_of_other_gpus(
+    trace: Path, run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(PRICES)
+    found = run("predict", trace, "--gpus", "T4,L4", "--offers", file, "--region", "here", "--json").json
+    t4, l4 = found["predictions"]
+    assert (t4["usd_per_hour"], t4["offer"]) == (0.01, "Us node (2026-11-01)")
+    assert l4["offer"] is not None
+    assert found["ranking"]["cheapest"] == "T4"
+
+
+def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "cloud.csv"
+    file.write_text(
+        "InstanceType,AcceleratorName,AcceleratorCount,Price,SpotPrice,Region\na,T4,1,0.5,0.1,r\nb,MI300X,8,16,8,r\n"
+    )
+    found = run("predict", trace, "--gpus", "T4", "--offers", file, "--spot", "--json").json
+    assert found["predictions"][0]["usd_per_hour"] == 0.1
+    assert "spot" in found["predictions"][0]["offer"]
+    assert found["notes"][-1].endswith("whose accelerator is no GPU of the catalogue: MI300X (1).")
+
+
+def test_predict_prices_a_machine_of_ones_own_by_its_electricity(trace: Path, run: Run) -> None:
+    words = ["predict", trace, "--gpus", "RTX-4090", "--watts", "600", "--usd-per-kwh", "0.3", "--json"]
+    (found,) = run(*words).json["predictions"]
+    assert found["usd_per_hour"] == pytest.approx(0.18)  # 0.6 kW x $0.30
+    assert "600 W at $0.3/kWh" in found["offer"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--gpus", "T4,Q9"], "'Q9' is not a GPU of the catalogue"),
+        (["--gpus", ","], "gpus is empty; name at least one GPU"),
+        (["--iterations", "-1"], "iterations=-1 is negative"),
+        (["--usd-per-hour", "0"], "usd_per_hour=0.0 is not a price"),
+        (["--deadline-hours", "0"], "deadline_hours=0.0 is no deadline"),
+        (["--watts", "3"], "watts=3.0, usd_per_kwh=None: give either usd_per_hour, or watts and usd_per_kwh"),
+        (["--watts", "3", "--usd-per-hour", "1"], "Give one of --usd-per-hour, --offers, and --watts"),
+        (["--region", "r"], "--region is for a price file of your own"),
+        (["--offers", "none.yaml"], "none.yaml does not exist"),
+        (["--weights", "nowhere"], "Weights path 'nowhere' does not exist"),
+        (["--gpus", "A10G", "--deadline-hours", "1", "--sky", "x.yaml"], "No GPU can be recommended"),
+        (["--html", "no/such/folder.html"], "No such file or directory: no/such/folder.html"),
+        (["--energy", "--grid-grams-per-kwh", "-5", "--iterations", "9"], "grid_grams_per_kwh=-5.0 is out of range"),
+    ],
+)
+def test_predict_refuses_what_cannot_be(options: list[str], problem: str, trace: Path, run: Run) -> None:
+    ran = run("predict", trace, *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert problem in ran.err
+
+
+def test_report_writes_one_file_by_its_ending(trace: Path, run: Run, tmp_path: Path) -> None:
+    for name in ("r.html", "r.md", "r.json"):
+        path = tmp_path / name
+        ran = run("report", trace, "--iterations", "1000", "--gpus", "T4", "--output", path)
+        assert (ran.code, ran.out) == (0, f"{path}\n")
+    assert json.loads((tmp_path / "r.json").read_text())["ranking"]["cheapest"] == "T4"
+    assert "<svg" in (tmp_path / "r.html").read_text()
+    found = run("report", trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
+    assert found["written"] == {"md": str(tmp_path / "r.md")}
+    ran = run("report", trace, "--output", "r.pdf")
+    assert "output='r.pdf' has another ending than .html, .md or .json" in ran.err
+
+
+def test_gpus_lists_all(run: Run) -> None:
+    out = run("gpus").out
+    assert f"{len(gpu_names())} GPUs." in out
+    assert all(f"\n{name} " in out for name in gpu_names())
+    assert [row["name"] for row in run("gpus", "--json").json] == list(gpu_names())
+
+
+def test_gpus_filters(run: Run) -> None:
+    names = [row["name"] for row in run("gpus", "hopper", "--min-memory-gib", "100", "--json").json]
+    assert names == ["H200-SXM-141GB", "H200-NVL-141GB", "GH200-144GB"]
+    assert run("gpus", "--architecture", "hopper", "--json").json == run("gpus", "hopper", "--json").json
+    # No GPU has this name, but several have it in theirs.
+    assert {row["name"] for row in run("gpus", "PRO 6000 Blackwell", "--json").json} >= {"RTX-PRO-6000-Server"}
+    ran = run("gpus", "--architecture", "hoper")
+    assert "'hoper' is not an architecture. There are: kepler, maxwell" in ran.err
+
+
+def test_gpus_shows_one_with_its_sources(run: Run) -> None:
+    out = run("gpus", "H100").out
+    assert out.startswith("H100-SXM-80GB\n")
+    assert "NVIDIA H100 80GB HBM3" in out
+    assert "80 GiB, 3,350 GB/s" in out
+    assert "https://www.nvidia.com/en-us/data-center/h100/" in out
+    assert "Others of this name: H100-PCIe-80GB, H100-NVL-94GB." in out
+    assert run("gpus", "tesla t4", "--json").json["name"] == "T4"
+
+
+def test_offers_lists_and_filters(run: Run) -> None:
+    found = run("offers", "--json").json["offers"]
+    assert len(found) > 150
+    assert len(found) <= len(load_offers())
+    l4 = run("offers", "--gpu", "nvidia-l4", "--json").json["offers"]
+    assert {offer["gpu"] for offer in l4} == {"L4"}
+    per_gpu = [offer["usd_per_hour"] / offer["num_gpus"] for offer in l4]
+    assert per_gpu == sorted(per_gpu)
+    out = run("offers", "--gpu", "L4", "--provider", "gcp").out
+    assert "g2-standard-4" in out
+    assert "AWS" not in out
+    assert "Sources:\n  GCP (" in out
+
+
+def test_offers_of_a_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(PRICES)
+    out = run("offers", "--offers", file).out
+    assert "Us        node        4  0.04" in out
+    assert "1 offers, without tax or commitment." in out
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--provider", "Lamda"], "No offer of 'Lamda' is listed. Did you mean 'Lambda'?"),
+        (["--gpu", "P4", "--provider", "Lambda"], "No offer of P4 from Lambda is listed."),
+        (["--gpu", "T5"], "'T5' is not a GPU of the catalogue"),
+        (["--region", "here"], "region and date are for a price file of your own; give it with --offers."),
+    ],
+)
+def test_offers_refuses_what_is_not_there(options: list[str], problem: str, run: Run) -> None:
+    ran = run("offers", *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert problem in ran.err
+
+
+def test_train_writes_weights_that_predict_takes(
+    trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = TrainingPlan(steps=30, batch_rows=128, hidden=(8,))
+    recipe = replace(RECIPES["matmul_single"], base=plan, own=plan, fold=plan, folds=(("T4",), ("L4",)))
+    monkeypatch.setattr(fitting, "JOBS", 1)
+    monkeypatch.setattr(fitting, "train", partial(fitting.train, recipes={"matmul_single": recipe}))
+    tables, weights = tmp_path / "tables", tmp_path / "weights"
+    tables.mkdir()
+    write_matmul_table(tables / "matmul.csv.gz", [gpu("T4"), gpu("L4")], rows=300)
+    ran = run("train", tables, "--output", weights, "--json")
+    assert ran.code == 0
+    assert {score["gpu"] for score in ran.json["scores"]} == {"T4", "L4"}
+    assert "[1/1] matmul_single" in ran.err  # progress does not mix with the JSON
+    assert "linear" in run("train", tables, "--output", weights).out
+    found = run("predict", trace, "--gpus", "T4", "--weights", weights, "--json").json
+    assert found["predictions"][0]["coverage"]["mlp"] > 0
+    assert "No measurement" in run("train", tmp_path / "nothing").err
+
+
+def test_evaluate_scores_weights_on_tables(run: Run, tmp_path: Path) -> None:
+    write_matmul_table(tmp_path / "matmul.csv.gz", [gpu("T4")], rows=200)
+    found = run("evaluate", tmp_path, "--json").json
+    (score,) = found["scores"]
+    assert (score["gpu"], score["operation"]) == ("T4", "linear")
+    assert 0 < score["mean"] < 10
+    assert "T4" in run("evaluate", tmp_path).out
+    ran = run("evaluate", tmp_path / "nothing")
+    assert ran.code == 2
+    ran = run("evaluate", tmp_path, "--of", "iterations")
+    assert "No table of published iterations" in ran.err
+
+
+def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) -> None:
+    empty = run("cache", "--folder", tmp_path)
+    assert empty.out.endswith("holds no downloaded weights.\n")
+    folder = Path(run("cache", "--folder", tmp_path, "--json").json["folder"])
+    publish(folder, "base", "T4")
+    (folder / "notes.txt").write_text("not ours")
+    found = run("cache", "--folder", tmp_path, "--json").json
+    assert set(found["files"]) == {"T4.safetensors", "base.safetensors", "manifest.json"}
+    assert found["bytes"] == sum(path.stat().st_size for path in folder.iterdir()) - len("not ours")
+    assert "3 files (" in run("cache", "show", "--folder", tmp_path).out
+    assert run("cache", "clear", "--folder", tmp_path).out.startswith("Removed 3 files (")
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]

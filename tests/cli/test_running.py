@@ -1,0 +1,163 @@
+"""Parsing, help, errors in one line, and a start that loads nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import lightning_predict
+from lightning_predict.cli import running
+from lightning_predict.cli.answers import aligned, json_value
+from lightning_predict.cli.parsing import COMMANDS, rewritten
+from lightning_predict.errors import LightningPredictError
+from lightning_predict.gpus import gpu
+from tests.cli.conftest import Run, python
+
+
+def test_the_help_of_the_program(run: Run, golden: Callable[[str, str], None]) -> None:
+    ran = run("--help")
+    assert ran.code == 0
+    golden("help.txt", ran.out.rstrip())
+    assert run().out == ran.out  # without a word, too
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command(name: str, run: Run, golden: Callable[[str, str], None]) -> None:
+    ran = run(name, "--help")
+    assert ran.code == 0
+    golden(f"help_{name}.txt", ran.out.rstrip())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_documented_and_printed_with_hyphens(name: str, run: Run) -> None:
+    text = run(name, "--help").out
+    options = re.findall(r"(?m)^  (--[\w-]+)", text)
+    assert "--json" in options
+    assert not any("_" in option for option in options)
+    described = re.split(r"(?m)^  (?=--)", text)[1:]
+    assert all(re.search(r"[A-Z][\w ,;]+", part.partition(" ")[2]) for part in described)
+
+
+def test_the_version(run: Run) -> None:
+    assert run("--version").out.strip() == f"lightning-predict {lightning_predict.__version__}"
+
+
+def test_the_program_is_installed_under_its_name() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"lightning-predict": "lightning_predict.cli:main"}
+
+
+def test_it_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "lightning_predict.cli", "gpus", "T4"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("T4\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["gpsu"], "'gpsu' is not a command of lightning-predict. Did you mean 'gpus'?"),
+        (["xyz"], "'xyz' is not a command of lightning-predict. Commands: predict, report, gpus, offers,"),
+        (["predict"], "the following arguments are required: trace. See lightning-predict predict --help."),
+        (["predict", "x", "--iteratons", "3"], "--iteratons is not an option of predict. Did you mean --iterations?"),
+        (["predict", "x", "--zzz"], "--zzz is not an option of predict. See lightning-predict predict --help."),
+        (["predict", "x", "--iterations", "many"], "--iterations is 'many', but expected int."),
+        (["predict", "x", "--deadline-hours", "soon"], "--deadline-hours is 'soon', but expected float."),
+        (["predict", "x", "--method", "magic"], "--method is 'magic', but expected one of auto, mlp, wave."),
+        (["cache", "clean"], "--action is 'clean', but expected one of show, clear."),
+        (["--nothing"], "unrecognized arguments: --nothing"),
+        (["predict", "no-such-trace.json"], "No such file or directory: no-such-trace.json"),
+        (["gpus", "H1000"], "'H1000' is not a GPU of the catalogue. The nearest names are H100-SXM-80GB"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(words: list[str], problem: str, run: Run) -> None:
+    ran = run(*words)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err.startswith(f"lightning-predict: error: {problem}")
+    assert ran.err.count("\n") == 1
+
+
+def test_without_jsonargparse_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonargparse", None)  # an import of it now fails
+    ran = run("gpus")
+    assert ran.code == 2
+    assert "pip install lightning-predict[cli]" in ran.err
+
+
+def test_an_error_within_a_command_has_no_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise LightningPredictError("two\n  lines")
+
+    monkeypatch.setattr(running, "COMMANDS", dict(COMMANDS) | {"gpus": refuse})
+    assert run("gpus").err == "lightning-predict: error: two lines\n"
+
+
+def test_an_interruption_ends_quietly(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "COMMANDS", dict(COMMANDS) | {"gpus": interrupted})
+    assert (run("gpus").code, run("gpus").err) == (2, "lightning-predict: error: interrupted\n")
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "lightning_predict.cli", "gpus", "--json"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_options_are_taken_with_hyphens_or_underscores_and_flags_without_a_value() -> None:
+    assert rewritten(["predict", "a-b.json", "--usd-per-hour", "1", "--spot", "--gpus=T4"]) == [
+        "predict",
+        "a-b.json",
+        "--usd_per_hour",
+        "1",
+        "--spot=true",
+        "--gpus=T4",
+    ]
+    assert rewritten(["predict", "t", "--spot", "false"]) == ["predict", "t", "--spot", "false"]
+    assert rewritten(["cache", "clear"]) == ["cache", "--action=clear"]
+    assert rewritten(["gpus"]) == ["gpus"]
+    assert rewritten([]) == []
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    heavy = ("torch", "numpy", "lightning", "jsonargparse", "rich", "yaml", "matplotlib")
+    loaded = python(f"import sys, lightning_predict.cli; print(*[name for name in {heavy} if name in sys.modules])")
+    assert loaded.split() == []
+
+
+def test_importing_the_command_line_is_fast() -> None:
+    def seconds(code: str) -> float:
+        started = time.perf_counter()
+        python(code)
+        return time.perf_counter() - started
+
+    # The start of Python itself is not ours; the best of three, as the machine may be busy.
+    extra = min(seconds("import lightning_predict.cli") for _ in range(3)) - min(seconds("pass") for _ in range(3))
+    assert extra < 0.3
+
+
+def test_aligned_columns() -> None:
+    assert aligned(["a", "bb"], [["ccc", "1"]], right={1}) == "a    bb\n---  --\nccc   1"
+
+
+def test_records_as_json_values() -> None:
+    row = json_value(gpu("T4"))
+    assert (row["name"], row["compute_capability"], row["emulated_dtypes"]) == ("T4", [7, 5], ["bfloat16"])
+    assert row["sources"]["*"][0]["url"].startswith("https://")
+    assert json_value({"a": float("nan"), "b": Path("x")}) == {"a": None, "b": "x"}
