@@ -1,0 +1,118 @@
+"""What the README shows is what happens: its code runs, its output is the program's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+MANIFEST = ROOT / "lightning_predict" / "weights" / "files" / "manifest.json"
+ACCURACY = re.compile(r"(<!-- the accuracy of the bundled weights -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+OUTPUT = re.compile(r"(<!-- the output of examples/quickstart\.py -->\n```text\n)(.*?)(```\n)", re.DOTALL)
+
+
+def code_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", code_blocks(), ids=lambda block: block.splitlines()[0])
+def test_code_runs(block: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_output_is_the_quickstarts_own(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    environment = os.environ | {"COLUMNS": "110", "TERM": "dumb"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "quickstart.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = table_of(done.stdout)
+    if request.config.getoption("--overwrite-golden"):
+        README.write_text(OUTPUT.sub(lambda match: match[1] + printed + match[3], README.read_text()))
+    shown = OUTPUT.search(README.read_text())
+    assert shown is not None
+    assert shown[2] == printed
+    assert (tmp_path / "logs" / "digits").is_dir()
+    assert (tmp_path / "logs" / "digits_csv").is_dir()
+
+
+def test_the_accuracy_is_that_of_the_bundled_weights(request: pytest.FixtureRequest) -> None:
+    table = accuracy_table(json.loads(MANIFEST.read_text()))
+    if request.config.getoption("--overwrite-golden"):
+        README.write_text(ACCURACY.sub(lambda match: match[1] + table + match[3], README.read_text()))
+    shown = ACCURACY.search(README.read_text())
+    assert shown is not None
+    assert shown[2] == table
+
+
+OPERATIONS = {
+    "linear/bfloat16": "matrix product, bfloat16",
+    "linear/float16": "matrix product, float16",
+    "linear/float32": "matrix product, float32",
+    "bmm/float32": "batched product, float32",
+    "attention/bfloat16": "fused attention, bfloat16",
+    "conv2d/float32": "convolution, float32",
+    "softmax/float32": "softmax, float32",
+    "layer_norm/float32": "layer norm, float32",
+    "gelu/float32": "GELU, float32",
+    "add/float32": "addition, float32",
+}
+
+
+def accuracy_table(manifest: dict[str, Any]) -> str:
+    """A row an operation: the mean error on each GPU, averaged, and the best and the worst of them."""
+    lines = [
+        "| operation | GPUs | problems | mean error | best GPU | worst GPU | in the 90 % interval |",
+        "|---|" + "---:|" * 6,
+    ]
+    for key, title in OPERATIONS.items():
+        scores = {
+            entry["gpu"]: entry["held_out_error"][key]
+            for entry in manifest["files"].values()
+            if key in entry.get("held_out_error", {}) and entry["gpu"] != "base"
+        }
+        by_error = sorted(scores, key=lambda gpu: scores[gpu]["mean"])
+        problems = sum(score["rows"] for score in scores.values())
+        mean = sum(score["mean"] for score in scores.values()) / len(scores)
+        inside = sum(score["coverage"] * score["rows"] for score in scores.values()) / problems
+        ends = [f"{gpu} {scores[gpu]['mean']:.1%}" for gpu in (by_error[0], by_error[-1])]
+        lines.append(f"| {title} | {len(scores)} | {problems:,} | {mean:.1%} | {ends[0]} | {ends[1]} | {inside:.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+def table_of(output: str) -> str:
+    """The predictions, from the table's heading to the last price."""
+    lines = [line.rstrip() for line in output.splitlines()]
+    heading = next(index for index, line in enumerate(lines) if "iteration" in line and "interval" in line)
+    prices = next(index for index, line in enumerate(lines) if index > heading and line.startswith("Prices:"))
+    last = next(index for index, line in enumerate(lines) if index > prices and not line.startswith("  "))
+    return "\n".join(lines[heading:last]) + "\n"
+
+
+@pytest.mark.parametrize("name", ["large_model_without_a_gpu", "gan_manual_optimization", "tensorboard_and_wandb"])
+def test_examples_run(name: str, tmp_path: Path) -> None:
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "COLUMNS": "110"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{name}.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "H100-SXM-80GB" in done.stdout
