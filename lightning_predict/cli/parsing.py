@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_predict import __version__
 from lightning_predict.cli.answers import Answer
 from lightning_predict.cli.catalogue_commands import gpus, offers
+from lightning_predict.cli.planning_commands import plan, simulate
 from lightning_predict.cli.prediction_commands import predict, report
-from lightning_predict.cli.weights_commands import cache, evaluate, train
+from lightning_predict.cli.weights_commands import cache, evaluate, measure, train
 from lightning_predict.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 PROGRAM: Final = "lightning-predict"
 
 COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
-    function.__name__: function for function in (predict, report, gpus, offers, train, evaluate, cache)
+    function.__name__: function
+    for function in (predict, report, plan, simulate, gpus, offers, measure, train, evaluate, cache)
 }
 
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action"}

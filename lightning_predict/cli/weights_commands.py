@@ -1,7 +1,8 @@
-"""`train`, `evaluate` and `cache`: the weights of the models.
+"""`measure`, `train`, `evaluate` and `cache`: the weights of the models, from measurement to download.
 
 Example::
 
+    lightning-predict measure measurements --operations linear,conv2d
     lightning-predict train measurements --output my-weights
     lightning-predict evaluate measurements --weights my-weights
     lightning-predict cache clear
@@ -20,6 +21,49 @@ WIDTH: Final = 160
 
 _OURS: Final = ("*.safetensors*", "manifest.json*")
 """Names that downloads of weights give to files, finished or not."""
+
+
+def measure(
+    output: Path,
+    *,
+    operations: str | None = None,
+    dtypes: str = "float32,tf32,float16,bfloat16",
+    problems: int = 200,
+    seed: int = 0,
+    device: Literal["cuda", "cpu"] = "cuda",
+    gpu: str | None = None,
+) -> Answer:
+    """Measure operations on the GPU at hand, into tables that `train` reads.
+
+    Args:
+        output: Folder of the tables; those of the same operations are replaced.
+        operations: Names of operations, separated by commas (default: all that have a benchmark).
+        dtypes: float32, tf32, float16, bfloat16, float64, separated by commas.
+        problems: Shapes of each operation and dtype.
+        seed: Seed of the shapes.
+        device: cpu times the host instead, to try the command out.
+        gpu: Our name of the GPU (default: what torch reports).
+    """
+    from rich.console import Console
+
+    from lightning_predict.fitting.measuring.run import measure as measure_operations
+    from lightning_predict.fitting.measuring.shapes import DRAWERS
+
+    with Console(stderr=True).status(f"Measuring into {output} ..."):
+        found = measure_operations(
+            output,
+            operations=tuple(DRAWERS) if operations is None else _names(operations),
+            dtypes=_names(dtypes),
+            problems=problems,
+            seed=seed,
+            device=device,
+            gpu=gpu,
+        )
+    left_out = "" if not found.skipped else f"\n{len(found.skipped)} left out, the first: {found.skipped[0]}"
+    return Answer(
+        data=lambda: json_value(found),
+        show=lambda: print(f"{found.rows} rows in {len(found.files)} tables in {output}.{left_out}"),
+    )
 
 
 def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Answer:
@@ -108,3 +152,8 @@ def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:
         return f"Removed {len(sizes)} files ({total}) from {place}."
     rows = [[name, f"{bytes_to_mebibytes(size):.2f}"] for name, size in sizes.items()]
     return "\n".join([aligned(["file", "MiB"], rows, right={1}), "", f"{len(sizes)} files ({total}) in {place}."])
+
+
+def _names(words: str) -> tuple[str, ...]:
+    """Names that were given with commas between them."""
+    return tuple(word.strip() for word in words.split(",") if word.strip())

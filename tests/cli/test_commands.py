@@ -199,6 +199,57 @@ def test_offers_refuses_what_is_not_there(options: list[str], problem: str, run:
     assert problem in ran.err
 
 
+JOBS = """\
+nodes: 2
+machines:
+  - {name: box, gpu: A10, num_gpus: 2, usd_per_hour: 3.0}
+jobs:
+  - {name: stated, hours: {box: {1: 4.0, 2: 2.2}}, deadline_hours: 8}
+  - {name: recorded, trace: run.json.gz, iterations: 1000, deadline_hours: 24}
+"""
+
+
+def test_plan_plans_jobs_with_stated_and_with_predicted_times(trace: Path, run: Run, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.yaml"
+    jobs.write_text(JOBS)
+    (tmp_path / "run.json.gz").write_bytes(trace.read_bytes())
+    found = run("plan", jobs, "--method", "edf", "--json").json
+    hours = {
+        segment["job"]: (segment["end_seconds"] - segment["start_seconds"]) / 3600 for segment in found["segments"]
+    }
+    assert set(hours) == {"stated", "recorded"}
+    assert hours["stated"] in (pytest.approx(4.0), pytest.approx(2.2))
+    (predicted,) = run("predict", trace, "--gpus", "A10", "--iterations", "1000", "--json").json["predictions"]
+    assert hours["recorded"] == pytest.approx(predicted["total_seconds"] / 3600)
+    out = run("plan", jobs, "--method", "edf", "--output", tmp_path / "plan").out
+    assert "recorded" in out
+    assert max(map(len, out.splitlines())) <= 120
+    assert (tmp_path / "plan" / "plan.json").exists()
+    assert "There is no policy 'best'" in run("plan", jobs, "--method", "best").err
+
+
+def test_simulate_compares_policies(run: Run, tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text("nodes: [2]\nmean_gap_seconds: [30]\nseeds: 1\npolicies: [fifo, edf]\n")
+    found = run("simulate", study, "--json").json
+    assert [row["policy"] for row in found["comparisons"]] == ["fifo", "edf"]
+    assert len(found["runs"]) == 2
+    out = run("simulate", study, "--output", tmp_path / "study").out
+    assert "edf" in out
+    assert (tmp_path / "study" / "study.json").exists()
+    assert "nowhere.yaml does not exist" in run("simulate", tmp_path / "nowhere.yaml").err
+
+
+def test_measure_writes_tables(run: Run, tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--operations", "softmax, add", "--dtypes", "float32", "--problems", "2"]
+    found = run("measure", tmp_path / "tables", *words, "--json").json
+    assert [Path(file).name for file in found["files"]] == ["own_softmax.csv.gz", "own_add.csv.gz"]
+    assert all(Path(file).exists() for file in found["files"])
+    out = run("measure", tmp_path / "tables", *words).out
+    assert out.startswith(f"{found['rows']} rows in 2 tables in {tmp_path / 'tables'}.")
+    assert "No benchmark for 'fly'" in run("measure", tmp_path, "--device", "cpu", "--operations", "fly").err
+
+
 def test_train_writes_weights_that_predict_takes(
     trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
