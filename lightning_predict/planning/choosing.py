@@ -1,8 +1,9 @@
 """The plan to recommend: every way to plan is simulated to the end, and the cheapest plan within the budget wins.
 
-A decision looks ahead as far as the next events; which formulation that serves best depends on the jobs. A busy queue
-gains from shared machines and from moving jobs; a few long runs that nothing follows are better off alone, because a
-shared machine is paid to the end of its last job. With all jobs known, simulating each is quick, and tells. Example::
+A decision looks ahead as far as the next events; which freedom and which horizon serve best depends on the jobs. A busy
+queue gains from shared machines and from moving jobs. A few long runs that nothing follows are better off alone, or
+with a horizon of their length, because a shared machine is paid to the end of its last job. With all jobs known,
+simulating each way is quick, and tells. Example::
 
     plan = cheapest_plan(problem)
     plan.policy, plan.total_usd
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from statistics import median
+from typing import Final, final
 
 from lightning_predict.errors import InfeasiblePlanError
 from lightning_predict.planning.baselines import BASELINES, SHARING_BASELINES
@@ -21,15 +23,24 @@ from lightning_predict.planning.policies import PLANNERS, policy
 from lightning_predict.planning.records import AbstractPolicy, Formulation, Problem
 from lightning_predict.planning.simulation import simulate
 from lightning_predict.planning.validation import check_problem
+from lightning_predict.units import seconds_to_hours
+
+HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
+"""Horizons that are tried beside the planner's own, in typical run times."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to plan: a policy, and the freedom that it is given."""
+    """One way to plan: a policy, the freedom that it is given, and how far it looks ahead."""
 
     policy: AbstractPolicy
     formulation: Formulation
+    horizon_seconds: float | None
+
+    def applied_to(self, problem: Problem) -> Problem:
+        """The problem with the candidate's freedom and horizon."""
+        return replace(problem, formulation=self.formulation, horizon_seconds=self.horizon_seconds)
 
     @property
     def name(self) -> str:
@@ -39,6 +50,7 @@ class Candidate:
             for allowed, words in (
                 (self.formulation.shares_gpus, "a machine a job"),
                 (self.formulation.preempts or self.formulation.migrates, "no moves"),
+                (self.horizon_seconds is None, f"{seconds_to_hours(self.horizon_seconds or 0.0):.2g} h ahead"),
             )
             if not allowed
         ]
@@ -54,15 +66,15 @@ def candidates(problem: Problem, planner: str) -> tuple[Candidate, ...]:
         planner: `milp` or `heuristic`.
     """
     most = problem.formulation
-    formulations = [
-        replace(most, shares_gpus=shares, preempts=moves and most.preempts, migrates=moves and most.migrates)
-        for shares in (most.shares_gpus, False)
-        for moves in (True, False)
-    ]
+    typical = median(job.fastest_seconds for job in problem.jobs)
+    horizons = (problem.horizon_seconds, *(factor * typical for factor in HORIZON_FACTORS))
+    least = replace(most, preempts=False, migrates=False)
+    ways = [(formulation, horizon) for formulation in (most, least) for horizon in horizons]
+    ways += [(replace(formulation, shares_gpus=False), problem.horizon_seconds) for formulation in (most, least)]
     rules = (*BASELINES, *SHARING_BASELINES) if most.shares_gpus else BASELINES
     return (
-        *(Candidate(policy(planner), formulation) for formulation in dict.fromkeys(formulations)),
-        *(Candidate(rule, most) for rule in rules),
+        *(Candidate(policy(planner), formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
+        *(Candidate(rule, most, problem.horizon_seconds) for rule in rules),
     )
 
 
@@ -83,7 +95,7 @@ def cheapest_plan(problem: Problem, *, method: str = "milp", on_candidate: Calla
     plans = []
     for candidate in candidates_of(problem, method):
         try:
-            plan = simulate(replace(problem, formulation=candidate.formulation), candidate.policy)
+            plan = simulate(candidate.applied_to(problem), candidate.policy)
         except InfeasiblePlanError:  # its budget was spent before all jobs had started
             plan = None
         if plan is not None:
@@ -95,7 +107,11 @@ def cheapest_plan(problem: Problem, *, method: str = "milp", on_candidate: Calla
 
 def candidates_of(problem: Problem, method: str) -> tuple[Candidate, ...]:
     """All candidates of a planner; a queue rule is the only one of its method."""
-    return candidates(problem, method) if method in PLANNERS else (Candidate(policy(method), problem.formulation),)
+    return (
+        candidates(problem, method)
+        if method in PLANNERS
+        else (Candidate(policy(method), problem.formulation, problem.horizon_seconds),)
+    )
 
 
 def _cheapest(problem: Problem, plans: Sequence[Plan]) -> Plan:

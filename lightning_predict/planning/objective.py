@@ -159,6 +159,8 @@ def run_seconds(job: Job, configuration: Configuration, problem: Problem, situat
 
 def horizon_seconds(problem: Problem, situation: Situation) -> float:
     """How long a machine that is rented now is counted: a few mean gaps between events, at most the period."""
+    if problem.horizon_seconds is not None:
+        return problem.horizon_seconds
     if situation.mean_gap_seconds is None:
         return problem.period_seconds
     return min(problem.period_seconds, HORIZON_GAPS * situation.mean_gap_seconds)

@@ -132,6 +132,8 @@ class Problem:
         tardiness_factor: Weight of tardiness against the cost of machines (the seed's ρ).
         postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
         restart_seconds: Time that a job loses whenever it moves or goes on after a pause.
+        horizon_seconds: How long a rented machine is counted in a decision; None takes it from the events so far (see
+            `objective.py`).
     """
 
     jobs: tuple[Job, ...]
@@ -142,6 +144,7 @@ class Problem:
     tardiness_factor: float = 1.0
     postponement_factor: float = 1.0
     restart_seconds: float = 0.0
+    horizon_seconds: float | None = None
 
 
 @final

@@ -1,0 +1,99 @@
+"""Problems of round numbers, and what every decision must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lightning_predict.planning.instances import random_problem
+from lightning_predict.planning.records import (
+    Configuration,
+    Formulation,
+    Job,
+    Limits,
+    MachineType,
+    Placement,
+    Problem,
+    Situation,
+)
+
+HOUR = 3600.0
+SMALL = MachineType(name="small", gpu="T4", num_gpus=1, usd_per_hour=1.0)
+LARGE = MachineType(name="large", gpu="A10", num_gpus=4, usd_per_hour=6.0)
+
+
+def on(machine: str, num_gpus: int) -> Configuration:
+    return Configuration(machine=machine, num_gpus=num_gpus)
+
+
+def job(
+    name: str, *, hours: Mapping[Configuration, float], deadline: float, weight: float = 1.0, release: float = 0.0
+) -> Job:
+    """All times in hours."""
+    return Job(
+        name=name,
+        seconds={configuration: value * HOUR for configuration, value in hours.items()},
+        deadline_seconds=deadline * HOUR,
+        tardiness_usd_per_hour=weight,
+        release_seconds=release * HOUR,
+    )
+
+
+TWO_JOBS = Problem(
+    jobs=(
+        job("a", hours={on("small", 1): 4.0, on("large", 4): 1.0}, deadline=2.0, weight=3.0),
+        job("b", hours={on("small", 1): 2.0}, deadline=3.0, weight=1.0),
+    ),
+    machines=(SMALL, LARGE),
+    limits=Limits(nodes=2),
+)
+"""a: in time on large (6 $), 2 h late on small (4 $ and 6 $ of tardiness); b: 2 $ on small."""
+
+
+def at_start(problem: Problem) -> Situation:
+    """All jobs wait."""
+    return Situation(now_seconds=0.0, remaining={item.name: 1.0 for item in problem.jobs})
+
+
+def crowd(
+    jobs: int,
+    nodes: int,
+    *,
+    seed: int,
+    machines: frozenset[str] | None = None,
+    formulation: Formulation = Formulation(),  # noqa: B008
+) -> Problem:
+    """Jobs of the comparison that all wait at the start, on some of its machine types."""
+    problem = random_problem(nodes=jobs // 10 + 1, mean_gap_seconds=10.0, seed=seed, formulation=formulation)
+    offered = tuple(item for item in problem.machines if machines is None or item.name in machines)
+    names = {item.name for item in offered}
+    waiting = tuple(
+        replace(
+            item,
+            seconds={place: value for place, value in item.seconds.items() if place.machine in names},
+            release_seconds=0.0,
+            deadline_seconds=item.deadline_seconds - item.release_seconds,
+        )
+        for item in problem.jobs[:jobs]
+    )
+    return replace(problem, jobs=waiting, machines=offered, limits=Limits(nodes=nodes))
+
+
+def assert_allowed(problem: Problem, placements: Mapping[str, Placement]) -> None:
+    """One machine type a node, no more nodes, GPUs and machines of a type than there are."""
+    capacity = {machine.name: machine.num_gpus for machine in problem.machines}
+    types: dict[int, str] = {}
+    used: dict[int, int] = {}
+    jobs_on: dict[int, int] = {}
+    for name, placement in placements.items():
+        node, machine = placement.node, placement.configuration.machine
+        assert placement.configuration in next(item for item in problem.jobs if item.name == name).seconds
+        assert types.setdefault(node, machine) == machine
+        used[node] = used.get(node, 0) + placement.configuration.num_gpus
+        jobs_on[node] = jobs_on.get(node, 0) + 1
+        assert 0 <= node < problem.limits.nodes
+    assert all(gpus <= capacity[types[node]] for node, gpus in used.items())
+    for machine, quota in problem.limits.quotas.items():
+        assert list(types.values()).count(machine) <= quota
+    if not problem.formulation.shares_gpus:
+        assert set(jobs_on.values()) <= {1}

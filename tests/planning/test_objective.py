@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from lightning_predict.planning.objective import (
+    HORIZON_GAPS,
+    horizon_seconds,
+    options_of,
+    run_seconds,
+    tardiness_usd,
+    worth_renting,
+)
+from lightning_predict.planning.records import Formulation, Limits, Placement, Situation
+from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, at_start, job, on
+
+HOURLY = replace(TWO_JOBS, horizon_seconds=HOUR)
+"""A horizon of one hour makes the sums easy."""
+
+
+def test_a_cell_is_the_share_after_the_horizon_and_the_tardiness() -> None:
+    options = options_of(HOURLY, at_start(HOURLY))
+    assert options.jobs == ("a", "b")
+    assert options.configurations == (on("large", 4), on("small", 1))
+    # a on large: 1 h, all of it within the horizon. On small: 3 h × 1 $ afterwards, 2 h late × 3 $ = 9 $.
+    assert options.cost_usd[0] == pytest.approx([0.0, 9.0])
+    # b on small: 1 h × 1 $ afterwards, in time; it cannot run on large.
+    assert options.cost_usd[1] == pytest.approx([math.inf, 1.0])
+    assert options.period_usd == pytest.approx([6.0, 1.0])
+
+
+def test_waiting_costs_the_cheapest_run_alone_and_the_worst_tardiness() -> None:
+    options = options_of(HOURLY, at_start(HOURLY))
+    # a: on large for the horizon 6 $, on small 1 $ + 3 $ = 4 $: the cheapest is 4 $. On small (slower and cheaper, so
+    # worth renting) it would end at 1 h + 4 h, 3 h late: 9 $. b: 1 $ + 1 $, ends at 3 h, in time.
+    assert options.postponed_usd == pytest.approx([4.0 * 1.001 + 9.0, 2.0 * 1.001])
+
+
+def test_factors_weigh_tardiness_and_postponement() -> None:
+    problem = replace(HOURLY, tardiness_factor=2.0, postponement_factor=0.5)
+    options = options_of(problem, at_start(problem))
+    assert options.cost_usd[0, 1] == pytest.approx(3.0 + 2 * 6.0)
+    assert options.postponed_usd[0] == pytest.approx(4.0 * 1.001 + 4.5)
+
+
+def test_a_machine_that_is_not_shared_is_paid_in_full() -> None:
+    shared = replace(HOURLY, jobs=(job("a", hours={on("large", 2): 3.0}, deadline=9.0),))
+    alone = replace(shared, formulation=Formulation(shares_gpus=False))
+    # 2 h after the horizon: half of 6 $/h, or all of it.
+    assert options_of(shared, at_start(shared)).cost_usd[0, 0] == pytest.approx(6.0)
+    assert options_of(alone, at_start(alone)).cost_usd[0, 0] == pytest.approx(12.0)
+    assert options_of(alone, at_start(alone)).size_of.tolist() == [4]
+
+
+def test_a_job_that_moves_loses_time_and_one_that_stays_does_not() -> None:
+    problem = replace(TWO_JOBS, restart_seconds=60.0)
+    a = problem.jobs[0]
+    here = Placement(node=0, configuration=on("small", 1))
+    running = Situation(now_seconds=HOUR, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
+    assert run_seconds(a, on("small", 1), problem, running) == 2 * HOUR
+    assert run_seconds(a, on("large", 4), problem, running) == 0.5 * HOUR + 60
+    paused = replace(running, running={})
+    assert run_seconds(a, on("small", 1), problem, paused) == 2 * HOUR + 60
+    assert run_seconds(a, on("small", 1), problem, at_start(problem)) == 4 * HOUR
+
+
+def test_the_horizon_is_some_gaps_between_events_and_at_most_the_period() -> None:
+    situation = at_start(TWO_JOBS)
+    assert horizon_seconds(TWO_JOBS, situation) == 300.0
+    assert horizon_seconds(TWO_JOBS, replace(situation, mean_gap_seconds=20.0)) == HORIZON_GAPS * 20.0
+    assert horizon_seconds(TWO_JOBS, replace(situation, mean_gap_seconds=HOUR)) == 300.0
+    assert horizon_seconds(HOURLY, situation) == HOUR
+
+
+def test_tardiness_starts_at_the_deadline() -> None:
+    late = TWO_JOBS.jobs[0]  # 3 $ an hour after 2 h
+    assert [tardiness_usd(late, hours * HOUR) for hours in (1, 2, 2.5)] == pytest.approx([0.0, 0.0, 1.5])
+
+
+def test_what_another_beats_in_time_and_price_is_not_worth_renting() -> None:
+    fast, cheap, poor = on("fast", 1), on("cheap", 1), on("poor", 1)
+    seconds = {fast: 1.0, cheap: 3.0, poor: 4.0}
+    cost = {fast: 9.0, cheap: 2.0, poor: 2.0}
+    assert worth_renting(seconds, cost) == {fast, cheap}
+
+
+def test_without_preemption_a_running_job_must_not_wait_and_without_migration_it_must_not_change() -> None:
+    here = Placement(node=0, configuration=on("small", 1))
+    running = Situation(
+        now_seconds=0.0, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
+    )
+    stays = replace(TWO_JOBS, formulation=Formulation(preempts=False))
+    assert math.isinf(options_of(stays, running).postponed_usd[0])
+    fixed_type = replace(TWO_JOBS, formulation=Formulation(migrates=False))
+    assert options_of(fixed_type, running).cost_usd[0].tolist()[0] == math.inf
+
+
+def test_with_neither_its_node_is_open_and_the_job_is_no_longer_up_for_decision() -> None:
+    here = Placement(node=1, configuration=on("large", 3))
+    a = job("a", hours={on("large", 3): 2.0}, deadline=9.0)
+    b = job("b", hours={on("large", 1): 1.0}, deadline=9.0)
+    problem = replace(
+        HOURLY,
+        jobs=(a, b),
+        limits=Limits(nodes=3, quotas={"large": 2}),
+        formulation=Formulation(preempts=False, migrates=False),
+    )
+    situation = Situation(
+        now_seconds=0.0, remaining={"a": 1.0, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
+    )
+    options = options_of(problem, situation)
+    assert options.jobs == ("b",)
+    assert [(node.node, node.free_gpus) for node in options.open_nodes] == [(1, 1)]
+    assert options.free_nodes == (0, 2)
+    assert options.quotas.tolist() == [1, 3]  # large: one of two is rented; small: no quota but the nodes
+    # The machine for the horizon, 6 $, and three quarters of it for the hour after.
+    assert options.fixed_usd == pytest.approx(6.0 + 4.5)
+
+
+def test_machines_are_in_the_order_of_their_names() -> None:
+    assert options_of(TWO_JOBS, at_start(TWO_JOBS)).machines == (LARGE, SMALL)
