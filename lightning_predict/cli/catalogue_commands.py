@@ -201,7 +201,8 @@ def _offer_text(chosen: Sequence[Offer], notes: Sequence[str], *, with_sources: 
         ]
         for offer in chosen
     ]
-    lines = [aligned(headers, rows, right={3, 4, 5, 6}), "", f"{len(rows)} offers, without tax or commitment."]
+    number = "1 offer" if len(rows) == 1 else f"{len(rows)} offers"
+    lines = [aligned(headers, rows, right={3, 4, 5, 6}), "", f"{number}, without tax or commitment."]
     if with_sources:
         lines += ["Sources:", *sorted({f"  {offer.provider} ({offer.date}): {offer.source}" for offer in chosen})]
     return "\n".join([*lines, *notes])

@@ -181,8 +181,11 @@ class Findings:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as JSON values."""
-        energies = {} if self.energies is None else {"energy": json_value(self.energies)}
-        return {**self.predictions.as_dict(), "ranking": self.ranking.as_dict(), **energies}
+        energies = {} if self.energies is None else {"energy": self.energies}
+        values: dict[str, Any] = json_value(
+            {**self.predictions.as_dict(), "ranking": self.ranking.as_dict(), **energies}
+        )
+        return values
 
     def json_text(self) -> str:
         """All of it as JSON."""

@@ -76,9 +76,11 @@ def _draw_frontier(axes: Any, ranking: Ranking) -> None:
 
 def _label_axes(axes: Any, predictions: Predictions, shown: tuple[tuple[Prediction, float, float], ...]) -> None:
     spreads = [[value for value in values if value > 0] for values in zip(*(pair[1:] for pair in shown), strict=True)]
-    for set_scale, values in zip((axes.set_xscale, axes.set_yscale), spreads, strict=False):
+    for name, values in zip("xy", spreads, strict=False):
         if values and max(values) > LOG_AXIS_SPREAD * min(values):
-            set_scale("log")
+            axes.set(**{f"{name}scale": "log"})
+        elif values:
+            axes.set(**{f"{name}lim": (0, None)})
     unknown = [one.gpu for one in predictions.values() if all(one is not known for known, _, _ in shown)]
     axes.set_xlabel("hours" + (f"\nhours or dollars not known: {', '.join(unknown)}" if unknown else ""))
     axes.set_ylabel("US dollars")

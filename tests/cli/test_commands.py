@@ -181,7 +181,7 @@ def test_offers_of_a_file(run: Run, tmp_path: Path) -> None:
     file.write_text(PRICES)
     out = run("offers", "--offers", file).out
     assert "Us        node        4  0.04" in out
-    assert "1 offers, without tax or commitment." in out
+    assert "1 offer, without tax or commitment." in out
 
 
 @pytest.mark.parametrize(
