@@ -29,6 +29,7 @@ from lightning_predict.kernels.features import Family, reference_seconds
 from lightning_predict.kernels.features_attention import ATTENTION
 from lightning_predict.kernels.features_convolution import CONVOLUTION
 from lightning_predict.kernels.features_vector import VECTOR
+from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, odd_size_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.weights.records import FloatArray, LoadedWeights, NetworkWeights
@@ -127,10 +128,12 @@ class UtilisationModels:
             mine = [index for index, other in enumerate(networks) if other is network]
             log_utilisation[mine] = log_utilisation_of(network, matrix[mine])
         bound = roofline_seconds(batch, gpus, least=True)
-        seconds = np.maximum(reference_seconds(batch, gpus) * np.exp(-log_utilisation), bound)
+        odd = odd_size_seconds(batch, gpus)
+        seconds = np.maximum(reference_seconds(batch, gpus) * np.exp(-log_utilisation), np.maximum(bound, odd))
         half_widths = [network.half_width(batch.operation, batch.dtype) for network in networks]
         spread = np.exp(np.array(half_widths))[:, None]
-        return Estimate(seconds, np.maximum(seconds / spread, bound), seconds * spread)
+        high = seconds * spread * np.where(odd > 0, ODD_SIZE_SPREAD, 1.0)
+        return Estimate(seconds, np.maximum(seconds / spread, bound), high)
 
     def _network(self, family: Family, gpu: Gpu, batch: ProblemBatch) -> NetworkWeights:
         if self.has_own_weights(gpu.name, batch.operation, batch.dtype):

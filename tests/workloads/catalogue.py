@@ -201,7 +201,7 @@ WORKLOADS: Final = {
     workload.name: workload
     for workload in (
         Workload("resnet50", _classifier(_RESNET), _images(32, 224, 32), 25_557_032, _FROM_TORCHVISION),
-        Workload("inception_v3", _inception, _images(32, 299, 107), 27_161_264, _FROM_TORCHVISION),
+        Workload("inception_v3", _inception, _images(32, 299, 299), 27_161_264, _FROM_TORCHVISION),
         # Encoder layers of 3 152 384, decoder layers of 4 204 032, and 37 000 words of 512.
         Workload(
             "transformer",
