@@ -22,8 +22,8 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array, ProblemBatch
 
 ODD_SIZE_FLOPS_PER_CLOCK: Final = 768.0
-"""FLOPs that a multiprocessor computes in a clock at odd sizes, three quarters of what Volta's tensor cores do. From one
-account, on the A100: nanoGPT trains a quarter faster with 50304 words than with 50257, for a product twice as fast."""
+"""FLOPs that a multiprocessor computes in a clock at odd sizes: three quarters of what Volta's tensor cores do. From
+one account, on the A100: nanoGPT trains a quarter faster with 50304 words than with 50257."""
 
 ODD_SIZE_SPREAD: Final = 2.0
 """Extra factor upwards: the library may be one that leaves the tensor cores."""
