@@ -1,9 +1,9 @@
-"""The plan to recommend: every way to plan is simulated to the end, and the cheapest plan within the budget wins.
+"""The plan to recommend: every way to plan is simulated to the end, and the cheapest within the budget wins.
 
 A decision looks ahead as far as the next events; which freedom and which horizon serve best depends on the jobs. A busy
 queue gains from shared machines and from moving jobs. A few long runs that nothing follows are better off alone, or
 with a horizon of their length, because a shared machine is paid to the end of its last job. With all jobs known,
-simulating each way is quick, and tells. Example::
+simulating each way is quick, and tells. Between plans that cost almost the same, jobs should not move. Example::
 
     plan = cheapest_plan(problem)
     plan.policy, plan.total_usd
@@ -27,6 +27,10 @@ from lightning_predict.units import seconds_to_hours
 
 HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
 """Horizons that are tried beside the planner's own, in typical run times."""
+
+
+WORTH_A_MOVE: Final = 0.01
+"""Among plans that cost up to this share more than the cheapest, the one in which jobs move least is recommended."""
 
 
 @final
@@ -79,7 +83,7 @@ def candidates(problem: Problem, planner: str) -> tuple[Candidate, ...]:
 
 
 def cheapest_plan(problem: Problem, *, method: str = "milp", on_candidate: Callable[[], None] | None = None) -> Plan:
-    """The cheapest of all candidates' plans that keeps the budget; of equals, the first.
+    """The cheapest of all candidates' plans that keeps the budget; of near equals, the one with the fewest moves.
 
     Args:
         problem: Jobs, machines and limits.
@@ -118,7 +122,9 @@ def _cheapest(problem: Problem, plans: Sequence[Plan]) -> Plan:
     budget = problem.limits.budget_usd
     affordable = [plan for plan in plans if budget is None or plan.machine_usd <= budget]
     if affordable:
-        return min(affordable, key=lambda plan: plan.total_usd)
+        enough = (1 + WORTH_A_MOVE) * min(plan.total_usd for plan in affordable)
+        good = [plan for plan in affordable if plan.total_usd <= enough]
+        return min(good, key=lambda plan: (len(plan.segments), plan.total_usd))
     found = min((plan.machine_usd for plan in plans), default=None)
     least = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
     raise InfeasiblePlanError(f"No plan keeps the budget of ${budget}: {least}. Raise the budget, or take jobs out.")

@@ -4,7 +4,7 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
 
     nodes: 2
     budget_usd: 60
-    restart_seconds: 60
+    restart_seconds: 60                   # the default; lost by a job that moves
     machines:
       - g4dn.xlarge                       # an offer that ships with the package, or your own:
       - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
@@ -36,6 +36,10 @@ from lightning_predict.units import hours_to_seconds
 
 TimesOfTrace = Callable[[Path, int, tuple[MachineType, ...]], Mapping[Configuration, float]]
 """Seconds by configuration, from the path of a trace, a number of iterations and machine types."""
+
+RESTART_SECONDS: Final = 60.0
+"""What a file that does not say so assumes a job to lose when it moves: writing and reading a checkpoint. Were moves
+free, a plan would be full of them."""
 
 _TOP_KEYS: Final = frozenset({"nodes", "machines", "jobs"})
 _TOP_OPTIONAL: Final = frozenset(
@@ -91,7 +95,7 @@ def read_problem(path: Path, *, times_of_trace: TimesOfTrace | None = None) -> P
         period_seconds=fields.number("period_seconds", 300.0),
         tardiness_factor=fields.number("tardiness_factor", 1.0),
         postponement_factor=fields.number("postponement_factor", 1.0),
-        restart_seconds=fields.number("restart_seconds", 0.0),
+        restart_seconds=fields.number("restart_seconds", RESTART_SECONDS),
     )
     check_problem(problem)
     return problem

@@ -177,9 +177,14 @@ def check_study(study: Study) -> None:
         policy(name)
     if not study.runs:
         raise InvalidArgumentError("The study has no runs; expected at least one of nodes, gaps, seeds and policies.")
-    for number, gap in zip(study.nodes, study.mean_gap_seconds, strict=False):
-        if number < 1 or gap <= 0:
-            raise InvalidArgumentError(f"nodes={number} and mean_gap_seconds={gap}; expected numbers above 0.")
+    for number in study.nodes:
+        if number < 1:
+            raise InvalidArgumentError(f"nodes is {number}; expected 1 or more.")
+    for gap in study.mean_gap_seconds:
+        if not gap > 0:
+            raise InvalidArgumentError(f"mean_gap_seconds is {gap}; expected seconds above 0.")
+    if not study.restart_seconds >= 0:
+        raise InvalidArgumentError(f"restart_seconds is {study.restart_seconds}; expected 0 or more.")
     if not 0 <= study.error < 1:
         raise InvalidArgumentError(f"error={study.error}; expected a share from 0 to below 1, such as 0.1.")
 

@@ -76,6 +76,12 @@ def _check_limits(limits: Limits, machines: Iterable[MachineType]) -> None:
 def _check_settings(problem: Problem) -> None:
     if not (math.isfinite(problem.period_seconds) and problem.period_seconds > 0):
         raise InvalidArgumentError(f"period_seconds={problem.period_seconds} is no period; expected seconds above 0.")
+    if problem.horizon_seconds is not None and not (
+        math.isfinite(problem.horizon_seconds) and problem.horizon_seconds > 0
+    ):
+        raise InvalidArgumentError(
+            f"horizon_seconds={problem.horizon_seconds} is no horizon; expected seconds above 0, or None."
+        )
     for name in ("tardiness_factor", "postponement_factor", "restart_seconds"):
         value = getattr(problem, name)
         if not (math.isfinite(value) and value >= 0):

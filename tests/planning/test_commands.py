@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from lightning_predict.planning.__main__ import main
+from lightning_predict.planning.commands import plan, simulate
+from tests.planning.test_files import DOCUMENT, written
+
+STUDY = {"nodes": [1], "mean_gap_seconds": [60], "seeds": 1, "policies": ["edf", "heuristic"]}
+
+
+def quiet() -> Console:
+    return Console(file=StringIO(), width=160)
+
+
+def test_plan_prints_the_table_and_writes_all_files(tmp_path: Path) -> None:
+    console = quiet()
+    result = plan(
+        written(tmp_path, DOCUMENT | {"formulation": {"preempts": False, "migrates": False}}),
+        output=tmp_path / "out",
+        console=console,
+    )
+    names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert names == ["gantt.html", "gantt.png", "plan.json", "sky/a.yaml", "slurm/a.sh"]
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["total_usd"] == pytest.approx(result.total_usd)
+    assert "node 0: 4 GPUs of large" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_simulate_prints_the_comparison_and_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
+    console = quiet()
+    runs = simulate(path, output=tmp_path / "out", console=console)
+    assert {run.policy for run in runs} == {"edf", "heuristic"}
+    document = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert [row["policy"] for row in document["comparisons"]] == ["edf", "heuristic"]
+    assert (tmp_path / "out" / "study.png").stat().st_size > 10_000
+    assert "heuristic" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
+    plan(written(tmp_path, DOCUMENT), console=quiet(), method="fifo")
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
+
+
+def test_the_module_runs_both_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
+    assert "Plan by EDF" in capsys.readouterr().out
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(STUDY | {"policies": ["edf"]}), encoding="utf-8")
+    assert main(["simulate", str(path), "--workers", "1"]) == 0
+    assert "edf" in capsys.readouterr().out
+
+
+def test_an_error_is_a_line_and_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(written(tmp_path, DOCUMENT | {"budget_usd": 0}))]) == 1
+    assert capsys.readouterr().err.startswith("error: The budget of $0.00 is too small: job 'a'")

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.cost.offers import load_offers
+from lightning_predict.errors import LightningPredictError, PlanningFormatError
+from lightning_predict.planning.files import RESTART_SECONDS, read_problem
+from lightning_predict.planning.records import Configuration, Formulation, Limits, MachineType
+from tests.planning.example import HOUR, LARGE, SMALL, on
+
+MACHINES = [
+    {"name": "small", "gpu": "T4", "num_gpus": 1, "usd_per_hour": 1},
+    {"name": "large", "gpu": "A10", "num_gpus": 4, "usd_per_hour": 6.0},
+]
+JOB = {"name": "a", "hours": {"small": {1: 4}, "large": {1: 3.0, 4: 1}}, "deadline_hours": 2}
+DOCUMENT: dict[str, Any] = {"nodes": 2, "machines": MACHINES, "jobs": [JOB]}
+
+
+def written(folder: Path, document: object) -> Path:
+    path = folder / "jobs.yaml"
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def test_a_file_becomes_a_problem_in_seconds(tmp_path: Path) -> None:
+    problem = read_problem(
+        written(
+            tmp_path,
+            DOCUMENT
+            | {
+                "budget_usd": 50,
+                "quotas": {"large": 1},
+                "restart_seconds": 90,
+                "formulation": {"preempts": False},
+                "jobs": [JOB | {"release_hours": 0.5, "tardiness_usd_per_hour": 3, "command": "python train.py"}],
+            },
+        )
+    )
+    assert problem.machines == (SMALL, LARGE)
+    assert problem.limits == Limits(nodes=2, quotas={"large": 1}, budget_usd=50.0)
+    assert problem.formulation == Formulation(preempts=False)
+    assert problem.restart_seconds == 90
+    (job,) = problem.jobs
+    assert job.seconds == {on("small", 1): 4 * HOUR, on("large", 1): 3 * HOUR, on("large", 4): HOUR}
+    assert (job.deadline_seconds, job.release_seconds, job.tardiness_usd_per_hour) == (2 * HOUR, 0.5 * HOUR, 3.0)
+    assert job.command == "python train.py"
+
+
+def test_moves_are_not_free_unless_the_file_says_so(tmp_path: Path) -> None:
+    assert read_problem(written(tmp_path, DOCUMENT)).restart_seconds == RESTART_SECONDS > 0
+    assert read_problem(written(tmp_path, DOCUMENT | {"restart_seconds": 0})).restart_seconds == 0
+
+
+def test_hours_of_an_epoch_count_for_each_that_remains(tmp_path: Path) -> None:
+    problem = read_problem(written(tmp_path, DOCUMENT | {"jobs": [JOB | {"remaining_epochs": 10}]}))
+    assert problem.jobs[0].seconds[on("large", 4)] == 10 * HOUR
+
+
+def test_a_machine_can_be_an_offer_of_the_package(tmp_path: Path) -> None:
+    offer = load_offers()[0]
+    job = JOB | {"hours": {offer.instance: {1: 1.0}}}
+    (machine,) = read_problem(written(tmp_path, DOCUMENT | {"machines": [offer.instance], "jobs": [job]})).machines
+    same = [item for item in load_offers() if item.instance == offer.instance]
+    assert (machine.name, machine.gpu, machine.num_gpus) == (offer.instance, offer.gpu, offer.num_gpus)
+    assert machine.usd_per_hour in {item.usd_per_hour for item in same if item.date == max(one.date for one in same)}
+
+
+def test_a_csv_has_a_line_a_job_and_configuration(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(
+        "name,machine,num_gpus,hours,deadline_hours,tardiness_usd_per_hour,command\n"
+        "a,small,1,4,2,3,\n"
+        "a,large,4,1,2,3,\n"
+        "b,small,1,2,3,,python b.py\n",
+        encoding="utf-8",
+    )
+    problem = read_problem(written(tmp_path, DOCUMENT | {"jobs": "jobs.csv"}))
+    assert [job.name for job in problem.jobs] == ["a", "b"]
+    assert problem.jobs[0].seconds == {on("small", 1): 4 * HOUR, on("large", 4): HOUR}
+    assert problem.jobs[0].tardiness_usd_per_hour == 3.0
+    assert (problem.jobs[1].tardiness_usd_per_hour, problem.jobs[1].command) == (1.0, "python b.py")
+
+
+def test_a_trace_is_given_to_whoever_predicts(tmp_path: Path) -> None:
+    asked: list[tuple[Path, int, tuple[MachineType, ...]]] = []
+
+    def times(path: Path, iterations: int, machines: tuple[MachineType, ...]) -> dict[Configuration, float]:
+        asked.append((path, iterations, machines))
+        return {on("small", 1): 7.0}
+
+    job = {"name": "a", "trace": "run.json", "iterations": 1000, "deadline_hours": 1}
+    problem = read_problem(written(tmp_path, DOCUMENT | {"jobs": [job]}), times_of_trace=times)
+    assert problem.jobs[0].seconds == {on("small", 1): 7.0}
+    assert asked == [(tmp_path / "run.json", 1000, (SMALL, LARGE))]
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ("jobs: [", "is not a YAML file that can be read"),
+        ("- a\n- b\n", "the top is list; expected keys and values"),
+        ({}, "jobs.yaml: top: jobs is missing"),
+        (DOCUMENT | {"node": 3}, "node is unknown; correct its spelling.*nodes"),
+        (DOCUMENT | {"nodes": "two"}, "nodes is 'two'; expected a whole number above 0"),
+        (DOCUMENT | {"nodes": True}, "nodes is True"),
+        (DOCUMENT | {"machines": "small"}, "machines is 'small'; expected a list"),
+        (DOCUMENT | {"machines": [3]}, "machine 1 is 3; expected the name of an offer"),
+        (DOCUMENT | {"machines": ["no-such-box"]}, "machine 'no-such-box' is not among the offers"),
+        (DOCUMENT | {"machines": [{"name": "x"}]}, "machine 'x': gpu is missing"),
+        (DOCUMENT | {"quotas": {"small": "many"}}, "quotas: small is 'many'; expected a whole number"),
+        (DOCUMENT | {"quotas": 3}, "quotas is 3; expected keys and values"),
+        (DOCUMENT | {"formulation": {"preempts": "yes please"}}, "preempts is 'yes please'; expected true or false"),
+        (DOCUMENT | {"jobs": [3]}, "job 1 of jobs is 3; expected keys and values"),
+        (DOCUMENT | {"jobs": [{"name": "a", "hours": {}}]}, "job 'a': deadline_hours is missing"),
+        (DOCUMENT | {"jobs": [{"name": "a", "deadline_hours": 1}]}, "job 'a': state either hours .* or a trace"),
+        (
+            DOCUMENT | {"jobs": [JOB | {"deadline_hours": "soon"}]},
+            "job 'a': deadline_hours is 'soon'; expected a number",
+        ),
+        (DOCUMENT | {"jobs": [JOB | {"hours": {"small": {"one": 1}}}]}, "'one' is no number of GPUs"),
+        (DOCUMENT | {"jobs": [JOB | {"hours": {"small": {1: "x"}}}]}, "hours: small: 1 GPUs is 'x'; expected a number"),
+        (DOCUMENT | {"jobs": [JOB | {"hours": {"small": 4}}]}, "small is 4; expected keys and values"),
+        (
+            DOCUMENT | {"jobs": [{"name": "a", "trace": "t.json", "iterations": 1, "deadline_hours": 1}]},
+            "this call does not predict traces",
+        ),
+        (DOCUMENT | {"jobs": "missing.csv"}, "missing.csv cannot be read"),
+    ],
+)
+def test_malformed_files_say_where(tmp_path: Path, document: object, words: str) -> None:
+    with pytest.raises(PlanningFormatError, match=words):
+        read_problem(written(tmp_path, document))
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("a,small,1,4,2\na,large,4,1,3", "line 3: job 'a' has another deadline"),
+        ("a,small,half,4,2", "line 2: num_gpus is 'half'; expected a number"),
+        ("a,small,1.5,4,2", "num_gpus is '1.5'; expected a whole number"),
+        ("a,small,1,,2", "line 2: hours is missing"),
+    ],
+)
+def test_malformed_lines_say_which(tmp_path: Path, lines: str, words: str) -> None:
+    (tmp_path / "jobs.csv").write_text(f"name,machine,num_gpus,hours,deadline_hours\n{lines}\n", encoding="utf-8")
+    with pytest.raises(PlanningFormatError, match=words):
+        read_problem(written(tmp_path, DOCUMENT | {"jobs": "jobs.csv"}))
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanningFormatError, match="does not exist; give the path of a YAML file"):
+        read_problem(tmp_path / "nothing.yaml")
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.text(max_size=5)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(0, 4), inner, max_size=3)
+    ),
+)
+
+
+@given(
+    key=st.sampled_from(["nodes", "machines", "jobs", "quotas", "budget_usd", "formulation", "period_seconds"]),
+    value=TREES,
+)
+def test_whatever_a_field_holds_is_read_or_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: object
+) -> None:
+    path = written(tmp_path_factory.mktemp("any"), DOCUMENT | {key: value})
+    try:
+        problem = read_problem(path)
+    except LightningPredictError:
+        return
+    assert problem.jobs
+
+
+@given(field=st.sampled_from([*JOB, "release_hours", "remaining_epochs", "tardiness_usd_per_hour"]), value=TREES)
+def test_whatever_a_job_holds_is_read_or_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, field: str, value: object
+) -> None:
+    path = written(tmp_path_factory.mktemp("any"), DOCUMENT | {"jobs": [JOB | {field: value}]})
+    try:
+        problem = read_problem(path)
+    except LightningPredictError:
+        return
+    assert problem.jobs

@@ -1,0 +1,247 @@
+"""Charts, pages, exports and tables of one plan."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from lightning_predict.errors import MissingDependencyError
+from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
+from lightning_predict.planning.figures import comparison_figure, gantt_figure
+from lightning_predict.planning.gantt import chart_of
+from lightning_predict.planning.heuristic import HeuristicPlanner
+from lightning_predict.planning.instances import random_problem
+from lightning_predict.planning.page import gantt_page
+from lightning_predict.planning.plans import Plan
+from lightning_predict.planning.records import Problem
+from lightning_predict.planning.simulation import simulate
+from lightning_predict.planning.study import Comparison
+from lightning_predict.planning.tables import comparison_table, plan_table
+from tests.planning.example import HOUR, LARGE, TWO_JOBS, job, on
+from tests.planning.test_simulation import ONE_EVENT, Script, at
+
+PLAN = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), []))
+MOVED = simulate(
+    replace(ONE_EVENT, period_seconds=HOUR),
+    Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)}, {"a": at(0, "large", 4), "b": at(1, "small", 1)}), []),
+)
+"""a goes from small to large after an hour."""
+
+
+def test_the_chart_has_a_row_a_gpu_and_a_bar_a_stay() -> None:
+    chart = chart_of(PLAN, TWO_JOBS.machines)
+    assert [(lane.label, lane.first_row, lane.rows) for lane in chart.lanes] == [
+        ("node 0: large", 0, 4),
+        ("node 1: small", 4, 1),
+    ]
+    assert [(bar.job, bar.first_row, bar.rows) for bar in chart.bars] == [("a", 0, 4), ("b", 4, 1)]
+    assert len({bar.color for bar in chart.bars}) == 2
+    assert chart.rows == 5
+    assert chart.end_seconds == pytest.approx(2 * HOUR)
+
+
+def test_a_node_that_was_of_two_types_says_both() -> None:
+    assert chart_of(MOVED, TWO_JOBS.machines).lanes[0].label == "node 0: small, large"
+
+
+def test_gpus_that_are_no_neighbours_give_two_bars() -> None:
+    jobs = tuple(
+        job(name, hours={on("large", gpus): hours}, deadline=9.0)
+        for name, gpus, hours in (("x", 1, 1.0), ("y", 2, 3.0), ("z", 1, 1.0))
+    )
+    last = job("w", hours={on("large", 2): 1.0}, deadline=9.0, release=1.0)
+    problem = replace(ONE_EVENT, jobs=(*jobs, last))
+    first = {"x": at(0, "large", 1), "y": at(0, "large", 2), "z": at(0, "large", 1)}
+    plan = simulate(problem, Script((first, {"y": at(0, "large", 2), "w": at(0, "large", 2)}), []))
+    bars = chart_of(plan, (LARGE,)).bars
+    assert [(bar.first_row, bar.rows) for bar in bars if bar.job == "w"] == [(0, 1), (3, 1)]
+
+
+@given(st.integers(0, 50))
+@settings(max_examples=8, deadline=None)
+def test_bars_never_overlap_and_show_every_gpu(seed: int) -> None:
+    problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=seed)
+    problem = replace(problem, limits=replace(problem.limits, nodes=2))
+    plan = simulate(problem, HeuristicPlanner(starts=3, elite=1, pairs=0))
+    chart = chart_of(plan, problem.machines)
+    cells = [(bar.first_row + row, bar.start_seconds, bar.end_seconds) for bar in chart.bars for row in range(bar.rows)]
+    for number, (row, start, end) in enumerate(cells):
+        for other_row, other_start, other_end in cells[:number]:
+            assert row != other_row or start >= other_end or end <= other_start
+    drawn = sum((bar.end_seconds - bar.start_seconds) * bar.rows for bar in chart.bars)
+    ran = sum((item.end_seconds - item.start_seconds) * item.placement.configuration.num_gpus for item in plan.segments)
+    assert drawn == pytest.approx(ran)
+
+
+def test_the_figure_has_the_bars_of_the_chart_in_hours() -> None:
+    figure = gantt_figure(PLAN, TWO_JOBS.machines)
+    (axes,) = figure.axes
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0.0, 1.0), (0.0, 2.0)]  # type: ignore[attr-defined]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["node 0: large", "node 1: small"]
+    assert "machines $8.00, tardiness $0.00" in axes.get_title()
+
+
+class _Closed(HTMLParser):
+    """Every element that is opened is closed, and nothing is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.shapes = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in {"script", "link", "img", "iframe"}
+        assert not {name for name, _ in attrs} & {"src", "href"}
+        if tag != "meta":
+            self.open.append(tag)
+        self.shapes += tag == "rect"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else_and_shows_every_stay() -> None:
+    parser = _Closed()
+    page = gantt_page(MOVED, TWO_JOBS.machines)
+    parser.feed(page.replace("/>", "></line>"))
+    assert parser.open == []
+    assert parser.shapes == len(MOVED.segments) == 3
+    assert f"${MOVED.total_usd:,.2f}" in page
+
+
+def test_names_cannot_break_the_page() -> None:
+    evil = "<b>&\"a'"
+    problem = replace(ONE_EVENT, jobs=(replace(TWO_JOBS.jobs[0], name=evil),))
+    page = gantt_page(simulate(problem, Script(({evil: at(0, "large", 4)},), [])), problem.machines)
+    assert evil not in page
+    assert "&lt;b&gt;" in page
+
+
+def test_json_has_everything_and_its_sums() -> None:
+    document = json.loads(plan_json(PLAN))
+    assert document["total_usd"] == pytest.approx(8.0)
+    assert document["segments"][0] == {
+        "job": "a",
+        "node": 0,
+        "machine": "large",
+        "num_gpus": 4,
+        "start_seconds": 0.0,
+        "end_seconds": pytest.approx(HOUR),
+    }
+    assert sum(rental["usd"] for rental in document["rentals"]) == pytest.approx(document["machine_usd"])
+    assert [item["job"] for item in document["jobs"]] == ["a", "b"]
+
+
+def with_command(command: str) -> Problem:
+    return replace(TWO_JOBS, jobs=tuple(replace(item, command=command) for item in TWO_JOBS.jobs))
+
+
+def test_a_task_asks_for_the_machine_or_for_its_part() -> None:
+    tasks = skypilot_tasks(PLAN, with_command("python train.py"))
+    assert list(tasks) == ["a.yaml", "b.yaml"]
+    assert yaml.safe_load(tasks["a.yaml"]) == {
+        "name": "a",
+        "num_nodes": 1,
+        "resources": {"accelerators": "A10:4", "instance_type": "large"},
+        "run": "python train.py\n",
+    }
+    shared = simulate(
+        replace(ONE_EVENT, jobs=(job("a", hours={on("large", 1): 1.0}, deadline=9.0),)),
+        Script(({"a": at(0, "large", 1)},), []),
+    )
+    assert yaml.safe_load(skypilot_tasks(shared, TWO_JOBS)["a.yaml"])["resources"] == {"accelerators": "A10:1"}
+
+
+def test_a_job_that_moves_has_a_file_a_stay() -> None:
+    assert list(skypilot_tasks(MOVED, TWO_JOBS)) == ["a.yaml", "b.yaml", "a-2.yaml"]
+    assert list(slurm_scripts(MOVED, TWO_JOBS)) == ["a.sh", "b.sh", "a-2.sh"]
+
+
+def test_a_slurm_script_has_gpus_begin_and_limit() -> None:
+    script = slurm_scripts(MOVED, with_command("srun python train.py"))["a-2.sh"]
+    # From 1 h to 1.75 h: three quarters of the work are left, on large a whole run takes 1 h. A tenth more is 49.5 min,
+    # rounded up to a second.
+    assert "#SBATCH --gres=gpu:a10:4\n" in script
+    assert "#SBATCH --begin=now+3600seconds\n" in script
+    assert re.search(r"#SBATCH --time=00:49:3[01]\n", script)
+    assert script.startswith("#!/bin/bash\n")
+    assert script.endswith("srun python train.py\n")
+
+
+def test_without_a_command_the_script_says_what_is_missing_and_fails() -> None:
+    last = slurm_scripts(PLAN, TWO_JOBS)["a.sh"].splitlines()[-1]
+    assert shlex.split(last)[:2] == ["echo", "Put the command that starts the training of a here.;"]
+    assert last.endswith("exit 1")
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=2, unique=True))
+def test_file_names_are_safe_and_different_and_tasks_stay_yaml(names: list[str]) -> None:
+    jobs = tuple(job(name, hours={on("small", 1): 1.0}, deadline=2.0) for name in names)
+    problem = replace(ONE_EVENT, jobs=jobs)
+    placements = {name: at(node, "small", 1) for node, name in enumerate(names)}
+    plan = simulate(problem, Script((placements,), []))
+    tasks = skypilot_tasks(plan, problem)
+    assert len(tasks) == len(names)
+    for name, text in tasks.items():
+        assert name.removesuffix(".yaml").strip("-_.").replace("-", "").replace(".", "").replace("_", "").isalnum()
+        assert yaml.safe_load(text)["num_nodes"] == 1
+    for text in slurm_scripts(plan, problem).values():
+        assert all(line.startswith("#") for line in text.splitlines()[:-2])
+
+
+def rendered(plan: Plan) -> str:
+    console = Console(file=StringIO(), width=160)
+    console.print(plan_table(plan))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_table_has_a_row_a_job_and_the_sums() -> None:
+    text = rendered(PLAN)
+    assert "node 0: 4 GPUs of large" in text
+    assert "node 1: 1 GPUs of small" in text
+    (footer,) = (line for line in text.splitlines() if "│ all " in line)
+    assert footer.split() == ["│", "all", "│", "│", "│", "2.00", "│", "│", "│", "8.00", "│", "0.00", "│"]
+
+
+def comparison(policy: str, gap: float, cut: float | None) -> Comparison:
+    return Comparison(
+        nodes=10,
+        mean_gap_seconds=gap,
+        policy=policy,
+        machine_usd=8.0,
+        tardiness_usd=2.0,
+        total_usd=10.0,
+        cut=cut,
+        deviation=0.021,
+        longest_decision_seconds=0.5,
+    )
+
+
+def test_the_comparison_is_shown_by_setting() -> None:
+    rows = [comparison(name, gap, cut) for gap in (30.0, 45.0) for name, cut in (("fifo", None), ("milp", 0.5))]
+    figure = comparison_figure(rows)
+    assert [axes.get_title() for axes in figure.axes] == ["10 nodes, a job every 30 s", "10 nodes, a job every 45 s"]
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [8.0, 2.0, 8.0, 2.0]  # type: ignore[attr-defined]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["-50 %"]
+    console = Console(file=StringIO(), width=160)
+    console.print(comparison_table(rows))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("50.0 %") == 2
+    assert text.count("2.1 %") == 4
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install lightning-predict\[planning\]"):
+        gantt_figure(PLAN, TWO_JOBS.machines)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_predict.errors import InvalidArgumentError, PlanningFormatError
+from lightning_predict.planning.instances import random_actual_seconds, random_problem
+from lightning_predict.planning.job_times import job_seconds, study_job_kinds, study_machines
+from lightning_predict.planning.records import Configuration
+from lightning_predict.planning.study import Study, StudyRun, compare, read_study, run_once, run_study
+
+QUICK = Study(nodes=(1,), mean_gap_seconds=(60.0,), seeds=2, policies=("fifo", "edf", "ps", "heuristic"))
+
+
+def without_times(runs: tuple[StudyRun, ...]) -> list[StudyRun]:
+    return [replace(run, longest_decision_seconds=0.0) for run in runs]
+
+
+def test_the_number_of_workers_does_not_matter() -> None:
+    told: list[StudyRun] = []
+    one = run_study(QUICK, workers=1, on_run=told.append)
+    two = run_study(QUICK, workers=2)
+    assert without_times(one) == without_times(two)
+    assert len(told) == len(one) == 8
+
+
+def test_a_dask_cluster_gives_the_same_numbers() -> None:
+    path = Path(__file__).parents[2] / "examples" / "study_on_dask.py"
+    specification = importlib.util.spec_from_file_location("study_on_dask", path)
+    assert specification is not None
+    assert specification.loader is not None
+    example: Any = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(example)
+    assert without_times(example.main(QUICK)) == without_times(run_study(QUICK))
+
+
+def test_the_planner_saves_against_the_best_rule() -> None:
+    # The fixed setting has 10 nodes and takes minutes; benchmarks/planning_speed.py runs it. This one has 2 nodes.
+    study = Study(nodes=(2,), mean_gap_seconds=(150.0,), seeds=3, policies=("fifo", "edf", "ps", "milp"))
+    (planner,) = (item for item in compare(run_study(study)) if item.policy == "milp")
+    assert planner.cut is not None
+    assert planner.cut >= 0.45
+    assert planner.deviation <= 0.05
+
+
+def study_run(policy: str, seed: int, total: float, predicted: float = 10.0) -> StudyRun:
+    return StudyRun(
+        nodes=1,
+        mean_gap_seconds=30.0,
+        seed=seed,
+        policy=policy,
+        predicted_usd=predicted,
+        machine_usd=total - 1,
+        tardiness_usd=1.0,
+        late_jobs=1,
+        decisions=3,
+        longest_decision_seconds=float(seed),
+    )
+
+
+def test_medians_and_savings_by_hand() -> None:
+    runs = [study_run("fifo", seed, total) for seed, total in enumerate((10.0, 20.0, 30.0))]
+    runs += [study_run("edf", seed, total) for seed, total in enumerate((12.0, 16.0, 40.0))]
+    runs += [study_run("milp", seed, total) for seed, total in enumerate((5.0, 12.0, 12.0))]
+    fifo, _, milp = compare(runs)
+    # The best rule costs 10, 16 and 30: savings of 0.5, 0.25 and 0.6, of which 0.5 is the middle.
+    assert milp.cut == pytest.approx(0.5)
+    assert (milp.total_usd, milp.machine_usd, milp.tardiness_usd) == (12.0, 11.0, 1.0)
+    assert milp.deviation == pytest.approx(0.2)  # |5 − 10| / 10, 0.2 and 0.2
+    assert fifo.cut == pytest.approx(0.0)  # 0, 1 − 20 / 16 and 0
+    assert milp.longest_decision_seconds == 2.0
+    assert compare(runs[-3:])[0].cut is None
+
+
+def test_without_error_real_cost_is_predicted_cost() -> None:
+    run = run_once(replace(QUICK, error=0.0), 1, 60.0, 0, "edf")
+    assert run.deviation == 0.0
+    assert run_once(QUICK, 1, 60.0, 0, "edf").deviation != 0.0
+
+
+def test_a_study_file_has_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("seeds: 3\npolicies: [edf, heuristic]\nmean_gap_seconds: [20]\n", encoding="utf-8")
+    assert read_study(path) == Study(seeds=3, policies=("edf", "heuristic"), mean_gap_seconds=(20.0,))
+
+
+@pytest.mark.parametrize(
+    ("document", "error", "words"),
+    [
+        ({"seed": 3}, PlanningFormatError, "seed is unknown"),
+        ({"seeds": 0}, PlanningFormatError, "seeds is 0; expected a whole number above 0"),
+        ({"nodes": [1.5]}, PlanningFormatError, r"nodes is \[1.5\]; expected whole numbers"),
+        ({"mean_gap_seconds": ["x"]}, PlanningFormatError, "mean_gap_seconds is .*; expected numbers"),
+        ({"policies": ["magic"]}, InvalidArgumentError, "no policy 'magic'"),
+        ({"policies": []}, InvalidArgumentError, "The study has no runs"),
+        ({"error": 1.0}, InvalidArgumentError, "error=1.0; expected a share from 0 to below 1"),
+        ({"nodes": [1, 0]}, InvalidArgumentError, "nodes is 0; expected 1 or more"),
+        ({"mean_gap_seconds": [30, -1]}, InvalidArgumentError, "mean_gap_seconds is -1.0; expected seconds above 0"),
+        ({"restart_seconds": -1}, InvalidArgumentError, "restart_seconds is -1.0; expected 0 or more"),
+    ],
+)
+def test_malformed_studies_say_what(
+    tmp_path: Path, document: dict[str, object], error: type[Exception], words: str
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with pytest.raises(error, match=words):
+        read_study(path)
+
+
+def test_machines_and_jobs_are_those_of_the_study() -> None:
+    assert study_job_kinds() == ("JJ1", "JJ2", "JJ3", "JJ4", "JJ5", "JJ6")
+    prices = {machine.name: (machine.gpu, machine.num_gpus, machine.usd_per_hour) for machine in study_machines()}
+    assert len(prices) == 9
+    assert prices["Standard NC24"] == ("K80", 4, 2.25)
+    assert prices["In-house server 2"] == ("GTX-1080-Ti", 8, 1.13)
+
+
+def test_a_time_by_hand() -> None:
+    seconds = job_seconds("JJ5", study_machines())
+    # ResNet-50 on one GTX 1080 Ti: 2032 steps of 64 in an epoch, 3 epochs; 64 × 6 × 4.1e9 FLOPs at 0.5 × 11.34e12.
+    assert seconds[Configuration(machine="In-house server 2", num_gpus=1)] == pytest.approx(
+        2032 * 3 * 64 * 6 * 4.1e9 / (0.5 * 11.34e12), rel=1e-3
+    )
+    # On two: half of the samples, and 2 × 1/2 × 4 × 25.6e6 bytes at 10e9 a second in each step.
+    assert seconds[Configuration(machine="In-house server 2", num_gpus=2)] == pytest.approx(
+        2032 * 3 * (32 * 6 * 4.1e9 / (0.5 * 11.34e12) + 4 * 25.6e6 / 10e9), rel=1e-3
+    )
+
+
+def test_times_fall_with_gpus_and_leave_out_what_does_not_fit() -> None:
+    for kind in study_job_kinds():
+        seconds = job_seconds(kind, study_machines())
+        for machine in study_machines():
+            times = [time for place, time in sorted(seconds.items()) if place.machine == machine.name]
+            assert times == sorted(times, reverse=True)
+    assert not any(place.machine == "In-house server 3" for place in job_seconds("JJ2", study_machines()))
+    assert max(place.num_gpus for place in job_seconds("JJ1", study_machines())) == 4  # a batch of 4
+
+
+def test_instances_keep_the_fixed_setting() -> None:
+    problem = random_problem(nodes=30, mean_gap_seconds=45.0, seed=0)
+    assert len(problem.jobs) == 300
+    assert (problem.tardiness_factor, problem.period_seconds) == (1.0, 300.0)
+    slack = [(job.deadline_seconds - job.release_seconds) / job.fastest_seconds for job in problem.jobs]
+    weights = [job.tardiness_usd_per_hour for job in problem.jobs]
+    assert 1.5 <= min(slack) < 1.6 < 3.9 < max(slack) <= 4.0
+    assert 1.0 <= min(weights) < 1.1 < 4.9 < max(weights) <= 5.0
+    # The mean of 300 exponential gaps is off by 45 / √300 = 2.6 s in the root mean square; four of these.
+    assert problem.jobs[-1].release_seconds / 300 == pytest.approx(45.0, abs=4 * 2.6)
+    assert random_problem(nodes=30, mean_gap_seconds=45.0, seed=0) == problem
+    assert random_problem(nodes=30, mean_gap_seconds=45.0, seed=1) != problem
+
+
+def test_real_times_stay_within_the_interval() -> None:
+    problem = random_problem(nodes=3, mean_gap_seconds=45.0, seed=0, error=0.1)
+    actual = random_actual_seconds(problem, seed=0)
+    factors = [actual[job.name][place] / seconds for job in problem.jobs for place, seconds in job.seconds.items()]
+    assert 0.9 <= min(factors) < 0.91 < 1.09 < max(factors) <= 1.1
