@@ -9,6 +9,26 @@ which of them serves an operation.
 from __future__ import annotations
 
 # Importing a family registers its operations and translators.
-from lightning_predict.kernels import attention, collective, convolution, matmul, recurrent, vector, vector_translation
+from lightning_predict.kernels import (
+    attention,
+    collective,
+    convolution,
+    embedding,
+    matmul,
+    memory_bound,
+    recurrent,
+    vector,
+    vector_translation,
+)
 
-__all__ = ["attention", "collective", "convolution", "matmul", "recurrent", "vector", "vector_translation"]
+__all__ = [
+    "attention",
+    "collective",
+    "convolution",
+    "embedding",
+    "matmul",
+    "memory_bound",
+    "recurrent",
+    "vector",
+    "vector_translation",
+]

@@ -1,6 +1,7 @@
 """The trained models that serve a set of GPUs, loaded once.
 
-Two kinds stand side by side: utilisation networks for what one GPU computes, measured curves for what several exchange.
+Three kinds stand side by side: utilisation networks for what one GPU computes, measured curves for what several
+exchange, and the cache model of embedding bags.
 Example::
 
     models = kernel_models(("T4", "H100-SXM-80GB"))
@@ -17,6 +18,7 @@ from typing import final
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.collective import CollectiveCurves, bundled_curves
+from lightning_predict.kernels.embedding import EmbeddingModel
 from lightning_predict.kernels.operations import ProblemBatch
 from lightning_predict.kernels.utilisation import Estimate, UtilisationModels
 
@@ -24,25 +26,31 @@ from lightning_predict.kernels.utilisation import Estimate, UtilisationModels
 @final
 @dataclass(frozen=True)
 class BundledModels:
-    """Utilisation networks and collective curves behind one face."""
+    """Utilisation networks, collective curves and the embedding model behind one face."""
 
     networks: UtilisationModels
     collectives: CollectiveCurves
+    embeddings: EmbeddingModel
 
     def supports(self, operation: str, dtype: str) -> bool:
         """True where a model was trained on the operation in this dtype; collectives move bytes of any dtype."""
-        return self.collectives.supports(operation) or self.networks.supports(operation, dtype)
+        by_formula = self.collectives.supports(operation) or self.embeddings.supports(operation)
+        return by_formula or self.networks.supports(operation, dtype)
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """True where this GPU's own measurements were trained on."""
         if self.collectives.supports(operation):
             return gpu_name in self.collectives.curves
+        if self.embeddings.supports(operation):
+            return False
         return self.networks.has_own_weights(gpu_name, operation, dtype)
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Seconds and their 90 % interval, each of shape (gpus, problems)."""
         if self.collectives.supports(batch.operation):
             return self.collectives.estimate(batch, gpus)
+        if self.embeddings.supports(batch.operation):
+            return self.embeddings.estimate(batch, gpus)
         return self.networks.estimate(batch, gpus)
 
 
@@ -65,4 +73,4 @@ def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> Bundle
 def _loaded(gpu_names: tuple[str, ...], path: str | None, _settings: tuple[tuple[str, str], ...]) -> BundledModels:
     from lightning_predict.weights.store import load_weights  # brings the download libraries: only when needed
 
-    return BundledModels(UtilisationModels(load_weights(gpu_names, path=path)), bundled_curves())
+    return BundledModels(UtilisationModels(load_weights(gpu_names, path=path)), bundled_curves(), EmbeddingModel())

@@ -18,6 +18,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.kernels.convolution import output_height, output_width
+from lightning_predict.kernels.memory_bound import MEMORY_BOUND
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, batch_of, operation_kind
 from lightning_predict.kernels.recurrent import GATES
 
@@ -154,4 +155,5 @@ _REDUCTIONS: Final[dict[str, Reduction]] = {
         ).split(),
         _as_transfer,
     ),
+    **dict.fromkeys(MEMORY_BOUND, _as_transfer),
 }

@@ -114,15 +114,6 @@ def _embedding(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
     return _table_problem("embedding", table, indices.elements, table.shape[-1])
 
 
-@translates("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def _embedding_bag(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
-    table, indices = operation.inputs[0], operation.inputs[1]
-    bags = operation.inputs[2].elements if len(operation.inputs) > 2 else indices.elements
-    row_bytes = table.size_bytes / max(table.shape[0], 1)
-    read = indices.elements * row_bytes + indices.size_bytes
-    return (Problem("transfer", "float32", (read, bags * row_bytes, float(indices.elements * table.shape[-1]))),)
-
-
 @translates("aten::embedding_dense_backward")
 def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
     """The whole table's gradient is zeroed; then each row is read, and read and written where it lands."""

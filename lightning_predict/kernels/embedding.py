@@ -1,0 +1,139 @@
+"""Embedding bags: rows looked up and summed, many of them found in L2 because others asked for them before.
+
+A batch of B bags looks up L rows each of a table of E rows of D float32 numbers. The share that L2 serves (Lin et al.,
+HiPC 2022, section on embedding lookup):
+
+    X = min(0.9 · L2 / (tables active at once) / 4D, E, B·L)      rows that L2 can hold
+    U = E · (1 - (1 - 1/E)^(B·L))                                 different rows asked for
+    hit rate = 1 - U / (B·L)                                      if U <= X
+               1 - (X + (B·L - X) · (E - X) / E) / (B·L)          otherwise
+
+Traffic comes in sectors of 32 bytes: indices, offsets and the output from DRAM, rows from DRAM where L2 misses and
+through L2 always. Time is the later of the two, times 1.55 for rows of up to 32 numbers, 1.1 up to 64 (short rows leave
+lanes idle). Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> bags = {"bags": 1024, "lookups": 1, "rows": 10, "dim": 64}
+    >>> columns = {word: np.array([float(value)]) for word, value in bags.items()}
+    >>> round(float(hit_rate(columns, [gpu("V100")])[0, 0]), 2)  # ten rows, asked for a thousand times
+    0.99
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, ProblemBatch, register
+from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.kernels.utilisation import Estimate
+from lightning_predict.tracing.records import Flags, Operation
+from lightning_predict.units import MICROSECOND
+
+OPERATIONS: Final = ("embedding_bag", "embedding_bag_backward")
+SECTOR_BYTES: Final = 32
+VALUE_BYTES: Final = 4
+USABLE_L2: Final = 0.9
+WARPS_PER_MULTIPROCESSOR: Final = 45
+"""Warps of the lookup kernel that one SM holds (FBGEMM; Lin et al.)."""
+SHORT_ROW_FACTORS: Final = ((32, 1.55), (64, 1.1))
+BACKWARD_ROW_TRAFFIC: Final = 2.0
+"""A stochastic-gradient update reads each row and writes it back."""
+SPREAD: Final = 1.35
+"""Factor up and down. Lin et al. report errors below 10 % on the GPUs they fitted; ours are not fitted."""
+LAUNCH_SECONDS: Final = 2 * MICROSECOND
+
+_WORDS = ("bags", "lookups", "rows", "dim")
+
+
+def _least_elements(c: Columns) -> Array:
+    """Each different row read once, each output written."""
+    return _unique_rows(c) * c["dim"] + c["bags"] * c["dim"]
+
+
+register(
+    *(
+        OperationKind(
+            name=name,
+            words=_WORDS,
+            defaults={"lookups": 1},
+            units="vector",
+            flops=lambda c: c["bags"] * c["lookups"] * c["dim"],
+            elements_moved=_least_elements,
+        )
+        for name in OPERATIONS
+    )
+)
+
+
+def _unique_rows(c: Columns) -> Array:
+    asked = c["bags"] * c["lookups"]
+    rows: Array = c["rows"] * -np.expm1(asked * np.log1p(-1 / np.maximum(c["rows"], 1 + 1e-9)))
+    return np.minimum(rows, asked)
+
+
+def hit_rate(c: Columns, gpus: Sequence[Gpu]) -> Array:
+    """Share of lookups that L2 serves, shape (gpus, problems)."""
+    asked = c["bags"] * c["lookups"]
+    l2 = np.array([gpu.l2_bytes for gpu in gpus])[:, None]
+    warps = np.array([gpu.streaming_multiprocessors * WARPS_PER_MULTIPROCESSOR for gpu in gpus])[:, None]
+    tables = np.ceil(warps / c["bags"])
+    held = np.minimum(np.minimum(USABLE_L2 * l2 / tables / (VALUE_BYTES * c["dim"]), c["rows"]), asked)
+    unique = _unique_rows(c)
+    misses = np.where(unique <= held, unique, held + (asked - held) * (c["rows"] - held) / c["rows"])
+    rate: Array = np.clip(1 - misses / asked, 0.0, 1.0)
+    return rate
+
+
+@final
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """Times of embedding bags by the hit rate of L2."""
+
+    def supports(self, operation: str) -> bool:
+        """True for embedding bags."""
+        return operation in OPERATIONS
+
+    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+        """Seconds and their interval, each of shape (gpus, problems)."""
+        c = batch.columns
+        row_bytes = _sectors(VALUE_BYTES * c["dim"])
+        rows = c["bags"] * c["lookups"] * row_bytes
+        if batch.operation.endswith("_backward"):
+            rows = BACKWARD_ROW_TRAFFIC * rows
+        around = c["bags"] * (3 * SECTOR_BYTES + _sectors(VALUE_BYTES * c["lookups"]) + row_bytes)
+        dram = np.array([gpu.dram_bytes_per_second for gpu in gpus])[:, None]
+        cache = np.array([gpu.l2_bytes_per_second for gpu in gpus])[:, None]
+        from_dram = (around + (1 - hit_rate(c, gpus)) * rows) / dram
+        through_l2 = (around + rows) / cache
+        seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
+        bound = roofline_seconds(batch, gpus, least=True)
+        seconds = np.maximum(seconds, bound)
+        return Estimate(seconds, np.maximum(seconds / SPREAD, bound), seconds * SPREAD)
+
+
+def _sectors(size_bytes: Array) -> Array:
+    """Bytes of the whole sectors that hold so many bytes."""
+    whole: Array = SECTOR_BYTES * np.ceil(size_bytes / SECTOR_BYTES)
+    return whole
+
+
+def _short_row_factor(dim: Array) -> Array:
+    (shortest, most), (short, some) = SHORT_ROW_FACTORS
+    factor: Array = np.where(dim <= shortest, most, np.where(dim <= short, some, 1.0))
+    return factor
+
+
+@translates("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
+    table, indices = operation.inputs[0], operation.inputs[1]
+    bags = operation.inputs[2].elements if len(operation.inputs) > 2 else indices.shape[0]
+    if operation.arguments.get("include_last_offset"):
+        bags -= 1
+    dims = (bags, max(indices.elements / max(bags, 1), 1.0), table.shape[0], table.shape[1])
+    return (Problem("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lightning_predict as lp
+from lightning_predict.kernels.embedding import EmbeddingModel, hit_rate
+from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.roofline import roofline_seconds
+from tests.example_gpu import BIG, SMALL
+
+
+def rate(**words: float) -> float:
+    return float(hit_rate(problem_batch("embedding_bag", "float32", **words).columns, [SMALL])[0, 0])
+
+
+def test_rows_that_fit_in_l2_miss_once_each() -> None:
+    # 10 rows, 1,000 lookups: all ten asked for, 990 found. L2 of 1 MB holds them.
+    assert rate(bags=1000, lookups=1, rows=10, dim=64) == pytest.approx(0.99, abs=1e-6)
+
+
+def test_a_table_much_larger_than_l2_is_almost_never_found() -> None:
+    assert rate(bags=1000, lookups=10, rows=1e8, dim=64) < 0.01
+
+
+def test_a_larger_cache_finds_more() -> None:
+    batch = problem_batch("embedding_bag", "float32", bags=4096, lookups=20, rows=20_000, dim=64)
+    larger = type(SMALL)(**{field: getattr(SMALL, field) for field in SMALL.__slots__} | {"l2_bytes": 40e6})
+    small, large = hit_rate(batch.columns, [SMALL, larger])[:, 0]
+    assert 0 < small < large < 1
+
+
+def test_misses_cost_dram_traffic_in_whole_sectors() -> None:
+    # 1e5 bags of 1 lookup in 1e9 rows of 100 numbers: 416 bytes a row (13 sectors), read once and written once; 96 for
+    # offsets, 32 for the index. 100 GB/s. The hit rate is (nearly) 0.
+    batch = problem_batch("embedding_bag", "float32", bags=1e5, lookups=1, rows=1e9, dim=100)
+    seconds = EmbeddingModel().estimate(batch, [SMALL]).seconds[0, 0]
+    assert seconds == pytest.approx(1e5 * (416 + 416 + 96 + 32) / 100e9 + 2e-6, rel=1e-3)
+
+
+def test_short_rows_leave_lanes_idle() -> None:
+    wide, narrow = (
+        EmbeddingModel().estimate(
+            problem_batch("embedding_bag", "float32", bags=1e6, lookups=1, rows=1e9, dim=dim), [SMALL]
+        )
+        for dim in (128, 32)
+    )
+    # 512 bytes against 128 a row: (512·2 + 128) / (128·2 + 128) = 3 times the traffic, but 1.55 times slower per byte.
+    assert wide.seconds[0, 0] / narrow.seconds[0, 0] == pytest.approx(3 / 1.55, rel=1e-2)
+
+
+def test_the_backward_pass_moves_its_rows_twice() -> None:
+    forward = lp.operator_seconds("embedding_bag", "V100", bags=1e5, lookups=50, rows=1e8, dim=128)
+    backward = lp.operator_seconds("embedding_bag_backward", "V100", bags=1e5, lookups=50, rows=1e8, dim=128)
+    assert float(backward) / float(forward) == pytest.approx(2, rel=0.05)
+
+
+@given(bags=st.integers(1, 10**6), lookups=st.integers(1, 500), rows=st.integers(1, 10**9), dim=st.integers(1, 1024))
+def test_rates_are_shares_and_times_keep_their_bound(bags: int, lookups: int, rows: int, dim: int) -> None:
+    batch = problem_batch("embedding_bag", "float32", bags=bags, lookups=lookups, rows=rows, dim=dim)
+    rates = hit_rate(batch.columns, [SMALL, BIG])
+    assert np.all((rates >= 0) & (rates <= 1))
+    estimate = EmbeddingModel().estimate(batch, [SMALL, BIG])
+    assert np.all(estimate.low_seconds >= roofline_seconds(batch, [SMALL, BIG], least=True))
+    assert np.all(np.isfinite(estimate.high_seconds))

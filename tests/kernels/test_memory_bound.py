@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.kernels.memory_bound import MEMORY_BOUND
+from lightning_predict.kernels.operations import operation_kind, problem_batch
+
+
+def moved(operation: str, **words: float) -> float:
+    return float(problem_batch(operation, "float32", **words).bytes_moved[0])
+
+
+def test_traffic_by_hand() -> None:
+    assert moved("sum", rows=10, cols=10) == 400
+    assert moved("concat", rows=10, cols=10) == 800
+    assert moved("cast", rows=10, cols=10) == 100 * (4 + 2)
+    assert moved("cast", rows=10, cols=10, source_bytes=2, target_bytes=4) == 600
+    assert moved("sgd", parameters=100, fused=1) == 4 * 500
+    assert moved("adamw", parameters=100) == 4 * 2100
+    # 8 x 8 images pooled by 2: a quarter of the elements come out; the maximum's place is 8 bytes more each.
+    assert moved("avg_pool2d", batch=1, channels=1, image_size=8) == 4 * (64 + 16)
+    assert moved("max_pool2d", batch=1, channels=1, image_size=8) == 4 * (64 + 3 * 16)
+
+
+@pytest.mark.parametrize("operation", MEMORY_BOUND)
+@pytest.mark.parametrize("gpu", ["T4", "H100-SXM-80GB", "RTX-4090"])
+def test_every_one_has_a_time_between_its_bound_and_ten_times_it(operation: str, gpu: str) -> None:
+    kind = operation_kind(operation)
+    words = {word: 256 for word in kind.words if word not in kind.defaults}
+    if "parameters" in words:
+        words["parameters"] = 10**8
+    if "rows" in words:
+        words |= {"rows": 16384, "cols": 4096}
+    seconds = float(lp.operator_seconds(operation, gpu, dtype="float32", **words))  # type: ignore[arg-type]
+    least = moved(operation, **words) / lp.gpu(gpu).dram_bytes_per_second
+    assert least <= seconds < 10 * least
