@@ -58,7 +58,9 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 
 
 def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None) -> Offer | None:
-    """The current offer with the lowest on-demand price per GPU and hour; None where there is none.
+    """The current machine with the lowest on-demand price per hour; None where there is none.
+
+    A run on one GPU pays for the whole machine, so a machine of eight at a low price per GPU is not cheap.
 
     Args:
         gpu_name: Our name of the GPU, as in `Gpu.name`.
@@ -70,7 +72,8 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None) -> Offe
     if not candidates:
         return None
     oldest_current = _years_before(max(offer.date for offer in table), CURRENT_YEARS)
-    return next((offer for offer in candidates if offer.date >= oldest_current), None)
+    current = [offer for offer in candidates if offer.date >= oldest_current]
+    return min(current, key=lambda offer: offer.usd_per_hour, default=None)
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:

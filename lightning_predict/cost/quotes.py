@@ -73,7 +73,7 @@ def quote_of(
         usd_per_hour: The user's own price, which comes first.
     """
     offer = offer_for(gpu, offers=offers, usd_per_hour=usd_per_hour)
-    price = None if offer is None else offer.usd_per_gpu_hour
+    price = None if offer is None else offer.usd_per_hour  # one GPU of it is used, all of it is paid
     known = price is not None and run.total_seconds is not None
     return Quote(
         gpu=gpu.name,

@@ -86,12 +86,12 @@ def test_the_newer_price_of_a_machine_counts() -> None:
     assert [offer.usd_per_hour for offer in offers_for("H100-SXM-80GB", p5)] == [55.04]
 
 
-def test_offers_are_ordered_by_the_price_of_one_gpu() -> None:
+def test_offers_are_ordered_by_the_price_of_one_gpu_and_the_cheapest_is_a_whole_machine() -> None:
     eight = make_offer(16.0, "2026-01", num_gpus=8)  # 2 a GPU
     one = make_offer(3.0, "2026-01", instance="j")
     other = make_offer(0.1, "2026-01", gpu="L4")
     assert offers_for("T4", [one, eight, other]) == (eight, one)
-    assert cheapest_offer("T4", [one, eight, other]) == eight
+    assert cheapest_offer("T4", [one, eight, other]) == one  # 3 an hour for one GPU, not 16 for eight
 
 
 def test_regions_are_different_machines_unless_one_is_not_stated() -> None:
@@ -135,7 +135,7 @@ def test_the_cheapest_is_never_beaten_by_a_newest_current_price(offers: list[Off
     for offer in offers:
         if offer.date == newest_date:  # nothing replaces it, and it is current
             assert cheapest is not None
-            assert cheapest.usd_per_gpu_hour <= offer.usd_per_gpu_hour
+            assert cheapest.usd_per_hour <= offer.usd_per_hour
 
 
 GOOD = """

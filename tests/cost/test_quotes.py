@@ -33,9 +33,9 @@ OFFER = Offer(
 )
 
 
-def test_a_run_costs_its_hours_times_the_price_of_one_gpu() -> None:
+def test_a_run_costs_its_hours_times_the_price_of_the_whole_machine() -> None:
     quote = quote_of(TWO_HOURS, T4, memory_bytes=1e9, offers=[OFFER])
-    assert (quote.usd_per_hour, quote.cost_usd) == (0.5, 1.0)
+    assert (quote.usd_per_hour, quote.cost_usd) == (2.0, 4.0)
     assert quote.fits is True
 
 
