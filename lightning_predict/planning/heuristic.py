@@ -2,7 +2,7 @@
 
 A node that is scarce is worth more than its rent. The greedy start lets every job choose its cheapest configuration at
 some price of a node, serves first the jobs that lose most by waiting, and so gets from one price to the next plans that
-spread scarce nodes differently (the price takes the place of the seed's random order; ours). The best of these are
+spread scarce nodes differently (the price takes the place of a random order; ours). The best of these are
 improved by changing one job, then two at a time; path relinking walks from each good plan to the best one and looks
 for a better one on the way. The same seed gives the same plan. Example::
 

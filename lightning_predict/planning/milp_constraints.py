@@ -6,10 +6,10 @@ Sets: jobs j, machine types v with G_v GPUs, sizes s (GPUs that a job takes of i
     z_vf ∈ {0, 1, …}    how many nodes become machines of type v that are filled in the way f
     u_of ∈ {0, 1, …}    how many of the open nodes of kind o = (type, free GPUs) are filled in the way f
 
-Ours: the seed's family of models names each node (w_n, y_vn, x_jvgn). Free nodes are all alike, so any plan can be
+Ours: the published models name each node (w_n, y_vn, x_jvgn). Free nodes are all alike, so any plan can be
 written in many ways, and a solver has to refute each of them. Here nodes are counted by how they are filled: a filling
 of an 8-GPU machine is one of the 22 ways to write 8 as a sum of sizes. The same plans are allowed; names are given to
-the nodes afterwards (`placing.py`). Tardiness needs no variables, because x_jk fixes it (`objective.py`). Example::
+the nodes afterwards (`placing.py`). Tardiness needs no variables, because x_jk fixes it (`costs.py`). Example::
 
     variables = variables_of(options)
     scipy.optimize.milp(costs, constraints=[nodes(options, variables), quotas(options, variables), ...])

@@ -1,23 +1,7 @@
-"""What each choice costs: the table that the MILP, the heuristics and the tests share.
+"""A decision as a table: what the MILP, the heuristics and the tests share.
 
-Once a job's configuration is chosen, its end, its tardiness and its price are numbers, so one decision is a table: a
-row a job, a column a configuration, dollars in each cell, and a column for waiting. What is left to decide is which
-cells to take so that the jobs fit on the nodes. With time `t` left on configuration `(v, g)`, price `c_v` of a machine
-of `G_v` GPUs, deadline `d`, tardiness weight `ω`, the moment `now` and the time `h` until machines are used otherwise:
-
-    machines now       c_v · h            for each machine that is rented
-    afterwards (ours)  c_v · g/G_v · max(0, t − h)                the job's share of its machine from then on
-    tardiness          ρ · ω · max(0, now + t − d)
-    postponed          ρ̂ · ω · max(0, now + h + t_worst − d)      the worst case of a job that waits
-    and (ours)         min over (v, g) of c_v · (h + g/G_v · max(0, t − h)): its cheapest run later, started alone
-    restarts (ours)    c_v · g/G_v · r · (h / gap − 1)            on top of the time r that a job loses when it moves
-
-The seed's models count machines until the next event and waiting until the period `H` is over. Ours: `h` is three mean
-gaps between events so far, at most `H`. Without the two further rows of machines, waiting would look free, and slow
-configurations of cheap machines would look cheap. What a move gains is counted for `h`, so its loss is counted as often
-as there are events in `h`. Between equals, the choice that gets work done wins: waiting costs a thousandth more.
-`t_worst` is the slowest configuration worth renting, that is, one that no other beats in both time and
-price; the slowest of all is often so slow that it drowns everything else. Example::
+A row a job, a column a configuration, dollars in each cell (`costs.py` has the formulas), and a column for waiting.
+What is left to decide is which cells to take so that the jobs fit on the nodes. Example::
 
     options = options_of(problem, Situation(now_seconds=0.0, remaining={"resnet": 1.0}))
     options.cost_usd  # (jobs, configurations) in US dollars; infinite where a job cannot run
@@ -28,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_predict.planning.costs import cheapest_usd, horizon_seconds, row_of
 from lightning_predict.planning.records import (
     Configuration,
     Formulation,
@@ -43,12 +28,6 @@ from lightning_predict.planning.records import (
     Situation,
     usd,
 )
-
-HORIZON_GAPS: Final = 3.0
-"""Events after which a machine is likely to be used otherwise. In the comparison with first principles 1 and 5 cost a
-few per cent more: with 1 too many idle GPUs are rented, with 5 and more jobs are made late to fill machines."""
-
-_TIE: Final = 1e-3
 
 Table = npt.NDArray[np.float64]
 
@@ -119,7 +98,7 @@ def options_of(problem: Problem, situation: Situation) -> Options:
     fixed = dict(situation.running) if problem.formulation.fixes_running_jobs else {}
     jobs = [by_name[name] for name in sorted(situation.remaining.keys() - fixed.keys())]
     configurations = tuple(sorted({configuration for job in jobs for configuration in job.seconds}))
-    rows = [_Row.of(job, problem, situation, machines) for job in jobs]
+    rows = [row_of(job, problem, situation) for job in jobs]
     cells = [[row.cells.get(configuration) for configuration in configurations] for row in rows]
     shape = (len(jobs), len(configurations))
     open_nodes = _open_nodes(fixed, machines, problem.formulation)
@@ -146,106 +125,6 @@ def options_of(problem: Problem, situation: Situation) -> Options:
         quotas=_quotas_left(problem, machines, open_nodes),
         budget_usd=_budget_left(problem, situation, fixed, by_name, machines),
     )
-
-
-def run_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
-    """Predicted time until the job's end, if it runs on this configuration from now on.
-
-    A job that moves, or that goes on after a pause, first loses `restart_seconds`.
-    """
-    seconds = situation.remaining[job.name] * job.seconds[configuration]
-    return seconds + lost_seconds(job, configuration, problem, situation)
-
-
-def horizon_seconds(problem: Problem, situation: Situation) -> float:
-    """How long a machine that is rented now is counted: a few mean gaps between events, at most the period."""
-    if problem.horizon_seconds is not None:
-        return problem.horizon_seconds
-    if situation.mean_gap_seconds is None:
-        return problem.period_seconds
-    return min(problem.period_seconds, HORIZON_GAPS * situation.mean_gap_seconds)
-
-
-def lost_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
-    """Time that the job loses if it goes on with this configuration: none where it stays or has not run yet."""
-    current = situation.running.get(job.name)
-    stays = current is not None and current.configuration == configuration
-    return 0.0 if stays or job.name not in situation.started else problem.restart_seconds
-
-
-def tardiness_usd(job: Job, end_seconds: float) -> float:
-    """Cost of an end at this time: 0 until the deadline, then the job's weight for each hour."""
-    return usd(seconds=max(0.0, end_seconds - job.deadline_seconds), usd_per_hour=job.tardiness_usd_per_hour)
-
-
-def worth_renting(
-    seconds: Mapping[Configuration, float], cost_usd: Mapping[Configuration, float]
-) -> set[Configuration]:
-    """Configurations that no other beats in time and in cost (of equals, all)."""
-    return {
-        one
-        for one in seconds
-        if not any(
-            seconds[other] <= seconds[one]
-            and cost_usd[other] <= cost_usd[one]
-            and (seconds[other], cost_usd[other]) != (seconds[one], cost_usd[one])
-            for other in seconds
-        )
-    }
-
-
-def share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
-    """Part of the machine that a job on this configuration takes away from others."""
-    return configuration.num_gpus / machine.num_gpus if formulation.shares_gpus else 1.0
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    cost_usd: float
-    machine_usd: float
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Row:
-    cells: Mapping[Configuration, _Cell]
-    postponed_usd: float
-    reserved_usd: float
-
-    @classmethod
-    def of(cls, job: Job, problem: Problem, situation: Situation, machines: tuple[MachineType, ...]) -> _Row:
-        """One job's row."""
-        formulation, now = problem.formulation, situation.now_seconds
-        period = horizon_seconds(problem, situation)
-        seconds = {item: run_seconds(job, item, problem, situation) for item in _allowed(job, problem, situation)}
-        price = {item: machines[_index(machines, item.machine)].usd_per_hour for item in seconds}
-        part = {item: share(machines[_index(machines, item.machine)], item, formulation) for item in seconds}
-        shared_usd = {item: usd(seconds=t, usd_per_hour=price[item] * part[item]) for item, t in seconds.items()}
-        cells = {}
-        for item, t in seconds.items():
-            later = usd(seconds=max(0.0, t - period), usd_per_hour=price[item] * part[item])
-            tardiness = problem.tardiness_factor * tardiness_usd(job, now + t)
-            lost = usd(seconds=lost_seconds(job, item, problem, situation), usd_per_hour=price[item] * part[item])
-            again = lost * (period / min(period, situation.mean_gap_seconds or period) - 1)
-            cells[item] = _Cell(later + tardiness + again, shared_usd[item])
-        worst = max(seconds[item] for item in worth_renting(seconds, shared_usd))
-        run_later = min(
-            usd(seconds=period + part[item] * max(0.0, t - period), usd_per_hour=price[item])
-            for item, t in seconds.items()
-        )
-        waiting = run_later * (1 + _TIE) + problem.postponement_factor * tardiness_usd(job, now + period + worst)
-        must_run = job.name in situation.running and not formulation.preempts
-        alone_usd = min(usd(seconds=t, usd_per_hour=price[item]) for item, t in seconds.items())
-        return cls(cells, math.inf if must_run else waiting, alone_usd)
-
-
-def _allowed(job: Job, problem: Problem, situation: Situation) -> list[Configuration]:
-    """Where the job may run: everywhere, or, without migration, where it has started."""
-    started = situation.started.get(job.name)
-    if started is not None and not problem.formulation.migrates:
-        return [started]
-    return sorted(job.seconds)
 
 
 def _index(machines: tuple[MachineType, ...], name: str) -> int:
@@ -297,7 +176,7 @@ def _fixed_usd(
         for _, name in sorted(rented)
     )
     for name in sorted(fixed):
-        row = _Row.of(by_name[name], problem, situation, machines)
+        row = row_of(by_name[name], problem, situation)
         total += row.cells[fixed[name].configuration].cost_usd
     return total
 
@@ -314,13 +193,7 @@ def _budget_left(
         return math.inf
     left = problem.limits.budget_usd - situation.spent_usd
     for name in sorted(fixed):
-        row = _Row.of(by_name[name], problem, situation, machines)
+        row = row_of(by_name[name], problem, situation)
         left -= row.cells[fixed[name].configuration].machine_usd
     later = (job for job in by_name.values() if job.release_seconds > situation.now_seconds)
     return left - sum(cheapest_usd(job, machines) for job in sorted(later, key=lambda job: job.name))
-
-
-def cheapest_usd(job: Job, machines: tuple[MachineType, ...]) -> float:
-    """Cost of the cheapest whole run of a job that has its machine alone."""
-    prices = {machine.name: machine.usd_per_hour for machine in machines}
-    return min(usd(seconds=seconds, usd_per_hour=prices[item.machine]) for item, seconds in job.seconds.items())

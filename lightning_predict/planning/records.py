@@ -59,7 +59,7 @@ class Job:
         name: Its name, unique in a problem.
         seconds: Predicted time of the whole run by configuration; where an entry is absent, it cannot run there.
         deadline_seconds: Time by which it should have ended; what is later is paid by `tardiness_usd_per_hour`.
-        tardiness_usd_per_hour: What an hour after the deadline costs (the seed's tardiness weight).
+        tardiness_usd_per_hour: What an hour after the deadline costs (the tardiness weight ω).
         release_seconds: Time of its submission; no decision before it knows the job.
         low_factor: Lower end of the interval of its times, as a factor of the predicted ones.
         high_factor: Upper end of that interval.
@@ -128,12 +128,12 @@ class Problem:
         machines: What can be rented.
         limits: How much of it.
         formulation: Freedom of the planner.
-        period_seconds: A decision holds this long at most (the seed's H).
-        tardiness_factor: Weight of tardiness against the cost of machines (the seed's ρ).
+        period_seconds: A decision holds this long at most (H).
+        tardiness_factor: Weight of tardiness against the cost of machines (ρ).
         postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
         restart_seconds: Time that a job loses whenever it moves or goes on after a pause.
         horizon_seconds: How long a rented machine is counted in a decision; None takes it from the events so far (see
-            `objective.py`).
+            `costs.py`).
     """
 
     jobs: tuple[Job, ...]
@@ -191,7 +191,7 @@ class Decision:
     Attributes:
         placements: Where each job runs.
         postponed: Jobs that wait, by name.
-        objective_usd: What the planner expects this to cost (see `objective.py`); None from a rule that has none.
+        objective_usd: What the planner expects this to cost (see `costs.py`); None from a rule that has none.
         bound_usd: No decision can cost less; None where the method proves nothing.
         method: Name of the method.
         solve_seconds: Time it took.

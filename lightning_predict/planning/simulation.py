@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from lightning_predict.errors import InfeasiblePlanError
-from lightning_predict.planning.objective import tardiness_usd
+from lightning_predict.planning.costs import tardiness_usd
 from lightning_predict.planning.plans import Outcome, Plan, Rental, Segment
 from lightning_predict.planning.records import (
     AbstractPolicy,
