@@ -13,11 +13,11 @@ the time `h` until machines are used otherwise:
 
 After Jahani et al., "Optimizing on-demand GPUs in the Cloud for Deep Learning Applications Training" (ICCCS 2019), who
 count machines until the next event and waiting until the period `H` is over. Ours: `h` is three mean gaps between
-events so far, at most `H`. Without the two further rows of machines, waiting would look free, and slow configurations of cheap
-machines would look cheap. What a move gains is counted for `h`, so its loss is counted as often as there are events in
-`h`. Between equals, the choice that gets work done wins: waiting costs a thousandth more. `t_worst` is the slowest
-configuration worth renting, that is, one that no other beats in both time and price; the slowest of all is often so
-slow that it drowns everything else. Example::
+events so far, at most `H`. Without the two further rows of machines, waiting would look free, and slow configurations
+of cheap machines would look cheap. What a move gains is counted for `h`, so its loss is counted as often as there are
+events in `h`. Between equals, the choice that gets work done wins: waiting costs a thousandth more. `t_worst` is the
+slowest configuration worth renting, that is, one that no other beats in both time and price; the slowest of all is
+often so slow that it drowns everything else. Example::
 
     row = row_of(job, problem, situation)
     row.cells[configuration].cost_usd, row.postponed_usd
