@@ -29,7 +29,8 @@ from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on, 
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, problem_batch
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.records import Run, Workload
+from lightning_predict.scaling.history import HistoryRecord, correction_for, fingerprint_of, read_history
+from lightning_predict.scaling.records import Loader, Run, Workload
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.queues import iterations as predicted_iterations
 from lightning_predict.timeline.records import Iteration
@@ -83,6 +84,7 @@ def predict(
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
     weights: str | None = None,
+    history: bool = True,
 ) -> Predictions:
     """Predict the recorded step on GPUs.
 
@@ -96,6 +98,7 @@ def predict(
         offers: Offers to take prices from; None takes those that ship with the package.
         usd_per_hour: Your own price, one for all GPUs or by GPU name; it comes first.
         weights: Folder or file of weights; None searches the cache and the bundled files.
+        history: Learn from earlier runs of this very step (see `scaling/history.py`).
 
     Returns:
         One Prediction a GPU, in the order asked.
@@ -111,9 +114,21 @@ def predict(
         raise InvalidArgumentError(f"num_nodes={num_nodes}: this version predicts one node with one GPU.")
     if strategy not in ("ddp", "auto"):
         raise InvalidArgumentError(f"strategy={strategy!r} is not known; this version takes 'ddp' or 'auto'.")
-    workload = Workload(training_iterations=iterations, samples_per_iteration=trace.samples)
+    waits = trace.loader_seconds
+    workload = Workload(
+        training_iterations=iterations,
+        samples_per_iteration=trace.samples,
+        loader=Loader(seconds_per_batch=statistics.mean(waits) if waits else 0.0),
+    )
     return predict_workload(
-        trace, gpus, workload=workload, method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights
+        trace,
+        gpus,
+        workload=workload,
+        method=method,
+        offers=offers,
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        history=read_history() if history else (),
     )
 
 
@@ -127,6 +142,7 @@ def predict_workload(
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
     weights: str | None = None,
+    history: Sequence[HistoryRecord] = (),
 ) -> Predictions:
     """Predict a run that is still to come: `predict` with validation and everything else that a Trainer knows.
 
@@ -139,6 +155,7 @@ def predict_workload(
         offers: See `predict`.
         usd_per_hour: See `predict`.
         weights: See `predict`.
+        history: Earlier runs; those of the same step on the same GPU correct its prediction.
 
     Raises:
         LightningPredictError: As `predict`.
@@ -154,9 +171,15 @@ def predict_workload(
     if validation is not None:
         validations = _steps(validation, targets, origin, models, method)
     memory = step_memory_bytes(trace)
+    fingerprint = fingerprint_of(trace) if history else ""
     predictions = []
     for target, step, check in zip(targets, steps, validations, strict=True):
+        is_measured = target == origin and bool(trace.step_seconds)
+        correction = correction_for(history, fingerprint, step, is_measured=is_measured)
+        if correction is not None:
+            step = correction.step_of(step)
         run = run_of(step, workload, check, batches=trace.batches)
+        run = run if correction is None else correction.run_of(run)
         quote = quote_of(run, target, memory_bytes=memory, offers=offers, usd_per_hour=usd_per_hour)
         measured = _measured_seconds(trace) if origin is not None and target == origin else None
         predictions.append(_flat(step, run, quote, workload, measured))
@@ -240,6 +263,11 @@ def _flat(step: Iteration, run: Run, quote: Quote, workload: Workload, measured:
         total_seconds_high=run.total_high_seconds,
         validation_seconds=run.validation_seconds,
         validation_is_estimated=run.validation_is_estimated,
+        cycle_seconds=run.cycle_seconds,
+        epoch_seconds=run.epoch_seconds,
+        loader_seconds=run.loader_seconds,
+        checkpoint_seconds=run.checkpoint_seconds,
+        checkpoint_is_estimated=run.checkpoint_is_estimated,
         at_most=run.at_most,
         samples_per_second=None if samples is None else samples / step.seconds,
         usd_per_hour=quote.usd_per_hour,

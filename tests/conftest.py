@@ -19,6 +19,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def _own_history(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the history of whoever runs it, nor that of another test."""
+    monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(tmp_path_factory.mktemp("history") / "history.jsonl"))
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with the file `golden/<name>` beside the test's module."""

@@ -42,6 +42,26 @@ def check_amount(name: str, amount: float | None) -> None:
         raise InvalidArgumentError(f"{name}={amount!r} is not a limit; expected a number above 0, or None.")
 
 
+def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) -> None:
+    """Refuse lengths of an epoch that are not at least 1, and two of them.
+
+    Args:
+        batches_per_epoch: Batches; None where not given.
+        samples_per_epoch: Samples; None where not given.
+
+    Raises:
+        InvalidArgumentError: It is so.
+    """
+    for name, length in (("batches_per_epoch", batches_per_epoch), ("samples_per_epoch", samples_per_epoch)):
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+            raise InvalidArgumentError(f"{name}={length!r} is not a length; expected a whole number of at least 1.")
+    if batches_per_epoch is not None and samples_per_epoch is not None:
+        raise InvalidArgumentError(
+            f"batches_per_epoch={batches_per_epoch} and samples_per_epoch={samples_per_epoch} both say how long an "
+            "epoch is; give one of them."
+        )
+
+
 def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
     """Refuse what is not among the choices.
 

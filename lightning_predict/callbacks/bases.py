@@ -41,12 +41,13 @@ def installed_packages() -> tuple[ModuleType, ...]:
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback as Callback
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler, Timer
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
     from lightning.pytorch.utilities import rank_zero_info as rank_zero_info
     from lightning.pytorch.utilities import rank_zero_warn as rank_zero_warn
 
     TIMERS = (Timer,)
     ACCUMULATION_SCHEDULERS = (GradientAccumulationScheduler,)
+    MODEL_CHECKPOINTS = (ModelCheckpoint,)
 else:
     _packages = installed_packages()
 
@@ -55,6 +56,7 @@ else:
 
     TIMERS = tuple(package.callbacks.Timer for package in _packages)
     ACCUMULATION_SCHEDULERS = tuple(package.callbacks.GradientAccumulationScheduler for package in _packages)
+    MODEL_CHECKPOINTS = tuple(package.callbacks.ModelCheckpoint for package in _packages)
     rank_zero_info = _packages[0].utilities.rank_zero_info
     rank_zero_warn = _packages[0].utilities.rank_zero_warn
 

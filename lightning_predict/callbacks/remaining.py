@@ -3,8 +3,9 @@
 Batches are numbered over the whole run, epoch after epoch; windows and validation runs are counted from its beginning
 to any such number, so that what is left is a difference of two counts. Example::
 
-    >>> remaining(Position(epoch=0, batches_done=3, batches_per_epoch=4, max_epochs=3, accumulation={0: 1}))
-    Remaining(batches=9, windows=9, full_windows=9, windows_per_epoch=4, validation_batches=0, at_most=False)
+    >>> left = remaining(Position(epoch=0, batches_done=3, batches_per_epoch=4, max_epochs=3, accumulation={0: 1}))
+    >>> left.batches, left.windows
+    (9, 9)
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
-from lightning_predict.scaling.records import Workload
+from lightning_predict.scaling.records import Batches, Workload
+
+Moment = Literal["batch end", "validation end", "batch start"]
+"""The hook in which is asked what is left."""
 
 
 @final
@@ -52,6 +56,8 @@ class Position:
         accumulation: Batches of one window, by the epoch from which that holds; has an entry for epoch 0.
         steps_per_window: Optimizer steps of one window.
         validation: None where there is none.
+        last_batch_share: Samples of the last batch of an epoch over those of the others.
+        moment: Where between two batches the fit stands: what follows a batch (validation, checkpoints) may be to come.
         may_end_earlier: Early stopping or a time limit is set.
     """
 
@@ -64,6 +70,8 @@ class Position:
     accumulation: Mapping[int, int]
     steps_per_window: float = 1.0
     validation: Validation | None = None
+    last_batch_share: float = 1.0
+    moment: Moment = "batch end"
     may_end_earlier: bool = False
 
     @property
@@ -74,10 +82,12 @@ class Position:
 
     @property
     def next_window_is_short(self) -> bool:
-        """The epoch ends before the next window is full."""
+        """The epoch ends before the next window is full, or ends it with a smaller batch."""
         if self.batches_per_epoch is None:
             return False
-        return self.batches_per_epoch - self.batches_done < self.batches_per_window
+        return alike_batches(self.batches_per_epoch, self.batches_per_window, self) - self.batches_done < (
+            self.batches_per_window
+        )
 
 
 @final
@@ -88,7 +98,8 @@ class Remaining:
     Attributes:
         batches: Training batches.
         windows: Accumulation windows, the short ones at the ends of epochs included.
-        full_windows: Those of full length.
+        full_windows: Those of full length, with batches of full size.
+        uneven_batches: Batches among `batches` that are smaller, the last of their epochs.
         windows_per_epoch: Windows of the current epoch.
         validation_batches: Validation batches.
         at_most: The run may end earlier.
@@ -97,6 +108,7 @@ class Remaining:
     batches: int | None
     windows: int | None
     full_windows: int | None
+    uneven_batches: int = 0
     windows_per_epoch: int | None
     validation_batches: int | None
     at_most: bool
@@ -108,20 +120,24 @@ def remaining(position: Position) -> Remaining:
     Args:
         position: Where the fit stands, at the end of a window.
     """
-    now, end = _now(position), _end(position)
+    now, end = batches_so_far(position), batches_at_end(position)
     per_epoch = position.batches_per_epoch
+    uneven = 0
     if end is None:
         batches = windows = full_windows = None
     else:
+        if per_epoch is not None and position.last_batch_share < 1:
+            uneven = end // per_epoch - now // per_epoch
         batches = end - now
-        windows = _windows(position, end) - _windows(position, now)
-        full_windows = _windows(position, end, full=True) - _windows(position, now, full=True)
+        windows = windows_done(position, end) - windows_done(position, now)
+        full_windows = windows_done(position, end, full=True) - windows_done(position, now, full=True)
     epochs_also_limit = per_epoch is None and position.max_epochs is not None
     size = _accumulation_in(position, position.epoch)
     return Remaining(
         batches=batches,
         windows=windows,
         full_windows=full_windows,
+        uneven_batches=uneven,
         windows_per_epoch=None if per_epoch is None else math.ceil(per_epoch / size),
         validation_batches=_validation_batches(position, now, end),
         at_most=position.may_end_earlier or epochs_also_limit,
@@ -140,26 +156,38 @@ def workload(left: Remaining, position: Position, *, batches_per_window: int, sa
         batches_per_window: Batches of the recorded window.
         samples: Samples of the recorded window; None where unknown.
     """
-    windows = left.windows
+    windows, share, per_epoch = left.windows, position.last_batch_share, position.batches_per_epoch
     if left.batches is not None and len(set(position.accumulation.values())) > 1:
         windows = math.ceil(left.batches / batches_per_window)
+    training = epoch = None
+    if left.batches is not None and windows is not None:
+        training = Batches(windows=windows, batches=left.batches, uneven=left.uneven_batches, uneven_share=share)
+    if per_epoch is not None and left.windows_per_epoch is not None:
+        epoch = Batches(windows=left.windows_per_epoch, batches=per_epoch, uneven=int(share < 1), uneven_share=share)
     return Workload(
         training_iterations=windows,
+        training=training,
         training_iterations_per_epoch=left.windows_per_epoch,
+        epoch=epoch,
         validation_iterations=left.validation_batches,
         samples_per_iteration=samples,
         at_most=left.at_most,
     )
 
 
-def _now(position: Position) -> int:
+def alike_batches(per_epoch: int, size: int, position: Position) -> int:
+    """Batches of an epoch that windows of full size are made of: without a smaller last one, where it stands out."""
+    return per_epoch - 1 if position.last_batch_share < 1 and per_epoch > size else per_epoch
+
+
+def batches_so_far(position: Position) -> int:
     """Batches done since the beginning of the run (of the epoch, where epochs have no length)."""
     return position.epoch * (position.batches_per_epoch or 0) + position.batches_done
 
 
-def _end(position: Position) -> int | None:
+def batches_at_end(position: Position) -> int | None:
     """Batches done when the fit ends, whichever limit comes first; None where no limit is known."""
-    now = _now(position)
+    now = batches_so_far(position)
     ends = []
     if position.max_epochs is not None and position.batches_per_epoch is not None:
         ends.append(position.max_epochs * position.batches_per_epoch)
@@ -168,8 +196,8 @@ def _end(position: Position) -> int | None:
         windows_left = math.ceil(steps_left / position.steps_per_window)
         farthest = now + windows_left * max(position.accumulation.values())
         # The first batch after which that many windows more are closed; windows only grow with batches.
-        target = _windows(position, now) + windows_left
-        ends.append(now + bisect_left(range(now, farthest), target, key=lambda batch: _windows(position, batch)))
+        target = windows_done(position, now) + windows_left
+        ends.append(now + bisect_left(range(now, farthest), target, key=lambda batch: windows_done(position, batch)))
     return max(now, min(ends)) if ends else None
 
 
@@ -177,7 +205,7 @@ def _accumulation_in(position: Position, epoch: int) -> int:
     return position.accumulation[max(start for start in position.accumulation if start <= epoch)]
 
 
-def _windows(position: Position, batch: int, *, full: bool = False) -> int:
+def windows_done(position: Position, batch: int, *, full: bool = False) -> int:
     """Windows that are closed (`full`: and were of full length) once `batch` batches of the run are done."""
     per_epoch = position.batches_per_epoch
     if per_epoch is None:
@@ -185,7 +213,7 @@ def _windows(position: Position, batch: int, *, full: bool = False) -> int:
 
     def of_epoch(epoch: int) -> int:
         size = min(_accumulation_in(position, epoch), per_epoch)
-        return per_epoch // size if full else math.ceil(per_epoch / size)
+        return alike_batches(per_epoch, size, position) // size if full else math.ceil(per_epoch / size)
 
     epochs, rest = divmod(batch, per_epoch)
     starts = [start for start in sorted(position.accumulation) if start < epochs]
@@ -205,10 +233,12 @@ def _validation_batches(position: Position, now: int, end: int | None) -> int | 
     if math.isinf(validation.every_batches) and position.batches_per_epoch is None:
         return None
     already = now - 1 if validation.is_due and now > 0 else now
-    return validation.batches * (_validations(position, validation, end) - _validations(position, validation, already))
+    return validation.batches * (
+        validations_done(position, validation, end) - validations_done(position, validation, already)
+    )
 
 
-def _validations(position: Position, validation: Validation, batch: int) -> int:
+def validations_done(position: Position, validation: Validation, batch: int) -> int:
     """Validation runs that are done once `batch` batches of the run are done."""
     per_epoch = position.batches_per_epoch
     if validation.every_batches is None:

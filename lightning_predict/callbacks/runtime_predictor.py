@@ -1,8 +1,8 @@
 # ruff: noqa: ARG002 (hooks have the arguments that Lightning gives them)
 """`RuntimePredictor`: how long this very run would take, and cost, on other GPUs, said while it trains.
 
-The first steps are timed, one is recorded, and before the next batch begins the predictions are logged and printed;
-from then on the callback does nothing. Example::
+The first steps are timed, one is recorded, and before the next batch begins the predictions are logged and printed.
+From then on the callback does nothing but to wait for the first checkpoint, and for the end. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import RuntimePredictor
@@ -19,13 +19,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_predict.callbacks.arguments import check_steps
+from lightning_predict.callbacks.aftermath import Outcome
+from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, samples_of, warn
 from lightning_predict.callbacks.cost_budget import CostBudget
+from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.guard import harmless
-from lightning_predict.callbacks.recorders import Pace, Session, StepRecorder, ValidationRecorder
-from lightning_predict.callbacks.remaining import remaining, workload
-from lightning_predict.callbacks.showing import show
+from lightning_predict.callbacks.predicting import Question
+from lightning_predict.callbacks.recorders import Session, StepRecorder, ValidationRecorder
+from lightning_predict.callbacks.remaining import Moment, remaining
+from lightning_predict.callbacks.showing import log_values, show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, position_of, reason_for_no_extras
 from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
 from lightning_predict.cost.quotes import check_price
@@ -33,7 +36,7 @@ from lightning_predict.errors import CaptureError, WeightsNotFoundError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import check_method
-from lightning_predict.prediction import check_gpus, predict_workload
+from lightning_predict.prediction import check_gpus
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.tracing.environment import has_compiled_code
 from lightning_predict.tracing.records import Trace
@@ -58,22 +61,28 @@ class RuntimePredictor(Callback):
         weights: File or folder of model weights; None takes those that come with the package.
         method: How kernels are predicted: `auto`, `mlp` or `wave`.
         usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
-        print_table: Print the table of predictions.
+        print_table: Print the table of predictions and the ranking below it.
+        deadline_hours: Time that the rest of the run may take; the ranking names the cheapest GPU within it.
+        batches_per_epoch: Batches of an epoch on one process, where the loader has no length.
+        samples_per_epoch: The same in samples, over all processes.
+        learn_from_history: Let earlier runs of the same model on the same GPU correct predictions, and remember this
+            one (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's folder for data).
 
     Attributes:
         predictions: What was predicted; None before the capture.
+        outcome: Predicted against actual; None before the end of training.
 
     Raises:
         UnknownGpuError: A name that the catalogue does not hold.
-        InvalidArgumentError: No GPUs, a number of steps below 1, an unknown method or a price that is not positive.
+        InvalidArgumentError: No GPUs, a number of steps below 1, an unknown method, a price or a deadline that is not
+            positive, or two lengths of an epoch.
         WeightsNotFoundError: `weights` does not exist.
     """
 
     _is_active: bool = False
     _steps: StepRecorder | None = None
     _validation: ValidationRecorder | None = None
-    _trace: Trace | None = None
-    _pace: Pace = Pace()
+    _follow_up: FollowUp | None = None
 
     def __init__(
         self,
@@ -85,11 +94,17 @@ class RuntimePredictor(Callback):
         method: str = "auto",
         usd_per_hour: float | dict[str, float] | None = None,
         print_table: bool = True,
+        deadline_hours: float | None = None,
+        batches_per_epoch: int | None = None,
+        samples_per_epoch: int | None = None,
+        learn_from_history: bool = True,
     ) -> None:
         check_steps("warmup_steps", warmup_steps)
         check_steps("capture_steps", capture_steps)
         check_method(method)
         check_price(usd_per_hour)
+        check_amount("deadline_hours", deadline_hours)
+        check_epoch(batches_per_epoch, samples_per_epoch)
         if weights is not None and not Path(weights).exists():
             raise WeightsNotFoundError(
                 f"weights={weights!r} does not exist; give a file or folder of weights, or leave it out for the "
@@ -104,7 +119,12 @@ class RuntimePredictor(Callback):
         self.method = method
         self.usd_per_hour = usd_per_hour
         self.print_table = print_table
+        self.deadline_hours = deadline_hours
+        self.batches_per_epoch = batches_per_epoch
+        self.samples_per_epoch = samples_per_epoch
+        self.learn_from_history = learn_from_history
         self.predictions: Predictions | None = None
+        self.outcome: Outcome | None = None
 
     @harmless
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -112,7 +132,7 @@ class RuntimePredictor(Callback):
         if stage != "fit":
             return
         self._rest()
-        self.predictions = None
+        self.predictions = self.outcome = None
         mode = reason_for_no_extras(trainer)
         if mode is not None:
             warn(f"RuntimePredictor does nothing under Trainer({mode}); leave that out to get predictions.")
@@ -123,6 +143,7 @@ class RuntimePredictor(Callback):
             def new_session() -> Session:
                 return CaptureSession(device=device, model=pl_module, optimizers=())
 
+            self._follow_up = FollowUp(self._question())
             self._validation = ValidationRecorder(
                 clock=device_clock(device), new_session=new_session, records_first=not has_compiled_code(pl_module)
             )
@@ -153,12 +174,16 @@ class RuntimePredictor(Callback):
     @harmless
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Workers that start are not a wait for a batch."""
+        if self._follow_up is not None:
+            self._follow_up.hook_begins()
         if self._steps is not None:
             self._steps.pause()
 
     @harmless
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nor is what an epoch ends with."""
+        if self._follow_up is not None:
+            self._follow_up.hook_begins()
         if self._steps is not None:
             self._steps.pause()
 
@@ -167,10 +192,15 @@ class RuntimePredictor(Callback):
         """Nor is a checkpoint, which another callback may write before this one is told that the batch has ended."""
         if self._steps is not None:
             self._steps.watch.pause()
+        if self._follow_up is not None:
+            self._follow_up.checkpoint_is_collected()
 
     @harmless
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Time or record the step that begins."""
+        follow_up = self._follow_up
+        if follow_up is not None and follow_up.hook_begins(batch_was_fetched=True):
+            self._predict(trainer, pl_module, follow_up, "batch start")
         if self._steps is None:
             return
         position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
@@ -186,13 +216,15 @@ class RuntimePredictor(Callback):
         if self._steps is None:
             return
         trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples_of(batch))
-        if trace is not None:
-            self._pace, self._steps = self._steps.pace, None
-            self._predict(trainer, pl_module, trace, self._pace)
+        if trace is not None and self._follow_up is not None:
+            pace, self._steps = self._steps.pace, None
+            self._predict(trainer, pl_module, self._follow_up, "batch end", trace=trace, pace=pace)
 
     @harmless
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nor is validation."""
+        if self._follow_up is not None:
+            self._follow_up.hook_begins()
         if self._steps is not None:
             self._steps.pause()
         if self._validation is not None:
@@ -224,8 +256,11 @@ class RuntimePredictor(Callback):
     @harmless
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict again where validation had to be estimated and has now been recorded."""
-        if self._trace is not None and self._validation is not None and self._validation.is_done:
-            self._predict(trainer, pl_module, self._trace, self._pace, validation_is_due=False)
+        follow_up = self._follow_up
+        if follow_up is None:
+            return
+        if follow_up.has_predicted and self._validation is not None and self._validation.is_done:
+            self._predict(trainer, pl_module, follow_up, "validation end")
 
     @harmless
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -237,6 +272,8 @@ class RuntimePredictor(Callback):
                 f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
                 f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
             )
+        if self._follow_up is not None:
+            self._look_back(trainer, self._follow_up)
         self._rest()
 
     @harmless
@@ -256,27 +293,41 @@ class RuntimePredictor(Callback):
         warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
 
     def _predict(
-        self, trainer: Trainer, pl_module: LightningModule, trace: Trace, pace: Pace, *, validation_is_due: bool = True
+        self, trainer: Trainer, pl_module: LightningModule, follow_up: FollowUp, moment: Moment, **given: Any
     ) -> None:
-        """Predict, show, and stay on only for a validation that is still to be recorded."""
-        position = position_of(
-            trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=pace, validation_is_due=validation_is_due
-        )
+        """Predict, show, and go on recording only a validation that is still to come."""
         validation = self._validation_trace()
-        self.predictions = predict_workload(
-            trace,
-            self.gpus,
-            workload=workload(remaining(position), position, batches_per_window=trace.batches, samples=trace.samples),
-            validation=validation,
-            method=self.method,
-            usd_per_hour=self.usd_per_hour,
-            weights=self.weights,
+        self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
+        show(
+            self.predictions,
+            trainer,
+            pl_module,
+            with_table=self.print_table,
+            deadline_hours=self.deadline_hours,
         )
-        show(self.predictions, trainer, pl_module, with_table=self.print_table)
-        if validation is None and self._validation is not None and trainer.enable_validation:
-            self._trace = trace
-        else:
-            self._rest()
+        if validation is not None or not trainer.enable_validation:
+            self._validation = None
+
+    def _question(self) -> Question:
+        return Question(
+            gpus=self.gpus,
+            method=self.method,
+            weights=self.weights,
+            usd_per_hour=self.usd_per_hour,
+            batches_per_epoch=self.batches_per_epoch,
+            samples_per_epoch=self.samples_per_epoch,
+            learns=self.learn_from_history,
+        )
+
+    def _look_back(self, trainer: Trainer, follow_up: FollowUp) -> None:
+        """Say what the run took beside what was predicted."""
+        self.outcome = follow_up.look_back(trainer)
+        if self.outcome is None:
+            return
+        rank_zero_info(f"RuntimePredictor: {self.outcome.sentence}.")
+        for refusal in log_values(trainer, "predict", self.outcome.metrics()):
+            warn(refusal)
+        follow_up.remember(self.outcome)
 
     def _validation_trace(self) -> Trace | None:
         """The recorded validation batch; without one, validation is estimated, and the table says so."""
@@ -293,7 +344,7 @@ class RuntimePredictor(Callback):
         """Forget everything but the predictions, with nothing left recording."""
         recorders = (self._steps, self._validation)
         self._is_active = False
-        self._steps = self._validation = self._trace = None
+        self._steps = self._validation = self._follow_up = None
         for recorder in recorders:
             if recorder is not None:
                 recorder.stop()

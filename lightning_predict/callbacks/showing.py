@@ -11,30 +11,44 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lightning_predict.callbacks.bases import rank_zero_info, warn
+from lightning_predict.reports.format import markdown_text
+from lightning_predict.reports.logged_tables import LoggedTable, log_table, ranking_table
 from lightning_predict.reports.loggers import log_predictions, write_json
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import rank, ranking_lines
 from lightning_predict.reports.table import PLAIN_WIDTH, print_table
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
-def show(predictions: Predictions, trainer: Trainer, pl_module: LightningModule, *, with_table: bool) -> None:
-    """Print the table, and log the predictions at the current step, or write them to a file without a logger.
+def show(
+    predictions: Predictions,
+    trainer: Trainer,
+    pl_module: LightningModule,
+    *,
+    with_table: bool,
+    deadline_hours: float | None = None,
+) -> None:
+    """Print the table and the ranking, and log both at the current step, or write a file where there is no logger.
 
     Args:
         predictions: What to show.
         trainer: The Trainer that is fitting; its `default_root_dir` takes the file.
         pl_module: The module that it fits, whose `print` keeps the progress bar whole.
         with_table: Whether to print.
+        deadline_hours: Time that the run may take, for the ranking.
 
     Raises:
         InvalidArgumentError: There is no logger, and `default_root_dir` is remote.
         OSError: The file cannot be written.
     """
+    ranking, step = rank(predictions, deadline_hours=deadline_hours), trainer.global_step
     if with_table:
         pl_module.print(table_text(predictions))
-    for warning in log_predictions(trainer.loggers, predictions, step=trainer.global_step):
+        pl_module.print("\n".join(ranking_lines(ranking)) + "\n")
+    refusals = log_predictions(trainer.loggers, predictions, step=step)
+    for warning in (*refusals, *log_table(trainer.loggers, ranking_table(ranking), step=step)):
         warn(warning)
     if not trainer.loggers:
         path = write_json(predictions, trainer.default_root_dir)
@@ -64,6 +78,27 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
         except Exception as error:  # A logger is code (and often a network) of other people.
             refusals.append(f"{type(logger).__name__} did not take {group}: {type(error).__name__}: {error}")
     return refusals
+
+
+def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str]:
+    """Log an event with its reason in words to the loggers that take words, on rank zero.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        group: Put before the event's name.
+        event: One word.
+        reason: A sentence.
+
+    Returns:
+        A sentence for every logger that did not take it.
+    """
+    table = LoggedTable(
+        key=f"{group}/{event}",
+        columns=("event", "step", "reason"),
+        rows=((event, trainer.global_step, reason),),
+        markdown=f"**{event}** at step {trainer.global_step}: {markdown_text(reason)}",
+    )
+    return list(log_table(trainer.loggers, table, step=trainer.global_step)) if trainer.is_global_zero else []
 
 
 def table_text(predictions: Predictions) -> str:

@@ -8,21 +8,29 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence, Sized
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_predict.callbacks.bases import ACCUMULATION_SCHEDULERS, TIMERS
+from lightning_predict.callbacks.bases import ACCUMULATION_SCHEDULERS, MODEL_CHECKPOINTS, TIMERS
+from lightning_predict.callbacks.checkpoints import Saving
 from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.remaining import Position, Validation
+from lightning_predict.callbacks.remaining import Moment, Position, Validation
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.scaling.records import Loader
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 Answer = TypeVar("Answer")
+
+STALL_SHARE: Final = 0.1
+"""Wait for a batch that workers make, over the time of a batch, from which on the workers are taken to be too slow;
+below it, a wait is the hand-over of a batch that was ready."""
 
 
 def position_of(
@@ -30,7 +38,8 @@ def position_of(
     *,
     batches_done: int,
     pace: Pace,
-    validation_is_due: bool = True,
+    moment: Moment = "batch end",
+    batches_per_epoch: int | None = None,
 ) -> Position:
     """Where the fit stands; to be called in the hooks around a training batch, when all of it is known.
 
@@ -38,18 +47,22 @@ def position_of(
         trainer: A Trainer that is fitting.
         batches_done: Batches of this epoch that are done.
         pace: How windows went by so far.
-        validation_is_due: The validation after the last batch done, if any, has not run yet.
+        moment: The hook that asks.
+        batches_per_epoch: What the user says, for a loader without a length.
     """
+    length = _finite(trainer.num_training_batches)
     return Position(
         epoch=trainer.current_epoch,
         batches_done=batches_done,
-        batches_per_epoch=_finite(trainer.num_training_batches),
+        batches_per_epoch=batches_per_epoch if length is None else length,
         max_epochs=_limit(trainer.max_epochs),
         optimizer_steps_done=trainer.global_step,
         max_steps=_limit(trainer.max_steps),
         accumulation=_accumulation(trainer) if pace.batches_per_window is None else {0: pace.batches_per_window},
         steps_per_window=pace.steps_per_window,
-        validation=_validation(trainer, is_due=validation_is_due),
+        validation=_validation(trainer, is_due=moment == "batch end"),
+        moment=moment,
+        last_batch_share=_last_batch_share(trainer),
         may_end_earlier=bool(trainer.early_stopping_callbacks) or seconds_left(trainer) is not None,
     )
 
@@ -98,6 +111,34 @@ def answer_of_rank_zero(trainer: Trainer, ask: Callable[[], Answer]) -> Answer:
     return cast(Answer, answer)
 
 
+def savings_of(trainer: Any) -> list[Saving]:
+    """When the ModelCheckpoint callbacks write."""
+    found = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, MODEL_CHECKPOINTS)]
+    return [_saving(trainer, callback) for callback in found]
+
+
+def loader_of(trainer: Any, waits: Sequence[float], *, step_seconds: float, batches_per_step: int) -> Loader:
+    """What is known of the loader from the waits for its batches.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        waits: Seconds from the end of a batch to the beginning of the next.
+        step_seconds: Of a step, waits excluded.
+        batches_per_step: Batches of that step.
+    """
+    if not waits:
+        return Loader()
+    wait, batch = statistics.mean(waits), step_seconds / batches_per_step
+    if _has_workers(trainer) and wait > STALL_SHARE * batch:
+        return Loader(seconds_per_batch=batch + wait, overlaps=True)
+    return Loader(seconds_per_batch=wait)
+
+
+def resumes_data(trainer: Any) -> bool:
+    """Every loader can go on within an epoch: it has `state_dict` and `load_state_dict`."""
+    return all(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in _loaders(trainer))
+
+
 def seconds_left(trainer: Trainer) -> float | None:
     """Seconds until the time limit of the fit (`max_time` or a Timer); None without one."""
     timers = (callback for callback in callbacks_of(trainer) if isinstance(callback, TIMERS))
@@ -123,6 +164,51 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 def _finite(number: float) -> int | None:
     return None if math.isinf(number) else int(number)
+
+
+def _saving(trainer: Any, callback: Any) -> Saving:
+    """A ModelCheckpoint keeps when it writes to itself; its names for it have been the same since Lightning 1.6."""
+    is_validated = trainer.enable_validation and sum(trainer.num_val_batches) != 0
+    # Its own rule; where it waits for a validation that there is none of, it never writes.
+    at_validation = trainer.check_val_every_n_epoch != 1 or (is_validated and trainer.val_check_interval != 1.0)
+    own_choice, best = callback._save_on_train_epoch_end, callback.save_top_k != 0
+    return Saving(
+        every_steps=callback._every_n_train_steps,
+        every_epochs=callback._every_n_epochs,
+        at_validation=at_validation if own_choice is None else not own_choice,
+        by_the_clock=callback._train_time_interval is not None,
+        files=int(best) + int(callback.save_last is True or (bool(callback.save_last) and not best)),  # or a link
+    )
+
+
+def _loaders(trainer: Any) -> list[Any]:
+    """The training loaders, whichever way several are combined."""
+    leaves = torch.utils._pytree.tree_leaves(trainer.train_dataloader)
+    return [loader for loader in leaves if loader is not None]
+
+
+def _has_workers(trainer: Any) -> bool:
+    loaders = _loaders(trainer)
+    return bool(loaders) and all(getattr(loader, "num_workers", 0) > 0 for loader in loaders)
+
+
+def _last_batch_share(trainer: Any) -> float:
+    """Samples of an epoch's last batch over those of the others; 1 where it is not known to be smaller."""
+    loaders = _loaders(trainer)
+    if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
+        return 1.0
+    (loader,) = loaders
+    if (
+        loader.batch_size is None
+        or not isinstance(loader.sampler, Sized)
+        or loader.drop_last
+        or isinstance(loader.dataset, IterableDataset)
+    ):
+        return 1.0
+    if trainer.num_training_batches != len(loader):
+        return 1.0  # The limit cuts the last one off.
+    rest = len(loader.sampler) % loader.batch_size
+    return rest / loader.batch_size if rest else 1.0
 
 
 def _limit(number: int | None) -> int | None:

@@ -97,6 +97,11 @@ class Prediction:
         total_seconds_high: Upper end of its 90 % interval.
         validation_seconds: Validation's part of `total_seconds`.
         validation_is_estimated: Validation's time is the forward share of a training step.
+        cycle_seconds: A step with its wait for the loader.
+        epoch_seconds: Training of one epoch.
+        loader_seconds: What the loader takes for the batches of a step; where it is the longer, it bounds the step.
+        checkpoint_seconds: The part of `total_seconds` in which checkpoints are written.
+        checkpoint_is_estimated: That part follows from the size of the state, and was not timed.
         at_most: The run may end earlier.
         samples_per_second: Throughput of one GPU.
         usd_per_hour: Price.
@@ -121,6 +126,11 @@ class Prediction:
     total_seconds_high: float | None = None
     validation_seconds: float | None = None
     validation_is_estimated: bool = False
+    cycle_seconds: float | None = None
+    epoch_seconds: float | None = None
+    loader_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    checkpoint_is_estimated: bool = False
     at_most: bool = False
     samples_per_second: float | None = None
     usd_per_hour: float | None = None

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Final, Literal, final
 
 from lightning_predict.cost.records import Prediction
-from lightning_predict.reports.footnotes import IN_USE_MARK, coverage_note, in_use_note, interval_note, total_notes
+from lightning_predict.reports.footnotes import (
+    IN_USE_MARK,
+    coverage_note,
+    in_use_note,
+    interval_note,
+    is_bound_by_loader,
+    loader_note,
+    total_notes,
+)
 from lightning_predict.reports.format import duration, gibibytes, milliseconds, milliseconds_interval, share, usd
 from lightning_predict.reports.predictions import Predictions
 
@@ -77,6 +85,8 @@ def _fits(prediction: Prediction) -> str | None:
 
 
 def _bound_by(prediction: Prediction) -> str:
+    if is_bound_by_loader(prediction):
+        return "loader"
     return "host" if prediction.host_seconds > prediction.device_seconds else "device"
 
 
@@ -95,7 +105,7 @@ COLUMNS: Final = (
     Column(header="cost", cell=_cost, justify="right"),
     Column(header="memory\n(GiB)", cell=_memory, justify="right", gives_way=3),
     Column(header="fits", cell=_fits),
-    Column(header="bound\nby", cell=_bound_by, gives_way=2),
+    Column(header="bound\nby", cell=_bound_by, gives_way=2, notes=loader_note),
     Column(header="covered by", cell=_covered_by, gives_way=1, breaks=True, notes=coverage_note),
 )
 

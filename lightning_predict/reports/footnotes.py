@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from lightning_predict.reports.format import milliseconds, usd_per_hour
+from lightning_predict.cost.records import Prediction
+from lightning_predict.reports.format import duration, milliseconds, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 
 IN_USE_MARK: Final = "*"
+
+SHARE_TO_MENTION: Final = 0.01
+"""Share of a total from which on what it is for is said."""
 
 _METHODS: Final = {
     "mlp": "a trained model of the operation",
@@ -49,6 +53,43 @@ def total_notes(predictions: Predictions) -> Iterable[str]:
         yield "≤: the run may end earlier."
     if any(prediction.validation_is_estimated for prediction in predictions.values()):
         yield "Total: the time of validation is estimated from the forward part of a training step."
+    writing = [one for one in predictions.values() if _checkpoint_share(one) >= SHARE_TO_MENTION]
+    if writing:
+        how = ", estimated from their size" if any(one.checkpoint_is_estimated for one in writing) else ""
+        yield f"Total: {duration(max(one.checkpoint_seconds or 0.0 for one in writing))} for checkpoints{how}."
+
+
+def _checkpoint_share(prediction: Prediction) -> float:
+    if not prediction.total_seconds or prediction.checkpoint_seconds is None:
+        return 0.0
+    return prediction.checkpoint_seconds / prediction.total_seconds
+
+
+def is_bound_by_loader(prediction: Prediction) -> bool:
+    """The loader takes longer for the batches of a step than the step computes."""
+    return (prediction.loader_seconds or 0.0) > prediction.iteration_seconds
+
+
+def loader_note(predictions: Predictions) -> Iterable[str]:
+    """What the loader takes, where it is the limit."""
+    bound = [prediction.loader_seconds or 0.0 for prediction in predictions.values() if is_bound_by_loader(prediction)]
+    if bound:
+        yield (
+            f"Bound by loader: it takes {milliseconds(max(bound))} ms for the batches of an iteration on any GPU, so a "
+            "faster one hardly helps; the total counts it. More workers may."
+        )
+
+
+def unknown_length_note(predictions: Predictions) -> Iterable[str]:
+    """What a thousand steps and an epoch take where the length of the run is not known."""
+    known = [one for one in predictions.values() if one.total_seconds is None and one.cycle_seconds is not None]
+    if not known:
+        return
+    thousand = [f"{one.gpu} {duration(1000 * (one.cycle_seconds or 0.0))}" for one in known]
+    yield f"The length of this run is not known. 1,000 steps of training take: {', '.join(thousand)}."
+    epochs = [f"{one.gpu} {duration(one.epoch_seconds)}" for one in known if one.epoch_seconds is not None]
+    if epochs:
+        yield f"An epoch of training takes: {', '.join(epochs)}."
 
 
 def coverage_note(predictions: Predictions) -> Iterable[str]:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.reports.columns import GAP, Column, Grid, grid
-from lightning_predict.reports.footnotes import prediction_notes, price_notes
+from lightning_predict.reports.footnotes import prediction_notes, price_notes, unknown_length_note
 from lightning_predict.reports.format import markdown_text
 from lightning_predict.reports.predictions import Predictions
 
@@ -94,6 +94,7 @@ def _notes(predictions: Predictions, shown: Grid) -> Iterable[str]:
     for column in shown.columns:
         if column.notes is not None:
             yield from column.notes(predictions)
+    yield from unknown_length_note(predictions)
     yield from price_notes(predictions)
     yield from prediction_notes(predictions)
     if shown.unknown:

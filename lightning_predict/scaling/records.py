@@ -4,6 +4,8 @@ Example::
 
     >>> Workload(training_iterations=1000, validation_iterations=50).training_iterations
     1000
+    >>> Loader(seconds_per_batch=0.3, overlaps=True).paced(0.2, batches=1)
+    0.3
 """
 
 from __future__ import annotations
@@ -14,21 +16,100 @@ from typing import final
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """How long a batch keeps training waiting; the same on every GPU, as the host fetches it.
+
+    What can be measured from a Trainer is the wait between the end of a batch and the beginning of the next. Without
+    workers that wait is the whole work of the loader, and adds to every step. With workers a batch is made while the
+    step runs: a wait means that the loader is the slower of the two, and then it makes one batch in the time of a step
+    and its wait. Where there is no wait, the rate of the workers is hidden behind the step and stays unknown, so that a
+    much faster GPU may turn out to wait for them all the same.
+
+    Attributes:
+        seconds_per_batch: Wait for a batch; where `overlaps`, the time in which the workers make one.
+        overlaps: Batches are made while the step runs, so that the longer of both counts, and not their sum.
+    """
+
+    seconds_per_batch: float = 0.0
+    overlaps: bool = False
+
+    def paced(self, seconds: float, *, batches: float) -> float:
+        """Time of so many batches that compute for `seconds`, the loader included."""
+        loading = self.seconds_per_batch * batches
+        return max(seconds, loading) if self.overlaps else seconds + loading
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Training batches and the optimizer updates among them, where not every batch and not every window is whole.
+
+    Attributes:
+        windows: Optimizer updates (accumulation windows), the short ones at the ends of epochs included.
+        batches: Batches; the uneven ones included.
+        uneven: Batches at the ends of epochs that hold fewer samples.
+        uneven_share: Samples of such a batch over those of a whole one.
+    """
+
+    windows: int
+    batches: int
+    uneven: int = 0
+    uneven_share: float = 1.0
+
+    @property
+    def whole(self) -> float:
+        """How many whole batches hold as many samples."""
+        return self.batches - self.uneven * (1.0 - self.uneven_share)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Checkpoint files that are still to be written; the host writes them, so they take as long on every GPU.
+
+    Attributes:
+        count: Files; None where unknown.
+        seconds: Time of one; None where unknown.
+        is_estimated: `seconds` follows from the size of the state, and none was timed.
+    """
+
+    count: int | None = 0
+    seconds: float | None = None
+    is_estimated: bool = True
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Time of all; None where unknown."""
+        if self.count == 0:
+            return 0.0
+        return None if self.count is None or self.seconds is None else self.count * self.seconds
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Steps still to come.
 
     Attributes:
         training_iterations: Training steps (accumulation windows) still to come; None where the length is unknown.
+        training: The same in batches, where short windows and uneven batches are known; None: all steps are whole.
         training_iterations_per_epoch: Steps of one epoch; None where unknown.
+        epoch: One epoch in batches; None where unknown.
         validation_iterations: Validation batches still to come; None where unknown.
         samples_per_iteration: Samples of one training step on one GPU; None where unknown.
+        loader: Waits for batches.
+        checkpoints: Checkpoints still to be written.
         at_most: The run may end earlier (early stopping, a time limit).
     """
 
     training_iterations: int | None = None
+    training: Batches | None = None
     training_iterations_per_epoch: int | None = None
+    epoch: Batches | None = None
     validation_iterations: int | None = 0
     samples_per_iteration: int | None = None
+    loader: Loader = Loader()
+    checkpoints: Checkpoints = Checkpoints()
     at_most: bool = False
 
 
@@ -39,11 +120,17 @@ class Run:
 
     Attributes:
         gpu: Name of the GPU.
-        training_seconds: Of all training steps still to come; None where their number is unknown.
+        training_seconds: Of all training steps still to come, waits for the loader included; None where their number is
+            unknown.
         validation_seconds: Of all validation batches still to come; None where their number or time is unknown.
-        total_seconds: Both together, the known part of it; None where the number of training steps is unknown.
+        total_seconds: All together, the known part of it; None where the number of training steps is unknown.
         total_low_seconds: Lower end of the 90 % interval.
         total_high_seconds: Upper end of the 90 % interval.
+        cycle_seconds: From the beginning of a step to the beginning of the next: the step and its wait for the loader.
+        epoch_seconds: Training of one epoch; None where its length is unknown.
+        loader_seconds: What the loader takes for the batches of one step; hidden behind the step where it overlaps.
+        checkpoint_seconds: Of all checkpoints still to come; None where unknown.
+        checkpoint_is_estimated: No checkpoint was timed.
         validation_is_estimated: The time of a validation batch comes from the forward share of a training step.
         at_most: The run may end earlier.
     """
@@ -54,5 +141,10 @@ class Run:
     total_seconds: float | None
     total_low_seconds: float | None
     total_high_seconds: float | None
+    cycle_seconds: float
+    epoch_seconds: float | None = None
+    loader_seconds: float = 0.0
+    checkpoint_seconds: float | None = 0.0
+    checkpoint_is_estimated: bool = False
     validation_is_estimated: bool = False
     at_most: bool = False

@@ -1,4 +1,4 @@
-"""From one step to the rest of the run: training steps and validation batches still to come.
+"""From one step to the rest of the run: training, validation, waits for the loader and checkpoints still to come.
 
 Example::
 
@@ -12,43 +12,83 @@ Example::
 
 from __future__ import annotations
 
-from lightning_predict.scaling.records import Run, Workload
+from lightning_predict.scaling.records import Batches, Run, Workload
 from lightning_predict.timeline.records import Iteration
 
 
 def run_of(step: Iteration, workload: Workload, validation: Iteration | None = None, *, batches: int = 1) -> Run:
     """Time of the run still to come on the step's GPU.
 
+    The step's own interval scales training and validation; what the host does (loader, checkpoints) was measured, or
+    is the same on every GPU, and is added as it is.
+
     Args:
         step: One training step.
-        workload: Steps still to come.
+        workload: What is still to come.
         validation: One validation batch; None takes the forward share of one training batch instead.
-        batches: Batches of one training step, so that the forward share is that of one batch.
+        batches: Batches of one training step.
     """
-    count = workload.validation_iterations
-    one_validation = step.forward_seconds / batches if validation is None else validation.seconds
-    if workload.training_iterations is None:
-        return Run(
-            gpu=step.gpu,
-            training_seconds=None,
-            validation_seconds=None,
-            total_seconds=None,
-            total_low_seconds=None,
-            total_high_seconds=None,
-            validation_is_estimated=validation is None and count != 0,
-            at_most=workload.at_most,
-        )
-    training = workload.training_iterations * step.seconds
-    validating = None if count is None else count * one_validation
-    total = training + (validating or 0.0)
+    low, high = step.low_seconds / step.seconds, step.high_seconds / step.seconds
+    validating = _validation_seconds(step, workload, validation, batches)
+    writing = workload.checkpoints.total_seconds
+    training = _training(workload, batches)
+
+    def total(ratio: float) -> float | None:
+        if training is None:
+            return None
+        return _paced(step, training, workload, batches, ratio) + (validating or 0.0) * ratio + (writing or 0.0)
+
     return Run(
         gpu=step.gpu,
-        training_seconds=training,
-        validation_seconds=validating,
-        total_seconds=total,
+        training_seconds=None if training is None else _paced(step, training, workload, batches),
+        validation_seconds=None if training is None else validating,
+        total_seconds=total(1.0),
         # Validation runs the same kernels: its relative error is taken to be that of the step.
-        total_low_seconds=total * step.low_seconds / step.seconds,
-        total_high_seconds=total * step.high_seconds / step.seconds,
-        validation_is_estimated=validation is None and count != 0,
+        total_low_seconds=total(low),
+        total_high_seconds=total(high),
+        cycle_seconds=workload.loader.paced(step.seconds, batches=batches),
+        epoch_seconds=None if workload.epoch is None else _paced(step, workload.epoch, workload, batches),
+        loader_seconds=workload.loader.seconds_per_batch * batches,
+        checkpoint_seconds=writing,
+        checkpoint_is_estimated=workload.checkpoints.is_estimated and bool(writing),
+        validation_is_estimated=validation is None and workload.validation_iterations != 0,
         at_most=workload.at_most,
     )
+
+
+def training_seconds(step: Iteration, work: Batches, *, batches_per_step: int) -> float:
+    """Time that the batches compute.
+
+    An update takes its share of a step whatever the window holds; the rest of a step goes by batches. A batch with
+    fewer samples takes its share of the device's time, but no less than the host needs to launch it.
+
+    Args:
+        step: One whole step.
+        work: The batches.
+        batches_per_step: Batches of that step.
+    """
+    update = step.seconds * min(1.0, step.optimizer_seconds / step.device_seconds) if step.device_seconds > 0 else 0.0
+    batch = (step.seconds - update) / batches_per_step
+    launching = min(batch, step.host_seconds / batches_per_step)
+    uneven = max(batch * work.uneven_share, launching)
+    return work.windows * update + (work.batches - work.uneven) * batch + work.uneven * uneven
+
+
+def _paced(step: Iteration, work: Batches, workload: Workload, batches: int, ratio: float = 1.0) -> float:
+    computing = training_seconds(step, work, batches_per_step=batches) * ratio
+    return workload.loader.paced(computing, batches=work.whole)
+
+
+def _training(workload: Workload, batches: int) -> Batches | None:
+    """The batches still to come; whole windows where nothing else is known."""
+    if workload.training is not None or workload.training_iterations is None:
+        return workload.training
+    return Batches(windows=workload.training_iterations, batches=workload.training_iterations * batches)
+
+
+def _validation_seconds(
+    step: Iteration, workload: Workload, validation: Iteration | None, batches: int
+) -> float | None:
+    count = workload.validation_iterations
+    one = step.forward_seconds / batches if validation is None else validation.seconds
+    return None if count is None else count * one

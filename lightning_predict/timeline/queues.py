@@ -197,7 +197,10 @@ def _iteration(
     if measured:
         seconds, low, high = statistics.median(measured), min(measured), max(measured)
     total = float(timed.seconds[row].sum())
-    forward = np.array([phase == "forward" for phase in timed.phases], dtype=bool)
+
+    def seconds_of(phase: str) -> float:
+        return float(timed.seconds[row][np.array([own == phase for own in timed.phases], dtype=bool)].sum())
+
     shares = {name: float((share[row] * timed.seconds[row]).sum()) for name, share in timed.shares.items()}
     return Iteration(
         gpu=gpu,
@@ -207,7 +210,8 @@ def _iteration(
         device_seconds=float(simulated.active_seconds[row]),
         host_seconds=simulated.host_seconds,
         coverage={name: share / total for name, share in shares.items() if share > 0} if total else {},
-        forward_seconds=float(timed.seconds[row][forward].sum()),
+        forward_seconds=seconds_of("forward"),
+        optimizer_seconds=seconds_of("optimizer"),
         notes=notes,
     )
 

@@ -31,6 +31,7 @@ class Iteration:
         host_seconds: Time that the host needs to launch all of it.
         coverage: Share of the device time by method; sums to 1. Methods: `mlp`, `wave`, `roofline`, `measured`.
         forward_seconds: Device time of the forward phase, for estimates of validation.
+        optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
         notes: What was not covered, in words for the user.
     """
 
@@ -42,6 +43,7 @@ class Iteration:
     host_seconds: float
     coverage: Mapping[str, float]
     forward_seconds: float = 0.0
+    optimizer_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property

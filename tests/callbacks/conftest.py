@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.callbacks import runtime_predictor
+from lightning_predict.callbacks import predicting, runtime_predictor
 from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.prediction import predict_workload
 from lightning_predict.scaling.records import Workload
@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         seen.append(Call(trace, workload, validation))
         return predict_workload(trace, gpus, workload=workload, validation=validation, **options)
 
-    monkeypatch.setattr(runtime_predictor, "predict_workload", noting)
+    monkeypatch.setattr(predicting, "predict_workload", noting)
     return seen
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_predict.callbacks import RuntimePredictor, runtime_predictor
+from lightning_predict.callbacks import RuntimePredictor, predicting, runtime_predictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
 from lightning_predict.errors import CaptureError
@@ -93,7 +93,7 @@ def test_a_prediction_that_fails(small: Small, tmp_path: Path, monkeypatch: pyte
     def fails(*args: Any, **options: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(runtime_predictor, "predict_workload", fails)
+    monkeypatch.setattr(predicting, "predict_workload", fails)
     off_and_unharmed(small, tmp_path, "RuntimePredictor is off, and training goes on: ZeroDivisionError: by zero")
 
 

@@ -86,8 +86,8 @@ def test_unknown_lengths(small: Small, tmp_path: Path, calls: list[Call], option
     assert workload.training_iterations_per_epoch == (None if "stream" in options else 4)
 
 
-def test_a_time_limit_alone(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
-    run(lightning, tmp_path, max_time=timedelta(hours=1), callbacks=[stopping_after(lightning, 6)])
+def test_a_time_limit_alone(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    run(small, tmp_path, max_time=timedelta(hours=1), callbacks=[stopping_after(small, 6)])
     assert calls[0].workload.training_iterations is None
     assert calls[0].workload.at_most
 

@@ -1,0 +1,133 @@
+"""`FollowUp`: what comes after the capture: the first prediction, better ones once more is known, and the look back.
+
+A prediction is made again, once each, when validation that had to be estimated was recorded, and when a checkpoint was
+timed whose estimate is a large part of the total. Example::
+
+    follow_up = FollowUp(question)
+    predictions = follow_up.predict(trainer, trace=trace, validation=None, pace=Pace(), moment="batch end")
+    # ... training goes on ...
+    outcome = follow_up.look_back(trainer)
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Final, final
+
+from lightning_predict.callbacks.aftermath import Aftermath, Outcome
+from lightning_predict.callbacks.checkpoints import CheckpointClock
+from lightning_predict.callbacks.predicting import Question, predict_rest
+from lightning_predict.callbacks.recorders import Pace
+from lightning_predict.callbacks.remaining import Moment
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.scaling.history import append_record
+from lightning_predict.tracing.records import Trace
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+DOUBT: Final = 0.05
+"""Share of a total that rests on an estimate of the checkpoints, from which on a timed one is worth predicting anew."""
+
+
+@final
+class FollowUp:
+    """Keeps what a later prediction needs, and for as long as one may come.
+
+    Args:
+        question: What the user wants to know.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, question: Question, *, clock: Callable[[], float] = monotonic) -> None:
+        self._question = question
+        self._clock = clock
+        self._checkpoints: CheckpointClock | None = CheckpointClock()
+        self._aftermath: Aftermath | None = None
+        self._trace: Trace | None = None
+        self._validation: Trace | None = None
+        self._pace = Pace()
+
+    @property
+    def has_predicted(self) -> bool:
+        """The first prediction was made."""
+        return self._trace is not None
+
+    def predict(
+        self,
+        trainer: Trainer,
+        *,
+        trace: Trace | None = None,
+        validation: Trace | None = None,
+        pace: Pace | None = None,
+        moment: Moment,
+    ) -> Predictions:
+        """Predict what is left; what is not given is as it was the last time.
+
+        Args:
+            trainer: The Trainer that is fitting.
+            trace: The recorded step; needed the first time.
+            validation: The recorded validation batch; None where there is none yet.
+            pace: How windows go by.
+            moment: The hook that asks.
+
+        Raises:
+            LightningPredictError: As `predict`.
+        """
+        self._trace, self._validation = trace or self._trace, validation or self._validation
+        self._pace = pace or self._pace
+        if self._trace is None:
+            raise ValueError("Nothing was recorded yet.")
+        answer = predict_rest(
+            trainer,
+            self._question,
+            self._trace,
+            validation=self._validation,
+            pace=self._pace,
+            checkpoint_seconds=None if self._checkpoints is None else self._checkpoints.seconds,
+            moment=moment,
+        )
+        if answer.checkpoint_doubt < DOUBT:
+            self._checkpoints = None  # It is of no consequence, or was timed.
+        if self._aftermath is None and answer.expected is not None:
+            batches = trainer.fit_loop.total_batch_idx + 1
+            self._aftermath = Aftermath(answer.expected, clock=self._clock, batches_seen=batches)
+        return answer.predictions
+
+    def checkpoint_is_collected(self) -> None:
+        """A checkpoint is about to be written."""
+        if self._checkpoints is not None:
+            self._checkpoints.is_collected(self._clock())
+
+    def hook_begins(self, *, batch_was_fetched: bool = False) -> bool:
+        """Some hook is called after a checkpoint may have been written.
+
+        Args:
+            batch_was_fetched: The loader was waited for, too.
+
+        Returns:
+            The prediction is to be made again, with a checkpoint that was timed.
+        """
+        if self._checkpoints is None:
+            return False
+        waits = self._trace.loader_seconds if batch_was_fetched and self._trace is not None else ()
+        self._checkpoints.hook_begins(self._clock(), waited_seconds=statistics.mean(waits) if waits else 0.0)
+        return self.has_predicted and self._checkpoints.seconds is not None
+
+    def look_back(self, trainer: Trainer) -> Outcome | None:
+        """Compare with what was predicted first; None where there is nothing to compare."""
+        if self._aftermath is None:
+            return None
+        return self._aftermath.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
+
+    def remember(self, outcome: Outcome) -> None:
+        """Write down how the run went, where later predictions are to learn from it.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        record = outcome.record() if self._question.learns else None
+        if record is not None:
+            append_record(record)

@@ -1,0 +1,208 @@
+"""From what a fit has shown so far to the predictions of its rest, and what is expected of the machine in use.
+
+Example::
+
+    question = Question(gpus=("T4", "L4"))
+    answer = predict_rest(trainer, question, trace, validation=None, pace=Pace(), checkpoint_seconds=None)
+    answer.predictions["T4"].total_seconds, answer.expected.total_seconds
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, final
+
+from lightning_predict.callbacks.aftermath import Expected
+from lightning_predict.callbacks.budget import FORWARD_SHARE
+from lightning_predict.callbacks.checkpoints import checkpoints_left
+from lightning_predict.callbacks.recorders import Pace
+from lightning_predict.callbacks.remaining import Moment, Position, Remaining, remaining, workload
+from lightning_predict.callbacks.trainer_state import loader_of, position_of, savings_of
+from lightning_predict.prediction import predict_workload
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.scaling.history import fingerprint_of, read_history
+from lightning_predict.scaling.records import Workload
+from lightning_predict.scaling.totals import run_of
+from lightning_predict.timeline.records import Iteration
+from lightning_predict.tracing.records import Trace
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the user wants to know.
+
+    Attributes:
+        gpus: Our names of the GPUs.
+        method: How kernels are predicted.
+        weights: File or folder of weights; None for those that come with the package.
+        usd_per_hour: The user's own price of one GPU.
+        batches_per_epoch: Length of an epoch of a loader that has none; None where not said.
+        samples_per_epoch: The same in samples, over all processes.
+        learns: Earlier runs of the same model count.
+    """
+
+    gpus: tuple[str, ...]
+    method: str = "auto"
+    weights: str | None = None
+    usd_per_hour: float | Mapping[str, float] | None = None
+    batches_per_epoch: int | None = None
+    samples_per_epoch: int | None = None
+    learns: bool = True
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is predicted.
+
+    Attributes:
+        predictions: For the GPUs.
+        expected: For the machine in use; None where no step was timed.
+        checkpoint_doubt: Time of the checkpoints still to come that rests on an estimate, over the shortest total; 0
+            where it is timed, or unknown.
+    """
+
+    predictions: Predictions
+    expected: Expected | None
+    checkpoint_doubt: float
+
+
+def predict_rest(
+    trainer: Trainer,
+    question: Question,
+    trace: Trace,
+    *,
+    validation: Trace | None,
+    pace: Pace,
+    checkpoint_seconds: float | None,
+    moment: Moment = "batch end",
+) -> Answer:
+    """Predict what is left of a fit.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        question: What the user wants to know.
+        trace: The recorded step.
+        validation: The recorded validation batch; None where there is none yet.
+        pace: How windows go by.
+        checkpoint_seconds: Of a checkpoint file as timed; None where none was.
+        moment: The hook that asks.
+
+    Raises:
+        LightningPredictError: As `predict`.
+    """
+    given = _batches_per_epoch(trainer, question, trace)
+    position = position_of(
+        trainer,
+        batches_done=trainer.fit_loop.batch_idx + (moment != "batch start"),
+        pace=pace,
+        moment=moment,
+        batches_per_epoch=given,
+    )
+    left = remaining(position)
+    work = _workload(trainer, trace, position, left, checkpoint_seconds)
+    predictions = predict_workload(
+        trace,
+        question.gpus,
+        workload=work,
+        validation=validation,
+        method=question.method,
+        usd_per_hour=question.usd_per_hour,
+        weights=question.weights,
+        history=read_history() if question.learns else (),
+    )
+    predictions = replace(predictions, notes=(*predictions.notes, *_notes(trainer, given, work)))
+    return Answer(
+        predictions=predictions,
+        expected=_expected(trace, validation, work, left, predictions),
+        checkpoint_doubt=_checkpoint_doubt(predictions),
+    )
+
+
+def _workload(
+    trainer: Trainer, trace: Trace, position: Position, left: Remaining, checkpoint_seconds: float | None
+) -> Workload:
+    step = _measured_step(trace)
+    return replace(
+        workload(left, position, batches_per_window=trace.batches, samples=trace.samples),
+        loader=loader_of(trainer, trace.loader_seconds, step_seconds=step or 0.0, batches_per_step=trace.batches),
+        checkpoints=checkpoints_left(savings_of(trainer), position, seconds=checkpoint_seconds, memory=trace.memory),
+    )
+
+
+def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> int | None:
+    """The epoch's length as the user gave it, where the loader has none."""
+    if not math.isinf(trainer.num_training_batches):
+        return None
+    if question.batches_per_epoch is not None or question.samples_per_epoch is None or trace.samples is None:
+        return question.batches_per_epoch
+    return math.ceil(question.samples_per_epoch * trace.batches / (trace.samples * trainer.world_size))
+
+
+def _notes(trainer: Trainer, given: int | None, work: Workload) -> tuple[str, ...]:
+    """What a total rests on, or leaves out."""
+    notes = []
+    if given is not None:
+        notes.append(f"The loader has no length; an epoch is taken to have {given:,} batches, as you say.")
+    if work.training_iterations is not None and work.checkpoints.total_seconds is None:
+        notes.append("Total: checkpoints are left out, as their number or size is not known beforehand.")
+    if trainer.world_size > 1:
+        notes.append(f"Of {trainer.world_size} processes, this one was recorded.")
+    return tuple(notes)
+
+
+def _measured_step(trace: Trace) -> float | None:
+    return statistics.median(trace.step_seconds) if trace.step_seconds else None
+
+
+def _expected(
+    trace: Trace, validation: Trace | None, work: Workload, left: Remaining, predictions: Predictions
+) -> Expected | None:
+    """The rest of the run on this machine, from its measured steps."""
+    seconds = _measured_step(trace)
+    if seconds is None or seconds <= 0:
+        return None
+    step = _measured(seconds, forward_seconds=FORWARD_SHARE * seconds)
+    check = None if validation is None else _measured_step(validation)
+    run = run_of(step, work, None if check is None else _measured(check), batches=trace.batches)
+    shown = predictions.get(predictions.used_gpu or "")
+    return Expected(
+        gpu=predictions.used_gpu,
+        fingerprint=fingerprint_of(trace),
+        samples=trace.samples,
+        step_seconds=seconds,
+        batch_seconds=run.cycle_seconds / trace.batches,
+        batches=left.batches,
+        total_seconds=run.total_seconds,
+        shown_seconds=None if shown is None else shown.total_seconds,
+        usd_per_hour=None if shown is None else shown.usd_per_hour,
+    )
+
+
+def _measured(seconds: float, *, forward_seconds: float = 0.0) -> Iteration:
+    return Iteration(
+        gpu="this machine",
+        seconds=seconds,
+        low_seconds=seconds,
+        high_seconds=seconds,
+        device_seconds=seconds,
+        host_seconds=0.0,
+        coverage={},
+        forward_seconds=forward_seconds,
+    )
+
+
+def _checkpoint_doubt(predictions: Predictions) -> float:
+    shares = [
+        (one.checkpoint_seconds or 0.0) / one.total_seconds
+        for one in predictions.values()
+        if one.checkpoint_is_estimated and one.total_seconds
+    ]
+    return max(shares, default=0.0)

@@ -1,0 +1,230 @@
+"""History: how earlier runs of the same model went, on disk, so that later predictions learn from it.
+
+A run that has ended leaves one JSON line: a fingerprint of what its step computed, the GPU, the step as measured, and
+the time of the run as predicted and as it was. Example::
+
+    append_record(record)                                     # after a run on a T4
+    records = read_history()
+    correction_for(records, fingerprint_of(trace), step, is_measured=False)   # None without a run like this one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import statistics
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Final, final
+
+import platformdirs
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.scaling.records import Run
+from lightning_predict.timeline.records import Iteration
+from lightning_predict.tracing.records import Trace
+
+HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
+"""Environment variable with the path of the file."""
+
+RUNS_THAT_COUNT: Final = 10
+"""The latest runs of a model on a GPU, of which the median counts."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRecord:
+    """One run that has ended.
+
+    Attributes:
+        fingerprint: Of what a step computes, from `fingerprint_of`.
+        gpu: Name of the GPU in the catalogue.
+        samples: Samples of a step; None where unknown.
+        step_seconds: A step as measured, without waits for the loader.
+        predicted_seconds: The run as predicted.
+        actual_seconds: The run as it was.
+        date: ISO date.
+    """
+
+    fingerprint: str
+    gpu: str
+    samples: int | None
+    step_seconds: float
+    predicted_seconds: float
+    actual_seconds: float
+    date: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What earlier runs say about a prediction.
+
+    Attributes:
+        step: Factor of the step; 1 where it is measured in this run.
+        run: Factor of the run's time, for what a measured step does not show (throttling, pauses); 1 elsewhere.
+        runs: Runs that it rests on.
+    """
+
+    step: float
+    run: float
+    runs: int
+
+    def note(self, gpu: str) -> str:
+        """The correction in words."""
+        runs = "1 earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
+        what, factor = ("step", self.step) if self.run == 1.0 else ("total", self.run)
+        return f"The {what} is corrected by a factor of {factor:.2f}, learnt from {runs} of this model on {gpu}."
+
+    def step_of(self, step: Iteration) -> Iteration:
+        """The step with all of its times corrected."""
+        return replace(
+            step,
+            seconds=step.seconds * self.step,
+            low_seconds=step.low_seconds * self.step,
+            high_seconds=step.high_seconds * self.step,
+            device_seconds=step.device_seconds * self.step,
+            host_seconds=step.host_seconds * self.step,
+            forward_seconds=step.forward_seconds * self.step,
+            optimizer_seconds=step.optimizer_seconds * self.step,
+            notes=(*step.notes, self.note(step.gpu)),
+        )
+
+    def run_of(self, run: Run) -> Run:
+        """The run with its time corrected."""
+        return replace(
+            run,
+            training_seconds=_times(run.training_seconds, self.run),
+            validation_seconds=_times(run.validation_seconds, self.run),
+            total_seconds=_times(run.total_seconds, self.run),
+            total_low_seconds=_times(run.total_low_seconds, self.run),
+            total_high_seconds=_times(run.total_high_seconds, self.run),
+        )
+
+
+def fingerprint_of(trace: Trace) -> str:
+    """A hash of what a step computes: its operations with their shapes and dtypes, and the optimizer's state.
+
+    Of the optimizer only the size of its state counts, as it runs other operations on a GPU than elsewhere.
+    """
+    digest = hashlib.sha256()
+    for operation in trace.operations:
+        if operation.phase in ("forward", "backward"):
+            tensors = [(list(tensor.shape), tensor.dtype) for tensor in operation.inputs]
+            digest.update(json.dumps([operation.name, operation.phase, tensors]).encode())
+    parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
+    rest = [parameters, trace.samples, trace.batches, trace.memory.optimizer_state_bytes, trace.flags.autocast_dtype]
+    digest.update(json.dumps(rest).encode())
+    return digest.hexdigest()[:32]
+
+
+def history_path(path: str | Path | None = None) -> Path:
+    """The file: as given, else from `LIGHTNING_PREDICT_HISTORY`, else in the platform's folder for data."""
+    named = path or os.environ.get(HISTORY_VARIABLE)
+    return Path(named) if named else Path(platformdirs.user_data_dir("lightning-predict")) / "history.jsonl"
+
+
+def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path:
+    """Add a run in one write to the end of the file, so that runs which end together do not mix their lines.
+
+    Args:
+        record: The run.
+        path: The file; see `history_path`.
+
+    Returns:
+        Where it was written.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    target = history_path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(asdict(record)).encode() + b"\n"
+    descriptor = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_whole = size == 0 or _last_byte(descriptor, size) == b"\n"
+        os.write(descriptor, line if is_whole else b"\n" + line)  # a line that was cut off spoils no other
+    finally:
+        os.close(descriptor)
+    return target
+
+
+def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
+    """The runs in the file, the oldest first; none where there is no file. A line that cannot be read is warned about.
+
+    Args:
+        path: The file; see `history_path`.
+
+    Raises:
+        OSError: The file is there and cannot be read.
+    """
+    source = history_path(path)
+    if not source.exists():
+        return ()
+    return tuple(_records(source))
+
+
+def correction_for(
+    records: Sequence[HistoryRecord], fingerprint: str, step: Iteration, *, is_measured: bool
+) -> Correction | None:
+    """What earlier runs of the same model on the step's GPU say; None without any.
+
+    Args:
+        records: Runs, the oldest first.
+        fingerprint: Of the trace.
+        step: The step as predicted now.
+        is_measured: The step was measured on this very GPU, so that only the rest of the run can be learnt.
+    """
+    alike = [one for one in records if one.fingerprint == fingerprint and one.gpu == step.gpu][-RUNS_THAT_COUNT:]
+    if not alike:
+        return None
+    if is_measured:
+        run = statistics.median(one.actual_seconds / one.predicted_seconds for one in alike)
+        return Correction(step=1.0, run=run, runs=len(alike))
+    factor = statistics.median(one.step_seconds for one in alike) / step.seconds
+    return Correction(step=factor, run=1.0, runs=len(alike))
+
+
+def _records(source: Path) -> Iterator[HistoryRecord]:
+    with source.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield _record(line)
+            except InvalidArgumentError as error:
+                warnings.warn(f"{source}, line {number} is skipped: {error}", stacklevel=2)
+
+
+def _record(line: str) -> HistoryRecord:
+    """One line.
+
+    Raises:
+        InvalidArgumentError: It is not a record.
+    """
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(f"it is not JSON ({error.msg}).") from error
+    names = [field.name for field in fields(HistoryRecord)]
+    if not isinstance(values, dict) or set(values) != set(names):
+        raise InvalidArgumentError(f"it is not a record with the fields {', '.join(names)}.")
+    for name in ("step_seconds", "predicted_seconds", "actual_seconds"):
+        value = values[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+            raise InvalidArgumentError(f"{name} is {value!r}; expected seconds above 0.")
+    return HistoryRecord(**values)
+
+
+def _last_byte(descriptor: int, size: int) -> bytes:
+    os.lseek(descriptor, size - 1, os.SEEK_SET)
+    return os.read(descriptor, 1)
+
+
+def _times(seconds: float | None, factor: float) -> float | None:
+    return None if seconds is None else seconds * factor

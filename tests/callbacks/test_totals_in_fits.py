@@ -1,0 +1,275 @@
+"""The total of a run in real fits: uneven batches, short windows, checkpoints, waits for the loader, unknown lengths.
+
+Under the fixture `readings` a batch takes a second and so does the wait for the next.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.callbacks.trainer_state import STALL_SHARE, loader_of, resumes_data
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.scaling.records import Batches, Loader
+from tests.callbacks.conftest import Call
+from tests.callbacks.small import BATCH_SIZE, FEATURES, Rows, Small
+from tests.callbacks.test_remaining_in_fits import stopping_after
+
+pytestmark = pytest.mark.usefixtures("readings")
+
+
+def fit(small: Small, folder: Path, loader: Any, *, predictor: Any = None, model: Any = None, **options: Any) -> Any:
+    """A fit with the predictor, which records the third step; returns the Trainer."""
+    callbacks = [predictor or RuntimePredictor(["T4"], warmup_steps=2), *options.pop("callbacks", [])]
+    validation = options.pop("validation", None)
+    trainer = small.trainer(folder, callbacks=callbacks, **options)
+    trainer.fit(model or small.model(validates=validation is not None), loader, validation)
+    return trainer
+
+
+def uneven(samples: int, **options: Any) -> Any:
+    return torch.utils.data.DataLoader(torch.randn(samples, FEATURES), batch_size=BATCH_SIZE, **options)  # type: ignore[arg-type]
+
+
+def test_a_smaller_last_batch_counts_by_its_samples(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    # 17 samples are four batches of 4 and one of 1; twice, of which 3 are done.
+    fit(small, tmp_path, uneven(17), max_epochs=2)
+    assert calls[0].workload.training == Batches(windows=10 - 3, batches=10 - 3, uneven=2, uneven_share=0.25)
+    assert calls[0].workload.epoch == Batches(windows=5, batches=5, uneven=1, uneven_share=0.25)
+
+
+@pytest.mark.parametrize(("options", "limit"), [({"drop_last": True}, 1.0), ({}, 4)])
+def test_a_last_batch_that_is_left_out_is_none(
+    small: Small, tmp_path: Path, calls: list[Call], options: dict[str, Any], limit: float
+) -> None:
+    fit(small, tmp_path, uneven(17, **options), max_epochs=2, limit_train_batches=limit)
+    assert calls[0].workload.training == Batches(windows=8 - 3, batches=8 - 3)
+
+
+def test_a_smaller_batch_is_not_the_one_that_is_recorded(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    # Batches of 4, 4 and 1 samples: the third would be recorded, and the fourth is instead.
+    fit(small, tmp_path, uneven(9), max_epochs=3)
+    assert calls[0].trace.samples == BATCH_SIZE
+    assert calls[0].workload.training == Batches(windows=9 - 4, batches=9 - 4, uneven=2, uneven_share=0.25)
+
+
+def test_short_windows_are_not_whole_ones(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    # Windows of 3 and of 1 batches; after the first two of three epochs the third epoch's are to come.
+    fit(small, tmp_path, small.loader(4), max_epochs=4, accumulate_grad_batches=3)
+    assert calls[0].workload.training_iterations == 8 - 5
+    assert calls[0].workload.training == Batches(windows=8 - 5, batches=16 - 4 - 4 - 3)
+
+
+def test_a_loader_of_ones_own_is_even(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    class Batched:
+        def __init__(self) -> None:
+            self.batches = Rows(5).data.split(BATCH_SIZE)
+
+        def __len__(self) -> int:
+            return len(self.batches)
+
+        def __iter__(self) -> Any:
+            return iter(self.batches)
+
+    fit(lightning, tmp_path, Batched(), max_epochs=1)
+    assert calls[0].workload.training == Batches(windows=2, batches=2)
+
+
+def checkpoint(small: Small, folder: Path, **options: Any) -> Any:
+    return small.lightning.callbacks.ModelCheckpoint(folder, **({"save_top_k": -1} | options))
+
+
+@pytest.mark.parametrize(
+    ("saving", "options"),
+    [
+        ({}, {"max_epochs": 3}),
+        ({"every_n_epochs": 2}, {"max_epochs": 5}),
+        ({"every_n_train_steps": 3}, {"max_epochs": 3}),
+        ({"every_n_train_steps": 5}, {"max_epochs": 3}),
+        ({"every_n_train_steps": 2}, {"max_epochs": 4, "accumulate_grad_batches": 2}),
+        ({}, {"max_steps": 10}),
+        ({"save_last": True}, {"max_epochs": 3}),
+        ({"save_top_k": 0}, {"max_epochs": 3}),
+        ({}, {"max_epochs": 3, "validates": True}),
+        ({}, {"max_epochs": 3, "validates": True, "val_check_interval": 2}),
+        ({"every_n_train_steps": 4}, {"max_epochs": 3, "validates": True}),
+        ({"save_on_train_epoch_end": False}, {"max_epochs": 3, "validates": True}),
+        ({}, {"max_epochs": 5, "validates": True, "check_val_every_n_epoch": 2}),
+        # It waits for a validation that never comes.
+        ({}, {"max_epochs": 5, "check_val_every_n_epoch": 2}),
+        ({"save_on_train_epoch_end": False}, {"max_epochs": 3}),
+    ],
+)
+def test_checkpoints_still_to_come(
+    small: Small, tmp_path: Path, calls: list[Call], saving: dict[str, Any], options: dict[str, Any]
+) -> None:
+    written: list[bool] = []
+
+    class Count(small.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_save_checkpoint(self, *args: Any) -> None:
+            written.append(bool(calls))
+
+    callbacks = [checkpoint(small, tmp_path, **saving), Count()]
+    options = {"validation": small.loader(2) if options.get("validates") else None, **options}
+    options.pop("validates", None)
+    fit(small, tmp_path, small.loader(4), callbacks=callbacks, enable_checkpointing=True, **options)
+    assert calls[0].workload.checkpoints.count == sum(written)
+
+
+def test_without_a_checkpoint_callback_there_is_none(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    fit(lightning, tmp_path, lightning.loader(8), max_epochs=1)
+    assert calls[0].workload.checkpoints.count == 0
+
+
+def test_a_checkpoint_that_was_timed_before_counts(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    saving = checkpoint(small, tmp_path, every_n_train_steps=1)
+    fit(small, tmp_path, small.loader(8), max_epochs=1, callbacks=[saving], enable_checkpointing=True)
+    checkpoints = calls[0].workload.checkpoints
+    assert (checkpoints.count, checkpoints.is_estimated) == (8 - 3 + 1, False)  # the third step's is still to come
+    assert checkpoints.seconds is not None
+
+
+def test_the_size_of_the_state_is_the_estimate(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    fit(
+        small,
+        tmp_path,
+        small.loader(8),
+        max_epochs=1,
+        callbacks=[checkpoint(small, tmp_path)],
+        enable_checkpointing=True,
+    )
+    # 8 x 16 + 16 + 16 x 2 + 2 = 178 parameters of 4 bytes, as many twice in Adam's state with its 4 step counters.
+    checkpoints = calls[0].workload.checkpoints
+    assert checkpoints.is_estimated
+    assert checkpoints.seconds == pytest.approx((3 * 178 * 4 + 4 * 4) / 500e6)
+
+
+def test_a_checkpoint_that_matters_is_timed_and_predicted_with_again(
+    lightning: Small, tmp_path: Path, calls: list[Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A slow disk: the estimate is an hour a file, of a run of seconds.
+    monkeypatch.setattr("lightning_predict.callbacks.checkpoints.WRITING_BYTES_PER_SECOND", 1e-3)
+    saving = checkpoint(lightning, tmp_path)
+    fit(lightning, tmp_path, lightning.loader(6), max_epochs=3, callbacks=[saving], enable_checkpointing=True)
+    estimated, timed = calls
+    assert (estimated.workload.checkpoints.is_estimated, timed.workload.checkpoints.is_estimated) == (True, False)
+    assert timed.workload.training_iterations == 2 * 6  # said before the first batch of the second epoch
+    assert timed.workload.checkpoints.count == 2
+    assert timed.workload.checkpoints.seconds is not None
+    assert 0 < timed.workload.checkpoints.seconds < 10
+
+
+def test_checkpoints_by_the_clock_are_left_out_and_it_is_said(lightning: Small, tmp_path: Path) -> None:
+    from datetime import timedelta
+
+    predictor = RuntimePredictor(["T4"])
+    saving = checkpoint(lightning, tmp_path, train_time_interval=timedelta(hours=1))
+    fit(
+        lightning,
+        tmp_path,
+        lightning.loader(8),
+        predictor=predictor,
+        max_epochs=1,
+        callbacks=[saving],
+        enable_checkpointing=True,
+    )
+    assert predictor.predictions is not None
+    assert predictor.predictions["T4"].checkpoint_seconds is None
+    assert "checkpoints are left out" in str(predictor.predictions)
+
+
+def test_waits_for_the_loader_count_on_every_gpu(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    predictor = RuntimePredictor(["T4", "L4"])
+    fit(small, tmp_path, small.loader(8), predictor=predictor, max_epochs=1)
+    assert calls[0].workload.loader == Loader(seconds_per_batch=1.0)
+    assert predictor.predictions is not None
+    for prediction in predictor.predictions.values():
+        assert prediction.total_seconds == pytest.approx(4 * (1.0 + prediction.iteration_seconds), rel=1e-2)
+    assert "Bound by loader: it takes 1,000 ms for the batches of an iteration" in str(predictor.predictions)
+
+
+class FakeTrainer:
+    def __init__(self, *workers: int) -> None:
+        self.train_dataloader = [uneven(8, num_workers=number) for number in workers]
+
+
+def test_workers_that_keep_up_only_hand_over() -> None:
+    wait = 0.9 * STALL_SHARE
+    loader = loader_of(FakeTrainer(2), [wait], step_seconds=1.0, batches_per_step=1)
+    assert loader == Loader(seconds_per_batch=wait)
+
+
+def test_workers_that_do_not_keep_up_make_a_batch_in_a_step_and_its_wait() -> None:
+    loader = loader_of(FakeTrainer(2), [0.0, 0.6], step_seconds=1.0, batches_per_step=2)
+    assert loader == Loader(seconds_per_batch=0.5 + 0.3, overlaps=True)
+
+
+def test_one_loader_without_workers_adds_its_waits() -> None:
+    assert loader_of(FakeTrainer(2, 0), [0.6], step_seconds=1.0, batches_per_step=1) == Loader(seconds_per_batch=0.6)
+
+
+def test_loaders_that_resume() -> None:
+    class Stateful:
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            """Nothing."""
+
+    trainer = FakeTrainer()
+    trainer.train_dataloader = [Stateful()]
+    assert resumes_data(trainer)
+    trainer.train_dataloader = [Stateful(), uneven(8)]
+    assert not resumes_data(trainer)
+
+
+@pytest.mark.parametrize(("named", "batches"), [({"batches_per_epoch": 9}, 9), ({"samples_per_epoch": 33}, 9)])
+def test_a_named_length_gives_a_total(
+    small: Small, tmp_path: Path, calls: list[Call], named: dict[str, Any], batches: int
+) -> None:
+    predictor = RuntimePredictor(["T4"], warmup_steps=2, **named)
+    trainer = fit(small, tmp_path, small.stream(9), predictor=predictor, max_epochs=2)
+    assert trainer.global_step == 2 * batches
+    assert calls[0].workload.training_iterations == 2 * batches - 3
+    assert "an epoch is taken to have 9 batches, as you say" in str(predictor.predictions)
+
+
+def test_an_unknown_length_says_what_steps_and_an_epoch_take(lightning: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(["T4"], warmup_steps=2)
+    fit(lightning, tmp_path, lightning.stream(9), predictor=predictor, max_epochs=2)
+    # A second and a little for each step and the wait for its batch.
+    assert "1,000 steps of training take: T4 16 min 40 s." in str(predictor.predictions)
+    assert "An epoch" not in str(predictor.predictions)
+
+    predictor = RuntimePredictor(["T4"], warmup_steps=2, batches_per_epoch=100)
+    stop = stopping_after(lightning, 6)
+    fit(lightning, tmp_path, lightning.stream(9), predictor=predictor, max_epochs=-1, callbacks=[stop])
+    assert "1,000 steps of training take: T4 16 min 40 s." in str(predictor.predictions)
+    assert "An epoch of training takes: T4 1 min 40 s." in str(predictor.predictions)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batches_per_epoch": 0}, "batches_per_epoch=0 is not a length; expected a whole number of at least 1"),
+        ({"samples_per_epoch": 1.5}, "samples_per_epoch=1.5 is not a length"),
+        ({"batches_per_epoch": 2, "samples_per_epoch": 8}, "both say how long an epoch is; give one of them"),
+        ({"deadline_hours": -1.0}, "deadline_hours=-1.0 is not a limit"),
+    ],
+)
+def test_wrong_lengths_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        RuntimePredictor(["T4"], **arguments)
+
+
+def test_a_stream_shorter_than_named_harms_nothing(lightning: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(["T4"], warmup_steps=2, batches_per_epoch=2)
+    model = lightning.model()
+    fit(lightning, tmp_path, lightning.stream(9), predictor=predictor, model=model, max_epochs=1)
+    assert model.batches_trained == 9
+    assert predictor.predictions is not None
+    assert predictor.predictions["T4"].total_seconds == 0.0
