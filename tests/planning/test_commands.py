@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -61,3 +64,20 @@ def test_the_module_runs_both_commands(tmp_path: Path, capsys: pytest.CaptureFix
 def test_an_error_is_a_line_and_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(written(tmp_path, DOCUMENT | {"budget_usd": 0}))]) == 1
     assert capsys.readouterr().err.startswith("error: The budget of $0.00 is too small: job 'a'")
+
+
+def test_the_example_of_a_team_saves_against_queues_and_keeps_its_budget(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "plan_team_jobs.py"
+    specification = importlib.util.spec_from_file_location("plan_team_jobs", path)
+    assert specification is not None
+    assert specification.loader is not None
+    example: Any = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(example)
+    console = quiet()
+    example.main(tmp_path, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    costs = {name: float(usd) for name, usd in re.findall(r"^(\S+): \$([\d.]+),", text, re.MULTILINE)}
+    assert costs.keys() == {"planned", "FIFO", "EDF", "PS"}
+    assert costs["planned"] < min(costs["FIFO"], costs["EDF"], costs["PS"])
+    assert costs["planned"] <= 100  # the budget
+    assert len(list((tmp_path / "sky").iterdir())) == 5
