@@ -47,8 +47,8 @@ def case_table(results: Sequence[TransformerResult]) -> Table:
     """Every case of `transformers_fp32.csv`: scored ones first, then those shown apart."""
     table = _table(
         "Transformers in float32, predicted without any measurement",
-        ("GPU", "model", "mode", "variant"),
-        ("length", "batch", "measured ms", "predicted ms", "error %", "inside 90 %", *(f"{p} %" for p in PEERS)),
+        ("GPU", "model", "mode"),
+        ("batch x length", "measured ms", "predicted ms", "error %", "in 90 %", *(f"{peer} %" for peer in PEERS)),
     )
     for is_scored in (True, False):
         for result in (result for result in results if result.case.is_scored == is_scored):
@@ -59,7 +59,8 @@ def case_table(results: Sequence[TransformerResult]) -> Table:
 
 def _case_cells(result: TransformerResult) -> Iterator[str]:
     case = result.case
-    yield from (case.gpu, case.model, case.mode, case.variant or "eager", str(case.length), str(case.batch))
+    mode = f"{case.mode}, {case.variant}" if case.variant else case.mode
+    yield from (case.gpu, case.model, mode, f"{case.batch} x {case.length}")
     yield f"{seconds_to_milliseconds(case.measured_seconds):.1f}"
     yield f"{seconds_to_milliseconds(result.predicted_seconds):.1f}"
     yield percent(result.error)
@@ -72,7 +73,7 @@ def summary_table(results: Sequence[TransformerResult]) -> Table:
     table = _table(
         "Absolute error over dense models, eager, on cards that held their clocks; the rest apart",
         ("cases",),
-        ("n", "mean %", "median %", "bias %", "inside %", *(f"{peer} mean %" for peer in PEERS)),
+        ("n", "mean %", "median %", "bias %", "in 90 %", *(f"{peer} mean %" for peer in PEERS)),
     )
     scored = [result for result in results if result.case.is_scored]
     for part in (_grouped(scored, lambda r: r.case.model), _grouped(scored, lambda r: r.case.gpu), {"all": scored}):
@@ -110,7 +111,7 @@ def throughput_table(report: ThroughputReport) -> Table:
     table = _table(
         "Training benchmarks on one GPU, predicted without any measurement",
         ("GPU", "model", "precision", "torch"),
-        ("batch", "measured / s", "predicted / s", "error %", "inside 90 %"),
+        ("batch", "measured / s", "predicted / s", "error %", "in 90 %"),
     )
     for result in report.absolute:
         case = result.case
@@ -129,7 +130,7 @@ def throughput_summary_table(report: ThroughputReport) -> Table:
     table = _table(
         "Absolute error of training benchmarks; relative: from another GPU's measured row in the same container",
         ("rows",),
-        ("n", "absolute median %", "bias %", "inside %", "pairs", "relative median %"),
+        ("n", "absolute median %", "bias %", "in 90 %", "pairs", "relative median %"),
     )
     for key in (_benchmark, _gpu):
         for name, members in _grouped(report.absolute, key).items():

@@ -15,13 +15,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Final, final
 
-from joblib import Parallel, delayed
-
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.fitting.evaluation_groups import evaluate_in_groups
 from lightning_predict.fitting.evaluation_transformers import positive_number
 from lightning_predict.fitting.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from lightning_predict.gpus import gpu as find_gpu
@@ -136,11 +136,12 @@ def read_throughput_cases(path: Path) -> tuple[ThroughputCase, ...]:
 
 def evaluate_throughput(path: Path, *, weights: Path | None = None, jobs: int = 2) -> ThroughputReport:
     """Predict each row of the table, `jobs` steps at a time; errors as for `read_throughput_cases` and `predict`."""
-    groups: dict[tuple[str, str, int], list[ThroughputCase]] = defaultdict(list)
-    for case in read_throughput_cases(path):
-        groups[case.model, case.precision, case.batch].append(case)
-    parts = Parallel(n_jobs=jobs)(delayed(_predicted)(cases, weights) for cases in groups.values())
-    results = tuple(result for part in parts for result in part)
+    results = evaluate_in_groups(
+        read_throughput_cases(path),
+        key=lambda case: (case.model, case.precision, case.batch),
+        evaluate=partial(_predicted, weights=weights),
+        jobs=jobs,
+    )
     return ThroughputReport(results, tuple(ratios_of(results)))
 
 

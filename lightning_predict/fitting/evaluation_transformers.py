@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, cast, final, get_args
 
-from joblib import Parallel, delayed
-
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.fitting.evaluation_groups import evaluate_in_groups
 from lightning_predict.fitting.workloads.published import PUBLISHED_MODELS, Mode, published_trace
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.prediction import predict
@@ -117,14 +116,12 @@ def read_transformer_cases(path: Path) -> tuple[TransformerCase, ...]:
 
 def evaluate_transformers(path: Path, *, weights: Path | None = None, jobs: int = 2) -> tuple[TransformerResult, ...]:
     """Predict each row, `jobs` iterations at a time; errors as for `read_transformer_cases` and `predict`."""
-    groups: dict[tuple[str, Mode, int, int], list[TransformerCase]] = defaultdict(list)
-    cases = read_transformer_cases(path)
-    for case in cases:
-        groups[case.model, case.mode, case.length, case.batch].append(case)
-    parts = Parallel(n_jobs=jobs)(delayed(_predicted)(members, weights) for members in groups.values())
-    results = [result for part in parts for result in part]
-    places = {id(case): index for index, case in enumerate(case for members in groups.values() for case in members)}
-    return tuple(results[places[id(case)]] for case in cases)
+    return evaluate_in_groups(
+        read_transformer_cases(path),
+        key=lambda case: (case.model, case.mode, case.length, case.batch),
+        evaluate=partial(_predicted, weights=weights),
+        jobs=jobs,
+    )
 
 
 def _predicted(cases: Sequence[TransformerCase], weights: Path | None) -> list[TransformerResult]:
