@@ -104,7 +104,7 @@ class Prediction:
         checkpoint_is_estimated: That part follows from the size of the state, and was not timed.
         at_most: The run may end earlier.
         samples_per_second: Throughput of one GPU.
-        usd_per_hour: Price.
+        usd_per_hour: Price of the whole machine that is rented for it.
         cost_usd: Of the run still to come.
         offer: Where the price comes from, with its date.
         memory_bytes: Peak memory of a step.

@@ -196,7 +196,7 @@ def _prices(predictions: Predictions, offers: Sequence[Offer]) -> str:
             rows.append((escape(one.gpu), escape(usd_per_hour(one.usd_per_hour)), escape(one.offer or ""), *where))
     if not rows:
         return ""
-    heads = ("GPU", "one GPU", "offer (date)", "region", "source")
+    heads = ("GPU", "machine", "offer (date)", "region", "source")
     filled = [number for number in range(len(heads)) if any(row[number] for row in rows)]
     head = "".join(f"<th>{heads[number]}</th>" for number in filled)
     lines = "".join("<tr>" + "".join(f"<td>{row[number]}</td>" for number in filled) + "</tr>" for row in rows)

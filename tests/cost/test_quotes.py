@@ -14,6 +14,7 @@ from lightning_predict.scaling.records import Run
 T4 = gpu("T4")
 TWO_HOURS = Run(
     gpu="T4",
+    cycle_seconds=1,
     training_seconds=7200,
     validation_seconds=0,
     total_seconds=7200,
@@ -22,6 +23,7 @@ TWO_HOURS = Run(
 )
 UNKNOWN = Run(
     gpu="T4",
+    cycle_seconds=1,
     training_seconds=None,
     validation_seconds=None,
     total_seconds=None,
