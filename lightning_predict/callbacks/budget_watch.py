@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
 from lightning_predict.callbacks.budget import GO_ON, Forecast, Verdict, forecast_of, judge_forecast, judge_use
@@ -25,8 +26,24 @@ from lightning_predict.callbacks.windows import Window, WindowWatch, steady_seco
 CHECK_SECONDS: Final = 30.0
 """Time from one check of the actual use to the next where several ranks have to agree on its result."""
 
+REFRESH_SECONDS: Final = 60.0
+"""Time from one forecast to the next, once training goes on."""
+
+FORECASTS_THAT_COUNT: Final = 30
+"""The latest stretches between forecasts from whose times the next is made: half an hour."""
+
 Question = Literal["forecast", "use"]
 """What is to be judged at the end of a window."""
+
+
+@dataclass(slots=True)
+class _Mark:
+    """Where a fit stands: its time, its training batches, and its validation so far."""
+
+    elapsed_seconds: float = 0.0
+    batches: int = 0
+    validation_seconds: float = 0.0
+    validation_batches: int = 0
 
 
 @final
@@ -65,6 +82,10 @@ class BudgetWatch:
         self._validation_seconds = validation_seconds
         self._windows = WindowWatch(optimizer_steps_done=optimizer_steps_done)
         self._measured: list[Window] = []
+        self._stretch = _Mark()
+        self._stretch_seconds: list[float] = []
+        self._validation_start: float | None = None
+        self._mark = _Mark()
 
     @property
     def is_warming_up(self) -> bool:
@@ -74,6 +95,22 @@ class BudgetWatch:
     def pause(self) -> None:
         """Something other than the loader happens before the next batch."""
         self._windows.pause()
+
+    def validation_starts(self) -> None:
+        """A validation run begins."""
+        self.pause()
+        self._validation_start = self._ledger.elapsed_seconds
+
+    def validation_ends(self, *, batches: int) -> None:
+        """It has ended.
+
+        Args:
+            batches: Batches that it had.
+        """
+        if self._validation_start is not None:
+            self._mark.validation_seconds += self._ledger.elapsed_seconds - self._validation_start
+            self._mark.validation_batches += batches
+            self._validation_start = None
 
     def batch_starts(self) -> None:
         """A batch is about to be trained."""
@@ -98,6 +135,7 @@ class BudgetWatch:
         self._measured.append(window)
         if self.is_warming_up:
             return None
+        self._stretch = self._now_marked()
         if self._ranks_agree:
             self.windows_between_checks = max(1, math.ceil(CHECK_SECONDS / max(window.interval_seconds, 1e-9)))
         return "forecast"
@@ -133,6 +171,40 @@ class BudgetWatch:
         ).cut_off(seconds_left)
         verdict = judge_forecast(self.limits, self._ledger.elapsed_seconds, self.forecast)
         return self.judge_use() if verdict is GO_ON else verdict
+
+    @property
+    def refresh_is_due(self) -> bool:
+        """It is time for another forecast."""
+        since = self._ledger.elapsed_seconds - self._stretch.elapsed_seconds
+        return since >= REFRESH_SECONDS and self._windows.batches_seen > self._stretch.batches
+
+    def refresh(self, left: Remaining, *, seconds_left: float | None = None) -> Verdict:
+        """Forecast again from how training went since, everything but validation included, and judge it.
+
+        Args:
+            left: What is still to come.
+            seconds_left: Until a time limit of the Trainer ends it; None without one.
+        """
+        before, now = self._stretch, self._now_marked()
+        validating = now.validation_seconds - before.validation_seconds
+        seconds = now.elapsed_seconds - before.elapsed_seconds - validating
+        self._stretch = now
+        self._stretch_seconds.append(seconds / (now.batches - before.batches))
+        if left.batches is None:
+            return GO_ON
+        one_check = self._validation_seconds
+        if now.validation_batches:
+            one_check = now.validation_seconds / now.validation_batches
+        self.forecast = forecast_of(
+            self._stretch_seconds[-FORECASTS_THAT_COUNT:],
+            batches=left.batches,
+            validation_batches=left.validation_batches or 0,
+            validation_batch_seconds=one_check,
+        ).cut_off(seconds_left)
+        return judge_forecast(self.limits, self._ledger.elapsed_seconds, self.forecast)
+
+    def _now_marked(self) -> _Mark:
+        return replace(self._mark, elapsed_seconds=self._ledger.elapsed_seconds, batches=self._windows.batches_seen)
 
     def _now(self) -> float:
         """The time in the warm-up; later only the order of batches matters, and nothing waits for the device."""

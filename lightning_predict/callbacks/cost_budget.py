@@ -12,21 +12,21 @@ then on the actual use is watched, over resumes too. Example::
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.budget import Verdict, judge_use, metrics_of
 from lightning_predict.callbacks.budget_watch import BudgetWatch, Question
 from lightning_predict.callbacks.guard import harmless
+from lightning_predict.callbacks.last_checkpoint import Machine, save_where_it_stands
 from lightning_predict.callbacks.ledger import Ledger
 from lightning_predict.callbacks.limits import Limit, limits_of_fit
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.callbacks.remaining import Remaining, remaining
-from lightning_predict.callbacks.showing import log_values
+from lightning_predict.callbacks.showing import log_event, log_values
 from lightning_predict.callbacks.trainer_state import (
     answer_of_rank_zero,
     device_clock,
@@ -42,19 +42,19 @@ from lightning_predict.units import seconds_to_hours
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
-
 
 class CostBudget(Callback):
     """Keep a run within dollars, hours or a deadline.
 
     After `warmup_steps` steps the rest of the run is forecast from their times. Where even the low end of the forecast
     breaks the budget, the run ends before the next batch; where only the middle does, there is one warning. While
-    training goes on, one warning comes at 80 % of the budget, and the run ends at 100 %. All ranks decide together, and
-    never within an accumulation window.
+    training goes on, the forecast is made again every minute from how it went, with one warning if it has come to break
+    the budget; another comes at 80 % of the budget, and the run ends at 100 %. All ranks decide together, and never
+    within an accumulation window.
 
     A run that ends this way leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; Lightning
-    validates once more before `fit` returns, as it does after early stopping.
+    validates once more before `fit` returns, as it does after early stopping. To go on, give `fit` that checkpoint and
+    a larger budget.
 
     Args:
         usd: US dollars.
@@ -110,7 +110,9 @@ class CostBudget(Callback):
         self.warmup_steps = warmup_steps
         self.stopping_reason: str | None = None
         self._ledger = Ledger()
-        self._warned: set[Question] = set()
+        self._warned: set[str] = set()
+        self._machine: Machine | None = None
+        self._machine_before: Machine | None = None
 
     @property
     def state_key(self) -> str:
@@ -118,13 +120,16 @@ class CostBudget(Callback):
         return "lightning_predict.CostBudget"
 
     def state_dict(self) -> dict[str, Any]:
-        """What was used so far, as plain numbers."""
-        return {"seconds": self._ledger.seconds, "usd": self._ledger.usd}
+        """What was used so far and on what, and why the run was ended, as plain values."""
+        machine = {} if self._machine is None else self._machine.as_state()
+        used = {"seconds": self._ledger.seconds, "usd": self._ledger.usd}
+        return used | machine | {"stopping_reason": self.stopping_reason}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what was used before the checkpoint, unless each fit counts alone."""
         if self.scope == "cumulative":
             self._ledger.resume(seconds=state_dict["seconds"], usd=state_dict["usd"])
+        self._machine_before = Machine.of_state(state_dict)
 
     @harmless
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -134,6 +139,7 @@ class CostBudget(Callback):
         self._rest()
         self.stopping_reason = None
         self._warned = set()
+        self._machine_before = self._machine
         self._ledger.open(forget=self.scope == "run")
         mode = reason_for_no_extras(trainer)
         if mode is not None:
@@ -174,6 +180,7 @@ class CostBudget(Callback):
         if not limits:
             self._rest()
             return
+        self._note_machine(trainer)
         minimums = unmet_minimums(trainer)
         if minimums and self.on_exceed == "stop":
             warn(f"CostBudget cannot stop this run before {minimums}: Lightning trains on until then.")
@@ -196,9 +203,15 @@ class CostBudget(Callback):
 
     @harmless
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Neither is validation."""
+        """Neither is validation, which is timed by itself."""
         if self._watch is not None:
-            self._watch.pause()
+            self._watch.validation_starts()
+
+    @harmless
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What it took counts for the ones to come."""
+        if self._watch is not None:
+            self._watch.validation_ends(batches=int(sum(trainer.num_val_batches)))
 
     @harmless
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -215,13 +228,21 @@ class CostBudget(Callback):
         question = None if watch is None else watch.batch_ends(optimizer_steps_done=trainer.global_step)
         if watch is None or question is None:
             return
-        if question == "use":
-            self._decide(trainer, watch, "use", watch.judge_use)
-            return
         pace = watch.pace(is_manual=not pl_module.automatic_optimization)
-        position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=pace)
-        left = remaining(position)
-        self._decide(trainer, watch, "forecast", lambda: self._judge_forecast(trainer, watch, left))
+
+        def left() -> Remaining:
+            return remaining(position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=pace))
+
+        if question == "use":
+            self._decide(trainer, watch, "use", lambda: self._judge_use(trainer, watch, left))
+        else:
+            self._decide(trainer, watch, "forecast", lambda: self._judge_forecast(trainer, watch, left()))
+
+    @harmless
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say at the very end, too, why there was no more training."""
+        if self.stopping_reason is not None:
+            rank_zero_info(f"CostBudget ended this fit: {self.stopping_reason}.")
 
     @harmless
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -268,6 +289,45 @@ class CostBudget(Callback):
             return Verdict("warn", f"{verdict.reason}, unless early stopping ends it before")
         return verdict
 
+    def _judge_use(self, trainer: Trainer, watch: BudgetWatch, left: Callable[[], Remaining]) -> Verdict:
+        """Judge what is used; now and then, forecast again. To be called on rank zero.
+
+        A forecast that breaks the budget is said once and does not end the run, which the use alone does: what was
+        spent on it is not to be lost to a passing slowness.
+        """
+        verdict = watch.judge_use()
+        if verdict.action == "stop" or not watch.refresh_is_due:
+            return verdict
+        outlook = watch.refresh(left(), seconds_left=seconds_left(trainer))
+        self._log(trainer, watch, {"exceeded": 0.0})
+        if outlook.action != "go on" and not self._warned & {"forecast", "refresh"}:
+            self._warned.add("refresh")
+            self._warn(trainer, f"{outlook.reason}; the run goes on until the budget is used up")
+        return verdict
+
+    def _log(self, trainer: Trainer, watch: BudgetWatch, events: dict[str, float]) -> None:
+        values = metrics_of(watch.limits, self._ledger.elapsed_seconds, watch.forecast)
+        for refusal in log_values(trainer, "budget", values | events):
+            warn(refusal)
+
+    def _warn(self, trainer: Trainer, reason: str) -> None:
+        """Warn, and note it in the loggers."""
+        warn(f"CostBudget: {reason}.")
+        for refusal in (
+            *log_values(trainer, "budget", {"warned": 1.0}),
+            *log_event(trainer, "budget", "warned", reason),
+        ):
+            warn(refusal)
+
+    def _note_machine(self, trainer: Trainer) -> None:
+        """Say so where a run goes on on another machine."""
+        before, self._machine = self._machine_before, Machine.of(trainer)
+        if before is not None and before != self._machine:
+            warn(
+                f"CostBudget: this run was on {before} before, and is on {self._machine} now. What was used counts as "
+                "it was paid for; the rest is forecast from steps on what is in use now."
+            )
+
     def _decide(
         self,
         trainer: Trainer,
@@ -281,8 +341,9 @@ class CostBudget(Callback):
         every = watch.windows_between_checks
         verdict, watch.windows_between_checks = answer_of_rank_zero(trainer, lambda: (judge(), every))
         if question == "forecast" or verdict.action == "stop":
-            values = metrics_of(watch.limits, self._ledger.elapsed_seconds, watch.forecast)
-            for refusal in log_values(trainer, "budget", values | {"exceeded": float(verdict.action == "stop")}):
+            self._log(trainer, watch, {"exceeded": float(verdict.action == "stop")})
+        if verdict.action == "stop":
+            for refusal in log_event(trainer, "budget", "exceeded", verdict.reason):
                 warn(refusal)
         if verdict.action == "stop" and self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
@@ -291,20 +352,13 @@ class CostBudget(Callback):
             self._end(trainer, verdict.reason, can_save=can_save)
         elif verdict.action == "warn" and question not in self._warned:
             self._warned.add(question)
-            warn(f"CostBudget: {verdict.reason}.")
+            self._warn(trainer, verdict.reason)
 
     def _end(self, trainer: Trainer, reason: str, *, can_save: bool) -> None:
         """End the run, with a checkpoint of where it stands."""
         self._rest()
         self.stopping_reason = reason
-        path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
-        saved = ""
-        if can_save:
-            try:
-                trainer.save_checkpoint(path, weights_only=False)
-                saved = f" Its checkpoint is {path}."
-            except Exception as error:  # A full disk must not keep the run going.
-                warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
+        saved = save_where_it_stands(trainer) if can_save else ""
         if self.on_exceed == "raise":
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
         trainer.should_stop = True

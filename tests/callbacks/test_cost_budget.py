@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
+from lightning_predict.callbacks.last_checkpoint import CHECKPOINT_NAME
 from lightning_predict.callbacks.ledger import Ledger
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
-from tests.callbacks.small import Small
+from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
 
 class Time:
@@ -238,6 +238,73 @@ def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, ti
     assert model.batches_trained == 6
 
 
+def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_path: Path, time: Time) -> None:
+    # Forecast from the warm-up: 60 s of 100. From the fourth on batches take 2 s, so that 30 of them are a minute. Then
+    # 3 + 60 s are used and 27 batches are left: 117 s in all, which is said once; and the run goes on to 100 s.
+    logger = small.lightning.loggers.CSVLogger(tmp_path)
+    budget = hours_of(100.0)
+    model = timed_model(small, time, [1.0, 1.0, 1.0, 2.0])
+    with pytest.warns(LightningPredictWarning) as warned:
+        fit(small, tmp_path, budget, model=model, batches=60, logger=logger)
+    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
+    assert len(said) == 2
+    assert "forecast to need 1 min 57 s (1 min 57 s to 1 min 57 s), 1 min 3 s of it used so far" in said[0]
+    assert "the run goes on until the budget is used up" in said[0]
+    assert "1 min 21 s of 1 min 40 s (hours) are used" in said[1]
+    assert model.batches_trained == 3 + 49  # 3 + 98 s are the first that are over 100 s
+    assert budget.stopping_reason == "1 min 41 s of 1 min 40 s (hours) are used"
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    forecasts = [float(row["budget/hours_forecast"]) * 3600 for row in rows if row["budget/hours_forecast"]]
+    assert forecasts[:2] == [pytest.approx(60.0), pytest.approx(117.0)]
+    assert [row["step"] for row in rows if row["budget/warned"]] == ["33", "42"]
+    assert float(rows[-1]["budget/exceeded"]) == 1.0
+
+
+def test_validation_is_forecast_from_what_it_took(lightning: Small, tmp_path: Path, time: Time) -> None:
+    # Batches of 1 s and, after every tenth, two of validation of 10 s; there was no sanity check.
+    model = timed_model(lightning, time, validates=True)
+    check = model.validation_step
+
+    def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
+        time.passes(10.0)
+        check(batch, batch_idx)
+
+    model.validation_step = validation_step
+    logger = lightning.lightning.loggers.CSVLogger(tmp_path)
+    trainer = lightning.trainer(
+        tmp_path, max_epochs=4, num_sanity_val_steps=0, callbacks=hours_of(1000.0), logger=logger
+    )
+    trainer.fit(model, lightning.loader(10), lightning.loader(2))
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["budget/hours_forecast"]]
+    # At the fourth batch of the third epoch 24 s of training and 40 s of validation have passed, 61 s after the
+    # warm-up; two validations are left, of 20 s each as they were: 40 + 80 s in all.
+    assert [row["step"] for row in rows] == ["3", "23"]
+    assert float(rows[1]["budget/hours_forecast"]) * 3600 == pytest.approx(40 + 4 * 20)
+
+
+def test_a_jump_of_the_wall_clock_changes_nothing(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline is a time by the wall clock when training starts; from then on the monotonic clock counts."""
+    import time as clocks
+
+    budget = CostBudget(hours=1, deadline=(datetime.now() + timedelta(hours=1)).isoformat())
+    model = lightning.model()
+    step = model.training_step
+
+    def jumping(batch: torch.Tensor, batch_idx: int) -> Any:
+        if batch_idx == 2:
+            monkeypatch.setattr(clocks, "time", lambda: 4e9)  # the year 2096
+            monkeypatch.setattr("lightning_predict.callbacks.limits.datetime", None)
+        return step(batch, batch_idx)
+
+    model.training_step = jumping
+    assert fit(lightning, tmp_path, budget, model=model).batches_trained == 10
+    assert budget.stopping_reason is None
+
+
 def test_without_a_price_dollars_have_no_effect(small: Small, tmp_path: Path) -> None:
     with pytest.warns(LightningPredictWarning, match="price of this machine is not known, so usd has no") as warned:
         model = fit(small, tmp_path, CostBudget(usd=1e-9))
@@ -300,6 +367,125 @@ def test_what_was_used_counts_after_a_resume(small: Small, tmp_path: Path, time:
     assert resumed(hours_of(100.0)) == 4  # from the checkpoint that the last one left
 
 
+class Resumable:
+    """A loader that knows where it stands."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = Rows(batches).data.split(BATCH_SIZE)
+        self.position = 0
+        self.start = 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        start, self.start = self.start, 0
+        for index in range(start, len(self.batches)):
+            self.position = index + 1
+            yield self.batches[index]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position % len(self.batches)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["position"]
+
+
+def without_dropout(small: Small) -> Any:
+    """Random numbers are no part of a checkpoint."""
+    model = small.model()
+    model.network[1] = torch.nn.Identity()
+    return model
+
+
+def ended_and_resumed(small: Small, folder: Path, loader: Callable[[], Any], caplog: Any) -> tuple[Any, Any]:
+    """A fit that a budget ends in its first epoch and another goes on with; and one that was never ended."""
+    with caplog.at_level(logging.INFO):
+        ended = without_dropout(small)
+        small.trainer(folder, max_epochs=2, callbacks=CostBudget(hours=1e-9)).fit(ended, loader())
+    assert ended.batches_trained == 3
+    resumed = without_dropout(small)
+    trainer = small.trainer(folder, max_epochs=2, callbacks=CostBudget(hours=1000))
+    trainer.fit(resumed, loader(), ckpt_path=str(folder / CHECKPOINT_NAME))
+    assert resumed.batches_trained == 2 * 8 - 3
+    whole = without_dropout(small)
+    small.trainer(folder, max_epochs=2).fit(whole, loader())
+    return resumed, whole
+
+
+def weights_of(model: Any) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.parameters())
+
+
+def test_a_loader_with_a_state_resumes_to_the_weights_of_a_run_that_was_never_ended(
+    small: Small, tmp_path: Path, caplog: Any
+) -> None:
+    resumed, whole = ended_and_resumed(small, tmp_path, lambda: Resumable(8), caplog)
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    assert "The loader has no state_dict" not in caplog.text
+
+
+@pytest.mark.usefixtures("_quiet_resume")
+def test_the_data_order_begins_again_with_any_other_loader_and_it_is_said(
+    small: Small, tmp_path: Path, caplog: Any
+) -> None:
+    resumed, whole = ended_and_resumed(small, tmp_path, lambda: small.loader(8), caplog)
+    assert not torch.equal(weights_of(resumed), weights_of(whole))
+    assert (
+        "The loader has no state_dict: a resume trains as many batches as were left of this epoch, but" in caplog.text
+    )
+
+
+def test_at_the_end_of_an_epoch_the_data_order_does_not_matter(lightning: Small, tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO):
+        fit(lightning, tmp_path, CostBudget(hours=1e-9), batches=3, max_epochs=2)
+    assert "Its checkpoint is" in caplog.text
+    assert "The loader has no state_dict" not in caplog.text
+
+
+def test_the_reason_is_in_the_checkpoint_and_said_at_the_end(small: Small, tmp_path: Path, caplog: Any) -> None:
+    budget = CostBudget(hours=1e-9)
+    with caplog.at_level(logging.INFO):
+        fit(small, tmp_path, budget)
+    state = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)["callbacks"]["lightning_predict.CostBudget"]
+    assert state["stopping_reason"] == budget.stopping_reason
+    assert (state["device"], state["world_size"]) == ("cpu", 1)
+    assert caplog.messages[-1] == f"CostBudget ended this fit: {budget.stopping_reason}."
+
+
+@pytest.mark.usefixtures("_quiet_resume")
+@pytest.mark.parametrize("change", [{"world_size": 4}, {"device": "T4"}])
+def test_going_on_on_another_machine_is_said_and_nothing_is_lost(
+    small: Small, tmp_path: Path, time: Time, change: dict[str, Any]
+) -> None:
+    fit(small, tmp_path, hours_of(5.0), model=timed_model(small, time))
+    path = tmp_path / CHECKPOINT_NAME
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["callbacks"]["lightning_predict.CostBudget"] |= change
+    torch.save(checkpoint, path)
+    before = f"{change.get('world_size', 1)} x {change.get('device', 'cpu')}"
+
+    model = timed_model(small, time)
+    trainer = small.trainer(tmp_path, max_epochs=1, callbacks=hours_of(9.5))
+    with pytest.warns(LightningPredictWarning, match=f"this run was on {before} before, and is on 1 x cpu now"):
+        trainer.fit(model, small.loader(10), ckpt_path=str(path))
+    assert model.batches_trained == 3  # the 3 s of before count, as in the test above
+
+
+@pytest.mark.usefixtures("_quiet_resume")
+def test_a_checkpoint_that_names_no_machine_resumes(lightning: Small, tmp_path: Path, time: Time) -> None:
+    fit(lightning, tmp_path, hours_of(5.0), model=timed_model(lightning, time))
+    path = tmp_path / CHECKPOINT_NAME
+    checkpoint = torch.load(path, weights_only=True)
+    state = checkpoint["callbacks"]["lightning_predict.CostBudget"]
+    checkpoint["callbacks"]["lightning_predict.CostBudget"] = {"seconds": state["seconds"], "usd": state["usd"]}
+    torch.save(checkpoint, path)
+    model = timed_model(lightning, time)
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=hours_of(100.0))
+    trainer.fit(model, lightning.loader(10), ckpt_path=str(path))
+    assert model.batches_trained == 7
+
+
 @pytest.mark.usefixtures("_quiet_resume")
 def test_each_run_alone(lightning: Small, tmp_path: Path, time: Time) -> None:
     fit(lightning, tmp_path, hours_of(5.0, scope="run"), model=timed_model(lightning, time))
@@ -340,7 +526,7 @@ def test_what_fails_elsewhere_switches_it_off(
     def fails(*args: Any, **options: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(cost_budget, "position_of", fails)
+    monkeypatch.setattr(cost_budget, "unmet_minimums", fails)
     with pytest.warns(LightningPredictWarning, match="training goes on without a budget: ZeroDivisionError"):
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
 
