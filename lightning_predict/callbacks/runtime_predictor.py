@@ -327,7 +327,10 @@ class RuntimePredictor(Callback):
         rank_zero_info(f"RuntimePredictor: {self.outcome.sentence}.")
         for refusal in log_values(trainer, "predict", self.outcome.metrics()):
             warn(refusal)
-        follow_up.remember(self.outcome)
+        try:
+            follow_up.remember(self.outcome)
+        except OSError as error:
+            warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
 
     def _validation_trace(self) -> Trace | None:
         """The recorded validation batch; without one, validation is estimated, and the table says so."""

@@ -1,0 +1,187 @@
+"""Predicted against actual: the arithmetic, and in real fits."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.callbacks.aftermath import BATCHES_TO_LEARN_FROM, Aftermath, Expected
+from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.scaling.history import append_record, fingerprint_of, history_path, read_history
+from lightning_predict.tracing.session import CaptureSession
+from tests.callbacks.conftest import Call
+from tests.callbacks.small import Small
+from tests.callbacks.test_remaining_in_fits import stopping_after
+
+EXPECTED = Expected(
+    gpu="T4",
+    fingerprint="f",
+    samples=8,
+    step_seconds=0.4,
+    batch_seconds=0.5,
+    batches=100,
+    total_seconds=60.0,
+    shown_seconds=60.0,
+    usd_per_hour=3.6,
+)
+"""100 batches of half a second and 10 s of validation, at a tenth of a cent a second."""
+
+
+def outcome(expected: Expected, *, seconds: float, batches: int) -> Any:
+    times = iter([100.0, 100.0 + seconds])
+    return Aftermath(expected, clock=lambda: next(times), batches_seen=4).ends(batches_seen=4 + batches)
+
+
+def test_a_run_that_went_to_its_end() -> None:
+    ended = outcome(EXPECTED, seconds=66.0, batches=100)
+    assert ended.sentence == (
+        "the rest of this run took 1 min 6 s on T4, and 1 min were predicted (10 % more); "
+        "it cost $0.0660, and $0.0600 were predicted"
+    )
+    assert ended.metrics() == {
+        "actual_hours": pytest.approx(66 / 3600),
+        "actual_predicted_hours": pytest.approx(60 / 3600),
+        "actual_over_predicted": pytest.approx(1.1),
+        "actual_batch_ms": pytest.approx(660.0),
+        "actual_cost_usd": pytest.approx(0.066),
+        "actual_predicted_cost_usd": pytest.approx(0.060),
+    }
+
+
+def test_a_run_that_ended_early_is_compared_for_what_it_trained() -> None:
+    ended = outcome(EXPECTED, seconds=15.0, batches=50)
+    assert ended.predicted_seconds == 30.0
+    assert "for the 50 of 100 batches" in ended.sentence
+    assert "(50 % less)" in ended.sentence
+
+
+def test_an_unknown_length_is_compared_by_the_batch() -> None:
+    unknown = replace(EXPECTED, batches=None, total_seconds=None, shown_seconds=None, usd_per_hour=None, gpu=None)
+    ended = outcome(unknown, seconds=10.0, batches=20)
+    assert ended.predicted_seconds == 20 * 0.5
+    assert ended.sentence == "the rest of this run took 10.0 s, and 10.0 s were predicted (0 % more)"
+    assert ended.record() is None
+
+
+def test_what_was_shown_is_compared_and_what_was_measured_is_learnt() -> None:
+    ended = outcome(replace(EXPECTED, shown_seconds=72.0), seconds=72.0, batches=100)
+    assert (ended.predicted_seconds, ended.measured_seconds) == (72.0, 60.0)
+    record = ended.record()
+    assert record is not None
+    assert (record.predicted_seconds, record.actual_seconds, record.step_seconds) == (60.0, 72.0, 0.4)
+
+
+def test_nothing_trained_is_nothing_to_compare() -> None:
+    assert outcome(EXPECTED, seconds=1.0, batches=0) is None
+
+
+def test_few_batches_are_not_learnt_from() -> None:
+    assert outcome(EXPECTED, seconds=1.0, batches=BATCHES_TO_LEARN_FROM - 1).record() is None
+    assert outcome(EXPECTED, seconds=1.0, batches=BATCHES_TO_LEARN_FROM).record() is not None
+
+
+def fit(small: Small, folder: Path, predictor: RuntimePredictor, *, batches: int = 40, **options: Any) -> None:
+    trainer = small.trainer(folder, **({"max_epochs": 1, "callbacks": predictor} | options))
+    trainer.fit(small.model(), small.loader(batches))
+
+
+@pytest.mark.usefixtures("readings")
+def test_one_line_and_the_loggers_say_it(small: Small, tmp_path: Path, caplog: Any) -> None:
+    logger = small.lightning.loggers.CSVLogger(tmp_path)
+    predictor = RuntimePredictor(["T4"])
+    with caplog.at_level(logging.INFO):
+        fit(small, tmp_path, predictor, logger=logger)
+    lines = [message for message in caplog.messages if "the rest of this run took" in message]
+    assert len(lines) == 1
+    assert predictor.outcome is not None
+    assert predictor.outcome.batches == 40 - 4
+    assert predictor.outcome.is_whole
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        (row,) = [row for row in csv.DictReader(file) if row["predict/actual_hours"]]
+    assert row["step"] == "40"
+    assert float(row["predict/actual_hours"]) == pytest.approx(predictor.outcome.actual_seconds / 3600)
+    assert float(row["predict/actual_predicted_hours"]) > 0
+
+
+def test_off_a_known_gpu_nothing_is_remembered(lightning: Small, tmp_path: Path) -> None:
+    fit(lightning, tmp_path, RuntimePredictor(["T4"]))
+    assert not history_path().exists()
+
+
+@pytest.mark.usefixtures("readings")
+def test_a_run_that_is_stopped_is_compared_for_its_part(small: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(["T4"])
+    fit(small, tmp_path, [predictor, stopping_after(small, 10)])  # type: ignore[arg-type]
+    assert predictor.outcome is not None
+    assert (predictor.outcome.batches, predictor.outcome.is_whole) == (10 - 4, False)
+
+
+@pytest.mark.usefixtures("readings")
+def test_an_unknown_length_has_an_outcome_too(lightning: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(["T4"])
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=predictor)
+    trainer.fit(lightning.model(), lightning.stream(12))
+    assert predictor.outcome is not None
+    assert predictor.outcome.batches == 12 - 4
+
+
+@pytest.fixture
+def _on_a_t4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces say that they were recorded on a T4, as they would there."""
+    recorded = CaptureSession.trace
+
+    def trace(self: CaptureSession, **options: Any) -> Any:
+        return replace(recorded(self, **options), gpu_reported_name="Tesla T4")
+
+    monkeypatch.setattr(CaptureSession, "trace", trace)
+
+
+@pytest.mark.usefixtures("_on_a_t4", "readings")
+def test_a_later_run_of_the_same_model_learns(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    first = RuntimePredictor(["T4", "L4"])
+    fit(small, tmp_path, first)
+    (record,) = read_history()
+    assert (record.gpu, record.fingerprint, record.step_seconds) == ("T4", fingerprint_of(calls[0].trace), 1.0)
+    assert first.outcome is not None
+    assert record.predicted_seconds == pytest.approx(first.outcome.predicted_seconds)
+    # As if the run had taken half as long again as it was measured to.
+    history_path().unlink()
+    append_record(replace(record, predicted_seconds=100.0, actual_seconds=150.0))
+
+    second = RuntimePredictor(["T4", "L4"])
+    fit(small, tmp_path, second)
+    assert first.predictions is not None
+    assert second.predictions is not None
+    before, after = first.predictions["T4"], second.predictions["T4"]
+    assert after.total_seconds == pytest.approx(1.5 * (before.total_seconds or 0.0))
+    assert after.iteration_seconds == before.iteration_seconds == 1.0  # measured in this run
+    assert "The total is corrected by a factor of 1.50, learnt from 1 earlier run of this model on T4." in after.notes
+    assert second.predictions["L4"].total_seconds == pytest.approx(first.predictions["L4"].total_seconds)
+    # What is learnt is the error of what was measured, so that a correction is not learnt again.
+    assert read_history()[-1].predicted_seconds == pytest.approx(record.predicted_seconds)
+
+
+@pytest.mark.usefixtures("_on_a_t4", "readings")
+def test_learning_can_be_switched_off(lightning: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(["T4"], learn_from_history=False)
+    fit(lightning, tmp_path, predictor)
+    assert not history_path().exists()
+    assert predictor.outcome is not None
+
+
+@pytest.mark.usefixtures("_on_a_t4", "readings")
+def test_a_history_that_cannot_be_written_is_a_warning(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(tmp_path / "file" / "history.jsonl"))
+    predictor = RuntimePredictor(["T4"])
+    with pytest.warns(LightningPredictWarning, match="could not remember this run: FileExists"):
+        fit(lightning, tmp_path, predictor)
+    assert predictor.outcome is not None
