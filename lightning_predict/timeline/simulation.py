@@ -70,6 +70,11 @@ class Simulated:
         host_seconds: Time of the host alone, waits left out.
         busy: Seconds that each operation's kernels keep the compute stream busy, shape (gpus, operations).
         waiting: Seconds that the compute stream waits for each operation's launches, shape (gpus, operations).
+        operation_starts: When the host begins each operation of the last step, shape (gpus, operations).
+        kernel_starts: When each kernel of the last step begins, shape (gpus, kernels).
+        kernel_seconds: How long it takes, shape (gpus, kernels).
+        kernel_streams: Its stream, shape (kernels,).
+        kernel_owners: The operation that launched it, shape (kernels,).
     """
 
     seconds: Array
@@ -77,6 +82,11 @@ class Simulated:
     host_seconds: float
     busy: Array
     waiting: Array
+    operation_starts: Array
+    kernel_starts: Array
+    kernel_seconds: Array
+    kernel_streams: npt.NDArray[np.intp]
+    kernel_owners: npt.NDArray[np.intp]
 
 
 @final
@@ -89,7 +99,8 @@ class _Plan:
         launched: Host time at which each launch has been made, (kernels,).
         streams: Stream of each kernel, (kernels,).
         owners: Operation of each kernel, (kernels,).
-        waits: (kernels issued so far, host time) at each wait, in order.
+        begins: Host time at which each operation begins, (operations,).
+        waits: (operations done, kernels issued, host time) at each wait, in order.
         host_seconds: Host time of the whole step.
     """
 
@@ -97,7 +108,8 @@ class _Plan:
     launched: Array
     streams: npt.NDArray[np.intp]
     owners: npt.NDArray[np.intp]
-    waits: tuple[tuple[int, float], ...]
+    begins: Array
+    waits: tuple[tuple[int, int, float], ...]
     host_seconds: float
 
 
@@ -113,17 +125,22 @@ def simulate(operations: Sequence[Launching], host: HostModel, *, gpus: int, ste
     plan = _plan(operations, host, gpus)
     clocks = _Clocks(gpus)
     previous = np.zeros(gpus)
-    waiting = np.zeros_like(plan.durations)
+    last = _Placed(plan)
     for _ in range(max(steps, 1)):
         previous = clocks.end()
-        waiting = clocks.run(plan)
+        last = clocks.run(plan)
     on_compute = plan.streams == COMPUTE_STREAM
     return Simulated(
         seconds=clocks.end() - previous,
         active_seconds=plan.durations[:, on_compute].sum(axis=1),
         host_seconds=plan.host_seconds,
         busy=summed_by_owner(plan.durations * on_compute, plan.owners, len(operations)),
-        waiting=summed_by_owner(waiting, plan.owners, len(operations)),
+        waiting=summed_by_owner(last.waiting, plan.owners, len(operations)),
+        operation_starts=last.operation_starts,
+        kernel_starts=last.starts,
+        kernel_seconds=plan.durations,
+        kernel_streams=plan.streams,
+        kernel_owners=plan.owners,
     )
 
 
@@ -132,9 +149,11 @@ def _plan(operations: Sequence[Launching], host: HostModel, gpus: int) -> _Plan:
     launched: list[float] = []
     streams: list[int] = []
     owners: list[int] = []
-    waits: list[tuple[int, float]] = []
+    begins: list[float] = []
+    waits: list[tuple[int, int, float]] = []
     for index, operation in enumerate(operations):
         overheads = host.of(operation.name, operation.phase)
+        begins.append(clock + overheads.between_operations)
         kernels = operation.seconds.shape[1]
         if kernels:
             first = clock + overheads.between_operations + overheads.before_first_launch + overheads.launch
@@ -144,16 +163,27 @@ def _plan(operations: Sequence[Launching], host: HostModel, gpus: int) -> _Plan:
             owners += [index] * kernels
         clock += overheads.seconds(launches=kernels)
         if operation.waits:
-            waits.append((len(launched), clock))
+            waits.append((index + 1, len(launched), clock))
     parts = [operation.seconds for operation in operations if operation.seconds.shape[1]]
     return _Plan(
         durations=np.concatenate(parts, axis=1) if parts else np.zeros((gpus, 0)),
         launched=np.array(launched),
         streams=np.array(streams, dtype=np.intp),
         owners=np.array(owners, dtype=np.intp),
+        begins=np.array(begins),
         waits=tuple(waits),
         host_seconds=clock,
     )
+
+
+@final
+class _Placed:
+    """Where a step's operations and kernels lie in time."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self.waiting = np.zeros_like(plan.durations)
+        self.starts = np.zeros_like(plan.durations)
+        self.operation_starts = np.zeros((len(plan.durations), len(plan.begins)))
 
 
 @final
@@ -169,39 +199,41 @@ class _Clocks:
         latest: Array = np.maximum.reduce([self.host, *self.free.values()])
         return latest
 
-    def run(self, plan: _Plan) -> Array:
-        """Run one step; the time that the compute stream waits before each kernel, (gpus, kernels)."""
-        waiting = np.zeros_like(plan.durations)
-        begin = 0
-        for issued, moment in (*plan.waits, (len(plan.launched), None)):
-            if issued > begin:
-                waiting[:, begin:issued] = self._segment(plan, begin, issued)
-            begin = issued
+    def run(self, plan: _Plan) -> _Placed:
+        """Run one step."""
+        placed = _Placed(plan)
+        operation = kernel = 0
+        for operations, kernels, moment in (*plan.waits, (len(plan.begins), len(plan.launched), None)):
+            placed.operation_starts[:, operation:operations] = self.host[:, None] + plan.begins[operation:operations]
+            if kernels > kernel:
+                self._segment(plan, kernel, kernels, placed)
+            operation, kernel = operations, kernels
             if moment is not None:  # the walk goes on when the device is done
                 self.host = np.maximum(self.host, self.free[COMPUTE_STREAM] - moment)
         self.host = self.host + plan.host_seconds
-        return waiting
+        return placed
 
-    def _segment(self, plan: _Plan, begin: int, end: int) -> Array:
+    def _segment(self, plan: _Plan, begin: int, end: int, placed: _Placed) -> None:
         """Place the kernels of one segment between two waits."""
         launched = self.host[:, None] + plan.launched[None, begin:end]
         durations, streams = plan.durations[:, begin:end], plan.streams[begin:end]
-        waiting = np.zeros_like(durations)
+        own = np.arange(begin, end)
         compute = streams == COMPUTE_STREAM
         before = self.free[COMPUTE_STREAM]
         starts = _placed(launched[:, compute], durations[:, compute], before)
         ends = starts + durations[:, compute]
-        waiting[:, compute] = starts - np.concatenate([before[:, None], ends[:, :-1]], axis=1)
+        placed.starts[:, own[compute]] = starts
+        placed.waiting[:, own[compute]] = starts - np.concatenate([before[:, None], ends[:, :-1]], axis=1)
         for stream in np.unique(streams[~compute]):
             mine = streams == stream
             # Work beside the compute stream reads what that has written until then.
             done = np.concatenate([before[:, None], ends], axis=1)[:, np.cumsum(compute)[mine]]
             free = self.free.get(int(stream), np.zeros_like(before))
             side = _placed(np.maximum(launched[:, mine], done), durations[:, mine], free)
+            placed.starts[:, own[mine]] = side
             self.free[int(stream)] = side[:, -1] + durations[:, mine][:, -1]
         if compute.any():
             self.free[COMPUTE_STREAM] = ends[:, -1]
-        return waiting
 
 
 def _placed(launched: Array, durations: Array, free: Array) -> Array:

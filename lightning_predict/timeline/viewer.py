@@ -1,0 +1,78 @@
+"""The predicted timeline of a step on one GPU as a Chrome trace, which Perfetto and chrome://tracing open.
+
+One row for the host, one for each stream of the device; kernels bear the operation that launched them and how long the
+device waited for it. Example::
+
+    with open("timeline.json", "w") as file:
+        json.dump(chrome_trace(trace, gpu("L4"), origin=None, models=models), file)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.timeline.overheads import host_model
+from lightning_predict.timeline.queues import launchings
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, simulate
+from lightning_predict.tracing.records import Trace
+from lightning_predict.units import seconds_to_microseconds
+
+HOST_PROCESS: Final = 0
+DEVICE_PROCESS: Final = 1
+
+
+def chrome_trace(
+    trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
+) -> dict[str, Any]:
+    """The step from a standing start, in the Trace Event format.
+
+    Args:
+        trace: What one step did.
+        target: The GPU to show it on.
+        origin: GPU that the trace was recorded on, where it is known.
+        models: Trained models; None takes rooflines.
+        method: See `kernels/choice.py`.
+    """
+    timed = timed_work(trace, [target], origin=origin, models=models, method=method)
+    work = launchings(trace, timed, timed.seconds)
+    host = host_model(trace)
+    step = simulate(work, host, gpus=1, steps=1)
+    events = [_name(HOST_PROCESS, "host"), _name(DEVICE_PROCESS, f"{target.name} (predicted)")]
+    for index, operation in enumerate(work):
+        launches = operation.seconds.shape[1]
+        own = host.of(operation.name, operation.phase)
+        length = own.seconds(launches=launches) - own.between_operations
+        arguments = {"phase": operation.phase} | ({"module": operation.module} if operation.module else {})
+        start = float(step.operation_starts[0, index])
+        events.append(_event(operation.name, HOST_PROCESS, 0, start, length, arguments))
+    for kernel, owner in enumerate(step.kernel_owners):
+        operation = work[int(owner)]
+        stream = int(step.kernel_streams[kernel])
+        start, length = float(step.kernel_starts[0, kernel]), float(step.kernel_seconds[0, kernel])
+        arguments = {"phase": operation.phase}
+        if stream == COMPUTE_STREAM:
+            arguments["device waited, us"] = f"{seconds_to_microseconds(float(step.waiting[0, owner])):.1f}"
+        events.append(_event(operation.name, DEVICE_PROCESS, stream, start, length, arguments))
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _name(process: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+
+
+def _event(
+    name: str, process: int, thread: int, start: float, length: float, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """A complete event; times in microseconds, as the format wants."""
+    return {
+        "ph": "X",
+        "name": name,
+        "pid": process,
+        "tid": thread,
+        "ts": round(seconds_to_microseconds(start), 3),
+        "dur": round(seconds_to_microseconds(length), 3),
+        "args": arguments,
+    }

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from lightning_predict.timeline.viewer import DEVICE_PROCESS, HOST_PROCESS, chrome_trace
+from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+from tests.example_gpu import SMALL
+from tests.kernels.example_models import half_speed
+
+LARGE = TensorInfo((4096, 4096), "float32")
+PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(LARGE, LARGE), outputs=(LARGE,), module="layer")
+VIEW = Operation(name="aten::view", phase="forward", inputs=(LARGE,))
+TRACE = Trace(operations=(PRODUCT, VIEW, PRODUCT), device="cpu", recorder="dispatch")
+
+
+def events(process: int) -> list[dict[str, object]]:
+    content = json.loads(json.dumps(chrome_trace(TRACE, SMALL, origin=None, models=half_speed("linear/float32"))))
+    return [event for event in content["traceEvents"] if event["ph"] == "X" and event["pid"] == process]
+
+
+def test_the_device_runs_one_kernel_after_the_other() -> None:
+    first, second = events(DEVICE_PROCESS)
+    assert first["name"] == "aten::mm"
+    # T1 + T2 + T4 = 8.5 us until the first launch is made; each product takes 2 · 2 · 4096³ / 1 TFLOP/s.
+    assert first["ts"] == pytest.approx(8.5)
+    assert first["dur"] == pytest.approx(2 * 2 * 4096**3 / 1e12 * 1e6)
+    assert second["ts"] == pytest.approx(8.5 + float(str(first["dur"])))
+
+
+def test_the_host_walks_through_all_operations_without_overlap() -> None:
+    host = events(HOST_PROCESS)
+    assert [event["name"] for event in host] == ["aten::mm", "aten::view", "aten::mm"]
+    for earlier, later in pairwise(host):
+        assert float(str(earlier["ts"])) + float(str(earlier["dur"])) <= float(str(later["ts"])) + 1e-6
+    assert host[0]["args"] == {"phase": "forward", "module": "layer"}
+
+
+def test_processes_are_named() -> None:
+    content = chrome_trace(TRACE, SMALL, origin=None, models=None)
+    names = [event["args"]["name"] for event in content["traceEvents"] if event["ph"] == "M"]
+    assert names == ["host", "SMALL (predicted)"]
