@@ -136,6 +136,8 @@ class RuntimePredictor(Callback):
         mode = reason_for_no_extras(trainer)
         if mode is not None:
             warn(f"RuntimePredictor does nothing under Trainer({mode}); leave that out to get predictions.")
+        elif self._is_second(trainer):
+            rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
         elif trainer.is_global_zero:
             self._is_active = True
             device = trainer.strategy.root_device
@@ -307,6 +309,10 @@ class RuntimePredictor(Callback):
         )
         if validation is not None or not trainer.enable_validation:
             self._validation = None
+
+    def _is_second(self, trainer: Trainer) -> bool:
+        """One is in the code already and the environment asks for another; two recorders would disturb each other."""
+        return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
 
     def _question(self) -> Question:
         return Question(

@@ -14,6 +14,7 @@ import torch
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
+from lightning_predict.reports.ranking import rank, ranking_lines
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
@@ -351,3 +352,23 @@ def test_the_batch_size_finder_is_not_predicted(lightning: Small, tmp_path: Path
     trainer.fit(model)
     (call,) = calls
     assert call.trace.samples == model.batch_size > 2
+
+
+def test_of_two_the_first_predicts(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    # One in the code, and one that the environment asked for.
+    first, second = RuntimePredictor(GPUS), RuntimePredictor(GPUS)
+    fit(small, tmp_path, [first, second])  # type: ignore[arg-type]
+    assert first.predictions is not None
+    assert second.predictions is None
+    assert len(calls) == 1
+
+
+def test_the_ranking_is_below_the_table(small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predictor = RuntimePredictor(GPUS, deadline_hours=10.0)
+    fit(small, tmp_path, predictor)
+    assert predictor.predictions is not None
+    printed = capsys.readouterr().out
+    lines = ranking_lines(rank(predictor.predictions, deadline_hours=10.0))
+    assert lines[0].startswith("Cheapest")
+    assert lines[2].startswith("Best within 10 h")
+    assert printed.index("Covered by") < printed.index("\n".join(lines))

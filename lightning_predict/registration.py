@@ -1,0 +1,42 @@
+"""The way in without a line of code: Lightning asks this factory for callbacks whenever a Trainer is made.
+
+It adds `RuntimePredictor` only where the environment asks for it, and costs next to nothing where it does not::
+
+    LIGHTNING_PREDICT=1 LIGHTNING_PREDICT_GPUS=T4,L4 python train.py
+
+Registered in pyproject.toml under `lightning.pytorch.callbacks_factory` and `pytorch_lightning.callbacks_factory`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+
+if TYPE_CHECKING:
+    from lightning_predict.callbacks import RuntimePredictor
+
+SWITCH_VARIABLE: Final = "LIGHTNING_PREDICT"
+GPUS_VARIABLE: Final = "LIGHTNING_PREDICT_GPUS"
+
+
+def callbacks_from_environment() -> list[RuntimePredictor]:
+    """A `RuntimePredictor` where `LIGHTNING_PREDICT=1`, for the GPUs in `LIGHTNING_PREDICT_GPUS` if they are named.
+
+    Raises:
+        InvalidArgumentError: `LIGHTNING_PREDICT` is neither 1 nor 0 nor empty.
+        UnknownGpuError: `LIGHTNING_PREDICT_GPUS` has a name that the catalogue does not hold.
+    """
+    switch = os.environ.get(SWITCH_VARIABLE, "").strip()
+    if switch in ("", "0"):
+        return []
+    if switch != "1":
+        raise InvalidArgumentError(f"{SWITCH_VARIABLE}={switch!r} is not known; set it to 1, or to 0 to switch it off.")
+    from lightning_predict.callbacks import RuntimePredictor
+
+    names = [name.strip() for name in os.environ.get(GPUS_VARIABLE, "").split(",") if name.strip()]
+    try:
+        return [RuntimePredictor(names) if names else RuntimePredictor()]
+    except UnknownGpuError as error:
+        raise UnknownGpuError(f"{GPUS_VARIABLE}: {error}") from error

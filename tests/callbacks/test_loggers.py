@@ -1,0 +1,88 @@
+"""What TensorBoard, W&B (offline), MLflow (a local store) and CSV hold after a fit, read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from tests.callbacks.small import Small
+
+pytestmark = pytest.mark.usefixtures("readings")
+
+
+def fit(small: Small, folder: Path, logger: Any) -> RuntimePredictor:
+    """A fit that predicts, and that a budget then ends."""
+    predictor = RuntimePredictor(["T4", "L4"], warmup_steps=2, deadline_hours=1.0)
+    budget = CostBudget(usd=1e-6, usd_per_hour=1)
+    trainer = small.trainer(folder, max_epochs=1, logger=logger, callbacks=[predictor, budget])
+    trainer.fit(small.model(), small.loader(8))
+    assert predictor.predictions is not None
+    assert budget.stopping_reason is not None
+    return predictor
+
+
+def test_tensorboard(small: Small, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = small.lightning.loggers.TensorBoardLogger(tmp_path)
+    fit(small, tmp_path, logger)
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+
+    def text(tag: str) -> str:
+        (event,) = events.Tensors(f"{tag}/text_summary")
+        return str(event.tensor_proto.string_val[0].decode())
+
+    assert text("predict/ranking").startswith("- **Cheapest:** T4")
+    assert "**Best within 1 h:**" in text("predict/ranking")
+    assert text("budget/exceeded").startswith("**exceeded** at step 3: the run is forecast to need")
+    assert [scalar.value for scalar in events.Scalars("budget/exceeded")] == [1.0]
+    assert events.Scalars("predict/T4/total_hours")
+
+
+def test_csv(small: Small, tmp_path: Path) -> None:
+    logger = small.lightning.loggers.CSVLogger(tmp_path)
+    predictor = fit(small, tmp_path, logger)
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert predictor.predictions is not None
+    predicted = [float(row["predict/T4/iteration_ms"]) for row in rows if row["predict/T4/iteration_ms"]]
+    assert predicted == [pytest.approx(predictor.predictions["T4"].iteration_seconds * 1e3)]
+    assert [row["step"] for row in rows if row["budget/exceeded"]] == ["3"]
+
+
+def test_mlflow(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more than mlflow-skinny
+    logger = lightning.lightning.loggers.MLFlowLogger(save_dir=str(tmp_path / "mlruns"))
+    fit(lightning, tmp_path, logger)
+    client, run_id = logger.experiment, logger.run_id
+    names = {Path(artifact.path).name for artifact in client.list_artifacts(run_id, "lightning_predict")}
+    assert {"predictions.json", "predict_ranking_step_3.md", "budget_exceeded_step_3.md"} <= names
+    folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://")) / "lightning_predict"
+    assert (folder / "predict_ranking_step_3.md").read_text().startswith("- **Cheapest:** T4")
+    assert "usd allows" in (folder / "budget_exceeded_step_3.md").read_text()
+    assert client.get_run(run_id).data.metrics["budget/exceeded"] == 1.0
+
+
+def test_wandb(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = lightning.lightning.loggers.WandbLogger(save_dir=str(tmp_path), offline=True)
+    try:
+        fit(lightning, tmp_path, logger)
+        tables = {
+            path.name.rsplit("_", 2)[0]: json.loads(path.read_text())
+            for path in Path(logger.experiment.dir).rglob("*.table.json")
+        }
+    finally:
+        logger.experiment.finish()
+    assert tables["ranking"]["columns"] == ["choice", "gpu", "hours", "cost_usd", "offer"]
+    assert tables["ranking"]["data"][0][:2] == ["cheapest", "T4"]
+    ((event, step, reason),) = tables["exceeded"]["data"]
+    assert (event, step) == ("exceeded", 3)
+    assert "usd allows" in reason

@@ -1,0 +1,92 @@
+"""The callback that the environment asks for, through the entry points that Lightning reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.gpus import DEFAULT_GPUS
+from lightning_predict.registration import callbacks_from_environment
+
+GROUPS = {
+    "lightning.pytorch": "lightning.pytorch.callbacks_factory",
+    "pytorch_lightning": "pytorch_lightning.callbacks_factory",
+}
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.callbacks.small import Small
+
+small = Small(sys.argv[1])
+trainer = small.trainer(Path(sys.argv[2]), max_epochs=1)
+trainer.fit(small.model(), small.loader(8))
+print("callbacks:", [type(callback).__name__ for callback in trainer.callbacks])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTNING_PREDICT", raising=False)
+    monkeypatch.delenv("LIGHTNING_PREDICT_GPUS", raising=False)
+
+
+@pytest.mark.parametrize("group", GROUPS.values())
+def test_the_factory_is_registered_for_both_packages(group: str) -> None:
+    (entry,) = [entry for entry in entry_points(group=group) if entry.name == "lightning-predict"]
+    assert entry.load() is callbacks_from_environment
+
+
+@pytest.mark.parametrize("switch", [None, "", "0", " "])
+def test_nothing_is_added_unless_asked_for(monkeypatch: pytest.MonkeyPatch, switch: str | None) -> None:
+    if switch is not None:
+        monkeypatch.setenv("LIGHTNING_PREDICT", switch)
+    assert callbacks_from_environment() == []
+
+
+def test_the_switch_and_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_PREDICT", "1")
+    (callback,) = callbacks_from_environment()
+    assert isinstance(callback, RuntimePredictor)
+    assert callback.gpus == tuple(DEFAULT_GPUS)
+    monkeypatch.setenv("LIGHTNING_PREDICT_GPUS", " Tesla T4, L4 ,")
+    assert callbacks_from_environment()[0].gpus == ("T4", "L4")
+
+
+def test_what_is_misspelt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_PREDICT", "yes")
+    with pytest.raises(InvalidArgumentError, match="LIGHTNING_PREDICT='yes' is not known; set it to 1, or to 0"):
+        callbacks_from_environment()
+    monkeypatch.setenv("LIGHTNING_PREDICT", "1")
+    monkeypatch.setenv("LIGHTNING_PREDICT_GPUS", "T4,T5")
+    with pytest.raises(UnknownGpuError, match="LIGHTNING_PREDICT_GPUS: 'T5' is not a GPU"):
+        callbacks_from_environment()
+
+
+def run(package: str, folder: Path, **variables: str) -> Any:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | variables
+    command = [sys.executable, "-c", SCRIPT, package, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+
+
+@pytest.mark.parametrize("package", GROUPS)
+def test_a_trainer_that_knows_nothing_of_it_predicts(package: str, tmp_path: Path) -> None:
+    ran = run(package, tmp_path, LIGHTNING_PREDICT="1", LIGHTNING_PREDICT_GPUS="T4,L4")
+    assert "RuntimePredictor" in ran.stdout.splitlines()[-1]
+    written = json.loads((tmp_path / "lightning_predict.json").read_text())
+    assert [prediction["gpu"] for prediction in written["predictions"]] == ["T4", "L4"]
+
+
+def test_a_trainer_without_the_switch_has_no_callback_of_ours(tmp_path: Path) -> None:
+    ran = run("lightning.pytorch", tmp_path)
+    assert "RuntimePredictor" not in ran.stdout + ran.stderr
+    assert list(tmp_path.iterdir()) == []
