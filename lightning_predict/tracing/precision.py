@@ -1,0 +1,95 @@
+"""What if the model were trained in half precision: a Trace with the dtypes that autocast would give it.
+
+Matrix products, convolutions, attention and recurrent layers, with their backward passes, take and give 16-bit tensors;
+all else stays as it was, as autocast leaves it. Autocast's own casts are not added. Example::
+
+    half = in_precision(trace, "bfloat16")
+    lp.predict(half, ["L4"])["L4"].iteration_seconds
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+
+PRECISIONS: Final = ("bfloat16", "float16")
+
+_WORDS: Final = (
+    "mm",
+    "linear",
+    "matmul",
+    "convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "attention",
+    "lstm",
+    "gru",
+    "rnn",
+)
+"""Parts of the names of operations that autocast runs in 16 bits; `mm` is in addmm, bmm and baddbmm, too."""
+
+
+def is_cast_by_autocast(operation: Operation) -> bool:
+    """Whether autocast runs this operation, forward or backward, in 16 bits."""
+    if operation.phase == "optimizer":
+        return False
+    return operation.name in _NAMES or any(word in operation.name for word in _WORDS)
+
+
+def in_precision(trace: Trace, dtype: str) -> Trace:
+    """The trace as it would be under autocast.
+
+    What was measured (kernels, times, the GPU, the peak of memory) holds for the old precision only and is left out, so
+    that everything is predicted anew.
+
+    Args:
+        trace: A trace in float32.
+        dtype: `bfloat16` or `float16`.
+
+    Raises:
+        InvalidArgumentError: Another dtype, or a trace that runs in 16 bits already.
+    """
+    if dtype not in PRECISIONS:
+        raise InvalidArgumentError(f"dtype={dtype!r} is no precision of autocast; expected {' or '.join(PRECISIONS)}.")
+    if trace.flags.autocast_dtype is not None:
+        raise InvalidArgumentError(
+            f"The trace was recorded under autocast in {trace.flags.autocast_dtype}; record it in float32 first."
+        )
+    made_half = {
+        tensor.id
+        for operation in trace.operations
+        if is_cast_by_autocast(operation)
+        for tensor in operation.outputs
+        if tensor.id is not None
+    }
+
+    def cast(operation: Operation) -> Operation:
+        operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
+        if is_cast_by_autocast(operation):
+            inputs = tuple(_half(tensor, dtype) for tensor in operation.inputs)
+            return replace(
+                operation, inputs=inputs, outputs=tuple(_half(tensor, dtype) for tensor in operation.outputs)
+            )
+        # What reads such a result directly reads half the bytes; what it writes keeps its dtype.
+        inputs = tuple(_half(tensor, dtype) if tensor.id in made_half else tensor for tensor in operation.inputs)
+        return replace(operation, inputs=inputs)
+
+    return replace(
+        trace,
+        operations=tuple(cast(operation) for operation in trace.operations),
+        gpu_reported_name=None,
+        gpu_memory_bytes=None,
+        step_seconds=(),
+        profiled_seconds=None,
+        memory=replace(trace.memory, peak_bytes=None),
+        flags=replace(trace.flags, autocast_dtype=dtype),
+        notes=(*trace.notes, f"What if in {dtype}: as under autocast, whose own casts are not counted."),
+    )
+
+
+def _half(tensor: TensorInfo, dtype: str) -> TensorInfo:
+    return replace(tensor, dtype=dtype) if tensor.dtype == "float32" else tensor

@@ -1,0 +1,149 @@
+"""What if: another batch size, or half precision, from traces that are at hand; no code of the user is run.
+
+Example::
+
+    traces = {8: lp.capture(step_of(8), samples_per_step=8), 16: lp.capture(step_of(16), samples_per_step=16)}
+    for option in batch_size_what_if(traces, ["T4", "A100-SXM-80GB"]):
+        print(option.gpu, option.batch_size, option.samples_per_second, option.usd_per_million_samples)
+    precision_what_if(trace, ["L4"], "bfloat16")["L4"].iteration_seconds
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from lightning_predict.cost.memory import USABLE_SHARE
+from lightning_predict.cost.quotes import UserPrice
+from lightning_predict.cost.records import Offer, Prediction
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import DEFAULT_GPUS
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.prediction import predict
+from lightning_predict.reports.format import duration, gibibytes, significant, usd
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.scaling.batch_size import BatchSizeOption, Line, largest_power_of_two, line_through
+from lightning_predict.tracing.precision import in_precision
+from lightning_predict.tracing.records import Trace
+from lightning_predict.units import MEGA, seconds_to_hours
+
+
+def batch_size_what_if(
+    traces: Mapping[int, Trace],
+    gpus: Sequence[str] = DEFAULT_GPUS,
+    *,
+    method: str = "auto",
+    offers: Sequence[Offer] | None = None,
+    usd_per_hour: UserPrice = None,
+    weights: str | None = None,
+) -> tuple[BatchSizeOption, ...]:
+    """The largest power of two that fits as batch size on each GPU, with its throughput and cost.
+
+    Args:
+        traces: One step each, by the samples in it; at least two. Best on the meta device.
+        gpus: Names of GPUs.
+        method: See `predict`.
+        offers: See `predict`.
+        usd_per_hour: See `predict`.
+        weights: See `predict`.
+
+    Returns:
+        One option a GPU, in the order asked.
+
+    Raises:
+        InvalidArgumentError: Fewer than two batch sizes, or traces from which no memory can be derived.
+        LightningPredictError: As `predict`.
+    """
+    by_size = {
+        size: predict(
+            trace,
+            gpus,
+            method=method,
+            offers=offers,
+            usd_per_hour=usd_per_hour,
+            weights=weights,
+            history=False,  # two sizes must be predicted alike
+        )
+        for size, trace in sorted(traces.items())
+    }
+    if not by_size:
+        line_through({})  # says what is missing
+    names = next(iter(by_size.values()))
+    return tuple(_option({size: predictions[name] for size, predictions in by_size.items()}) for name in names)
+
+
+def precision_what_if(
+    trace: Trace,
+    gpus: Sequence[str] = DEFAULT_GPUS,
+    dtype: str = "bfloat16",
+    *,
+    iterations: int | None = None,
+    usd_per_hour: UserPrice = None,
+    weights: str | None = None,
+) -> Predictions:
+    """Predict a float32 step as it would run under autocast.
+
+    Args:
+        trace: A step in float32.
+        gpus: Names of GPUs.
+        dtype: `bfloat16` or `float16`.
+        iterations: See `predict`.
+        usd_per_hour: See `predict`.
+        weights: See `predict`.
+
+    Raises:
+        InvalidArgumentError: A dtype that is neither, or a trace under autocast.
+        LightningPredictError: As `predict`.
+    """
+    half = in_precision(trace, dtype)
+    return predict(half, gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
+
+
+def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:
+    """The options as lines for a terminal."""
+    width = max((len(option.gpu) for option in options), default=0)
+    return tuple(f"{option.gpu:<{width}}  {_in_words(option)}" for option in options)
+
+
+def _in_words(option: BatchSizeOption) -> str:
+    if option.batch_size is None or option.step_seconds is None or option.samples_per_second is None:
+        return "not even one sample fits"
+    cost = ""
+    if option.usd_per_million_samples is not None:
+        cost = f", {usd(option.usd_per_million_samples)} for a million"
+    memory = "" if option.memory_bytes is None else f", {gibibytes(option.memory_bytes)} GiB"
+    return (
+        f"batch size {option.batch_size:,}: {duration(option.step_seconds)} a step{memory}, "
+        f"{significant(option.samples_per_second)} samples/s{cost}"
+    )
+
+
+def _option(by_size: Mapping[int, Prediction]) -> BatchSizeOption:
+    first = next(iter(by_size.values()))
+    device = line_through({size: one.device_seconds for size, one in by_size.items()})
+    memory = _memory_line(by_size)
+    size = largest_power_of_two(memory, USABLE_SHARE * find_gpu(first.gpu).memory_bytes)
+    if size is None:
+        return BatchSizeOption(gpu=first.gpu, batch_size=None, usd_per_hour=first.usd_per_hour)
+    # Launches are as many whatever the size, so the host takes as long.
+    seconds = max(device.at(size), statistics.median(one.host_seconds for one in by_size.values()))
+    rate, price = size / seconds, first.usd_per_hour
+    return BatchSizeOption(
+        gpu=first.gpu,
+        batch_size=size,
+        step_seconds=seconds,
+        memory_bytes=memory.at(size),
+        samples_per_second=rate,
+        usd_per_hour=price,
+        usd_per_million_samples=None if price is None else seconds_to_hours(MEGA / rate) * price,
+        is_extrapolated=size > max(by_size),
+    )
+
+
+def _memory_line(by_size: Mapping[int, Prediction]) -> Line:
+    memory = {size: one.memory_bytes for size, one in by_size.items() if one.memory_bytes is not None}
+    if len(memory) < len(by_size):
+        raise InvalidArgumentError(
+            "The memory of a step is not known for every batch size; capture steps whose model the recorder sees."
+        )
+    return line_through(memory)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.cost.memory import USABLE_SHARE
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu
+from lightning_predict.tracing.precision import in_precision
+from lightning_predict.tracing.records import Flags, Memory, Trace
+from lightning_predict.what_if import batch_size_lines, batch_size_what_if, precision_what_if
+
+WIDTH = 4096
+
+
+def step_of(batch_size: int) -> Callable[[], None]:
+    """A training step of two wide layers on the meta device."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+        rows = torch.randn(batch_size, WIDTH)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(rows).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[int, Trace]:
+    return {size: lp.capture(step_of(size), samples_per_step=size) for size in (1024, 2048, 4096)}
+
+
+def test_the_largest_batch_fits_and_the_next_does_not(traces: dict[int, Trace]) -> None:
+    options = batch_size_what_if({size: traces[size] for size in (1024, 2048)}, ["T4", "A100-SXM-80GB"])
+    assert [option.gpu for option in options] == ["T4", "A100-SXM-80GB"]
+    for option in options:
+        memory = USABLE_SHARE * gpu(option.gpu).memory_bytes
+        assert option.batch_size is not None
+        assert option.memory_bytes is not None
+        assert option.memory_bytes <= memory
+        assert option.is_extrapolated
+        # Each sample keeps its activations of 4 bytes: at least the first layer's output and what follows it.
+        per_sample = (option.memory_bytes - 2 * 2 * WIDTH * WIDTH * 4) / option.batch_size
+        assert per_sample >= WIDTH * 4
+        assert option.memory_bytes + option.batch_size * per_sample > memory
+        assert option.usd_per_hour is not None
+        assert option.samples_per_second is not None
+        assert option.usd_per_million_samples == pytest.approx(
+            1e6 / option.samples_per_second / 3600 * option.usd_per_hour
+        )
+    assert (options[0].batch_size or 0) < (options[1].batch_size or 0)
+
+
+def test_a_size_between_is_predicted_as_its_own_capture_is(traces: dict[int, Trace]) -> None:
+    """Memory is linear; the time of a step as far as the operations' models are."""
+    small = lp.predict(traces[1024], ["A100-SXM-80GB"], history=False)["A100-SXM-80GB"].memory_bytes
+    middle, large = (
+        lp.predict(traces[size], ["A100-SXM-80GB"], history=False)["A100-SXM-80GB"] for size in (2048, 4096)
+    )
+    assert small is not None
+    assert middle.memory_bytes is not None
+    assert large.memory_bytes == pytest.approx(small + 3 * (middle.memory_bytes - small), rel=0.01)
+
+
+def test_the_users_price_comes_first(traces: dict[int, Trace]) -> None:
+    (option,) = batch_size_what_if(traces, ["T4"], usd_per_hour=3.6)
+    assert option.usd_per_hour == 3.6
+    (line,) = batch_size_lines([option])
+    assert line.startswith(f"T4  batch size {option.batch_size:,}: ")
+    assert line.endswith(" for a million")
+
+
+def test_where_not_even_one_sample_fits(traces: dict[int, Trace]) -> None:
+    huge = {
+        size: replace(trace, memory=replace(trace.memory, parameter_bytes=10**12)) for size, trace in traces.items()
+    }
+    (option,) = batch_size_what_if(huge, ["T4"])
+    assert option.batch_size is None
+    assert batch_size_lines([option]) == ("T4  not even one sample fits",)
+
+
+def test_one_size_is_not_enough(traces: dict[int, Trace]) -> None:
+    with pytest.raises(InvalidArgumentError, match="The batch sizes are 1024; expected at least two"):
+        batch_size_what_if({1024: traces[1024]}, ["T4"])
+    with pytest.raises(InvalidArgumentError, match="The batch sizes are none; expected at least two"):
+        batch_size_what_if({}, ["T4"])
+
+
+def test_without_the_models_memory_there_is_no_largest_batch(traces: dict[int, Trace]) -> None:
+    unknown = {size: replace(trace, memory=Memory()) for size, trace in traces.items()}
+    with pytest.raises(InvalidArgumentError, match="The memory of a step is not known for every batch size"):
+        batch_size_what_if(unknown, ["T4"])
+
+
+def test_half_precision_casts_what_autocast_does(traces: dict[int, Trace]) -> None:
+    half = in_precision(traces[1024], "bfloat16")
+    dtypes = {
+        operation.name: {tensor.dtype for tensor in operation.inputs}
+        for operation in half.operations
+        if operation.phase != "optimizer"
+    }
+    assert dtypes["aten::addmm"] == dtypes["aten::mm"] == {"bfloat16"}
+    assert dtypes["aten::pow"] == {"bfloat16"}  # reads the last layer's output
+    assert half.flags == replace(traces[1024].flags, autocast_dtype="bfloat16")
+    optimizer = [operation for operation in half.operations if operation.phase == "optimizer"]
+    assert {tensor.dtype for operation in optimizer for tensor in operation.inputs} == {"float32"}
+    assert "whose own casts are not counted" in half.notes[-1]
+
+
+def test_tensor_cores_make_a_large_product_faster(traces: dict[int, Trace]) -> None:
+    full = lp.predict(traces[4096], ["A100-SXM-80GB"], history=False)["A100-SXM-80GB"]
+    half = precision_what_if(traces[4096], ["A100-SXM-80GB"])["A100-SXM-80GB"]
+    # 312 TFLOP/s in place of 19.5: 16 times at best, and the optimizer stays as it is.
+    assert full.iteration_seconds / 16 < half.iteration_seconds < full.iteration_seconds / 2
+    assert half.memory_bytes is not None
+    assert full.memory_bytes is not None
+    assert half.memory_bytes < full.memory_bytes
+
+
+def test_measurements_of_the_old_precision_are_left_out(traces: dict[int, Trace]) -> None:
+    measured = replace(
+        traces[1024], device="cuda", gpu_reported_name="Tesla T4", step_seconds=(9.0,), memory=Memory(peak_bytes=8)
+    )
+    half = in_precision(measured, "float16")
+    assert half.step_seconds == ()
+    assert half.gpu_reported_name is None
+    assert half.memory.peak_bytes is None
+
+
+def test_what_cannot_be_cast_is_refused(traces: dict[int, Trace]) -> None:
+    with pytest.raises(InvalidArgumentError, match="dtype='float8' is no precision of autocast; expected bfloat16 or"):
+        in_precision(traces[1024], "float8")
+    with pytest.raises(InvalidArgumentError, match="recorded under autocast in float16; record it in float32 first"):
+        in_precision(replace(traces[1024], flags=Flags(autocast_dtype="float16")), "bfloat16")
