@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_predict.callbacks.aftermath import Outcome
 from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, samples_of, warn
+from lightning_predict.callbacks.batch_sizes import MetaStep, batch_sizes_on_meta, show_batch_sizes
 from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.guard import harmless
@@ -38,6 +39,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.prediction import check_gpus
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.scaling.batch_size import BatchSizeOption
 from lightning_predict.tracing.environment import has_compiled_code
 from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
@@ -67,9 +69,12 @@ class RuntimePredictor(Callback):
         samples_per_epoch: The same in samples, over all processes.
         learn_from_history: Let earlier runs of the same model on the same GPU correct predictions, and remember this
             one (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's folder for data).
+        meta_step: Makes a training step on the meta device from a batch size (see `callbacks/batch_sizes.py`), for the
+            largest batch size that fits on each GPU; None leaves that out.
 
     Attributes:
         predictions: What was predicted; None before the capture.
+        batch_sizes: The largest batch sizes; empty before the capture, and without `meta_step`.
         outcome: Predicted against actual; None before the end of training.
 
     Raises:
@@ -98,6 +103,7 @@ class RuntimePredictor(Callback):
         batches_per_epoch: int | None = None,
         samples_per_epoch: int | None = None,
         learn_from_history: bool = True,
+        meta_step: MetaStep | None = None,
     ) -> None:
         check_steps("warmup_steps", warmup_steps)
         check_steps("capture_steps", capture_steps)
@@ -123,6 +129,8 @@ class RuntimePredictor(Callback):
         self.batches_per_epoch = batches_per_epoch
         self.samples_per_epoch = samples_per_epoch
         self.learn_from_history = learn_from_history
+        self.meta_step = meta_step
+        self.batch_sizes: tuple[BatchSizeOption, ...] = ()
         self.predictions: Predictions | None = None
         self.outcome: Outcome | None = None
 
@@ -133,6 +141,7 @@ class RuntimePredictor(Callback):
             return
         self._rest()
         self.predictions = self.outcome = None
+        self.batch_sizes = ()
         mode = reason_for_no_extras(trainer)
         if mode is not None:
             warn(f"RuntimePredictor does nothing under Trainer({mode}); leave that out to get predictions.")
@@ -221,6 +230,8 @@ class RuntimePredictor(Callback):
         if trace is not None and self._follow_up is not None:
             pace, self._steps = self._steps.pace, None
             self._predict(trainer, pl_module, self._follow_up, "batch end", trace=trace, pace=pace)
+            if self.meta_step is not None:
+                self._try_batch_sizes(trainer, pl_module, self.meta_step, trace)
 
     @harmless
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -309,6 +320,15 @@ class RuntimePredictor(Callback):
         )
         if validation is not None or not trainer.enable_validation:
             self._validation = None
+
+    def _try_batch_sizes(self, trainer: Trainer, pl_module: LightningModule, meta_step: MetaStep, trace: Trace) -> None:
+        """What does not work with the user's own meta step costs no prediction."""
+        try:
+            self.batch_sizes = batch_sizes_on_meta(meta_step, trace, self._question())
+        except Exception as error:
+            warn(f"RuntimePredictor knows no largest batch size: {type(error).__name__}: {error}")
+        else:
+            show_batch_sizes(self.batch_sizes, trainer, pl_module, with_table=self.print_table)
 
     def _is_second(self, trainer: Trainer) -> bool:
         """One is in the code already and the environment asks for another; two recorders would disturb each other."""

@@ -98,6 +98,5 @@ def largest_power_of_two(memory: Line, available_bytes: float) -> int | None:
         return LARGEST
     exponent = int(math.log2((available_bytes - memory.constant) / memory.per_sample))
     # Rounding may be off by one at an exact power.
-    return max(
-        2**power for power in range(max(0, exponent - 1), exponent + 2) if memory.at(2**power) <= available_bytes
-    )
+    near: list[int] = [2**power for power in range(max(0, exponent - 1), exponent + 2)]
+    return max(size for size in near if memory.at(size) <= available_bytes)

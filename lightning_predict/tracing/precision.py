@@ -17,20 +17,13 @@ from lightning_predict.tracing.records import Operation, TensorInfo, Trace
 
 PRECISIONS: Final = ("bfloat16", "float16")
 
-_WORDS: Final = (
-    "mm",
-    "linear",
-    "matmul",
-    "convolution",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "attention",
-    "lstm",
-    "gru",
-    "rnn",
+_NAMES: Final = frozenset(
+    f"aten::{name}" for name in "mm addmm bmm baddbmm addbmm mv addmv matmul linear linear_backward chain_matmul".split()
 )
-"""Parts of the names of operations that autocast runs in 16 bits; `mm` is in addmm, bmm and baddbmm, too."""
+"""Matrix products, which autocast runs in 16 bits."""
+
+_WORDS: Final = ("convolution", "attention", "lstm", "gru", "rnn")
+"""Parts of the names of the other operations that it does."""
 
 
 def is_cast_by_autocast(operation: Operation) -> bool:
@@ -70,10 +63,12 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
     def cast(operation: Operation) -> Operation:
         operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
         if is_cast_by_autocast(operation):
-            inputs = tuple(_half(tensor, dtype) for tensor in operation.inputs)
-            return replace(
-                operation, inputs=inputs, outputs=tuple(_half(tensor, dtype) for tensor in operation.outputs)
+            inputs, outputs = (
+                tuple(_half(tensor, dtype) for tensor in tensors) for tensors in (operation.inputs, operation.outputs)
             )
+            return replace(operation, inputs=inputs, outputs=outputs)
+        if operation.phase == "optimizer":
+            return operation  # Gradients are cast back for it.
         # What reads such a result directly reads half the bytes; what it writes keeps its dtype.
         inputs = tuple(_half(tensor, dtype) if tensor.id in made_half else tensor for tensor in operation.inputs)
         return replace(operation, inputs=inputs)

@@ -1,0 +1,92 @@
+"""The largest batch size on each GPU, from steps that the user offers to run on the meta device.
+
+The user's own training step is never run again; what runs is a step that was handed over for this, at the batch size in
+use and at twice that. Example::
+
+    def meta_step(batch_size):
+        with torch.device("meta"):
+            model, rows = Model(), torch.empty(batch_size, 512)
+        return lambda: model(rows).sum().backward()
+
+    RuntimePredictor(meta_step=meta_step)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from lightning_predict.callbacks.bases import warn
+from lightning_predict.callbacks.predicting import Question
+from lightning_predict.callbacks.showing import log_values
+from lightning_predict.errors import CaptureError
+from lightning_predict.reports.logged_tables import LoggedTable, log_table
+from lightning_predict.scaling.batch_size import BatchSizeOption
+from lightning_predict.tracing.recording import capture
+from lightning_predict.tracing.records import Trace
+from lightning_predict.what_if import batch_size_lines, batch_size_what_if
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+MetaStep = Callable[[int], Callable[[], object]]
+"""From a batch size to a step that runs on the meta device."""
+
+
+def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
+    """The largest batch size that fits on each GPU; random numbers and gradients of the run are left alone.
+
+    Args:
+        meta_step: Makes the step.
+        trace: The recorded step, for the batch size in use.
+        question: What the user wants to know.
+
+    Raises:
+        CaptureError: The batch size in use is not known, or a step ran elsewhere than on the meta device.
+        LightningPredictError: As `batch_size_what_if`.
+    """
+    if trace.samples is None:
+        raise CaptureError("the batch size in use could not be read from the batch")
+    size = max(1, trace.samples // trace.batches)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        traces = {samples: capture(meta_step(samples), samples_per_step=samples) for samples in (size, 2 * size)}
+    elsewhere = {one.device for one in traces.values()} - {"meta"}
+    if elsewhere:
+        raise CaptureError(f"meta_step ran on {', '.join(sorted(elsewhere))}; make its tensors on the meta device")
+    return batch_size_what_if(
+        traces, question.gpus, method=question.method, usd_per_hour=question.usd_per_hour, weights=question.weights
+    )
+
+
+def show_batch_sizes(
+    options: Sequence[BatchSizeOption], trainer: Trainer, pl_module: LightningModule, *, with_table: bool
+) -> None:
+    """Print the options, and log them at the current step.
+
+    Args:
+        options: What to show.
+        trainer: The Trainer that is fitting.
+        pl_module: Its module, which prints.
+        with_table: Whether to print.
+    """
+    lines = batch_size_lines(options)
+    if with_table:
+        pl_module.print("Largest batch size (a power of two, extrapolated from two captures on the meta device):")
+        pl_module.print("\n".join(lines) + "\n")
+    values = {}
+    for option in options:
+        if option.batch_size is not None and option.samples_per_second is not None:
+            separated = f"{option.gpu}/largest_batch"
+            values[f"{separated}_size"] = float(option.batch_size)
+            values[f"{separated}_samples_per_second"] = option.samples_per_second
+    table = LoggedTable(
+        key="predict/batch_size",
+        columns=("gpu", "batch_size", "samples_per_second", "usd_per_million_samples"),
+        rows=tuple((one.gpu, one.batch_size, one.samples_per_second, one.usd_per_million_samples) for one in options),
+        markdown="\n".join(f"- {line}" for line in lines),
+    )
+    refusals = (*log_values(trainer, "predict", values), *log_table(trainer.loggers, table, step=trainer.global_step))
+    for refusal in refusals:
+        warn(refusal)
