@@ -44,6 +44,7 @@ class OptimizerWatch:
         self.on_step_end = on_step_end
         # The autograd node around each open step (None outside of any), or _CLOSURE inside its closure.
         self._open: list[object | None] = []
+        self._stepping: list[Optimizer] = []
         self._handles: list[RemovableHandle] = []
 
     @property
@@ -64,12 +65,14 @@ class OptimizerWatch:
             handle.remove()
         self._handles = []
         self._open = []
+        self._stepping = []
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not any(known is optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)
+        self._stepping.append(optimizer)
         self._open.append(_current_node())
         if "closure" in kwargs and callable(kwargs["closure"]):
             return args, {**kwargs, "closure": self._outside(kwargs["closure"])}
@@ -77,11 +80,15 @@ class OptimizerWatch:
             return (args[0], self._outside(args[1]), *args[2:]), kwargs
         return None
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._open:
             self._open.pop()
-        self.steps += 1
-        self.on_step_end()
+        if self._stepping:
+            self._stepping.pop()
+        # An optimizer's own step may call its parent class's, which torch hooks as well: one update all the same.
+        if not any(outer is optimizer for outer in self._stepping):
+            self.steps += 1
+            self.on_step_end()
 
     def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, known to be no part of the update."""

@@ -75,7 +75,7 @@ def test_predict_takes_a_price_file_and_keeps_listed_prices_of_other_gpus(
     file.write_text(PRICES)
     found = run("predict", trace, "--gpus", "T4,L4", "--offers", file, "--region", "here", "--json").json
     t4, l4 = found["predictions"]
-    assert (t4["usd_per_hour"], t4["offer"]) == (0.01, "Us node (2026-11-01)")
+    assert (t4["usd_per_hour"], t4["offer"]) == (0.04, "Us node (2026-11-01)")
     assert l4["offer"] is not None
     assert found["ranking"]["cheapest"] == "T4"
 

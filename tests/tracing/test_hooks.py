@@ -36,6 +36,7 @@ def test_the_update_is_inside_and_the_closure_is_not() -> None:
             seen.append(watch.inside)
             return loss
 
+    torch.optim.SGD([nn.Parameter(torch.ones(1))])  # from its first object on, torch hooks the parent's step too
     optimizer = Spy([weight], lr=0.5)
     ended: list[int] = []
     watch = OptimizerWatch(lambda: ended.append(1))
