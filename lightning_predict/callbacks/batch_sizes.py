@@ -60,6 +60,21 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
     )
 
 
+def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
+    """The same; none, with a warning, where it fails: what does not work with the user's own step costs no prediction.
+
+    Args:
+        meta_step: Makes the step.
+        trace: The recorded step.
+        question: What the user wants to know.
+    """
+    try:
+        return batch_sizes_on_meta(meta_step, trace, question)
+    except Exception as error:
+        warn(f"RuntimePredictor knows no largest batch size: {type(error).__name__}: {error}")
+        return ()
+
+
 def show_batch_sizes(
     options: Sequence[BatchSizeOption], trainer: Trainer, pl_module: LightningModule, *, with_table: bool
 ) -> None:
@@ -71,6 +86,8 @@ def show_batch_sizes(
         pl_module: Its module, which prints.
         with_table: Whether to print.
     """
+    if not options:
+        return
     lines = batch_size_lines(options)
     if with_table:
         pl_module.print("Largest batch size (a power of two, extrapolated from two captures on the meta device):")

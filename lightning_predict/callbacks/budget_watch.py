@@ -16,7 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
-from lightning_predict.callbacks.budget import GO_ON, Forecast, Verdict, forecast_of, judge_forecast, judge_use
+from lightning_predict.callbacks.budget import (
+    GO_ON,
+    Forecast,
+    Verdict,
+    forecast_of,
+    judge_forecast,
+    judge_use,
+    metrics_of,
+)
 from lightning_predict.callbacks.ledger import Ledger
 from lightning_predict.callbacks.limits import Limit
 from lightning_predict.callbacks.recorders import Pace
@@ -149,6 +157,10 @@ class BudgetWatch:
         if not is_manual or not self._measured:
             return Pace()
         return Pace(batches_per_window=self._measured[-1].batches, steps_per_window=self._windows.steps_per_window)
+
+    def metrics(self) -> dict[str, float]:
+        """Values for loggers by name."""
+        return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
 
     def judge_use(self) -> Verdict:
         """Judge what is used up."""

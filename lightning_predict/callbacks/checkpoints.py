@@ -97,7 +97,7 @@ def _times_left(saving: Saving, position: Position) -> int | None:
         done = position.optimizer_steps_done
         last = done + round((windows_done(position, end) - windows_done(position, now)) * position.steps_per_window)
         # One that is due at this very step is written after the callbacks that are asking.
-        return last // stride - (done - (position.moment == "batch end")) // stride
+        return last // stride - max(0, done - (position.moment == "batch end")) // stride
     if not saving.every_epochs:
         return 0
     if saving.at_validation:
@@ -134,6 +134,11 @@ class CheckpointClock:
     def seconds(self) -> float | None:
         """Of one file on average; None before one was timed."""
         return self._seconds / self._files_timed if self._files_timed else None
+
+    @property
+    def is_pending(self) -> bool:
+        """One was collected, and no hook was called since."""
+        return self._start is not None
 
     def is_collected(self, now: float) -> None:
         """A checkpoint's state is being collected; writing it follows.

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
-from lightning_predict.callbacks.budget import Verdict, judge_use, metrics_of
+from lightning_predict.callbacks.budget import Verdict, judge_use
 from lightning_predict.callbacks.budget_watch import BudgetWatch, Question
+from lightning_predict.callbacks.budget_words import judge_first_forecast, log_budget, warn_and_log
 from lightning_predict.callbacks.guard import harmless
-from lightning_predict.callbacks.last_checkpoint import Machine, save_where_it_stands
+from lightning_predict.callbacks.last_checkpoint import Machine, save_where_it_stands, say_if_moved
 from lightning_predict.callbacks.ledger import Ledger
 from lightning_predict.callbacks.limits import Limit, limits_of_fit
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.callbacks.remaining import Remaining, remaining
-from lightning_predict.callbacks.showing import log_event, log_values
 from lightning_predict.callbacks.trainer_state import (
     answer_of_rank_zero,
     device_clock,
@@ -180,7 +180,8 @@ class CostBudget(Callback):
         if not limits:
             self._rest()
             return
-        self._note_machine(trainer)
+        self._machine = Machine.of(trainer)
+        say_if_moved(self._machine_before, self._machine)
         minimums = unmet_minimums(trainer)
         if minimums and self.on_exceed == "stop":
             warn(f"CostBudget cannot stop this run before {minimums}: Lightning trains on until then.")
@@ -236,7 +237,7 @@ class CostBudget(Callback):
         if question == "use":
             self._decide(trainer, watch, "use", lambda: self._judge_use(trainer, watch, left))
         else:
-            self._decide(trainer, watch, "forecast", lambda: self._judge_forecast(trainer, watch, left()))
+            self._decide(trainer, watch, "forecast", lambda: judge_first_forecast(trainer, watch, left()))
 
     @harmless
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -281,14 +282,6 @@ class CostBudget(Callback):
                 warn(f"CostBudget: {price.warning}.")
         return limits_of_fit(self._ledger, usd=self.usd, hours=self.hours, deadline=self.deadline)
 
-    def _judge_forecast(self, trainer: Trainer, watch: BudgetWatch, left: Remaining) -> Verdict:
-        if left.batches is None:
-            rank_zero_info("CostBudget: the length of this run is not known; it ends once the budget is used up.")
-        verdict = watch.judge_forecast(left, seconds_left=seconds_left(trainer))
-        if verdict.action == "stop" and trainer.early_stopping_callbacks and watch.judge_use().action != "stop":
-            return Verdict("warn", f"{verdict.reason}, unless early stopping ends it before")
-        return verdict
-
     def _judge_use(self, trainer: Trainer, watch: BudgetWatch, left: Callable[[], Remaining]) -> Verdict:
         """Judge what is used; now and then, forecast again. To be called on rank zero.
 
@@ -299,34 +292,11 @@ class CostBudget(Callback):
         if verdict.action == "stop" or not watch.refresh_is_due:
             return verdict
         outlook = watch.refresh(left(), seconds_left=seconds_left(trainer))
-        self._log(trainer, watch, {"exceeded": 0.0})
+        log_budget(trainer, watch, exceeded=False)
         if outlook.action != "go on" and not self._warned & {"forecast", "refresh"}:
             self._warned.add("refresh")
-            self._warn(trainer, f"{outlook.reason}; the run goes on until the budget is used up")
+            warn_and_log(trainer, f"{outlook.reason}; the run goes on until the budget is used up")
         return verdict
-
-    def _log(self, trainer: Trainer, watch: BudgetWatch, events: dict[str, float]) -> None:
-        values = metrics_of(watch.limits, self._ledger.elapsed_seconds, watch.forecast)
-        for refusal in log_values(trainer, "budget", values | events):
-            warn(refusal)
-
-    def _warn(self, trainer: Trainer, reason: str) -> None:
-        """Warn, and note it in the loggers."""
-        warn(f"CostBudget: {reason}.")
-        for refusal in (
-            *log_values(trainer, "budget", {"warned": 1.0}),
-            *log_event(trainer, "budget", "warned", reason),
-        ):
-            warn(refusal)
-
-    def _note_machine(self, trainer: Trainer) -> None:
-        """Say so where a run goes on on another machine."""
-        before, self._machine = self._machine_before, Machine.of(trainer)
-        if before is not None and before != self._machine:
-            warn(
-                f"CostBudget: this run was on {before} before, and is on {self._machine} now. What was used counts as "
-                "it was paid for; the rest is forecast from steps on what is in use now."
-            )
 
     def _decide(
         self,
@@ -341,10 +311,7 @@ class CostBudget(Callback):
         every = watch.windows_between_checks
         verdict, watch.windows_between_checks = answer_of_rank_zero(trainer, lambda: (judge(), every))
         if question == "forecast" or verdict.action == "stop":
-            self._log(trainer, watch, {"exceeded": float(verdict.action == "stop")})
-        if verdict.action == "stop":
-            for refusal in log_event(trainer, "budget", "exceeded", verdict.reason):
-                warn(refusal)
+            log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
         if verdict.action == "stop" and self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
             self._rest()  # There is nothing more to say.
@@ -352,7 +319,7 @@ class CostBudget(Callback):
             self._end(trainer, verdict.reason, can_save=can_save)
         elif verdict.action == "warn" and question not in self._warned:
             self._warned.add(question)
-            self._warn(trainer, verdict.reason)
+            warn_and_log(trainer, verdict.reason)
 
     def _end(self, trainer: Trainer, reason: str, *, can_save: bool) -> None:
         """End the run, with a checkpoint of where it stands."""

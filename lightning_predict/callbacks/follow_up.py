@@ -17,10 +17,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.callbacks.aftermath import Aftermath, Outcome
+from lightning_predict.callbacks.bases import rank_zero_info, warn
 from lightning_predict.callbacks.checkpoints import CheckpointClock
 from lightning_predict.callbacks.predicting import Question, predict_rest
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
+from lightning_predict.callbacks.showing import log_values
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import append_record
 from lightning_predict.tracing.records import Trace
@@ -112,22 +114,25 @@ class FollowUp:
         """
         if self._checkpoints is None:
             return False
-        waits = self._trace.loader_seconds if batch_was_fetched and self._trace is not None else ()
-        self._checkpoints.hook_begins(self._clock(), waited_seconds=statistics.mean(waits) if waits else 0.0)
+        if self._checkpoints.is_pending:
+            waits = self._trace.loader_seconds if batch_was_fetched and self._trace is not None else ()
+            self._checkpoints.hook_begins(self._clock(), waited_seconds=statistics.mean(waits) if waits else 0.0)
         return self.has_predicted and self._checkpoints.seconds is not None
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
-        """Compare with what was predicted first; None where there is nothing to compare."""
+        """Say what the run took beside what was first predicted, and remember it; None where nothing was trained."""
         if self._aftermath is None:
             return None
-        return self._aftermath.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
-
-    def remember(self, outcome: Outcome) -> None:
-        """Write down how the run went, where later predictions are to learn from it.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        outcome = self._aftermath.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
+        if outcome is None:
+            return None
+        rank_zero_info(f"RuntimePredictor: {outcome.sentence}.")
+        for refusal in log_values(trainer, "predict", outcome.metrics()):
+            warn(refusal)
         record = outcome.record() if self._question.learns else None
         if record is not None:
-            append_record(record)
+            try:
+                append_record(record)
+            except OSError as error:
+                warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
+        return outcome

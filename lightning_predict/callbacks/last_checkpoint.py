@@ -53,6 +53,20 @@ class Machine:
         return f"{self.world_size} x {self.device}"
 
 
+def say_if_moved(before: Machine | None, now: Machine) -> None:
+    """Warn where a run goes on on another machine.
+
+    Args:
+        before: The machine before; None where there was none, or it is not known.
+        now: The machine now.
+    """
+    if before is not None and before != now:
+        warn(
+            f"CostBudget: this run was on {before} before, and is on {now} now. What was used counts as it was paid "
+            "for; the rest is forecast from steps on what is in use now."
+        )
+
+
 def save_where_it_stands(trainer: Trainer) -> str:
     """Write a checkpoint of the whole state to `default_root_dir`; to be called on every rank, at the end of a batch.
 

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 from lightning_predict.callbacks.aftermath import Outcome
 from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, samples_of, warn
-from lightning_predict.callbacks.batch_sizes import MetaStep, batch_sizes_on_meta, show_batch_sizes
+from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
 from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.predicting import Question
 from lightning_predict.callbacks.recorders import Session, StepRecorder, ValidationRecorder
 from lightning_predict.callbacks.remaining import Moment, remaining
-from lightning_predict.callbacks.showing import log_values, show
+from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, position_of, reason_for_no_extras
 from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
 from lightning_predict.cost.quotes import check_price
@@ -121,15 +121,19 @@ class RuntimePredictor(Callback):
         self.gpus = check_gpus(gpus)
         self.warmup_steps = warmup_steps
         self.capture_steps = capture_steps
-        self.weights = weights
-        self.method = method
         self.usd_per_hour = usd_per_hour
         self.print_table = print_table
         self.deadline_hours = deadline_hours
-        self.batches_per_epoch = batches_per_epoch
-        self.samples_per_epoch = samples_per_epoch
-        self.learn_from_history = learn_from_history
         self.meta_step = meta_step
+        self._question = Question(
+            gpus=self.gpus,
+            method=method,
+            weights=weights,
+            usd_per_hour=usd_per_hour,
+            batches_per_epoch=batches_per_epoch,
+            samples_per_epoch=samples_per_epoch,
+            learns=learn_from_history,
+        )
         self.batch_sizes: tuple[BatchSizeOption, ...] = ()
         self.predictions: Predictions | None = None
         self.outcome: Outcome | None = None
@@ -154,7 +158,7 @@ class RuntimePredictor(Callback):
             def new_session() -> Session:
                 return CaptureSession(device=device, model=pl_module, optimizers=())
 
-            self._follow_up = FollowUp(self._question())
+            self._follow_up = FollowUp(self._question)
             self._validation = ValidationRecorder(
                 clock=device_clock(device), new_session=new_session, records_first=not has_compiled_code(pl_module)
             )
@@ -231,7 +235,9 @@ class RuntimePredictor(Callback):
             pace, self._steps = self._steps.pace, None
             self._predict(trainer, pl_module, self._follow_up, "batch end", trace=trace, pace=pace)
             if self.meta_step is not None:
-                self._try_batch_sizes(trainer, pl_module, self.meta_step, trace)
+                options = try_batch_sizes(self.meta_step, trace, self._question)
+                show_batch_sizes(options, trainer, pl_module, with_table=self.print_table)
+                self.batch_sizes = options
 
     @harmless
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -286,7 +292,7 @@ class RuntimePredictor(Callback):
                 f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
             )
         if self._follow_up is not None:
-            self._look_back(trainer, self._follow_up)
+            self.outcome = self._follow_up.look_back(trainer)
         self._rest()
 
     @harmless
@@ -321,42 +327,9 @@ class RuntimePredictor(Callback):
         if validation is not None or not trainer.enable_validation:
             self._validation = None
 
-    def _try_batch_sizes(self, trainer: Trainer, pl_module: LightningModule, meta_step: MetaStep, trace: Trace) -> None:
-        """What does not work with the user's own meta step costs no prediction."""
-        try:
-            self.batch_sizes = batch_sizes_on_meta(meta_step, trace, self._question())
-        except Exception as error:
-            warn(f"RuntimePredictor knows no largest batch size: {type(error).__name__}: {error}")
-        else:
-            show_batch_sizes(self.batch_sizes, trainer, pl_module, with_table=self.print_table)
-
     def _is_second(self, trainer: Trainer) -> bool:
         """One is in the code already and the environment asks for another; two recorders would disturb each other."""
         return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
-
-    def _question(self) -> Question:
-        return Question(
-            gpus=self.gpus,
-            method=self.method,
-            weights=self.weights,
-            usd_per_hour=self.usd_per_hour,
-            batches_per_epoch=self.batches_per_epoch,
-            samples_per_epoch=self.samples_per_epoch,
-            learns=self.learn_from_history,
-        )
-
-    def _look_back(self, trainer: Trainer, follow_up: FollowUp) -> None:
-        """Say what the run took beside what was predicted."""
-        self.outcome = follow_up.look_back(trainer)
-        if self.outcome is None:
-            return
-        rank_zero_info(f"RuntimePredictor: {self.outcome.sentence}.")
-        for refusal in log_values(trainer, "predict", self.outcome.metrics()):
-            warn(refusal)
-        try:
-            follow_up.remember(self.outcome)
-        except OSError as error:
-            warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
 
     def _validation_trace(self) -> Trace | None:
         """The recorded validation batch; without one, validation is estimated, and the table says so."""
