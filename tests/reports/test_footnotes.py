@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning_predict.reports.columns import grid
+from lightning_predict.reports.footnotes import loader_note, total_notes, unknown_length_note
+from lightning_predict.reports.predictions import Predictions
+from tests.reports.example import H100, MINIMAL, T4
+
+
+def of(*predictions: object) -> Predictions:
+    return Predictions(tuple(predictions))  # type: ignore[arg-type]
+
+
+def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
+    # 48 ms a step on the T4, 6 ms on the H100, and 20 ms for the loader on either.
+    slow, fast = replace(T4, loader_seconds=0.020), replace(H100, loader_seconds=0.020)
+    shown = grid(of(slow, fast))
+    column = [one.title for one in shown.columns].index("bound by")
+    assert [row[column] for row in shown.rows] == ["device", "loader"]
+    (note,) = loader_note(of(slow, fast))
+    assert note.startswith("Bound by loader: it takes 20.0 ms for the batches of an iteration on any GPU")
+    assert list(loader_note(of(slow))) == []
+
+
+def test_checkpoints_are_mentioned_where_they_count() -> None:
+    # 11,520 s in all: 1 % are 115.2 s.
+    assert list(total_notes(of(replace(T4, checkpoint_seconds=100.0)))) == []
+    (note,) = total_notes(of(replace(T4, checkpoint_seconds=120.0, checkpoint_is_estimated=True)))
+    assert note == "Total: 2 min for checkpoints, estimated from their size."
+    (note,) = total_notes(of(replace(T4, checkpoint_seconds=120.0)))
+    assert note == "Total: 2 min for checkpoints."
+
+
+def test_an_unknown_length_has_the_time_of_steps_and_epochs() -> None:
+    unknown = replace(MINIMAL, cycle_seconds=0.025, epoch_seconds=90.0)
+    assert list(unknown_length_note(of(unknown))) == [
+        "The length of this run is not known. 1,000 steps of training take: L4 25.0 s.",
+        "An epoch of training takes: L4 1 min 30 s.",
+    ]
+    assert list(unknown_length_note(of(replace(unknown, epoch_seconds=None)))) == [
+        "The length of this run is not known. 1,000 steps of training take: L4 25.0 s."
+    ]
+    assert list(unknown_length_note(of(T4, MINIMAL))) == []
