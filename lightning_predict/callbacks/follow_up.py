@@ -1,7 +1,7 @@
 """`FollowUp`: what comes after the capture: the first prediction, better ones once more is known, and the look back.
 
 A prediction is made again, once each, when validation that had to be estimated was recorded, and when a checkpoint was
-timed whose estimate is a large part of the total. Example::
+timed that takes so much longer or shorter than was estimated that it is noticed in the total. Example::
 
     follow_up = FollowUp(question)
     predictions = follow_up.predict(trainer, trace=trace, validation=None, pace=Pace(), moment="batch end")
@@ -14,12 +14,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 from lightning_predict.callbacks.aftermath import Aftermath, Outcome
 from lightning_predict.callbacks.bases import rank_zero_info, warn
 from lightning_predict.callbacks.checkpoints import CheckpointClock
-from lightning_predict.callbacks.predicting import Question, predict_rest
+from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.showing import log_values
@@ -30,8 +30,8 @@ from lightning_predict.tracing.records import Trace
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-DOUBT: Final = 0.05
-"""Share of a total that rests on an estimate of the checkpoints, from which on a timed one is worth predicting anew."""
+NOTICEABLE_SECONDS, NOTICEABLE_SHARE = 60.0, 0.05
+"""Change of a total, in itself and over the total, that is worth another table."""
 
 
 @final
@@ -48,6 +48,7 @@ class FollowUp:
         self._clock = clock
         self._checkpoints: CheckpointClock | None = CheckpointClock()
         self._aftermath: Aftermath | None = None
+        self._answer: Answer | None = None
         self._trace: Trace | None = None
         self._validation: Trace | None = None
         self._pace = Pace()
@@ -91,8 +92,10 @@ class FollowUp:
             checkpoint_seconds=None if self._checkpoints is None else self._checkpoints.seconds,
             moment=moment,
         )
-        if answer.checkpoint_doubt < DOUBT:
-            self._checkpoints = None  # It is of no consequence, or was timed.
+        if answer.checkpoints.is_estimated and answer.checkpoints.count:
+            self._answer = answer
+        else:
+            self._checkpoints = None  # There is nothing more to learn.
         if self._aftermath is None and answer.expected is not None:
             batches = trainer.fit_loop.total_batch_idx + 1
             self._aftermath = Aftermath(answer.expected, clock=self._clock, batches_seen=batches)
@@ -117,7 +120,13 @@ class FollowUp:
         if self._checkpoints.is_pending:
             waits = self._trace.loader_seconds if batch_was_fetched and self._trace is not None else ()
             self._checkpoints.hook_begins(self._clock(), waited_seconds=statistics.mean(waits) if waits else 0.0)
-        return self.has_predicted and self._checkpoints.seconds is not None
+        timed = self._checkpoints.seconds
+        if timed is None or self._answer is None:
+            return False
+        if is_noticed(timed, self._answer):
+            return True
+        self._checkpoints = None
+        return False
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
         """Say what the run took beside what was first predicted, and remember it; None where nothing was trained."""
@@ -136,3 +145,17 @@ class FollowUp:
             except OSError as error:
                 warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
         return outcome
+
+
+def is_noticed(seconds: float, answer: Answer) -> bool:
+    """Whether a checkpoint that was timed changes a total so much that it is worth saying.
+
+    Args:
+        seconds: Of one file as timed.
+        answer: What was predicted with an estimate.
+    """
+    totals = [one.total_seconds for one in answer.predictions.values() if one.total_seconds is not None]
+    if not totals or answer.checkpoints.count is None:
+        return False
+    change = abs(seconds - (answer.checkpoints.seconds or 0.0)) * answer.checkpoints.count
+    return change >= max(NOTICEABLE_SECONDS, NOTICEABLE_SHARE * min(totals))

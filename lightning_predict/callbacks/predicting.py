@@ -24,7 +24,7 @@ from lightning_predict.callbacks.trainer_state import loader_of, position_of, sa
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import fingerprint_of, read_history
-from lightning_predict.scaling.records import Workload
+from lightning_predict.scaling.records import Checkpoints, Workload
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.records import Trace
@@ -65,13 +65,12 @@ class Answer:
     Attributes:
         predictions: For the GPUs.
         expected: For the machine in use; None where no step was timed.
-        checkpoint_doubt: Time of the checkpoints still to come that rests on an estimate, over the shortest total; 0
-            where it is timed, or unknown.
+        checkpoints: What was assumed of the checkpoints.
     """
 
     predictions: Predictions
     expected: Expected | None
-    checkpoint_doubt: float
+    checkpoints: Checkpoints
 
 
 def predict_rest(
@@ -122,7 +121,7 @@ def predict_rest(
     return Answer(
         predictions=predictions,
         expected=_expected(trace, validation, work, left, predictions),
-        checkpoint_doubt=_checkpoint_doubt(predictions),
+        checkpoints=work.checkpoints,
     )
 
 
@@ -197,12 +196,3 @@ def _measured(seconds: float, *, forward_seconds: float = 0.0) -> Iteration:
         coverage={},
         forward_seconds=forward_seconds,
     )
-
-
-def _checkpoint_doubt(predictions: Predictions) -> float:
-    shares = [
-        (one.checkpoint_seconds or 0.0) / one.total_seconds
-        for one in predictions.values()
-        if one.checkpoint_is_estimated and one.total_seconds
-    ]
-    return max(shares, default=0.0)
