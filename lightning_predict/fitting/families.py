@@ -28,7 +28,10 @@ from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.weights.records import BASE, NetworkWeights
 
 FEWEST_ROWS: Final = 300
-"""Rows below which a family is not trained, and a GPU gets no weights of its own."""
+"""Rows below which a family is not trained."""
+
+FEWEST_OWN_ROWS: Final = 500
+"""Fitted rows below which a GPU gets no weights of its own: tuned on a few shapes, they forget all others."""
 
 DOUBLING_PAIRS: Final = 20_000
 """Pairs of a problem and its double, drawn for each training."""
@@ -75,7 +78,7 @@ def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu
     for name in sorted({group.gpu for group in mine}):
         groups_of_gpu = [group for group in mine if group.gpu == name]
         fitted, calibration = _parts(recipe, groups_of_gpu, gpus, seed)
-        if len(fitted) < FEWEST_ROWS:
+        if len(fitted) < FEWEST_OWN_ROWS:
             continue
         pairs = _pairs(recipe, [gpus[name]], seed)
         network = train_network(fitted, calibration, recipe.own, seed=seed, start=base, pairs=pairs)

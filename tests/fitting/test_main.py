@@ -23,7 +23,7 @@ QUICK = {"matmul_single": replace(RECIPES["matmul_single"], base=PLAN, own=PLAN,
 def tables(tmp_path: Path) -> Path:
     folder = tmp_path / "tables"
     folder.mkdir()
-    write_matmul_table(folder / "matmul.csv.gz", [gpu("T4"), gpu("L4")], rows=600)
+    write_matmul_table(folder / "matmul.csv.gz", [gpu("T4"), gpu("L4")], rows=800)
     return folder
 
 
