@@ -18,7 +18,8 @@ from lightning_predict.tracing.records import Operation, TensorInfo, Trace
 PRECISIONS: Final = ("bfloat16", "float16")
 
 _NAMES: Final = frozenset(
-    f"aten::{name}" for name in "mm addmm bmm baddbmm addbmm mv addmv matmul linear linear_backward chain_matmul".split()
+    f"aten::{name}"
+    for name in "mm addmm bmm baddbmm addbmm mv addmv matmul linear linear_backward chain_matmul".split()
 )
 """Matrix products, which autocast runs in 16 bits."""
 
