@@ -33,7 +33,7 @@ UNMEASURED_HALF_WIDTH: Final = math.log(3.0)
 """Half width where nothing was held out: "within a factor of three", an assumption."""
 
 FEWEST_INTERVAL_ROWS: Final = 60
-"""Calibration rows below which an operation has no interval of its own: its 90 % quantile would rest on six rows."""
+"""Calibration rows below which an operation's own 90 % quantile would rest on six of them."""
 
 FEWEST_GROUP_ROWS: Final = 5
 """Calibration rows below which a group is left out."""
@@ -44,7 +44,7 @@ def interval_of(
 ) -> Mapping[str, float]:
     """Half widths in log(seconds), by "operation/dtype" and "*" for the widest of them; every GPU counts the same.
 
-    An operation with few calibration rows takes the width of the whole family.
+    An operation with few calibration rows takes the width of the whole family where that is wider.
     """
     errors: dict[str, list[Array]] = {}
     weights: dict[str, list[Array]] = {}
@@ -65,11 +65,10 @@ def interval_of(
         np.concatenate([weight for parts in weights.values() for weight in parts]),
     )
     widths = {
-        key: weighted_quantile(np.concatenate(parts), np.concatenate(weights[key]))
-        if sum(map(len, parts)) >= FEWEST_INTERVAL_ROWS
-        else pooled
-        for key, parts in errors.items()
+        key: weighted_quantile(np.concatenate(parts), np.concatenate(weights[key])) for key, parts in errors.items()
     }
+    few = [key for key, parts in errors.items() if sum(map(len, parts)) < FEWEST_INTERVAL_ROWS]
+    widths |= {key: max(widths[key], pooled) for key in few}
     return {**widths, "*": max(widths.values())}
 
 

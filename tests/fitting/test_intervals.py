@@ -44,11 +44,13 @@ def test_the_half_width_holds_nine_tenths_of_rows_that_it_never_saw() -> None:
     assert inside.mean() == pytest.approx(0.9, abs=0.02)
 
 
-def test_an_operation_with_few_rows_takes_the_width_of_the_family() -> None:
+def test_an_operation_with_few_rows_takes_the_width_of_the_family_where_that_is_wider() -> None:
     many, few = spread_group(20_000, 0.4), spread_group(300, 0.01, operation="bmm")
     widths = interval_of({"SMALL": (HALF, [many, few])}, RECIPE, GPUS, seed=0)
     assert widths["bmm/float32"] > 0.2  # its own rows alone would say less than 0.01
     assert widths["*"] == max(widths["bmm/float32"], widths["linear/float32"])
+    wild = spread_group(300, 2.0, operation="bmm")
+    assert interval_of({"SMALL": (HALF, [many, wild])}, RECIPE, GPUS, seed=0)["bmm/float32"] > 1.0
 
 
 def test_without_calibration_rows_the_interval_says_so() -> None:
