@@ -51,17 +51,21 @@ class Family:
     dtypes: tuple[str, ...]
     describe: Callable[[ProblemBatch, Sequence[Gpu]], NamedFeatures]
 
+    def described(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+        """Names of the features, and their values as float32, shape (gpus, problems, features), in that order."""
+        named = self.describe(batch, gpus)
+        matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
+        for index, values in enumerate(named.values()):
+            matrix[:, :, index] = values
+        return tuple(named), matrix
+
     def feature_names(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         """Names in the order of the last axis of `feature_matrix`."""
         return tuple(self.describe(batch, gpus))
 
     def feature_matrix(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
         """Features as float32, shape (gpus, problems, features)."""
-        named = self.describe(batch, gpus)
-        matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
-        for index, values in enumerate(named.values()):
-            matrix[:, :, index] = values
-        return matrix
+        return self.described(batch, gpus)[1]
 
 
 def log2(values: Array) -> Array:

@@ -29,6 +29,7 @@ from lightning_predict.kernels.features import Family, reference_seconds
 from lightning_predict.kernels.features_attention import ATTENTION
 from lightning_predict.kernels.features_convolution import CONVOLUTION
 from lightning_predict.kernels.features_vector import VECTOR
+from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, odd_size_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -123,10 +124,7 @@ class UtilisationModels:
             )
         networks = [self._network(family, gpu, batch) for gpu in gpus]
         matrix = self._features(family, batch, gpus)
-        log_utilisation = np.empty(matrix.shape[:2])
-        for network in {id(network): network for network in networks}.values():
-            mine = [index for index, other in enumerate(networks) if other is network]
-            log_utilisation[mine] = log_utilisation_of(network, matrix[mine])
+        log_utilisation = log_utilisations(networks, matrix)
         bound = roofline_seconds(batch, gpus, least=True)
         odd = odd_size_seconds(batch, gpus)
         seconds = np.maximum(reference_seconds(batch, gpus) * np.exp(-log_utilisation), np.maximum(bound, odd))
@@ -141,7 +139,7 @@ class UtilisationModels:
         return self._weights.base.families[family.name]
 
     def _features(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu]) -> FloatArray:
-        names = family.feature_names(batch, gpus)
+        names, matrix = family.described(batch, gpus)
         for weights in (self._weights.base, *self._weights.gpus.values()):
             network = weights.families.get(family.name)
             if network is not None and network.features != names:
@@ -150,7 +148,7 @@ class UtilisationModels:
                     f"differ from the {len(names)} that this release computes. Use the weights of this release, or "
                     "train them again."
                 )
-        return family.feature_matrix(batch, gpus)
+        return matrix
 
 
 def _computes_in_float32(batch: ProblemBatch, gpu: Gpu) -> bool:
@@ -163,8 +161,8 @@ def _computes_in_float32(batch: ProblemBatch, gpu: Gpu) -> bool:
     return batch.dtype in gpu.emulated_dtypes or peak is None or (single is not None and peak <= single)
 
 
-def log_utilisation_of(network: NetworkWeights, features: FloatArray) -> FloatArray:
-    """Natural logarithm of the utilisation, in [log(lowest), 0].
+def log_utilisation_of(network: NetworkWeights, features: FloatArray) -> Array:
+    """Natural logarithm of the utilisation, in [log(lowest), 0], by one network on every GPU.
 
     Args:
         network: The ensemble.
@@ -173,13 +171,4 @@ def log_utilisation_of(network: NetworkWeights, features: FloatArray) -> FloatAr
     Returns:
         Mean over the ensemble, shape (gpus, problems).
     """
-    rows = features.reshape(-1, features.shape[-1])
-    hidden = (np.clip(rows, network.low, network.high) - network.mean) / network.scale
-    values = np.broadcast_to(hidden, (network.layers[0].members, *hidden.shape))
-    for index, layer in enumerate(network.layers):
-        values = np.matmul(values, layer.weight) + layer.bias[:, None, :]
-        if index < len(network.layers) - 1:
-            np.maximum(values, 0.0, out=values)
-    share = 1.0 / (1.0 + np.exp(np.clip(-values[..., 0], -60.0, 60.0)))
-    mean: FloatArray = np.log(network.lowest_utilisation) * share.mean(axis=0, dtype=np.float64)
-    return mean.reshape(features.shape[:2])
+    return log_utilisations([network] * len(features), features)

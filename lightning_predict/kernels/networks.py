@@ -1,0 +1,79 @@
+"""The forward pass of many small networks over many rows, beside a training that wants the same cores.
+
+Rows pass in blocks that stay in the cache, cut into strips of a few rows: products so small that BLAS computes each in
+the thread that asks. BLAS's own threads wait for each other in a loop, so on cores that are busy they make a product
+slower than one thread does. Where there are many blocks, two threads of our own share them; nobody else's threads or
+settings are touched. Example::
+
+    log_utilisation = log_utilisations([base, own_of_t4], features)  # features: (2, problems, features)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+
+from lightning_predict.kernels.operations import Array
+from lightning_predict.weights.records import FloatArray, NetworkWeights
+
+STRIP_ROWS: Final = 16
+"""16 rows by layers of 128 x 128 are the 2^18 multiplications from which OpenBLAS starts threads."""
+
+BLOCK_ROWS: Final = 1024
+"""Activations of two members of 128 lanes: 1 MiB, which the caches of one core hold."""
+
+THREADS: Final = 2
+THREADED_BLOCKS: Final = 4
+"""Starting threads takes as long as a small block: fewer blocks than this pass in the calling thread."""
+
+
+def log_utilisations(networks: Sequence[NetworkWeights], features: FloatArray) -> Array:
+    """Natural logarithm of the utilisation, in [log(lowest), 0], averaged over each ensemble.
+
+    Args:
+        networks: The ensemble of each GPU; the same one may serve several.
+        features: Shape (gpus, problems, features).
+
+    Returns:
+        Shape (gpus, problems). A row's value does not depend on its neighbours.
+    """
+    served: dict[int, list[int]] = {}
+    for index, network in enumerate(networks):
+        served.setdefault(id(network), []).append(index)
+    blocks = [block for gpus in served.values() for block in _blocks(networks[gpus[0]], features[gpus])]
+    if len(blocks) < THREADED_BLOCKS:
+        parts = [_log_utilisation(*block) for block in blocks]
+    else:
+        with ThreadPoolExecutor(THREADS) as pool:
+            parts = list(pool.map(lambda block: _log_utilisation(*block), blocks))
+    result = np.empty(features.shape[:2])
+    order = [gpu for gpus in served.values() for gpu in gpus]
+    result[order] = np.concatenate([np.empty(0), *parts]).reshape(features.shape[:2])
+    return result
+
+
+def _blocks(network: NetworkWeights, features: FloatArray) -> list[tuple[NetworkWeights, FloatArray]]:
+    rows = features.reshape(-1, features.shape[-1])
+    return [(network, rows[start : start + BLOCK_ROWS]) for start in range(0, len(rows), BLOCK_ROWS)]
+
+
+def _log_utilisation(network: NetworkWeights, rows: FloatArray) -> Array:
+    """One block, shape (rows, features); its rows are filled up to whole strips."""
+    strips = -(-len(rows) // STRIP_ROWS)
+    inputs = np.zeros((strips * STRIP_ROWS, rows.shape[1]), np.float32)
+    np.clip(rows, network.low, network.high, out=inputs[: len(rows)])
+    inputs -= network.mean
+    inputs /= network.scale
+    values = inputs.reshape(1, strips, STRIP_ROWS, -1)  # every member sees the same rows
+    for index, layer in enumerate(network.layers):
+        values = np.matmul(values, layer.weight[:, None])
+        values += layer.bias[:, None, None, :]
+        if index < len(network.layers) - 1:
+            np.maximum(values, 0.0, out=values)
+    outputs = values.reshape(values.shape[0], -1)[:, : len(rows)]
+    share = 1.0 / (1.0 + np.exp(np.clip(-outputs, -60.0, 60.0)))
+    mean: Array = np.log(network.lowest_utilisation) * share.mean(axis=0, dtype=np.float64)
+    return mean

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.kernels.networks import BLOCK_ROWS, STRIP_ROWS, THREADED_BLOCKS, log_utilisations
+from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.kernels.utilisation import UtilisationModels
+from lightning_predict.weights.records import FloatArray, Layer, NetworkWeights
+from lightning_predict.weights.store import load_weights
+from tests.kernels.example_networks import constant_network
+
+FEATURES = len(constant_network("vector", utilisation=0.5, interval=0.1).features)
+
+
+def random_network(seed: int) -> NetworkWeights:
+    """Three members of two hidden layers, none of them a multiple of a strip."""
+    draw = np.random.default_rng(seed)
+    widths = [FEATURES, 20, 11, 1]
+    layers = tuple(
+        Layer(
+            draw.normal(size=(3, a, b)).astype(np.float32) / np.float32(np.sqrt(a)),
+            draw.normal(size=(3, b)).astype(np.float32),
+        )
+        for a, b in itertools.pairwise(widths)
+    )
+    plain = constant_network("vector", utilisation=0.5, interval=0.1)
+    mean = draw.normal(size=FEATURES).astype(np.float32)
+    return replace(plain, layers=layers, mean=mean, low=mean - 1, high=mean + 1)
+
+
+def by_definition(network: NetworkWeights, row: FloatArray) -> float:
+    """One row through one member after the other, in float64."""
+    inputs = (np.clip(row, network.low, network.high) - network.mean) / network.scale
+    shares = []
+    for member in range(network.layers[0].members):
+        values: npt.NDArray[np.float64] = inputs.astype(np.float64)
+        for layer in network.layers[:-1]:
+            values = np.maximum(values @ layer.weight[member] + layer.bias[member], 0)
+        last = network.layers[-1]
+        shares.append(1 / (1 + np.exp(-(values @ last.weight[member] + last.bias[member])[0])))
+    return float(np.log(network.lowest_utilisation) * np.mean(shares))
+
+
+@pytest.mark.parametrize("problems", [1, STRIP_ROWS - 1, STRIP_ROWS, 2 * STRIP_ROWS + 3])
+def test_a_row_gets_what_the_definition_says_whatever_its_neighbours(problems: int) -> None:
+    one, other = random_network(1), random_network(2)
+    features = np.random.default_rng(0).normal(size=(3, problems, FEATURES)).astype(np.float32)
+    together = log_utilisations([one, other, one], features)
+    for row, network in enumerate((one, other, one)):
+        expected = [by_definition(network, values) for values in features[row]]
+        np.testing.assert_allclose(together[row], expected, rtol=1e-5)
+
+
+def test_many_blocks_are_shared_by_threads_and_come_back_in_order() -> None:
+    network = random_network(3)
+    gpus, problems = 3, THREADED_BLOCKS * BLOCK_ROWS // 3 + 7
+    features = np.random.default_rng(0).normal(size=(gpus, problems, FEATURES)).astype(np.float32)
+    threads, torch_threads = threading.active_count(), torch.get_num_threads()
+    together = log_utilisations([network] * gpus, features)
+    assert (threading.active_count(), torch.get_num_threads()) == (threads, torch_threads)  # none is left behind
+    apart = np.concatenate([log_utilisations([network], features[row : row + 1]) for row in range(gpus)])
+    np.testing.assert_allclose(together, apart, rtol=1e-6)
+
+
+def test_no_gpus_and_no_problems_give_nothing() -> None:
+    network = random_network(3)
+    assert log_utilisations([], np.zeros((0, 5, FEATURES), np.float32)).shape == (0, 5)
+    assert log_utilisations([network], np.zeros((1, 0, FEATURES), np.float32)).shape == (1, 0)
+
+
+def _batches() -> list[ProblemBatch]:
+    draw = np.random.default_rng(0)
+    sizes = 2.0 ** draw.integers(3, 13, size=(3, 9))
+    m, n, k = sizes + draw.integers(0, 3, size=(3, 9))
+    return [
+        problem_batch("linear", "float32", m=m, n=n, k=k),
+        problem_batch("bmm", "bfloat16", b=4, m=m, n=n, k=k),
+        problem_batch("attention", "float16", batch=2, heads=8, seq=m, head_dim=64, causal=1),
+        problem_batch("conv2d", "float32", batch=8, in_channels=m, out_channels=n, image_size=28, kernel_size=3),
+        problem_batch("softmax", "float32", rows=m, cols=n),
+    ]
+
+
+@pytest.mark.parametrize("batch", _batches(), ids=lambda batch: f"{batch.operation}-{batch.dtype}")
+def test_all_gpus_at_once_are_the_loop_over_gpus_and_problems(batch: ProblemBatch) -> None:
+    gpus = [gpu(name) for name in gpu_names()]
+    models = UtilisationModels(load_weights(gpu_names(), offline=True))
+    together = models.estimate(batch, gpus)
+    for column in range(len(batch)):
+        words: dict[str, Array] = {word: values[column : column + 1] for word, values in batch.columns.items()}
+        single = ProblemBatch(batch.operation, batch.dtype, words)
+        for row in range(column % 4, len(gpus), 4):  # every GPU comes up
+            alone = models.estimate(single, [gpus[row]])
+            for name in ("seconds", "low_seconds", "high_seconds"):
+                np.testing.assert_allclose(getattr(together, name)[row, column], getattr(alone, name)[0, 0], rtol=1e-5)
