@@ -69,7 +69,7 @@ def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu
             f"{FEWEST_ROWS}. Add measurements of: {', '.join(recipe.family.operations)}."
         )
     base, rows = _train_base(recipe, mine, gpus, recipe.base, seed)
-    strangers = _bases_of_strangers(recipe, mine, gpus, seed)
+    strangers = bases_of_strangers(recipe, mine, gpus, seed)
     # Of one GPU alone nothing can be left out.
     unseen = interval_of(strangers, recipe, gpus, seed) if strangers else {"*": UNMEASURED_HALF_WIDTH}
     base = replace(base, interval=unseen)
@@ -125,7 +125,7 @@ def _shortest(recipe: Recipe, gpu: str) -> list[Group]:
     return made
 
 
-def _bases_of_strangers(
+def bases_of_strangers(
     recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], seed: int
 ) -> Mapping[str, tuple[NetworkWeights, Sequence[Group]]]:
     """By GPU, a base that never saw it nor its like, and the GPU's measurements."""
