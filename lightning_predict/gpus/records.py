@@ -97,6 +97,16 @@ class Gpu:
         """By name, which no two rows share, so that a Gpu can be a key or an argument of a cached function."""
         return hash(self.name)
 
+    @property
+    def has_peer_access(self) -> bool:
+        """Two such cards of one machine reach each other's memory without a copy through the host's.
+
+        NVLink does, and so does PCIe, except between GeForce cards since Turing, whose driver refuses it (NCCL's guide,
+        "GPU-to-GPU communication"). A virtual machine may take it away from any card.
+        """
+        is_geforce_rtx = any("GeForce RTX" in name for name in self.reported_names)
+        return self.nvlink_bytes_per_second is not None or not is_geforce_rtx
+
     def peak(self, dtype: str) -> float | None:
         """Dense peak FLOP/s for `dtype`, emulated ones included; None where the GPU cannot compute it.
 

@@ -2,9 +2,11 @@
 
 A message of m bytes on n GPUs takes, at first, a constant latency, then a time that grows ever faster, and in the end
 m / bandwidth: three regions that one curve of points at powers of two holds. GPUs with measurements have their own
-curves; any other takes those of the measured GPU whose link is nearest, with the message scaled by the ratio of the
-links' bandwidths, so that the latency stays and the saturated part scales. `m` is the whole message (two bytes times
-the tables' `message_elements`), as in nccl-tests. Example::
+curves; any other takes those of the measured GPU whose link is of the same kind (NVLink, PCIe with peer access, PCIe
+without) and nearest in speed, with the message scaled by the ratio of the links' bandwidths, so that the latency stays
+and the saturated part scales. Without peer access every byte is staged in the host's memory, which more than two GPUs
+share: then the measured machine's time is the least, however fast a card's own link. `m` is the whole message (two
+bytes times the tables' `message_elements`), as in nccl-tests. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> float(problem_batch("all_reduce", "float16", num_gpus=8, message_bytes=1024).bytes_moved[0])  # 7/8 of it
@@ -35,6 +37,9 @@ UNMEASURED: Final = {"broadcast": "all_gather"}
 """Collectives that no table holds, with the measured one that moves as many bytes over each link."""
 
 CURVES_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "collectives.json"
+WITHOUT_PEER_ACCESS: Final = frozenset({"L40S"})
+"""Measured GPUs whose machine had no peer access, though the card has (said by who measured it)."""
+
 UNFITTED_SPREAD: Final = 1.5
 """Extra factor around a collective on a GPU without measurements. An assumption."""
 
@@ -92,20 +97,21 @@ class CollectiveCurves:
         source, scale = self._source(target)
         by_count = self.curves[source][UNMEASURED.get(batch.operation, batch.operation)]
         counts = np.array(sorted(by_count), dtype=np.float64)
-        log_messages = np.log(batch.columns["message_bytes"] * scale)
-        at_counts = np.stack([self._interpolated(by_count[int(count)], log_messages) for count in counts])
-        seconds: Array = np.exp(_between_counts(counts, at_counts, batch.columns["num_gpus"]))
+        log_messages = np.log(batch.columns["message_bytes"])
+        scaled = [self._interpolated(by_count[int(count)], log_messages + np.log(scale)) for count in counts]
+        if not _is_peer(source) and target.name not in self.curves:
+            staged = [self._interpolated(by_count[int(count)], log_messages) for count in counts]
+            scaled = [scaled[0], *(np.maximum(scaled[0], shared) for shared in staged[1:])]
+        seconds: Array = np.exp(_between_counts(counts, np.stack(scaled), batch.columns["num_gpus"]))
         return seconds
 
     def _source(self, target: Gpu) -> tuple[str, float]:
         """The measured GPU to take curves from, and by how much messages grow on its link."""
         if target.name in self.curves:
             return target.name, 1.0
-        same_kind = [
-            name for name in self.curves if (find_gpu(name).nvlink_bytes_per_second is None) == _is_on_pcie(target)
-        ]
+        of_kind = [name for name in self.curves if _kind(find_gpu(name), _is_peer(name)) == _kind(target)]
         own = link_bandwidth(target)
-        nearest = min(same_kind, key=lambda name: abs(np.log(link_bandwidth(find_gpu(name)) / own)))
+        nearest = min(of_kind, key=lambda name: abs(np.log(link_bandwidth(find_gpu(name)) / own)))
         return nearest, link_bandwidth(find_gpu(nearest)) / own
 
     def _interpolated(self, curve: Array, log_messages: Array) -> Array:
@@ -115,8 +121,14 @@ class CollectiveCurves:
         return values
 
 
-def _is_on_pcie(target: Gpu) -> bool:
-    return target.nvlink_bytes_per_second is None
+def _is_peer(measured: str) -> bool:
+    return measured not in WITHOUT_PEER_ACCESS
+
+
+def _kind(target: Gpu, has_peer_access: bool | None = None) -> tuple[bool, bool]:
+    """(over NVLink, with peer access) of the machine."""
+    peer = target.has_peer_access if has_peer_access is None else has_peer_access
+    return target.nvlink_bytes_per_second is not None, peer
 
 
 def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
