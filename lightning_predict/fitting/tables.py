@@ -131,6 +131,7 @@ class Group:
         batch: The problems, each once.
         seconds: Measured time of each problem, shape (problems,).
         floor_seconds: Launch that short rows contain; 0 where the source times the device alone.
+        build: Software that was timed, without its version; empty where builds are averaged.
     """
 
     gpu: str
@@ -138,16 +139,21 @@ class Group:
     batch: ProblemBatch
     seconds: Array
     floor_seconds: float
+    build: str = ""
 
     def take(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Group:
         """The rows of a mask."""
         columns = {word: values[rows] for word, values in self.batch.columns.items()}
         batch = ProblemBatch(self.batch.operation, self.batch.dtype, columns)
-        return Group(self.gpu, self.source, batch, self.seconds[rows], self.floor_seconds)
+        return Group(self.gpu, self.source, batch, self.seconds[rows], self.floor_seconds, self.build)
 
 
-def read_tables(folder: Path) -> tuple[Group, ...]:
+def read_tables(folder: Path, *, by_build: bool = False) -> tuple[Group, ...]:
     """All groups of all tables in a folder, in a fixed order.
+
+    Args:
+        folder: Where the tables are.
+        by_build: Keep the software builds of one source apart instead of averaging them.
 
     Raises:
         MeasurementTableError: The folder or all of its tables are missing, or a table has a wrong column or value.
@@ -158,8 +164,8 @@ def read_tables(folder: Path) -> tuple[Group, ...]:
             f"No measurement table in {str(folder)!r}. Expected one or more of: "
             f"{', '.join(kind.file for kind in TABLES)}. {where_tables_come_from()}"
         )
-    groups = [group for kind in present for group in read_table(folder / kind.file, kind)]
-    return tuple(sorted(groups, key=lambda g: (g.batch.operation, g.batch.dtype, g.gpu, g.source)))
+    groups = [group for kind in present for group in read_table(folder / kind.file, kind, by_build=by_build)]
+    return tuple(sorted(groups, key=lambda g: (g.batch.operation, g.batch.dtype, g.gpu, g.source, g.build)))
 
 
 def where_tables_come_from() -> str:
@@ -168,9 +174,9 @@ def where_tables_come_from() -> str:
     return f"Public measurements that can be put into these columns: {named}."
 
 
-def read_table(path: Path, kind: TableKind) -> tuple[Group, ...]:
-    """The groups of one file; errors as for `read_tables`."""
-    rows: dict[tuple[str, str, str, str], list[tuple[float, ...]]] = defaultdict(list)
+def read_table(path: Path, kind: TableKind, *, by_build: bool = False) -> tuple[Group, ...]:
+    """The groups of one file; arguments and errors as for `read_tables`."""
+    rows: dict[tuple[str, str, str, str, str], list[tuple[float, ...]]] = defaultdict(list)
     for number, row in _rows(path, kind):
         if row.get("kernel") in LEFT_OUT_KERNELS:
             continue
@@ -183,7 +189,8 @@ def read_table(path: Path, kind: TableKind) -> tuple[Group, ...]:
                 raise MeasurementTableError(
                     f"{path}, row {number}: {column} is {milliseconds:g}; expected milliseconds above 0."
                 )
-            key = (row["gpu"], row["op"] + suffix, _dtype(row["dtype"]), row["source"])
+            build = (row.get("software") or "").split(" ")[0] if by_build else ""
+            key = (row["gpu"], row["op"] + suffix, _dtype(row["dtype"]), row["source"], build)
             rows[key].append((*shape, milliseconds_to_seconds(milliseconds)))
     return tuple(_group(key, values, kind) for key, values in sorted(rows.items()))
 
@@ -220,8 +227,8 @@ def _dtype(text: str) -> str:
     return text.split(" ")[0]
 
 
-def _group(key: tuple[str, str, str, str], values: Sequence[tuple[float, ...]], kind: TableKind) -> Group:
-    gpu, operation, dtype, source = key
+def _group(key: tuple[str, str, str, str, str], values: Sequence[tuple[float, ...]], kind: TableKind) -> Group:
+    gpu, operation, dtype, source, build = key
     table = np.array(values, dtype=np.float64)
     shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
@@ -229,7 +236,7 @@ def _group(key: tuple[str, str, str, str], values: Sequence[tuple[float, ...]], 
     columns = _columns(operation, dtype, kind.words.values(), shapes)
     shortest = float(np.quantile(seconds, FLOOR_QUANTILE))
     floor = min(shortest, LONGEST_LAUNCH_SECONDS) if source in TIMED_CALLS else 0.0
-    return Group(gpu, source, ProblemBatch(operation, dtype, columns), seconds, floor)
+    return Group(gpu, source, ProblemBatch(operation, dtype, columns), seconds, floor, build)
 
 
 def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:

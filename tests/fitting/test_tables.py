@@ -46,6 +46,20 @@ def test_builds_of_one_problem_count_once_by_their_mean(tmp_path: Path) -> None:
     assert group.seconds.tolist() == pytest.approx([2e-3, 5e-3])
 
 
+def test_builds_can_be_kept_apart_whatever_their_version(tmp_path: Path) -> None:
+    rows = [
+        matmul_row(1.0, software="a 0.5"),
+        matmul_row(3.0, software="b 2"),
+        matmul_row(5.0, m=128, software="a 0.6"),
+    ]
+    groups = read_tables(write(tmp_path, "matmul.csv.gz", MATMUL, *rows), by_build=True)
+    assert [(group.build, group.seconds.tolist()) for group in groups] == [
+        ("a", pytest.approx([1e-3, 5e-3])),
+        ("b", pytest.approx([3e-3])),
+    ]
+    assert groups[0].take(np.array([True, False])).build == "a"
+
+
 def test_a_source_that_times_the_device_has_no_floor_and_one_that_times_calls_has(tmp_path: Path) -> None:
     rows = [matmul_row(0.03 + 0.001 * m, m=m, source="neusight") for m in range(1, 102)]
     assert only(read_tables(write(tmp_path, "matmul.csv.gz", MATMUL, *rows))).floor_seconds == pytest.approx(
