@@ -1,0 +1,185 @@
+"""Stepwise selection of features for a linear regression: forward and backward, after Draper and Smith.
+
+Round by round, the feature with the highest partial correlation with the target enters where its t-test says so, and
+then the least significant feature of the model leaves where its t-test no longer does (Draper and Smith, Applied
+Regression Analysis, chapter 15). It is a scikit-learn estimator. Example::
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(50, 3))
+    >>> y = 2 * x[:, 1] + 5 + 0.01 * np.random.default_rng(1).normal(size=50)
+    >>> StepwiseRegression().fit(x, y).selected_.tolist()
+    [1]
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
+
+try:
+    from scipy import stats
+    from sklearn.base import BaseEstimator, RegressorMixin
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise MissingDependencyError(
+        "Regressions on past runs need scikit-learn and SciPy, which are not installed: "
+        "pip install lightning-predict[fitting]"
+    ) from error
+
+FloatArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
+
+COLLINEAR: Final = 1e-10
+"""Share of a feature's sum of squares that must be left beside the model; less is rounding."""
+
+EXACT: Final = 1e-20
+"""Share of the target's sum of squares that counts as nothing left to explain."""
+
+
+class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Linear regression with an intercept on the features that t-tests select.
+
+    Args:
+        p_enter: A feature enters where the p-value of its t-test is below.
+        p_remove: A feature leaves where the p-value of its t-test is above; at least `p_enter`.
+        max_rounds: Rounds of entering and leaving at most.
+
+    Attributes:
+        selected_: Indices of the features in the model, in the order of entering, shape (selected,).
+        coef_: A coefficient for each feature, 0 where not selected, shape (features,).
+        intercept_: The constant.
+        residual_variance_: Weighted residual sum of squares over the degrees of freedom; NaN with none left.
+        degrees_of_freedom_: Rows with a weight, less the coefficients and the intercept.
+        unscaled_covariance_: Inverse of XᵀWX of the constant and the selected features, (1 + selected, 1 + selected).
+        n_iter_: Rounds that were made.
+    """
+
+    def __init__(self, *, p_enter: float = 0.05, p_remove: float = 0.1, max_rounds: int = 100) -> None:
+        self.p_enter = p_enter
+        self.p_remove = p_remove
+        self.max_rounds = max_rounds
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StepwiseRegression:  # noqa: N803  # scikit-learn's name
+        """Select and fit.
+
+        Args:
+            X: Features, shape (rows, features).
+            y: Target, shape (rows,).
+            sample_weight: Weight of each row's squared residual, shape (rows,); None weighs all alike.
+
+        Raises:
+            InvalidArgumentError: Probabilities or rounds that cannot be.
+            ValueError: Shapes or values that scikit-learn refuses.
+        """
+        self._check_options()
+        features, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        root = np.sqrt(_weights(sample_weight, len(features)))
+        kept = root > 0
+        design = np.column_stack([np.ones(len(features)), features])[kept] * root[kept, None]
+        weighted = np.asarray(target, dtype=np.float64)[kept] * root[kept]
+        selected: list[int] = []
+        rounds = 0
+        for rounds in range(1, self.max_rounds + 1):  # noqa: B007  # kept as n_iter_
+            before = list(selected)
+            entering = _entering(design, weighted, selected, self.p_enter)
+            selected += [] if entering is None else [entering]
+            leaving = _leaving(design, weighted, selected, self.p_remove)
+            if leaving is not None:
+                selected.remove(leaving)
+            if selected == before:
+                break
+        self.n_iter_ = rounds
+        return self._finish(design, weighted, selected)
+
+    def predict(self, X: Any) -> FloatArray:  # noqa: N803
+        """Predicted targets, shape (rows,)."""
+        check_is_fitted(self)
+        features = validate_data(self, X, dtype=np.float64, reset=False)
+        predicted: FloatArray = features @ self.coef_ + self.intercept_
+        return predicted
+
+    def _finish(self, design: FloatArray, target: FloatArray, selected: list[int]) -> StepwiseRegression:
+        used = design[:, [0, *(index + 1 for index in selected)]]
+        solution, residual, inverse = _least_squares(used, target)
+        self.selected_: IndexArray = np.array(selected, dtype=np.intp)
+        self.coef_: FloatArray = np.zeros(design.shape[1] - 1)
+        self.coef_[self.selected_] = solution[1:]
+        self.intercept_ = float(solution[0])
+        self.degrees_of_freedom_ = len(target) - used.shape[1]
+        left = float(residual @ residual)
+        self.residual_variance_ = left / self.degrees_of_freedom_ if self.degrees_of_freedom_ > 0 else float("nan")
+        self.unscaled_covariance_: FloatArray = inverse
+        return self
+
+    def _check_options(self) -> None:
+        if not 0 < self.p_enter <= self.p_remove < 1:
+            raise InvalidArgumentError(
+                f"p_enter={self.p_enter!r} and p_remove={self.p_remove!r}; expected 0 < p_enter <= p_remove < 1, as "
+                "what enters could leave at once otherwise, and enter again."
+            )
+        if self.max_rounds < 1:
+            raise InvalidArgumentError(f"max_rounds={self.max_rounds!r}; expected at least 1.")
+
+
+def _weights(given: Any, rows: int) -> FloatArray:
+    """A weight for each row.
+
+    Raises:
+        ValueError: Not one for each, or one that is negative or no number; scikit-learn expects this kind of error.
+    """
+    weights = np.ones(rows) if given is None else np.asarray(given, dtype=np.float64)
+    weights = np.full(rows, float(weights)) if weights.ndim == 0 else weights
+    if weights.shape != (rows,) or not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError(f"sample_weight has shape {weights.shape}; expected {rows} numbers of at least 0.")
+    if not weights.any():
+        raise ValueError("All of sample_weight is zero; expected at least one above 0.")
+    return weights
+
+
+def _entering(design: FloatArray, target: FloatArray, selected: list[int], p_enter: float) -> int | None:
+    """The feature with the highest partial correlation, where significant; None otherwise.
+
+    Adding z, the part of a feature that the model does not hold, takes (z·r)² / z·z off the residual sum of squares.
+    """
+    basis, _ = np.linalg.qr(design[:, [0, *(index + 1 for index in selected)]])
+    residual = target - basis @ (basis.T @ target)
+    parts = design[:, 1:] - basis @ (basis.T @ design[:, 1:])
+    squares, whole = (parts**2).sum(axis=0), (design[:, 1:] ** 2).sum(axis=0)
+    usable = squares > COLLINEAR * whole
+    usable[selected] = False
+    freedom = len(target) - len(selected) - 2
+    left = float(residual @ residual)
+    if freedom < 1 or not usable.any() or left <= EXACT * float(target @ target):
+        return None
+    explained = np.where(usable, (parts.T @ residual) ** 2 / np.where(usable, squares, 1.0), -1.0)
+    best = int(explained.argmax())
+    remaining = max(left - explained[best], 0.0)
+    t_value = np.inf if remaining == 0 else np.sqrt(explained[best] * freedom / remaining)
+    return best if 2 * stats.t.sf(t_value, freedom) < p_enter else None
+
+
+def _leaving(design: FloatArray, target: FloatArray, selected: list[int], p_remove: float) -> int | None:
+    """The least significant feature of the model, where it is not significant; None otherwise."""
+    freedom = len(target) - len(selected) - 1
+    if not selected or freedom < 1:
+        return None
+    solution, residual, inverse = _least_squares(design[:, [0, *(index + 1 for index in selected)]], target)
+    left = float(residual @ residual)
+    if left <= EXACT * float(target @ target):
+        return None
+    errors = np.sqrt(left / freedom * np.diag(inverse)[1:])
+    t_values = np.abs(solution[1:]) / errors
+    worst = int(t_values.argmin())
+    return selected[worst] if 2 * stats.t.sf(t_values[worst], freedom) > p_remove else None
+
+
+def _least_squares(design: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Coefficients, residuals and the inverse of XᵀX, by QR."""
+    basis, triangle = np.linalg.qr(design)
+    inverse = np.linalg.inv(triangle)
+    solution: FloatArray = inverse @ (basis.T @ target)
+    return solution, target - design @ solution, inverse @ inverse.T
