@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lightning_predict.cost.memory import step_memory_bytes
+from lightning_predict.cost.memory import memory_notes, step_memory
 from lightning_predict.cost.quotes import UserPrice, check_price, quote_of
 from lightning_predict.cost.records import Offer, Prediction, Quote
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
@@ -170,8 +170,9 @@ def predict_workload(
     validations: Sequence[Iteration | None] = [None] * len(targets)
     if validation is not None:
         validations = _steps(validation, targets, origin, models, method)
-    memory = step_memory_bytes(trace)
+    memory = step_memory(trace)
     fingerprint = fingerprint_of(trace) if history else ""
+    notes = (*trace.notes, *memory_notes(trace))
     predictions = []
     for target, step, check in zip(targets, steps, validations, strict=True):
         is_measured = target == origin and bool(trace.step_seconds)
@@ -180,10 +181,17 @@ def predict_workload(
             step = correction.step_of(step)
         run = run_of(step, workload, check, batches=trace.batches)
         run = run if correction is None else correction.run_of(run)
-        quote = quote_of(run, target, memory_bytes=memory, offers=offers, usd_per_hour=usd_per_hour)
+        quote = quote_of(
+            run,
+            target,
+            memory_bytes=None if memory is None else memory.bytes_on(target),
+            reported_bytes=trace.gpu_memory_bytes if target == origin else None,
+            offers=offers,
+            usd_per_hour=usd_per_hour,
+        )
         measured = _measured_seconds(trace) if origin is not None and target == origin else None
         predictions.append(_flat(step, run, quote, workload, measured))
-    return Predictions(tuple(predictions), used_gpu=None if origin is None else origin.name, notes=trace.notes)
+    return Predictions(tuple(predictions), used_gpu=None if origin is None else origin.name, notes=notes)
 
 
 def gpu_in_use(trace: Trace) -> Gpu | None:
@@ -275,6 +283,9 @@ def _flat(step: Iteration, run: Run, quote: Quote, workload: Workload, measured:
         offer=None if quote.offer is None else quote.offer.label,
         memory_bytes=quote.memory_bytes,
         fits=quote.fits,
+        memory_fit=quote.memory_fit,
+        memory_free_bytes=quote.memory_free_bytes,
         coverage=coverage,
+        verdict=step.verdict,
         notes=step.notes,
     )

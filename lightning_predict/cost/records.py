@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
+from lightning_predict.cost.memory_fit import MemoryFit
+from lightning_predict.timeline.verdict import Verdict
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,9 @@ class Quote:
         offer: Where the price comes from; None where no offer is known.
         cost_usd: Of the whole run; None where its length or its price is unknown.
         memory_bytes: Needed on one GPU; None where unknown.
-        fits: It fits in the GPU's memory; None where `memory_bytes` is unknown.
+        fits: It fits in the GPU's memory, perhaps narrowly; None where `memory_bytes` is unknown.
+        memory_fit: Whether it fits with a margin (`cost/memory_fit.py`).
+        memory_free_bytes: What it leaves free, below 0 where it does not fit.
     """
 
     gpu: str
@@ -76,6 +81,8 @@ class Quote:
     cost_usd: float | None
     memory_bytes: float | None
     fits: bool | None
+    memory_fit: MemoryFit | None = None
+    memory_free_bytes: float | None = None
 
 
 @final
@@ -108,8 +115,11 @@ class Prediction:
         cost_usd: Of the run still to come.
         offer: Where the price comes from, with its date.
         memory_bytes: Peak memory of a step.
-        fits: It fits in the GPU's memory.
+        fits: It fits in the GPU's memory, perhaps narrowly.
+        memory_fit: `fits` with a margin, `tight` without, or `exceeds`.
+        memory_free_bytes: What the step leaves free of what a process can use; below 0 where it does not fit.
         coverage: Share of the device time by method; sums to 1.
+        verdict: What bounds the step, what a faster GPU gains, and the critical path by module.
         notes: What was not covered, in words.
     """
 
@@ -138,9 +148,15 @@ class Prediction:
     offer: str | None = None
     memory_bytes: float | None = None
     fits: bool | None = None
+    memory_fit: MemoryFit | None = None
+    memory_free_bytes: float | None = None
     coverage: Mapping[str, float] = field(default_factory=dict)
+    verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as JSON values."""
-        return asdict(self) | {"coverage": dict(self.coverage), "notes": list(self.notes)}
+        values = asdict(self) | {"coverage": dict(self.coverage), "notes": list(self.notes)}
+        if self.verdict is not None:
+            values["verdict"]["sentence"] = self.verdict.sentence
+        return values

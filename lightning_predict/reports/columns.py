@@ -15,11 +15,12 @@ from typing import Final, Literal, final
 from lightning_predict.cost.records import Prediction
 from lightning_predict.reports.footnotes import (
     IN_USE_MARK,
+    bound_notes,
     coverage_note,
     in_use_note,
     interval_note,
     is_bound_by_loader,
-    loader_note,
+    tight_note,
     total_notes,
 )
 from lightning_predict.reports.format import duration, gibibytes, milliseconds, milliseconds_interval, share, usd
@@ -81,6 +82,8 @@ def _memory(prediction: Prediction) -> str | None:
 
 
 def _fits(prediction: Prediction) -> str | None:
+    if prediction.memory_fit == "tight":
+        return "tight"
     return None if prediction.fits is None else ("yes" if prediction.fits else "no")
 
 
@@ -104,8 +107,8 @@ COLUMNS: Final = (
     Column(header="total", cell=_total, justify="right", notes=total_notes),
     Column(header="cost", cell=_cost, justify="right"),
     Column(header="memory\n(GiB)", cell=_memory, justify="right", gives_way=3),
-    Column(header="fits", cell=_fits),
-    Column(header="bound\nby", cell=_bound_by, gives_way=2, notes=loader_note),
+    Column(header="fits", cell=_fits, notes=tight_note),
+    Column(header="bound\nby", cell=_bound_by, gives_way=2, notes=bound_notes),
     Column(header="covered by", cell=_covered_by, gives_way=1, breaks=True, notes=coverage_note),
 )
 

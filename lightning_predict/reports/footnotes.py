@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from lightning_predict.cost.memory_fit import MARGIN
 from lightning_predict.cost.records import Prediction
-from lightning_predict.reports.format import duration, milliseconds, usd_per_hour
+from lightning_predict.reports.format import duration, gibibytes, milliseconds, share, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 
 IN_USE_MARK: Final = "*"
@@ -80,6 +81,24 @@ def loader_note(predictions: Predictions) -> Iterable[str]:
         )
 
 
+def host_note(predictions: Predictions) -> Iterable[str]:
+    """What a faster GPU gains where the host is the limit."""
+    names_of_gain: dict[int, list[str]] = {}
+    for prediction in predictions.values():
+        verdict = prediction.verdict
+        if verdict is not None and verdict.bound_by == "host" and not is_bound_by_loader(prediction):
+            names_of_gain.setdefault(round(100 * verdict.gain), []).append(prediction.gpu)
+    gains = [f"{gain} % ({', '.join(names)})" for gain, names in sorted(names_of_gain.items())]
+    if gains:
+        yield f"Bound by host: it cannot launch faster, so a GPU twice as fast gains {', '.join(gains)}."
+
+
+def bound_notes(predictions: Predictions) -> Iterable[str]:
+    """What bounds a step, where it is not the device."""
+    yield from host_note(predictions)
+    yield from loader_note(predictions)
+
+
 def unknown_length_note(predictions: Predictions) -> Iterable[str]:
     """What a thousand steps and an epoch take where the length of the run is not known."""
     known = [one for one in predictions.values() if one.total_seconds is None and one.cycle_seconds is not None]
@@ -90,6 +109,17 @@ def unknown_length_note(predictions: Predictions) -> Iterable[str]:
     epochs = [f"{one.gpu} {duration(one.epoch_seconds)}" for one in known if one.epoch_seconds is not None]
     if epochs:
         yield f"An epoch of training takes: {', '.join(epochs)}."
+
+
+def tight_note(predictions: Predictions) -> Iterable[str]:
+    """Where the memory is narrow, and what is left of it."""
+    tight = [
+        f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare"
+        for one in predictions.values()
+        if one.memory_fit == "tight"
+    ]
+    if tight:
+        yield f"Tight: it fits as predicted, but without a margin of {share(MARGIN)} ({', '.join(tight)})."
 
 
 def coverage_note(predictions: Predictions) -> Iterable[str]:

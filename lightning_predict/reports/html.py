@@ -18,7 +18,7 @@ from lightning_predict.reports.columns import Grid, grid
 from lightning_predict.reports.energy import energy_columns
 from lightning_predict.reports.footnotes import IN_USE_MARK, prediction_notes
 from lightning_predict.reports.format import duration, milliseconds, usd, usd_per_hour
-from lightning_predict.reports.html_charts import Bar, Point, bar_chart, scatter
+from lightning_predict.reports.html_charts import Bar, Point, bar_chart, scatter, share_chart
 from lightning_predict.reports.html_style import STYLE
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Candidate, Ranking, remarks, takes
@@ -54,6 +54,7 @@ def html_report(
             f'<header><h1>{escape(title)}</h1><p class="sub">{escape(_subtitle(predictions, made_on))}</p></header>',
             _cards(ranking),
             _charts(predictions, ranking),
+            _critical_path(predictions),
             _table(predictions, ranking, shown),
             _prices(predictions, load_offers() if offers is None else offers),
             _notes(predictions, ranking, shown),
@@ -91,11 +92,12 @@ def _card(name: str, candidate: Candidate | None, ranking: Ranking, otherwise: s
     if candidate is None:
         return f'<div class="card none"><h2>{escape(name)}</h2><p class="gpu dim">None: {escape(otherwise)}</p></div>'
     offer = candidate.prediction.offer or "no price known"
+    tight = '<p class="dim">The memory is narrow.</p>' if candidate.prediction.memory_fit == "tight" else ""
     interval = f"90 % interval: {duration(candidate.low_seconds)} to {duration(candidate.high_seconds)}"
     return (
         f'<div class="card"><h2>{escape(name)}</h2><p class="gpu">{escape(candidate.gpu)}</p>'
         f'<p class="what">{escape(takes(candidate, ranking))}</p>'
-        f'<p class="dim">{escape(interval)}</p><p class="dim">{escape(offer)}</p></div>'
+        f'<p class="dim">{escape(interval)}</p><p class="dim">{escape(offer)}</p>{tight}</div>'
     )
 
 
@@ -137,6 +139,20 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
     )
 
 
+def _critical_path(predictions: Predictions) -> str:
+    rows = [
+        (one.gpu, one.verdict.critical_path, f"{one.verdict.bound_by}: {100 * one.verdict.gain:.0f} %")
+        for one in predictions.values()
+        if one.verdict is not None and one.verdict.critical_path
+    ]
+    return _figure(
+        "What takes the time",
+        share_chart(rows, title="Critical path of a step by module"),
+        "Share of a step by module: the time in which the device works for it, or waits for its launches. Beside it, "
+        "what bounds the step, and how much of it a GPU twice as fast would save.",
+    )
+
+
 def _figure(heading: str, svg: str, caption: str) -> str:
     if not svg:
         return ""
@@ -172,7 +188,7 @@ def _table(predictions: Predictions, ranking: Ranking, shown: Grid) -> str:
 
 
 def _cell_class(title: str, text: str, kind: str) -> str:
-    return f"{kind} {text}".strip() if title == "fits" and text in ("yes", "no") else kind
+    return f"{kind} {text}".strip() if title == "fits" and text in ("yes", "tight", "no") else kind
 
 
 def _badges(prediction: Prediction, predictions: Predictions, ranking: Ranking) -> str:
@@ -181,6 +197,8 @@ def _badges(prediction: Prediction, predictions: Predictions, ranking: Ranking) 
         return '<span class="badge unfit">does not fit</span>'
     words = [word for word, one in chosen.items() if one is not None and one.gpu == prediction.gpu]
     badges = [f'<span class="badge best">{word}</span>' for word in words]
+    if prediction.memory_fit == "tight":
+        badges.append('<span class="badge tight">narrow</span>')
     if prediction.gpu == predictions.used_gpu:
         badges.append('<span class="badge used">in use</span>')
     return "".join(badges)

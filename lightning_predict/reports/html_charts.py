@@ -8,7 +8,7 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final, final
@@ -22,6 +22,8 @@ _CHARACTER: Final = 7.6
 _BAR_HEIGHT: Final = 26
 _SCATTER_HEIGHT: Final = 380
 _TICKS: Final = 6
+COLOURS: Final = 8
+"""Colours that the style sheet has for the parts of a bar."""
 
 
 @final
@@ -123,6 +125,52 @@ def bar_chart(bars: Sequence[Bar], *, title: str, unit: str) -> str:
     scale = " (logarithmic)" if axis.logarithmic else ""
     parts.append(_text((left + WIDTH - right) / 2, bottom + 36, unit + scale, "middle", "axis"))
     return _svg(parts, bottom + 44, title)
+
+
+def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]], *, title: str) -> str:
+    """Bars of shares that add up to 1, each part in the colour of its name; an empty text without rows.
+
+    Args:
+        rows: Name, share by part, and the text beside the bar.
+        title: What the chart is called for those who cannot see it.
+    """
+    if not rows:
+        return ""
+    parts_in_order = list(dict.fromkeys(part for _, shares, _ in rows for part in shares))
+    left = 16 + _CHARACTER * max(len(name) for name, _, _ in rows)
+    right = 16 + _CHARACTER * max(len(label) for _, _, label in rows)
+    width = WIDTH - left - right
+    drawn = []
+    for row, (name, shares, label) in enumerate(rows):
+        top, at = row * _BAR_HEIGHT + 5, left
+        for part in parts_in_order:
+            length = width * shares.get(part, 0.0)
+            words = escape(f"{name}: {part} {100 * shares.get(part, 0.0):.0f} %")
+            drawn.append(
+                f'<rect class="part p{parts_in_order.index(part) % COLOURS}" x="{at:.1f}" y="{top}" '
+                f'width="{length:.1f}" height="16"><title>{words}</title></rect>'
+            )
+            at += length
+        drawn += [
+            _text(left - 8, top + 12, name, "end", "name"),
+            _text(WIDTH - right + 8, top + 12, label, "start", "value"),
+        ]
+    legend, bottom = _legend(parts_in_order, left, _BAR_HEIGHT * len(rows) + 16.0)
+    return _svg([*drawn, *legend], bottom + 20, title)
+
+
+def _legend(names: Sequence[str], left: float, top: float) -> tuple[list[str], float]:
+    """Squares in the colours of the parts with their names, and the top of the last line."""
+    drawn = []
+    x = left
+    for number, name in enumerate(names):
+        length = 30 + _CHARACTER * len(name)
+        if x + length > WIDTH and x > left:
+            x, top = left, top + 20
+        drawn.append(f'<rect class="part p{number % COLOURS}" x="{x:.1f}" y="{top - 2:.0f}" width="12" height="12"/>')
+        drawn.append(_text(x + 17, top + 8, name, "start", "tick"))
+        x += length
+    return drawn, top
 
 
 def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit: float | None, *, title: str) -> str:

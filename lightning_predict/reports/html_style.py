@@ -37,8 +37,9 @@ td:first-child { white-space: nowrap; font-weight: 600; }
 tr.unfit td { color: var(--dim); }
 .badge { display: inline-block; margin-left: 8px; padding: 0 7px; border-radius: 9px; font-size: 11.5px;
   font-weight: 600; line-height: 18px; border: 1px solid currentcolor; }
-.badge.best { color: var(--good); } .badge.used { color: var(--used); } .badge.unfit { color: var(--bad); }
-td.yes { color: var(--good); } tr td.no { color: var(--bad); font-weight: 600; }
+.badge.best { color: var(--good); } .badge.used { color: var(--used); }
+.badge.unfit, .badge.tight { color: var(--bad); }
+td.yes { color: var(--good); } tr td.no, td.tight { color: var(--bad); font-weight: 600; }
 figure { margin: 0; } figcaption { font-size: 13.5px; margin-top: 6px; }
 svg { width: 100%; height: auto; display: block; font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 svg .grid { stroke: var(--line); stroke-width: 1; fill: none; }
@@ -46,6 +47,8 @@ svg text { fill: var(--text); paint-order: stroke; stroke: var(--card); stroke-w
 svg .tick, svg .axis { fill: var(--dim); }
 svg .name.used { fill: var(--used); font-weight: 600; } svg .name.unfit { fill: var(--dim); }
 svg .bar { fill: var(--accent); } svg .bar.used { fill: var(--used); } svg .bar.unfit { fill: var(--muted); }
+svg .p0 { fill: #4477aa; } svg .p1 { fill: #ee6677; } svg .p2 { fill: #228833; } svg .p3 { fill: #ccbb44; }
+svg .p4 { fill: #66ccee; } svg .p5 { fill: #aa3377; } svg .p6 { fill: #997700; } svg .p7 { fill: #bbbbbb; }
 svg .whisker { stroke: var(--text); stroke-width: 1.2; fill: none; opacity: 0.75; }
 svg .point { fill: var(--accent); stroke: var(--card); stroke-width: 1.5; } svg .point.used { fill: var(--used); }
 svg .point.unfit { fill: var(--muted); }

@@ -24,6 +24,7 @@ from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.overheads import HostModel, host_model
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, Simulated, simulate
+from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
 from lightning_predict.tracing.records import Operation, Trace
 
 HOST_SPREAD: Final = 2.0
@@ -48,9 +49,11 @@ def iterations(
         origin: GPU that the trace was recorded on; its own row is anchored at the measured step.
         host_factor: Time of the target's host over that of the host in use.
     """
-    host = _anchored_host(trace, timed, origin, host_factor)
+    host = anchored_host(trace, timed, origin, host_factor)
     low_device, high_device = interval_of_sum(timed)
-    middle = simulate(launchings(trace, timed, timed.seconds), host, gpus=len(gpus))
+    work = launchings(trace, timed, timed.seconds)
+    middle = simulate(work, host, gpus=len(gpus))
+    faster = simulate(launchings(trace, timed, timed.seconds / FASTER), host, gpus=len(gpus))
     low, high = _ends(middle, host, low_device, high_device)
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
     return tuple(
@@ -61,9 +64,10 @@ def iterations(
             (float(low[row]), float(high[row])),
             measured=trace.step_seconds if target == origin else (),
             gpu=target.name,
+            verdict=verdict,
             notes=(*_notes(dtypes, target), *_untimed(trace, timed, row)),
         )
-        for row, target in enumerate(gpus)
+        for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
     )
 
 
@@ -147,7 +151,7 @@ def _ends(middle: Simulated, host: HostModel, low_device: Array, high_device: Ar
     return np.minimum(low, middle.seconds), np.maximum(high, middle.seconds)
 
 
-def _anchored_host(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> HostModel:
+def anchored_host(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> HostModel:
     """The host's overheads, scaled so that the origin's simulated step takes as long as its measured one.
 
     A step that the device bounds says nothing of the host but that it is no slower.
@@ -191,6 +195,7 @@ def _iteration(
     *,
     measured: Sequence[float],
     gpu: str,
+    verdict: Verdict,
     notes: tuple[str, ...],
 ) -> Iteration:
     seconds, (low, high) = float(simulated.seconds[row]), ends
@@ -212,6 +217,7 @@ def _iteration(
         coverage={name: share / total for name, share in shares.items() if share > 0} if total else {},
         forward_seconds=seconds_of("forward"),
         optimizer_seconds=seconds_of("optimizer"),
+        verdict=verdict,
         notes=notes,
     )
 

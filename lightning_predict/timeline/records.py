@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
+from lightning_predict.timeline.verdict import Verdict
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,10 @@ class Iteration:
         coverage: Share of the device time by method; sums to 1. Methods: `mlp`, `wave`, `roofline`, `measured`.
         forward_seconds: Device time of the forward phase, for estimates of validation.
         optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
+        verdict: What bounds the step, and whose time it is; None where no timeline was simulated.
+        communication_seconds: Time of all collectives of a step between GPUs; 0 on one.
+        added_seconds: By how much the step is longer than on one GPU: communication that no work hides, and the wait for
+            the slowest. Below 0 where a shared update saves more than that.
         notes: What was not covered, in words for the user.
     """
 
@@ -44,6 +50,9 @@ class Iteration:
     coverage: Mapping[str, float]
     forward_seconds: float = 0.0
     optimizer_seconds: float = 0.0
+    verdict: Verdict | None = None
+    communication_seconds: float = 0.0
+    added_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property

@@ -3,8 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_predict.reports.columns import grid
-from lightning_predict.reports.footnotes import loader_note, total_notes, unknown_length_note
+from lightning_predict.reports.footnotes import bound_notes, loader_note, total_notes, unknown_length_note
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import H100, MINIMAL, T4
 
 
@@ -21,6 +22,21 @@ def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
     (note,) = loader_note(of(slow, fast))
     assert note.startswith("Bound by loader: it takes 20.0 ms for the batches of an iteration on any GPU")
     assert list(loader_note(of(slow))) == []
+
+
+def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
+    host = Verdict(bound_by="host", idle_share=0.3, gain=0.042, critical_path={})
+    device = Verdict(bound_by="device", idle_share=0.0, gain=0.5, critical_path={})
+    fast, slow = replace(H100, verdict=host), replace(T4, verdict=device)
+    stuck = replace(fast, gpu="B200-SXM-180GB", verdict=replace(host, gain=0.0))
+    twin = replace(stuck, gpu="H200-SXM-141GB")
+    assert list(bound_notes(of(slow, fast, stuck, twin))) == [
+        "Bound by host: it cannot launch faster, so a GPU twice as fast gains 0 % (B200-SXM-180GB, H200-SXM-141GB), "
+        "4 % (H100-SXM-80GB)."
+    ]
+    assert list(bound_notes(of(slow))) == []
+    (note,) = bound_notes(of(replace(fast, loader_seconds=1.0)))  # then the host is not the limit
+    assert note.startswith("Bound by loader")
 
 
 def test_checkpoints_are_mentioned_where_they_count() -> None:

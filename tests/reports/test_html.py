@@ -17,10 +17,21 @@ from lightning_predict.cost.energy import prediction_energy
 from lightning_predict.cost.offers import cheapest_offer
 from lightning_predict.reports.energy import energy_columns
 from lightning_predict.reports.html import html_report
-from lightning_predict.reports.html_charts import Axis, Bar, Point, _box, _overlap, bar_chart, scatter, tick_text
+from lightning_predict.reports.html_charts import (
+    Axis,
+    Bar,
+    Point,
+    _box,
+    _overlap,
+    bar_chart,
+    scatter,
+    share_chart,
+    tick_text,
+)
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import markdown_table, plain_table
+from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, H100, K80, T4, TEN
 
 DAY = datetime.date(2026, 11, 21)
@@ -161,6 +172,34 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert second == pytest.approx(4 * first, abs=0.2)
 
 
+def test_the_critical_path_is_shown_by_module() -> None:
+    verdict = Verdict(bound_by="host", idle_share=0.3, gain=0.04, critical_path={"blocks.*": 0.75, "<head>": 0.25})
+    shown = page(Predictions((replace(H100, verdict=verdict), T4)))
+    assert "What takes the time" in shown.text
+    assert "H100-SXM-80GB: blocks.* 75 %" in shown.text
+    assert "host: 4 %" in shown.text
+    assert "<head>" in shown.text
+    assert "What takes the time" not in page(FULL).text  # without a timeline
+
+
+def test_parts_are_as_long_as_their_shares_and_keep_their_colours() -> None:
+    svg = chart(share_chart([("x", {"a": 0.75, "b": 0.25}, ""), ("y", {"b": 1.0}, "")], title="t"))
+    bars = [one for one in svg.iter("rect") if one.find("title") is not None]
+    assert [one.attrib["class"] for one in bars] == ["part p0", "part p1"] * 2
+    lengths = [float(one.attrib["width"]) for one in bars]
+    assert lengths[0] == pytest.approx(3 * lengths[1], abs=0.3)
+    assert lengths[2] == 0  # `y` has no `a`
+    assert lengths[3] == pytest.approx(lengths[0] + lengths[1], abs=0.2)
+
+
+def test_a_legend_of_long_names_takes_more_lines() -> None:
+    def height(count: int) -> float:
+        svg = chart(share_chart([("x", {"m" * 30 + str(n): 1 / count for n in range(count)}, "")], title="t"))
+        return float(svg.attrib["viewBox"].split()[3])
+
+    assert height(8) > height(2)
+
+
 def test_values_far_apart_are_points_on_a_logarithmic_axis() -> None:
     svg = chart(bar_chart([Bar(str(n), 10.0**n, 10.0**n, 10.0**n, "") for n in range(3)], title="t", unit="ms"))
     assert list(svg.iter("rect")) == []
@@ -203,3 +242,4 @@ def test_an_axis_shows_all_values_and_a_few_round_ticks(values: list[float]) -> 
 def test_no_bars_and_no_points_draw_nothing() -> None:
     assert bar_chart([], title="t", unit="ms") == ""
     assert scatter([], [], None, title="t") == ""
+    assert share_chart([], title="t") == ""

@@ -1,0 +1,173 @@
+"""`Verdict`: what bounds a step on one GPU, what a faster GPU would gain, and whose time it is, by module.
+
+Example::
+
+    >>> verdict = Verdict(bound_by="host", idle_share=0.6, gain=0.04, critical_path={"tables": 0.7, "top": 0.3})
+    >>> verdict.sentence
+    'bound by the host: a GPU twice as fast gains 4 %'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final, Literal, final
+
+import numpy as np
+
+from lightning_predict.kernels.arrays import summed_by_owner
+from lightning_predict.kernels.operations import Array
+from lightning_predict.timeline.simulation import Launching, Simulated
+
+FASTER: Final = 2.0
+"""How much faster the GPU is that `Verdict.gain` compares with."""
+
+MOST_PARTS: Final = 8
+"""More parts of a step than this are no longer read at a glance."""
+
+SMALLEST_SHARE: Final = 0.02
+"""Parts that take less are shown together."""
+
+OTHERS: Final = "other modules"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What bounds a step. Shares of the step, so that a correction of its time leaves them as they are.
+
+    Attributes:
+        bound_by: Which of the two queues needs longer for a step: the host that launches or the device that computes.
+        idle_share: Share of the step in which the device waits for the host.
+        gain: Share of the step that would be saved if every kernel took half as long and the host as long as now: 0
+            for a step that the host bounds, 0.5 for one that the device bounds.
+        critical_path: Share of the step by module (by phase outside modules), the largest first; they add up to 1. A
+            module has the time in which the device works for it, or waits for its launches.
+    """
+
+    bound_by: Literal["device", "host"]
+    idle_share: float
+    gain: float
+    critical_path: Mapping[str, float]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        return f"bound by the {self.bound_by}: a GPU twice as fast gains {100 * self.gain:.0f} %"
+
+
+def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> tuple[Verdict, ...]:
+    """One Verdict a GPU.
+
+    Args:
+        work: What was simulated.
+        step: Its simulation.
+        faster: The same with every kernel `FASTER` times as fast.
+    """
+    time = step.busy + step.waiting
+    parts = _parts(work, time)
+    names = list(dict.fromkeys(parts))
+    owners = np.array([names.index(part) for part in parts], dtype=np.intp)
+    spent = summed_by_owner(time, owners, len(names))
+    found = []
+    for row, seconds in enumerate(step.seconds):
+        active, saved = float(step.active_seconds[row]), float(seconds - faster.seconds[row])
+        found.append(
+            Verdict(
+                bound_by="host" if step.host_seconds > active else "device",
+                idle_share=_share(float(seconds) - active, float(seconds)),
+                gain=_share(saved, float(seconds)),
+                critical_path=_shares(names, spent[row]),
+            )
+        )
+    return tuple(found)
+
+
+def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
+    """The part of the step that each module is shown as: as fine as can be read at a glance.
+
+    What all names begin with is left out. Then the part that takes longest is split into its children, again and again,
+    while at most `MOST_PARTS` have `SMALLEST_SHARE` of the time; numbered children become one, `*`, where there are too
+    many. What takes less is one part. Example::
+
+        >>> parts = {"attention": 2.0, "mlp": 3.0}
+        >>> module_groups({f"net.blocks.{n}.{part}": parts[part] for n in range(12) for part in parts})[
+        ...     "net.blocks.3.mlp"]
+        'blocks.*.mlp'
+
+    Args:
+        seconds: Time of each module by its qualified name.
+    """
+    parts = {module: module.split(".") for module in seconds}
+    shared = len(list(takewhile(lambda column: len(set(column)) == 1, zip(*parts.values(), strict=False))))
+    rest = {module: tuple(names[shared:]) for module, names in parts.items()}
+    groups = {module: names[0] if names else module for module, names in rest.items()}
+    depths = dict.fromkeys(seconds, 1)
+    while (finer := _finer(groups, depths, rest, seconds)) is not None:
+        groups |= finer
+        depths |= {module: depths[module] + 1 for module in finer}
+    large = _large(groups, seconds)
+    few = len(set(groups.values()) - large) < 2
+    return {module: group if few or group in large else OTHERS for module, group in groups.items()}
+
+
+def _finer(
+    groups: Mapping[str, str],
+    depths: Mapping[str, int],
+    rest: Mapping[str, tuple[str, ...]],
+    seconds: Mapping[str, float],
+) -> dict[str, str] | None:
+    """New groups for the modules of the largest group that can be split; None where none can."""
+    for group in sorted(set(groups.values()), key=lambda one: (-_seconds_of(groups, seconds, one), one)):
+        members = [module for module, own in groups.items() if own == group]
+        if all(depths[module] >= len(rest[module]) for module in members):
+            continue
+        for is_merged in (False, True):
+            split = {module: _child(group, rest[module][depths[module] :], is_merged=is_merged) for module in members}
+            if len(_large({**groups, **split}, seconds)) <= MOST_PARTS:
+                return split
+    return None
+
+
+def _child(group: str, below: Sequence[str], *, is_merged: bool) -> str:
+    if not below:
+        return group
+    return f"{group}.{'*' if is_merged and below[0].isdigit() else below[0]}"
+
+
+def _seconds_of(groups: Mapping[str, str], seconds: Mapping[str, float], group: str) -> float:
+    return math.fsum(seconds[module] for module, own in groups.items() if own == group)
+
+
+def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> set[str]:
+    least = SMALLEST_SHARE * math.fsum(seconds.values())
+    return {group for group in set(groups.values()) if _seconds_of(groups, seconds, group) >= least}
+
+
+def _parts(work: Sequence[Launching], spent: Array) -> list[str]:
+    """The part that each operation belongs to; its phase in brackets where no module called it.
+
+    Args:
+        work: Operations.
+        spent: Seconds of each, shape (gpus, operations); every GPU counts alike, so that all have the same parts.
+    """
+    total = spent.sum(axis=1, keepdims=True)
+    shares = np.divide(spent, total, out=np.zeros_like(spent), where=total > 0).sum(axis=0)
+    by_module: dict[str, float] = {}
+    for operation, share in zip(work, shares, strict=True):
+        if operation.module is not None:
+            by_module[operation.module] = by_module.get(operation.module, 0.0) + float(share)
+    groups = module_groups(by_module)
+    return [f"({one.phase})" if one.module is None else groups[one.module] for one in work]
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part / whole, 0.0), 1.0) if whole > 0 else 0.0
+
+
+def _shares(groups: Sequence[str], spent: Sequence[float]) -> dict[str, float]:
+    total = float(sum(spent))
+    by_share = sorted(zip(groups, spent, strict=True), key=lambda pair: -pair[1])
+    return {group: float(seconds) / total for group, seconds in by_share if seconds > 0}
