@@ -30,6 +30,7 @@ from tests.workloads.modules import (
     adam,
     adamw,
     classification_loss,
+    click_loss,
     images,
     momentum,
     tokens,
@@ -99,17 +100,12 @@ def _speech(size: Size) -> Batch:
     return torch.rand(count, 1, 161, time), torch.randint(29, (count, frames))
 
 
-def _click_loss(network: nn.Module, batch: Batch) -> Tensor:
-    dense, indices, labels = batch
-    return nn.functional.binary_cross_entropy_with_logits(network(dense, indices), labels)
-
-
 def _dlrm(size: Size) -> LightningModule:
     if size == "full":
         network = Dlrm(tables=8, rows=1_000_000, width=64, bottom=(512, 512), top=(1024, 1024, 1024))
     else:
         network = Dlrm(tables=3, rows=50, width=8, bottom=(16, 16), top=(16, 16))
-    return Supervised(network, _click_loss, momentum)
+    return Supervised(network, click_loss, momentum)
 
 
 def _clicks(size: Size) -> Batch:

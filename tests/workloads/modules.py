@@ -91,6 +91,12 @@ def classification_loss(network: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
+def click_loss(network: nn.Module, batch: Batch) -> Tensor:
+    """Binary cross entropy of (dense features, look-ups, labels)."""
+    dense, indices, labels = batch
+    return nn.functional.binary_cross_entropy_with_logits(network(dense, indices), labels)
+
+
 def momentum(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 

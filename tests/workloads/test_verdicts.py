@@ -1,0 +1,74 @@
+"""What bounds two models that could not be more different, with the numbers by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lightning_predict as lp
+from lightning_predict.timeline.overheads import SHARED_OVERHEADS
+from tests.workloads.catalogue import WORKLOADS
+from tests.workloads.modules import Supervised, click_loss, momentum
+from tests.workloads.recommendation import Dlrm
+from tests.workloads.test_workloads import on_meta, step_of
+
+TABLES, ROWS, WIDTH, BATCH = 8, 20_000, 64, 128
+
+
+def dlrm() -> lp.Trace:
+    """Tables of 10.24 million numbers, perceptrons 512-512-64 and 100-1024-1024-1024-1 of 2.5 million, 128 samples."""
+    with torch.device("meta"):
+        network = Dlrm(tables=TABLES, rows=ROWS, width=WIDTH, bottom=(512, 512), top=(1024, 1024, 1024))
+        batch = torch.rand(BATCH, 512), torch.randint(ROWS, (TABLES, BATCH, 10)), torch.rand(BATCH)
+        module = Supervised(network, click_loss, momentum)
+    return lp.capture(step_of(module, batch), warmup_steps=0)
+
+
+def test_a_dlrm_of_small_batches_is_bound_by_the_host_on_an_h100_and_by_the_device_on_a_t4() -> None:
+    result = lp.predict(dlrm(), ["T4", "H100-SXM-80GB"])
+    # The host, by the shared table (microseconds: forward 9.5 with a launch and 2.5 without, backward 8 and 1.7,
+    # optimizer 11). Forward: 8 bags with 8 ranges of offsets, 6 products, 5 ReLUs, stack, bmm, index, cat, loss, seed:
+    # 33 launches, and 24 views. Backward: 8 bags, 11 products, 6 sums of biases, 5 ReLUs, 2 bmm and 8 more: 40
+    # launches, and 69 views. The optimizer: 2 launches for all parameters together.
+    host = 1e-6 * (33 * 9.5 + 24 * 2.5 + 40 * 8 + 69 * 1.7 + 2 * 11)
+    assert host == pytest.approx(833e-6, rel=1e-3)
+    for one in result.values():
+        assert one.host_seconds == pytest.approx(host, rel=0.05)  # releases of torch differ by a view or two
+
+    # The T4 moves 0.32 TB/s at best. The update alone copies 12.7 million gradients (2 transfers of 4 bytes) and adds
+    # them to the parameters (3): 255 MB. The tables' gradients are cleared and written: 82 MB. So 1.05 ms at least.
+    slow, fast = result["T4"], result["H100-SXM-80GB"]
+    assert slow.device_seconds > (255e6 + 82e6) / 320e9 > host
+    assert slow.verdict is not None
+    assert slow.verdict.bound_by == "device"
+    assert slow.verdict.gain == pytest.approx(min(0.5, 1 - host / slow.device_seconds), abs=0.01)
+
+    # The H100 moves 3.35 TB/s and has 67 TFLOP/s. 337 MB, 3 more passes over 10 MB of perceptrons, and 6 FLOPs for each
+    # of their 2.5 million weights and sample: 0.14 ms at best, 0.28 ms at half of it. Even with 3 us for starting each
+    # of the 75 kernels that is 0.51 ms, which the host's 0.83 ms hide.
+    at_best = (337e6 + 30e6) / 3.35e12 + 6 * 2.5e6 * BATCH / 67e12
+    assert fast.device_seconds < 2 * at_best + 75 * 3e-6 < host
+    assert fast.iteration_seconds == pytest.approx(fast.host_seconds)
+    assert fast.verdict is not None
+    assert fast.verdict.sentence == "bound by the host: a GPU twice as fast gains 0 %"
+    assert fast.verdict.idle_share == pytest.approx(1 - fast.device_seconds / fast.host_seconds)
+
+
+def test_a_gpt_of_long_sequences_is_bound_by_the_device_even_on_an_h100() -> None:
+    module, batch = on_meta(WORKLOADS["gpt2"])
+    trace = lp.capture(step_of(module, batch), warmup_steps=0)
+    result = lp.predict(trace, ["T4", "H100-SXM-80GB"])
+    # 8 x 1024 tokens through 124 million weights, 6 FLOPs each: 6.1 TFLOP, at 8.1 TFLOP/s on the T4 and 67 on the H100.
+    flops = 6 * 124e6 * 8 * 1024
+    # No operation takes the host longer than the optimizer's 11 us.
+    host = len(trace.operations) * SHARED_OVERHEADS["optimizer"].seconds(launches=1)
+    for name, peak in (("T4", 8.1e12), ("H100-SXM-80GB", 67e12)):
+        one = result[name]
+        assert one.device_seconds > flops / peak > host > one.host_seconds
+        assert one.verdict is not None
+        assert one.verdict.sentence == "bound by the device: a GPU twice as fast gains 50 %"
+        assert one.verdict.idle_share == pytest.approx(0, abs=1e-6)
+        path = one.verdict.critical_path
+        assert sum(path.values()) == pytest.approx(1)
+        # Of 124 million weights 85 are in the blocks, 39 in the product with the tied embedding.
+        assert sum(share for part, share in path.items() if part.startswith("blocks.*")) > 0.6
