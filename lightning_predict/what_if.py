@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from lightning_predict.cost.memory import USABLE_SHARE
+from lightning_predict.cost.memory_fit import MARGIN, usable_bytes
 from lightning_predict.cost.quotes import UserPrice
 from lightning_predict.cost.records import Offer, Prediction
 from lightning_predict.errors import InvalidArgumentError
@@ -122,7 +122,7 @@ def _option(by_size: Mapping[int, Prediction]) -> BatchSizeOption:
     first = next(iter(by_size.values()))
     device = line_through({size: one.device_seconds for size, one in by_size.items()})
     memory = _memory_line(by_size)
-    size = largest_power_of_two(memory, USABLE_SHARE * find_gpu(first.gpu).memory_bytes)
+    size = largest_power_of_two(memory, usable_bytes(find_gpu(first.gpu)) / (1 + MARGIN))
     if size is None:
         return BatchSizeOption(gpu=first.gpu, batch_size=None, usd_per_hour=first.usd_per_hour)
     # Launches are as many whatever the size, so the host takes as long.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Final
 
-from lightning_predict.cost.memory import fits
+from lightning_predict.cost.memory_fit import memory_fit, usable_bytes
 from lightning_predict.cost.offers import cheapest_offer
 from lightning_predict.cost.records import Offer, Quote
 from lightning_predict.errors import InvalidArgumentError
@@ -60,6 +60,7 @@ def quote_of(
     gpu: Gpu,
     *,
     memory_bytes: float | None,
+    reported_bytes: float | None = None,
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
 ) -> Quote:
@@ -69,17 +70,22 @@ def quote_of(
         run: What is still to come.
         gpu: The GPU it runs on.
         memory_bytes: Peak memory of a step; None where unknown.
+        reported_bytes: Memory that the GPU itself reports; None where it is not at hand.
         offers: Offers to choose from; None takes those that ship with the package.
         usd_per_hour: The user's own price, which comes first.
     """
     offer = offer_for(gpu, offers=offers, usd_per_hour=usd_per_hour)
     price = None if offer is None else offer.usd_per_hour  # one GPU of it is used, all of it is paid
     known = price is not None and run.total_seconds is not None
+    usable = usable_bytes(gpu, reported_bytes)
+    fit = memory_fit(memory_bytes, usable)
     return Quote(
         gpu=gpu.name,
         usd_per_hour=price,
         offer=offer,
         cost_usd=seconds_to_hours(run.total_seconds or 0.0) * (price or 0.0) if known else None,
         memory_bytes=memory_bytes,
-        fits=fits(memory_bytes, gpu.memory_bytes),
+        fits=None if fit is None else fit != "exceeds",
+        memory_fit=fit,
+        memory_free_bytes=None if memory_bytes is None else usable - memory_bytes,
     )

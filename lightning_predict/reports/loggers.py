@@ -43,7 +43,7 @@ def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> Non
 
 def _wandb_table(logger: Any, predictions: Predictions, step: int) -> None:
     """Numbers as numbers, so that the table can be sorted."""
-    columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "covered_by", "offer"]
+    columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
     logger.log_table(TABLE_KEY, columns=columns, data=list(_wandb_rows(predictions)), step=step)
 
 
@@ -57,6 +57,7 @@ def _wandb_rows(predictions: Predictions) -> Iterator[list[Any]]:
             *(quantity(one) for quantity in QUANTITIES.values()),
             measured_ms,
             one.fits,
+            one.memory_fit,
             coverage,
             one.offer,
         ]

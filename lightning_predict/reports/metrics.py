@@ -27,6 +27,7 @@ QUANTITIES: Final[Mapping[str, Callable[[Prediction], float | None]]] = {
     "total_hours": lambda prediction: _converted(seconds_to_hours, prediction.total_seconds),
     "cost_usd": lambda prediction: prediction.cost_usd,
     "memory_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_bytes),
+    "memory_free_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_free_bytes),
 }
 """Logged name of each quantity, with its unit; None where it is not known."""
 

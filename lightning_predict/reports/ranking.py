@@ -63,6 +63,7 @@ class Ranking:
             None where none does, or none was asked for.
         frontier: The GPUs that no other beats in both time and cost, the fastest first.
         does_not_fit: Names of the GPUs on which the run does not fit.
+        tight: Names of the GPUs on which it fits narrowly.
         without_price: Names of the GPUs that fit and have no price.
         memory_unknown: It is not known whether the run fits on any of them.
     """
@@ -74,6 +75,7 @@ class Ranking:
     within_deadline: Candidate | None
     frontier: tuple[Candidate, ...]
     does_not_fit: tuple[str, ...]
+    tight: tuple[str, ...]
     without_price: tuple[str, ...]
     memory_unknown: bool
 
@@ -87,6 +89,7 @@ class Ranking:
             "within_deadline": None if self.within_deadline is None else self.within_deadline.gpu,
             "frontier": [candidate.gpu for candidate in self.frontier],
             "does_not_fit": list(self.does_not_fit),
+            "tight": list(self.tight),
             "without_price": list(self.without_price),
         }
 
@@ -117,6 +120,7 @@ def rank(predictions: Predictions, *, deadline_hours: float | None = None) -> Ra
         within_deadline=_cheapest(in_time) or min(in_time, key=_by_time, default=None),
         frontier=frontier(candidates),
         does_not_fit=tuple(one.gpu for one in predictions.values() if one.fits is False),
+        tight=tuple(one.gpu for one in predictions.values() if one.memory_fit == "tight"),
         without_price=tuple(one.gpu for one in candidates if one.cost_usd is None),
         memory_unknown=bool(fitting) and all(prediction.fits is None for prediction in fitting),
     )
@@ -185,15 +189,18 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
 
 def _described(candidate: Candidate, ranking: Ranking) -> str:
     offer = candidate.prediction.offer
-    return f"{candidate.gpu}: {takes(candidate, ranking)}" + ("" if offer is None else f"; price: {offer}")
+    tight = "; it fits narrowly" if candidate.prediction.memory_fit == "tight" else ""
+    return f"{candidate.gpu}: {takes(candidate, ranking)}{tight}" + ("" if offer is None else f"; price: {offer}")
 
 
 def remarks(ranking: Ranking) -> Iterable[str]:
-    """Sentences on the GPUs that the ranking leaves out."""
+    """Sentences on the GPUs that the ranking leaves out, and on those that it names with a doubt."""
     if ranking.fastest is None:
         yield "No GPU can be recommended: the run fits on none of them."
     if ranking.does_not_fit:
         yield f"Not recommended, as the run does not fit: {', '.join(ranking.does_not_fit)}."
+    if ranking.tight:
+        yield f"The memory is narrow on {', '.join(ranking.tight)}: try a few steps before you rent for long."
     if ranking.without_price:
         yield f"No price known: {', '.join(ranking.without_price)}."
     if ranking.memory_unknown:

@@ -1,47 +1,176 @@
+"""Peak memory by hand, and against what a tracker of living tensors sees of real models."""
+
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from lightning_predict.cost.memory import fits, saved_activation_bytes, step_memory_bytes
-from lightning_predict.tracing.records import Memory, Operation, TensorInfo, Trace
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed._tools.mem_tracker import MemTracker
 
+import lightning_predict as lp
+from lightning_predict.cost.memory import (
+    CUBLAS_WORKSPACE_BYTES,
+    LARGE_CUBLAS_WORKSPACE_BYTES,
+    StepMemory,
+    memory_notes,
+    slack_bytes,
+    step_memory,
+)
+from lightning_predict.gpus import gpu
+from lightning_predict.tracing.records import Memory, Operation, Parameter, TensorInfo, Trace
+from lightning_predict.units import MEBIBYTE
+from tests.workloads.catalogue import WORKLOADS
+
+BATCH = TensorInfo((50,), "float32", id=0)
 WEIGHT = TensorInfo((100,), "float32", id=1)
 HIDDEN = TensorInfo((200,), "float32", id=2)
 VIEW = TensorInfo((10, 20), "float32", id=2)
 DROPPED = TensorInfo((500,), "float32", id=3)
+GRADIENT = TensorInfo((100,), "float32", id=4)
 TRACE = Trace(
     operations=(
-        Operation(name="aten::mul", phase="forward", inputs=(WEIGHT,), outputs=(HIDDEN,)),
+        Operation(name="aten::mul", phase="forward", inputs=(BATCH, WEIGHT), outputs=(HIDDEN,)),
         Operation(name="aten::exp", phase="forward", inputs=(VIEW,), outputs=(DROPPED,)),
-        Operation(name="aten::mul", phase="backward", inputs=(VIEW, WEIGHT)),
+        Operation(name="aten::mul", phase="backward", inputs=(VIEW, WEIGHT), outputs=(GRADIENT,)),
+        Operation(name="aten::add_", phase="optimizer", inputs=(WEIGHT, GRADIENT), outputs=(WEIGHT,)),
     ),
     device="cpu",
     recorder="dispatch",
+    parameters=(Parameter(name="weight", shape=(100,), dtype="float32"),),
     memory=Memory(parameter_bytes=400, gradient_bytes=400, optimizer_state_bytes=800),
 )
 
 
-def test_saved_activations_are_what_forward_wrote_and_backward_reads_each_storage_once() -> None:
-    assert saved_activation_bytes(TRACE) == 800  # HIDDEN; not WEIGHT, which forward did not write, not DROPPED
+def tensor_bytes(trace: Trace) -> int:
+    memory = step_memory(trace)
+    assert memory is not None
+    return memory.tensor_bytes
 
 
 def test_the_parts_add_up() -> None:
-    assert step_memory_bytes(TRACE) == 400 + 400 + 800 + 800
+    # Parameters, gradients and state; the batch of 200 bytes; HIDDEN and, at the fullest moment, DROPPED.
+    assert tensor_bytes(TRACE) == (400 + 400 + 800) + 200 + (800 + 2000)
 
 
 def test_gradients_not_yet_there_are_as_large_as_the_parameters_where_there_is_a_backward_pass() -> None:
     trace = replace(TRACE, memory=Memory(parameter_bytes=400))
-    assert step_memory_bytes(trace) == 400 + 400 + 800
+    assert tensor_bytes(trace) == (400 + 400) + 200 + (800 + 2000)
     forward = replace(trace, operations=TRACE.operations[:2])
-    assert step_memory_bytes(forward) == 400
+    assert tensor_bytes(forward) == 400 + 200 + (800 + 2000)
 
 
-def test_a_measured_peak_comes_first_and_nothing_known_is_none() -> None:
-    assert step_memory_bytes(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9))) == 9
-    assert step_memory_bytes(replace(TRACE, memory=Memory())) is None
+def test_an_update_of_all_parameters_at_once_may_be_the_fullest_moment() -> None:
+    # The square roots of Adam, twice: on CUDA as much as the gradients lives at once, more than all activations.
+    large = TensorInfo((10_000,), "float32", id=5)
+    roots = Operation(name="aten::sqrt", phase="optimizer", inputs=(WEIGHT,), outputs=(large,))
+    quotients = Operation(name="aten::div", phase="optimizer", inputs=(large,), outputs=(replace(large, id=6),))
+    memory = replace(TRACE.memory, parameter_bytes=40_000, gradient_bytes=40_000)
+    trace = replace(TRACE, operations=(*TRACE.operations, roots, quotients), memory=memory)
+    assert tensor_bytes(replace(trace, operations=TRACE.operations)) == 80_800 + 200 + 2800  # updated in place
+    assert tensor_bytes(replace(trace, operations=(*TRACE.operations, roots))) == 80_800 + 40_000 + 200
+    assert tensor_bytes(trace) == 80_800 + 80_000 + 200  # as seen, off CUDA
 
 
-def test_a_step_fits_with_room_for_driver_and_allocator() -> None:
-    assert fits(90, 100) is True
-    assert fits(99, 100) is False
-    assert fits(None, 100) is None
+def test_what_one_parameter_after_the_other_takes_is_taken_at_once_on_cuda() -> None:
+    passing = [TensorInfo((100,), "float32", id=10 + number) for number in range(9)]
+    updates = [Operation(name="aten::sqrt", phase="optimizer", outputs=(one,)) for one in passing]
+    memory = replace(TRACE.memory, parameter_bytes=10_000, gradient_bytes=10_000)
+    trace = replace(TRACE, operations=(*TRACE.operations, *updates), memory=memory)
+    assert tensor_bytes(trace) == 20_800 + 200 + 9 * 400
+    fused = Operation(name="aten::_foreach_sqrt", phase="optimizer")
+    assert tensor_bytes(replace(trace, operations=(*trace.operations, fused))) == 20_800 + 200 + 2800
+
+
+def test_a_measured_peak_comes_first_and_holds_the_workspaces() -> None:
+    measured = step_memory(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9)))
+    assert measured == StepMemory(tensor_bytes=9)
+    assert measured is not None
+    assert measured.bytes_on(gpu("T4")) == 9
+
+
+def test_what_cannot_be_derived_is_none() -> None:
+    assert step_memory(replace(TRACE, memory=Memory())) is None
+    # The profiler does not see what operations write.
+    unseen = tuple(replace(operation, outputs=()) for operation in TRACE.operations)
+    assert step_memory(replace(TRACE, operations=unseen)) is None
+
+
+def test_a_workspace_a_thread_that_computes() -> None:
+    # 2 x 4096 + 8 x 16 KiB, once for the forward pass and once for autograd's thread; 8 x 4096 KiB on Hopper.
+    memory = step_memory(TRACE)
+    assert memory is not None
+    tensors = memory.tensor_bytes + memory.slack_bytes
+    assert memory.bytes_on(gpu("T4")) - tensors == 2 * (2 * 4096 + 8 * 16) * 1024 == 2 * CUBLAS_WORKSPACE_BYTES
+    assert memory.bytes_on(gpu("H100-SXM-80GB")) - tensors == 2 * 32 * MEBIBYTE == 2 * LARGE_CUBLAS_WORKSPACE_BYTES
+    forward = step_memory(replace(TRACE, operations=TRACE.operations[:2]))
+    assert forward is not None
+    assert forward.cublas_handles == 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "taken_mebibytes"),
+    [
+        ((), 0),
+        ((1,), 2),  # a segment of small blocks
+        ((MEBIBYTE, MEBIBYTE), 2),
+        ((MEBIBYTE, MEBIBYTE, 1), 4),
+        ((MEBIBYTE + 1,), 20),  # a segment of medium ones
+        ((9 * MEBIBYTE, 9 * MEBIBYTE), 20),
+        ((10 * MEBIBYTE,), 10),  # one of its own
+        ((11 * MEBIBYTE,), 12),
+        ((1, 2 * MEBIBYTE, 11 * MEBIBYTE), 2 + 20 + 12),
+    ],
+)
+def test_the_allocator_takes_whole_segments(blocks: tuple[int, ...], taken_mebibytes: int) -> None:
+    assert sum(blocks) + slack_bytes(blocks) == taken_mebibytes * MEBIBYTE
+
+
+@given(st.lists(st.integers(1, 64 * MEBIBYTE), max_size=20))
+def test_slack_is_never_negative_and_at_most_a_segment_of_each_pool_and_two_mebibytes_a_block(
+    blocks: list[int],
+) -> None:
+    rounding = 512 * len(blocks)
+    assert 0 <= slack_bytes(blocks) <= 22 * MEBIBYTE + 2 * MEBIBYTE * len(blocks) + rounding
+
+
+def test_what_recurrent_layers_keep_is_said_to_be_left_out() -> None:
+    recurrent = replace(TRACE, operations=(Operation(name="aten::lstm", phase="forward"), *TRACE.operations))
+    assert memory_notes(recurrent) == ("Memory: what recurrent layers keep for their backward pass is left out.",)
+    assert memory_notes(TRACE) == ()
+    assert memory_notes(replace(recurrent, memory=Memory(peak_bytes=9))) == ()
+
+
+@pytest.mark.parametrize("name", ["resnet50", "transformer", "dlrm", "gpt2", "unet"])
+def test_tensors_are_those_that_a_tracker_of_living_tensors_sees(name: str) -> None:
+    """Published sizes on the meta device, zero_grad after the forward pass, as Lightning does it; within 5 %.
+
+    Without dropout, whose masks are larger there than on CUDA.
+    """
+    workload = WORKLOADS[name]
+    with torch.device("meta"):
+        module, batch = workload.module("full"), workload.batch("full")
+    for part in module.modules():
+        if hasattr(part, "dropout") and isinstance(part.dropout, float):
+            part.dropout = 0.0
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    optimizer: Any = module.configure_optimizers()
+
+    def step() -> None:
+        loss: Any = module.training_step(batch, 0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    step()
+    trace = lp.capture(step, warmup_steps=0)
+    tracker = MemTracker()
+    tracker.track_external(module, optimizer, *batch)
+    with tracker:
+        step()
+    seen = tracker.get_tracker_snapshot("peak")[torch.device("meta")]
+    assert tensor_bytes(trace) == pytest.approx(seen["Total"], rel=0.05)

@@ -32,7 +32,7 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import markdown_table, plain_table
 from lightning_predict.timeline.verdict import Verdict
-from tests.reports.example import AT_MOST, BARE, FULL, H100, K80, T4, TEN
+from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
 
 DAY = datetime.date(2026, 11, 21)
 VOID = {"meta", "br", "link", "img"}
@@ -88,6 +88,16 @@ def test_the_page_says_what_to_rent_and_why() -> None:
     assert "In use now: an iteration takes 47.5 ms (measured)." in text
     assert "Not recommended, as the run does not fit: K80." in text
     assert "No kernel model knows aten::foo" in text
+
+
+def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
+    narrow = replace(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
+    text = page(Predictions((narrow, H100))).text
+    assert "Google n1-standard-4 (2026-10-01) The memory is narrow." in text
+    assert "T4 cheapest narrow" in text
+    assert "7.81 tight" in text
+    assert "Tight: it fits as predicted, but without a margin of 10 % (T4 has 0.250 GiB to spare)." in text
+    assert "narrow" not in page(FULL).text
 
 
 @pytest.mark.parametrize("predictions", [FULL, BARE, AT_MOST, TEN, Predictions(())])

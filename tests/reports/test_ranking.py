@@ -15,7 +15,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, frontier, rank, ranking_lines, ranking_markdown
 from lightning_predict.reports.ranking_figure import points, ranking_figure
-from tests.reports.example import AT_MOST, BARE, FULL, H100, K80, T4, TEN
+from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
 
 
 def names(ranking: Ranking) -> tuple[str | None, ...]:
@@ -46,6 +46,18 @@ def test_a_gpu_on_which_the_run_does_not_fit_is_never_recommended() -> None:
     ranking = rank(Predictions((tempting, T4)), deadline_hours=10)
     assert names(ranking) == ("T4", "T4", "T4")
     assert "K80" not in [one.gpu for one in ranking.frontier]
+
+
+def test_a_gpu_on_which_it_fits_narrowly_is_recommended_with_a_remark() -> None:
+    narrow = replace(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
+    ranking = rank(Predictions((narrow, H100)))
+    assert names(ranking) == ("T4", "H100-SXM-80GB", None)
+    assert ranking.tight == ("T4",)
+    assert ranking.as_dict()["tight"] == ["T4"]
+    lines = ranking_lines(ranking)
+    assert lines[0] == ("Cheapest   T4: 3 h 12 min, $1.12; it fits narrowly; price: Google n1-standard-4 (2026-10-01)")
+    assert "The memory is narrow on T4: try a few steps before you rent for long." in lines
+    assert rank(FULL).tight == ()
 
 
 def test_where_it_fits_nowhere_nothing_is_recommended() -> None:
@@ -109,6 +121,7 @@ def test_the_ranking_as_json_values() -> None:
         "within_deadline": "H100-SXM-80GB",
         "frontier": ["H100-SXM-80GB", "T4"],
         "does_not_fit": ["K80"],
+        "tight": [],
         "without_price": [],
     }
 
