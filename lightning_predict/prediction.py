@@ -29,11 +29,17 @@ from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on, 
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, problem_batch
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.history import HistoryRecord, correction_for, fingerprint_of, read_history
+from lightning_predict.scaling.history import (
+    HistoryRecord,
+    correction_for,
+    fingerprint_of,
+    model_fingerprint_of,
+    read_history,
+)
 from lightning_predict.scaling.records import Loader, Run, Workload
 from lightning_predict.scaling.totals import run_of
-from lightning_predict.timeline.queues import iterations as predicted_iterations
 from lightning_predict.timeline.records import Iteration
+from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, same_gpu_check
 from lightning_predict.tracing.records import Trace
 
 _LAYOUT = re.compile(r"(?:(\d+)x)?(\d+)x(.+)")
@@ -155,7 +161,7 @@ def predict_workload(
         offers: See `predict`.
         usd_per_hour: See `predict`.
         weights: See `predict`.
-        history: Earlier runs; those of the same step on the same GPU correct its prediction.
+        history: Earlier runs; those of the same model on the same GPU correct its prediction.
 
     Raises:
         LightningPredictError: As `predict`.
@@ -166,17 +172,20 @@ def predict_workload(
     targets = [find_gpu(name) for name in names]
     origin = gpu_in_use(trace)
     models = kernel_models(names if origin is None else (*names, origin.name), weights)
-    steps = _steps(trace, targets, origin, models, method)
+    same_gpu = same_gpu_check(trace, origin, models)
+    steps = _steps(trace, targets, origin, models, method, same_gpu)
     validations: Sequence[Iteration | None] = [None] * len(targets)
     if validation is not None:
-        validations = _steps(validation, targets, origin, models, method)
+        validations = _steps(validation, targets, origin, models, method, same_gpu_check(validation, origin, models))
     memory = step_memory(trace)
-    fingerprint = fingerprint_of(trace) if history else ""
+    fingerprint, model = (fingerprint_of(trace), model_fingerprint_of(trace)) if history else ("", None)
     notes = (*trace.notes, *memory_notes(trace))
     predictions = []
     for target, step, check in zip(targets, steps, validations, strict=True):
         is_measured = target == origin and bool(trace.step_seconds)
-        correction = correction_for(history, fingerprint, step, is_measured=is_measured)
+        correction = correction_for(
+            history, fingerprint, step, is_measured=is_measured, model=model, samples=trace.samples
+        )
         if correction is not None:
             step = correction.step_of(step)
         run = run_of(step, workload, check, batches=trace.batches)
@@ -189,8 +198,9 @@ def predict_workload(
             offers=offers,
             usd_per_hour=usd_per_hour,
         )
+        in_use = same_gpu if target == origin else None
         measured = _measured_seconds(trace) if origin is not None and target == origin else None
-        predictions.append(_flat(step, run, quote, workload, measured))
+        predictions.append(_flat(step, run, quote, workload, measured, in_use))
     return Predictions(tuple(predictions), used_gpu=None if origin is None else origin.name, notes=notes)
 
 
@@ -244,17 +254,29 @@ def operator_seconds(
 
 
 def _steps(
-    trace: Trace, targets: Sequence[Gpu], origin: Gpu | None, models: KernelModels | None, method: str
+    trace: Trace,
+    targets: Sequence[Gpu],
+    origin: Gpu | None,
+    models: KernelModels | None,
+    method: str,
+    same_gpu: SameGpuCheck | None,
 ) -> tuple[Iteration, ...]:
     timed = timed_work(trace, targets, origin=origin, models=models, method=method)
-    return predicted_iterations(trace, timed, targets, origin=origin)
+    return corrected_iterations(trace, timed, targets, origin=origin, check=same_gpu)
 
 
 def _measured_seconds(trace: Trace) -> float | None:
     return statistics.median(trace.step_seconds) if trace.step_seconds else None
 
 
-def _flat(step: Iteration, run: Run, quote: Quote, workload: Workload, measured: float | None) -> Prediction:
+def _flat(
+    step: Iteration,
+    run: Run,
+    quote: Quote,
+    workload: Workload,
+    measured: float | None,
+    same_gpu: SameGpuCheck | None,
+) -> Prediction:
     samples = workload.samples_per_iteration
     coverage: Mapping[str, float] = dict(step.coverage)
     return Prediction(
@@ -265,6 +287,7 @@ def _flat(step: Iteration, run: Run, quote: Quote, workload: Workload, measured:
         device_seconds=step.device_seconds,
         host_seconds=step.host_seconds,
         measured_seconds=measured,
+        unmeasured_seconds=None if same_gpu is None else same_gpu.predicted_seconds,
         iterations=workload.training_iterations,
         total_seconds=run.total_seconds,
         total_seconds_low=run.total_low_seconds,

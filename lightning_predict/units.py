@@ -84,6 +84,11 @@ def teraflops_to_flops(teraflops: float) -> float:
     return teraflops * TERA
 
 
+def gigaflops_to_flops(gigaflops: float) -> float:
+    """FLOP/s in this many GFLOP/s."""
+    return gigaflops * GIGA
+
+
 def gigabytes_to_bytes(gigabytes: float) -> float:
     """Bytes in this many GB (10**9 bytes)."""
     return gigabytes * GIGA

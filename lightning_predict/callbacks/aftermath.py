@@ -39,6 +39,8 @@ class Expected:
         shown_seconds: The rest of the run as it was shown, which earlier runs may have corrected; None where this GPU
             was not asked for.
         usd_per_hour: Price; None where unknown.
+        model: Fingerprint of the model whatever its batch size; None where unknown.
+        num_gpus: GPUs that share the run.
     """
 
     gpu: str | None
@@ -50,6 +52,8 @@ class Expected:
     total_seconds: float | None
     shown_seconds: float | None = None
     usd_per_hour: float | None = None
+    model: str | None = None
+    num_gpus: int = 1
 
 
 @final
@@ -115,6 +119,8 @@ class Outcome:
             predicted_seconds=self.measured_seconds,
             actual_seconds=self.actual_seconds,
             date=date.today().isoformat(),
+            model=self.expected.model,
+            num_gpus=self.expected.num_gpus,
         )
 
     def _costs(self) -> str:

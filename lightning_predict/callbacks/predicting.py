@@ -23,7 +23,7 @@ from lightning_predict.callbacks.remaining import Moment, Position, Remaining, r
 from lightning_predict.callbacks.trainer_state import loader_of, position_of, savings_of
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.history import fingerprint_of, read_history
+from lightning_predict.scaling.history import fingerprint_of, model_fingerprint_of, read_history
 from lightning_predict.scaling.records import Checkpoints, Workload
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
@@ -120,7 +120,7 @@ def predict_rest(
     predictions = replace(predictions, notes=(*predictions.notes, *_notes(trainer, given, work)))
     return Answer(
         predictions=predictions,
-        expected=_expected(trace, validation, work, left, predictions),
+        expected=_expected(trace, validation, work, left, predictions, num_gpus=trainer.world_size),
         checkpoints=work.checkpoints,
     )
 
@@ -162,7 +162,13 @@ def _measured_step(trace: Trace) -> float | None:
 
 
 def _expected(
-    trace: Trace, validation: Trace | None, work: Workload, left: Remaining, predictions: Predictions
+    trace: Trace,
+    validation: Trace | None,
+    work: Workload,
+    left: Remaining,
+    predictions: Predictions,
+    *,
+    num_gpus: int,
 ) -> Expected | None:
     """The rest of the run on this machine, from its measured steps."""
     seconds = _measured_step(trace)
@@ -175,6 +181,8 @@ def _expected(
     return Expected(
         gpu=predictions.used_gpu,
         fingerprint=fingerprint_of(trace),
+        model=model_fingerprint_of(trace),
+        num_gpus=num_gpus,
         samples=trace.samples,
         step_seconds=seconds,
         batch_seconds=run.cycle_seconds / trace.batches,

@@ -17,13 +17,14 @@ import os
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Final, final
 
 import platformdirs
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.scaling.batch_size import line_through
 from lightning_predict.scaling.records import Run
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.records import Trace
@@ -33,6 +34,9 @@ HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
 
 RUNS_THAT_COUNT: Final = 10
 """The latest runs of a model on a GPU, of which the median counts."""
+
+REACH: Final = 2.0
+"""Factor beyond the batch sizes of earlier runs up to which the line through their times is believed."""
 
 
 @final
@@ -48,6 +52,8 @@ class HistoryRecord:
         predicted_seconds: The run as predicted.
         actual_seconds: The run as it was.
         date: ISO date.
+        model: Of what is trained whatever the batch size, from `model_fingerprint_of`; None in files of version 0.1.
+        num_gpus: GPUs that shared the run.
     """
 
     fingerprint: str
@@ -57,6 +63,8 @@ class HistoryRecord:
     predicted_seconds: float
     actual_seconds: float
     date: str
+    model: str | None = None
+    num_gpus: int = 1
 
 
 @final
@@ -68,17 +76,21 @@ class Correction:
         step: Factor of the step; 1 where it is measured in this run.
         run: Factor of the run's time, for what a measured step does not show (throttling, pauses); 1 elsewhere.
         runs: Runs that it rests on.
+        batch_sizes: Samples of a step in those runs, where none had as many as now: a line through them was taken.
     """
 
     step: float
     run: float
     runs: int
+    batch_sizes: tuple[int, ...] = ()
 
     def note(self, gpu: str) -> str:
         """The correction in words."""
         runs = "1 earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
         what, factor = ("step", self.step) if self.run == 1.0 else ("total", self.run)
-        return f"The {what} is corrected by a factor of {factor:.2f}, learnt from {runs} of this model on {gpu}."
+        sizes = ", ".join(map(str, self.batch_sizes))
+        where = f"on {gpu}" + (f" with batches of {sizes} samples, by a line through their times" if sizes else "")
+        return f"The {what} is corrected by a factor of {factor:.2f}, learnt from {runs} of this model {where}."
 
     def step_of(self, step: Iteration) -> Iteration:
         """The step with all of its times corrected."""
@@ -120,6 +132,15 @@ def fingerprint_of(trace: Trace) -> str:
     rest = [parameters, trace.samples, trace.batches, trace.memory.optimizer_state_bytes, trace.flags.autocast_dtype]
     digest.update(json.dumps(rest).encode())
     return digest.hexdigest()[:32]
+
+
+def model_fingerprint_of(trace: Trace) -> str | None:
+    """A hash of what is trained whatever its batch size: parameters and precision; None where no module was known."""
+    if not trace.parameters:
+        return None
+    parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
+    rest = [parameters, trace.batches, trace.flags.autocast_dtype, trace.flags.matmul_tf32, trace.compiled]
+    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:32]
 
 
 def history_path(path: str | Path | None = None) -> Path:
@@ -170,24 +191,56 @@ def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
 
 
 def correction_for(
-    records: Sequence[HistoryRecord], fingerprint: str, step: Iteration, *, is_measured: bool
+    records: Sequence[HistoryRecord],
+    fingerprint: str,
+    step: Iteration,
+    *,
+    is_measured: bool,
+    model: str | None = None,
+    samples: int | None = None,
+    num_gpus: int = 1,
 ) -> Correction | None:
     """What earlier runs of the same model on the step's GPU say; None without any.
+
+    Runs of this very step come first. Where there are none, runs of the model with at least two other batch sizes give
+    the step by a line through their times, up to `REACH` times beyond them.
 
     Args:
         records: Runs, the oldest first.
         fingerprint: Of the trace.
         step: The step as predicted now.
         is_measured: The step was measured on this very GPU, so that only the rest of the run can be learnt.
+        model: From `model_fingerprint_of`; None where unknown.
+        samples: Samples of the step; None where unknown.
+        num_gpus: GPUs that share the run.
     """
-    alike = [one for one in records if one.fingerprint == fingerprint and one.gpu == step.gpu][-RUNS_THAT_COUNT:]
-    if not alike:
-        return None
-    if is_measured:
+    there = [one for one in records if one.gpu == step.gpu and one.num_gpus == num_gpus]
+    alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
+    if alike and is_measured:
         run = statistics.median(one.actual_seconds / one.predicted_seconds for one in alike)
         return Correction(step=1.0, run=run, runs=len(alike))
-    factor = statistics.median(one.step_seconds for one in alike) / step.seconds
-    return Correction(step=factor, run=1.0, runs=len(alike))
+    if alike:
+        factor = statistics.median(one.step_seconds for one in alike) / step.seconds
+        return Correction(step=factor, run=1.0, runs=len(alike))
+    if is_measured or model is None or samples is None:
+        return None
+    return _between_batch_sizes([one for one in there if one.model == model], step, samples)
+
+
+def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samples: int) -> Correction | None:
+    """A step with another batch size than the runs had; None where they have too few, or too different, sizes."""
+    times: dict[int, list[float]] = {}
+    for one in records:
+        if one.samples is not None:
+            times.setdefault(one.samples, []).append(one.step_seconds)
+    if len(times) < 2 or not min(times) / REACH <= samples <= max(times) * REACH:
+        return None
+    medians = {size: statistics.median(found[-RUNS_THAT_COUNT:]) for size, found in sorted(times.items())}
+    seconds = line_through(medians).at(samples)
+    if seconds <= 0:
+        return None
+    runs = sum(len(found[-RUNS_THAT_COUNT:]) for found in times.values())
+    return Correction(step=seconds / step.seconds, run=1.0, runs=runs, batch_sizes=tuple(medians))
 
 
 def _records(source: Path) -> Iterator[HistoryRecord]:
@@ -211,9 +264,10 @@ def _record(line: str) -> HistoryRecord:
         values = json.loads(line)
     except json.JSONDecodeError as error:
         raise InvalidArgumentError(f"it is not JSON ({error.msg}).") from error
-    names = [field.name for field in fields(HistoryRecord)]
-    if not isinstance(values, dict) or set(values) != set(names):
-        raise InvalidArgumentError(f"it is not a record with the fields {', '.join(names)}.")
+    required = [field.name for field in fields(HistoryRecord) if field.default is MISSING]
+    names = {field.name for field in fields(HistoryRecord)}
+    if not isinstance(values, dict) or not set(required) <= set(values) <= names:
+        raise InvalidArgumentError(f"it is not a record with the fields {', '.join(required)}.")
     for name in ("step_seconds", "predicted_seconds", "actual_seconds"):
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):

@@ -18,9 +18,10 @@ from lightning_predict.scaling.history import (
     correction_for,
     fingerprint_of,
     history_path,
+    model_fingerprint_of,
     read_history,
 )
-from lightning_predict.tracing.records import Memory, Operation, TensorInfo, Trace
+from lightning_predict.tracing.records import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 from tests.scaling.test_totals import STEP
 
 RECORD = HistoryRecord(
@@ -51,6 +52,8 @@ TRACE = Trace(operations=(PRODUCT,), device="cpu", recorder="dispatch")
         predicted_seconds=st.floats(1e-9, 1e9),
         actual_seconds=st.floats(1e-9, 1e9),
         date=st.text(),
+        model=st.none() | st.text(),
+        num_gpus=st.integers(1, 64),
     )
 )
 def test_what_is_written_is_read(record: HistoryRecord) -> None:
@@ -147,9 +150,87 @@ def test_the_median_of_the_latest_runs_counts() -> None:
     assert correction.run == pytest.approx(1.045)  # the median of 1.00, 1.01, ... 1.09
 
 
-@pytest.mark.parametrize("other", [{"fingerprint": "g"}, {"gpu": "L4"}])
+@pytest.mark.parametrize("other", [{"fingerprint": "g"}, {"gpu": "L4"}, {"num_gpus": 2}])
 def test_other_models_and_gpus_say_nothing(other: dict[str, str]) -> None:
     assert correction_for([replace(RECORD, **other)], "f", STEP, is_measured=False) is None  # type: ignore[arg-type]
+
+
+def of_sizes(**seconds: float) -> list[HistoryRecord]:
+    """Runs of one model, `s8=0.6` being 0.6 s for a step of 8 samples."""
+    return [
+        replace(RECORD, fingerprint=size, model="m", samples=int(size[1:]), step_seconds=time)
+        for size, time in seconds.items()
+    ]
+
+
+def test_runs_with_other_batch_sizes_give_the_step_by_a_line() -> None:
+    records = of_sizes(s8=0.3, s16=0.5)  # 0.1 s, and 25 ms a sample
+    correction = correction_for(records, "f", STEP, is_measured=False, model="m", samples=24)
+    assert correction is not None
+    assert correction.step == pytest.approx(0.7 / 0.5)  # 0.7 s by the line; 0.5 s are predicted
+    assert correction.note("T4") == (
+        "The step is corrected by a factor of 1.40, learnt from 2 earlier runs of this model on T4 with batches of "
+        "8, 16 samples, by a line through their times."
+    )
+    # A run of this very step knows better.
+    exact = correction_for([*records, RECORD], "f", STEP, is_measured=False, model="m", samples=24)
+    assert exact is not None
+    assert exact.step == pytest.approx(0.6 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("records", "samples"),
+    [
+        (of_sizes(s8=0.3), 16),  # one size is no line
+        (of_sizes(s8=0.3, s16=0.5), 33),  # more than twice the largest
+        (of_sizes(s8=0.3, s16=0.5), 3),  # less than half of the smallest
+        (of_sizes(s8=0.3, s16=0.9), 4),  # the line is at 0 there
+        (of_sizes(s8=0.3, s16=0.5), None),
+        ([replace(one, model=None) for one in of_sizes(s8=0.3, s16=0.5)], 16),
+        ([replace(one, num_gpus=2) for one in of_sizes(s8=0.3, s16=0.5)], 16),
+    ],
+)
+def test_runs_that_no_line_is_believed_from(records: list[HistoryRecord], samples: int | None) -> None:
+    assert correction_for(records, "f", STEP, is_measured=False, model="m", samples=samples) is None
+
+
+def test_a_measured_step_needs_no_line() -> None:
+    records = of_sizes(s8=0.3, s16=0.5)
+    assert correction_for(records, "f", STEP, is_measured=True, model="m", samples=12) is None
+
+
+def test_the_model_is_known_by_its_parameters_and_precision_whatever_the_batch() -> None:
+    weight = Parameter(name="weight", shape=(8, 4), dtype="float32")
+    trace = replace(TRACE, parameters=(weight,), samples=8)
+    assert model_fingerprint_of(TRACE) is None
+    assert model_fingerprint_of(replace(trace, samples=16, operations=())) == model_fingerprint_of(trace)
+    others = [
+        replace(trace, parameters=(weight, weight)),
+        replace(trace, parameters=(replace(weight, requires_grad=False),)),
+        replace(trace, batches=2),
+        replace(trace, flags=Flags(autocast_dtype="float16")),
+        replace(trace, flags=Flags(matmul_tf32=True)),
+        replace(trace, compiled=True),
+    ]
+    assert len({model_fingerprint_of(one) for one in [trace, *others]}) == 7
+
+
+def test_a_file_of_before_models_were_told_apart_is_read(tmp_path: Path) -> None:
+    line = {key: value for key, value in asdict(RECORD).items() if key not in ("model", "num_gpus")}
+    path = tmp_path / "history.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    assert read_history(path) == (RECORD,)
+
+
+def test_predict_learns_from_other_batch_sizes() -> None:
+    weight = Parameter(name="weight", shape=(512, 512), dtype="float32")
+    trace = replace(TRACE, parameters=(weight,), samples=32)
+    model = model_fingerprint_of(trace)
+    for samples in (16, 64):
+        append_record(replace(RECORD, model=model, samples=samples, step_seconds=0.01 * samples))
+    learnt = lp.predict(trace, ["T4"])["T4"]
+    assert learnt.iteration_seconds == pytest.approx(0.32)
+    assert "with batches of 16, 64 samples" in learnt.notes[-1]
 
 
 def test_predict_learns_unless_it_is_told_not_to() -> None:
