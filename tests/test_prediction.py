@@ -14,6 +14,7 @@ from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.prediction import check_gpus, gpu_in_use, predict_workload
 from lightning_predict.scaling.records import Workload
+from lightning_predict.timeline.same_gpu import CORRECTION_EXPONENT
 from lightning_predict.tracing.records import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 
 DATA = TensorInfo((4096, 4096), "float32")
@@ -117,6 +118,18 @@ def test_the_measurement_scales_by_the_models_ratio() -> None:
     )
     scaled = lp.predict(measured_trace(), gpus=["L4"])["L4"]
     assert math.isclose(scaled.device_seconds, 0.040 * ratio)
+
+
+def test_the_gpu_in_use_is_predicted_too_and_corrects_the_others_where_no_kernel_was_measured() -> None:
+    alone = lp.predict(replace(TRACE, operations=(PRODUCT,)), gpus=["T4", "L4"])
+    predicted = alone["T4"].iteration_seconds
+    result = lp.predict(replace(measured_trace(), operations=(PRODUCT,)), gpus=["T4", "L4"])
+    assert result["T4"].unmeasured_seconds == pytest.approx(predicted)
+    assert result["L4"].unmeasured_seconds is None
+    factor = (0.0415 / predicted) ** CORRECTION_EXPONENT
+    assert result["L4"].iteration_seconds == pytest.approx(alone["L4"].iteration_seconds * factor)
+    assert any("corrected by a factor of" in note for note in result["L4"].notes)
+    assert lp.predict(measured_trace(), gpus=["T4"])["T4"].unmeasured_seconds == pytest.approx(predicted)
 
 
 def test_wave_scaling_can_be_chosen() -> None:

@@ -98,6 +98,7 @@ class Prediction:
         device_seconds: Time of a step in which the device computes.
         host_seconds: Time that the host needs to launch a step.
         measured_seconds: The step as measured, where this is the GPU in use.
+        unmeasured_seconds: The step as it would be predicted without any measurement, where this is the GPU in use.
         iterations: Training steps still to come.
         total_seconds: The run still to come, validation included.
         total_seconds_low: Lower end of its 90 % interval.
@@ -130,6 +131,7 @@ class Prediction:
     device_seconds: float
     host_seconds: float
     measured_seconds: float | None = None
+    unmeasured_seconds: float | None = None
     iterations: int | None = None
     total_seconds: float | None = None
     total_seconds_low: float | None = None

@@ -19,6 +19,7 @@ from typing import final
 from rich.console import Console
 
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
+from lightning_predict.fitting.evaluation_correction import correction_study, correction_table
 from lightning_predict.fitting.evaluation_figure import save_figure
 from lightning_predict.fitting.evaluation_tables import (
     case_table,
@@ -77,6 +78,7 @@ def print_report(report: Report, console: Console) -> None:
     if report.throughput is not None:
         console.print(throughput_table(report.throughput))
         console.print(throughput_summary_table(report.throughput))
+        console.print(correction_table(correction_study(report.throughput.ratios)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

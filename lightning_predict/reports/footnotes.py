@@ -31,14 +31,18 @@ _METHODS: Final = {
 
 
 def in_use_note(predictions: Predictions) -> Iterable[str]:
-    """The GPU in use and its step as measured."""
+    """The GPU in use, its step as measured, and how well it would have been predicted."""
     if predictions.used_gpu is None:
         return
     if predictions.used_gpu not in predictions:
         yield f"In use now: {predictions.used_gpu}, which was not asked for."
         return
-    seconds = predictions[predictions.used_gpu].measured_seconds
+    own = predictions[predictions.used_gpu]
+    seconds, unmeasured = own.measured_seconds, own.unmeasured_seconds
     measured = "" if seconds is None else f": an iteration takes {milliseconds(seconds)} ms (measured)"
+    if seconds is not None and unmeasured is not None:
+        error = 100 * (unmeasured / seconds - 1)
+        measured += f"; without that, {milliseconds(unmeasured)} ms would be predicted ({error:+.0f} %)"
     yield f"{IN_USE_MARK} In use now{measured}."
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_predict.reports.columns import grid
-from lightning_predict.reports.footnotes import bound_notes, loader_note, total_notes, unknown_length_note
+from lightning_predict.reports.footnotes import bound_notes, in_use_note, loader_note, total_notes, unknown_length_note
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import H100, MINIMAL, T4
@@ -22,6 +22,13 @@ def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
     (note,) = loader_note(of(slow, fast))
     assert note.startswith("Bound by loader: it takes 20.0 ms for the batches of an iteration on any GPU")
     assert list(loader_note(of(slow))) == []
+
+
+def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
+    used = Predictions((replace(T4, unmeasured_seconds=0.0380),), used_gpu="T4")
+    assert list(in_use_note(used)) == [
+        "* In use now: an iteration takes 47.5 ms (measured); without that, 38.0 ms would be predicted (-20 %)."
+    ]
 
 
 def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
