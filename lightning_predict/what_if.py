@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from lightning_predict.cost.memory import step_memory
 from lightning_predict.cost.memory_fit import MARGIN, usable_bytes
 from lightning_predict.cost.quotes import UserPrice
 from lightning_predict.cost.records import Offer, Prediction
@@ -69,7 +70,10 @@ def batch_size_what_if(
     if not by_size:
         line_through({})  # says what is missing
     names = next(iter(by_size.values()))
-    return tuple(_option({size: predictions[name] for size, predictions in by_size.items()}) for name in names)
+    return tuple(
+        _option({size: predictions[name] for size, predictions in by_size.items()}, _memory_lines(traces, name))
+        for name in names
+    )
 
 
 def precision_what_if(
@@ -118,13 +122,14 @@ def _in_words(option: BatchSizeOption) -> str:
     )
 
 
-def _option(by_size: Mapping[int, Prediction]) -> BatchSizeOption:
+def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line]) -> BatchSizeOption:
     first = next(iter(by_size.values()))
     device = line_through({size: one.device_seconds for size, one in by_size.items()})
-    memory = _memory_line(by_size)
-    size = largest_power_of_two(memory, usable_bytes(find_gpu(first.gpu)) / (1 + MARGIN))
-    if size is None:
+    available = usable_bytes(find_gpu(first.gpu)) / (1 + MARGIN)
+    sizes = [size for line in memory if (size := largest_power_of_two(line, available)) is not None]
+    if len(sizes) < len(memory):
         return BatchSizeOption(gpu=first.gpu, batch_size=None, usd_per_hour=first.usd_per_hour)
+    size = min(sizes)
     # Launches are as many whatever the size, so the host takes as long.
     seconds = max(device.at(size), statistics.median(one.host_seconds for one in by_size.values()))
     rate, price = size / seconds, first.usd_per_hour
@@ -132,7 +137,7 @@ def _option(by_size: Mapping[int, Prediction]) -> BatchSizeOption:
         gpu=first.gpu,
         batch_size=size,
         step_seconds=seconds,
-        memory_bytes=memory.at(size),
+        memory_bytes=max(line.at(size) for line in memory),
         samples_per_second=rate,
         usd_per_hour=price,
         usd_per_million_samples=None if price is None else seconds_to_hours(MEGA / rate) * price,
@@ -140,10 +145,12 @@ def _option(by_size: Mapping[int, Prediction]) -> BatchSizeOption:
     )
 
 
-def _memory_line(by_size: Mapping[int, Prediction]) -> Line:
-    memory = {size: one.memory_bytes for size, one in by_size.items() if one.memory_bytes is not None}
-    if len(memory) < len(by_size):
+def _memory_lines(traces: Mapping[int, Trace], name: str) -> tuple[Line, ...]:
+    """Of the passes and of the update: the larger counts, and each is straight by itself."""
+    memory = {size: step_memory(trace) for size, trace in traces.items()}
+    moments = {size: one.moments_on(find_gpu(name)) for size, one in memory.items() if one is not None}
+    if len(moments) < len(memory):
         raise InvalidArgumentError(
             "The memory of a step is not known for every batch size; capture steps whose model the recorder sees."
         )
-    return line_through(memory)
+    return tuple(line_through({size: both[part] for size, both in moments.items()}) for part in (0, 1))

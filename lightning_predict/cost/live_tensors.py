@@ -13,6 +13,7 @@ left out here. Example::
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -36,6 +37,11 @@ class _Life:
     last: int
     is_given: bool
     is_for_optimizer: bool = False
+
+    @property
+    def kind(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype."""
+        return self.tensor.shape, self.tensor.dtype
 
     @property
     def outlives_step(self) -> bool:
@@ -66,15 +72,18 @@ def input_tensors(operations: Sequence[Operation], parameters: Iterable[Paramete
         operations: Of the step.
         parameters: The model's, which are no inputs.
     """
-    shapes = {(parameter.shape, parameter.dtype) for parameter in parameters}
-    return tuple(
-        life.size_bytes
-        for life in _lives(operations)
-        if life.is_given
-        and life.phase == "forward"
-        and not life.is_for_optimizer
-        and (life.tensor.shape, life.tensor.dtype) not in shapes
-    )
+    given = [life for life in _lives(operations) if life.is_given and life.phase == "forward"]
+    frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)
+    frozen.subtract(life.kind for life in given if life.is_for_optimizer)
+    sizes = []
+    for life in given:
+        if life.is_for_optimizer:
+            continue
+        if frozen[life.kind] > 0:
+            frozen[life.kind] -= 1
+        else:
+            sizes.append(life.size_bytes)
+    return tuple(sizes)
 
 
 def update_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:

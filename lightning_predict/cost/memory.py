@@ -50,14 +50,23 @@ class StepMemory:
     """What a step needs.
 
     Attributes:
-        tensor_bytes: All tensors at the fullest moment; where measured, the allocator's peak with its workspaces.
+        lasting_bytes: What lives all the time; where measured, the allocator's peak with its workspaces.
+        passing_bytes: What else lives at the fullest moment of the forward and the backward pass.
+        update_bytes: What else lives at the fullest moment of the optimizer's update.
         slack_bytes: Remainders of the allocator's segments, as far as they follow from the sizes; 0 where measured.
-        cublas_handles: Handles whose workspaces are not in `tensor_bytes`: 0 where measured.
+        cublas_handles: Handles whose workspaces are not counted yet: 0 where measured.
     """
 
-    tensor_bytes: int
+    lasting_bytes: int
+    passing_bytes: int = 0
+    update_bytes: int = 0
     slack_bytes: int = 0
     cublas_handles: int = 0
+
+    @property
+    def tensor_bytes(self) -> int:
+        """All tensors at the fullest moment."""
+        return self.lasting_bytes + max(self.passing_bytes, self.update_bytes)
 
     def bytes_on(self, gpu: Gpu) -> int:
         """All of it on one GPU.
@@ -65,9 +74,18 @@ class StepMemory:
         Args:
             gpu: Decides how large a workspace is.
         """
+        return max(self.moments_on(gpu))
+
+    def moments_on(self, gpu: Gpu) -> tuple[int, int]:
+        """All of it in the passes, which grows with the batch, and in the update, which hardly does.
+
+        Args:
+            gpu: Decides how large a workspace is.
+        """
         is_large = gpu.compute_capability >= (9, 0)
         workspace = LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES
-        return self.tensor_bytes + self.slack_bytes + self.cublas_handles * workspace
+        always = self.lasting_bytes + self.slack_bytes + self.cublas_handles * workspace
+        return always + self.passing_bytes, always + self.update_bytes
 
 
 def step_memory(trace: Trace) -> StepMemory | None:
@@ -78,14 +96,16 @@ def step_memory(trace: Trace) -> StepMemory | None:
     """
     memory = trace.memory
     if memory.peak_bytes is not None:
-        return StepMemory(tensor_bytes=memory.peak_bytes)
+        return StepMemory(lasting_bytes=memory.peak_bytes)
     if memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
-    passing, update = live_tensors(trace.operations), _update_bytes(trace)
+    passing = live_tensors(trace.operations)
     batch = input_tensors(trace.operations, trace.parameters)
     lasting = memory.parameter_bytes + _gradient_bytes(trace) + (memory.optimizer_state_bytes or 0)
     return StepMemory(
-        tensor_bytes=lasting + sum(batch) + max(sum(passing), update),
+        lasting_bytes=lasting + sum(batch),
+        passing_bytes=sum(passing),
+        update_bytes=_update_bytes(trace),
         slack_bytes=slack_bytes((*_lasting_blocks(trace, lasting), *batch, *passing)),
         cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has one of its own
     )

@@ -48,9 +48,11 @@ def test_a_mask_of_dropout_has_a_byte_an_element_as_on_cuda() -> None:
 def test_the_batch_is_what_forward_reads_and_nobody_wrote() -> None:
     parameters = [Parameter(name="weight", shape=(5,), dtype="uint8")]
     assert input_tensors(STEP, parameters) == (7,)
-    # A frozen weight is none either, by its shape; and one that is not known, by what the optimizer does.
-    assert input_tensors(STEP[:1], parameters) == (7,)
-    assert input_tensors(STEP, []) == (7,)
+    assert input_tensors(STEP[:1], parameters) == (7,)  # a frozen weight is none, by its shape
+    assert input_tensors(STEP, []) == (7,)  # nor is one that the optimizer updates, listed or not
+    # Of two that look like the one parameter there is, the one that is updated is the parameter.
+    alike = operation("forward", (tensor(8, 5),), (tensor(9, 1),))
+    assert input_tensors((*STEP, alike), parameters) == (7, 5)
 
 
 def test_storages_that_were_not_seen_count_for_nothing() -> None:

@@ -87,7 +87,7 @@ def test_what_one_parameter_after_the_other_takes_is_taken_at_once_on_cuda() -> 
 
 def test_a_measured_peak_comes_first_and_holds_the_workspaces() -> None:
     measured = step_memory(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9)))
-    assert measured == StepMemory(tensor_bytes=9)
+    assert measured == StepMemory(lasting_bytes=9)
     assert measured is not None
     assert measured.bytes_on(gpu("T4")) == 9
 
@@ -154,10 +154,9 @@ def test_tensors_are_those_that_a_tracker_of_living_tensors_sees(name: str) -> N
     with torch.device("meta"):
         module, batch = workload.module("full"), workload.batch("full")
     for part in module.modules():
-        if hasattr(part, "dropout") and isinstance(part.dropout, float):
-            part.dropout = 0.0
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
+        for word in ("dropout", "p"):
+            if isinstance(getattr(part, word, None), float):
+                setattr(part, word, 0.0)
     optimizer: Any = module.configure_optimizers()
 
     def step() -> None:
