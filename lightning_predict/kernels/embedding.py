@@ -3,7 +3,7 @@
 A batch of B bags looks up L rows each of a table of E rows of D float32 numbers. The share that L2 serves (Lin et al.,
 HiPC 2022, section on embedding lookup):
 
-    X = min(0.9 · L2 / (tables active at once) / 4D, E, B·L)      rows that L2 can hold
+    X = min(0.9 · L2 / (tables active at once) / 4D, E, B·L)      rows that L2 can hold (of 4 bytes a number)
     U = E · (1 - (1 - 1/E)^(B·L))                                 different rows asked for
     hit rate = 1 - U / (B·L)                                      if U <= X
                1 - (X + (B·L - X) · (E - X) / E) / (B·L)          otherwise
@@ -28,7 +28,15 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, ProblemBatch, register
+from lightning_predict.kernels.operations import (
+    COMPUTE_BYTES,
+    Array,
+    Columns,
+    OperationKind,
+    Problem,
+    ProblemBatch,
+    register,
+)
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import compute_dtype, translates
 from lightning_predict.kernels.utilisation import Estimate
@@ -37,7 +45,8 @@ from lightning_predict.units import MICROSECOND
 
 OPERATIONS: Final = ("embedding_bag", "embedding_bag_backward")
 SECTOR_BYTES: Final = 32
-VALUE_BYTES: Final = 4
+INDEX_BYTES: Final = 4
+"""Of an index, as Lin et al. count it."""
 USABLE_L2: Final = 0.9
 WARPS_PER_MULTIPROCESSOR: Final = 45
 """Warps of the lookup kernel that one SM holds (FBGEMM; Lin et al.)."""
@@ -53,7 +62,7 @@ _WORDS = ("bags", "lookups", "rows", "dim")
 
 def _least_elements(c: Columns) -> Array:
     """Each different row read once, each output written."""
-    return _unique_rows(c) * c["dim"] + c["bags"] * c["dim"]
+    return unique_rows(c) * c["dim"] + c["bags"] * c["dim"]
 
 
 register(
@@ -71,20 +80,21 @@ register(
 )
 
 
-def _unique_rows(c: Columns) -> Array:
+def unique_rows(c: Columns) -> Array:
+    """Different rows that a batch asks for, shape (problems,)."""
     asked = c["bags"] * c["lookups"]
     rows: Array = c["rows"] * -np.expm1(asked * np.log1p(-1 / np.maximum(c["rows"], 1 + 1e-9)))
     return np.minimum(rows, asked)
 
 
-def hit_rate(c: Columns, gpus: Sequence[Gpu]) -> Array:
+def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4) -> Array:
     """Share of lookups that L2 serves, shape (gpus, problems)."""
     asked = c["bags"] * c["lookups"]
     l2 = np.array([gpu.l2_bytes for gpu in gpus])[:, None]
     warps = np.array([gpu.streaming_multiprocessors * WARPS_PER_MULTIPROCESSOR for gpu in gpus])[:, None]
     tables = np.ceil(warps / c["bags"])
-    held = np.minimum(np.minimum(USABLE_L2 * l2 / tables / (VALUE_BYTES * c["dim"]), c["rows"]), asked)
-    unique = _unique_rows(c)
+    held = np.minimum(np.minimum(USABLE_L2 * l2 / tables / (value_bytes * c["dim"]), c["rows"]), asked)
+    unique = unique_rows(c)
     misses = np.where(unique <= held, unique, held + (asked - held) * (c["rows"] - held) / c["rows"])
     rate: Array = np.clip(1 - misses / asked, 0.0, 1.0)
     return rate
@@ -102,14 +112,15 @@ class EmbeddingModel:
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Seconds and their interval, each of shape (gpus, problems)."""
         c = batch.columns
-        row_bytes = _sectors(VALUE_BYTES * c["dim"])
+        value_bytes = COMPUTE_BYTES[batch.dtype]
+        row_bytes = _sectors(value_bytes * c["dim"])
         rows = c["bags"] * c["lookups"] * row_bytes
         if batch.operation.endswith("_backward"):
             rows = BACKWARD_ROW_TRAFFIC * rows
-        around = c["bags"] * (3 * SECTOR_BYTES + _sectors(VALUE_BYTES * c["lookups"]) + row_bytes)
+        around = c["bags"] * (3 * SECTOR_BYTES + _sectors(INDEX_BYTES * c["lookups"]) + row_bytes)
         dram = np.array([gpu.dram_bytes_per_second for gpu in gpus])[:, None]
         cache = np.array([gpu.l2_bytes_per_second for gpu in gpus])[:, None]
-        from_dram = (around + (1 - hit_rate(c, gpus)) * rows) / dram
+        from_dram = (around + (1 - hit_rate(c, gpus, value_bytes=value_bytes)) * rows) / dram
         through_l2 = (around + rows) / cache
         seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
         bound = roofline_seconds(batch, gpus, least=True)

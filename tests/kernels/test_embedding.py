@@ -40,6 +40,19 @@ def test_misses_cost_dram_traffic_in_whole_sectors() -> None:
     assert seconds == pytest.approx(1e5 * (416 + 416 + 96 + 32) / 100e9 + 2e-6, rel=1e-3)
 
 
+def test_rows_of_half_precision_are_half_as_long_in_traffic_and_in_l2() -> None:
+    # 128 numbers of two bytes: 256 bytes a row, read and written; 96 for offsets, 32 for the index.
+    batch = problem_batch("embedding_bag", "bfloat16", bags=1e5, lookups=1, rows=1e9, dim=128)
+    seconds = EmbeddingModel().estimate(batch, [SMALL]).seconds[0, 0]
+    assert seconds == pytest.approx(1e5 * (256 + 256 + 96 + 32) / 100e9 + 2e-6, rel=1e-3)
+    # L2 holds as many rows of 128 two-byte numbers as of 64 four-byte ones.
+    wide, narrow = (
+        problem_batch("embedding_bag", "float32", bags=4096, lookups=20, rows=20_000, dim=dim).columns
+        for dim in (128, 64)
+    )
+    assert hit_rate(wide, [SMALL], value_bytes=2) == hit_rate(narrow, [SMALL])
+
+
 def test_short_rows_leave_lanes_idle() -> None:
     wide, narrow = (
         EmbeddingModel().estimate(
