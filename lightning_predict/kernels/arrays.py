@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
+BoolArray = npt.NDArray[np.bool_]
 
 
 def summed_by_owner(values: FloatArray, owners: IndexArray, count: int) -> FloatArray:

@@ -2,8 +2,9 @@
 
 Without measured kernels every piece is predicted directly. With them, a measurement is worth more than a model:
 
-* `auto`: t = measured x model(destination) / model(origin) where a trained model knows the operation (kernels differ
-  between GPUs), wave scaling elsewhere (the same code runs on both).
+* `auto`: where a trained model knows the operation (kernels differ between GPUs), the ratio measured x
+  model(destination) / model(origin), blended with the model's own time by how well each is known (`blending.py`);
+  wave scaling elsewhere (the same code runs on both).
 * `mlp`: the ratio of models everywhere, of rooflines where no model was trained (Habitat's MLPs).
 * `wave`: wave scaling everywhere (Habitat's equations alone).
 
@@ -16,7 +17,7 @@ On the origin itself the measurement stands. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, final, get_args
 
@@ -24,11 +25,13 @@ import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.arrays import summed_by_owner
+from lightning_predict.kernels.arrays import BoolArray, summed_by_owner
+from lightning_predict.kernels.blending import Blend
 from lightning_predict.kernels.estimates import KernelModels, problem_times
+from lightning_predict.kernels.odd_sizes import is_odd_size
 from lightning_predict.kernels.operations import Array, Problem, batch_of
 from lightning_predict.kernels.translation import WorkItem, work_items
-from lightning_predict.kernels.wave_scaling import memory_boundedness, scaled_seconds
+from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
 from lightning_predict.tracing.records import Kernel, Phase, Trace
 
 Method = Literal["auto", "mlp", "wave"]
@@ -104,7 +107,7 @@ def timed_work(
     direct = _direct(trace, items, gpus if origin is None else [*gpus, origin], models)
     if origin is None or not measured:
         return direct if origin is None else _without_last(direct)
-    return _from_measurements(trace, direct, gpus, origin, chosen)
+    return _from_measurements(trace, direct, gpus, origin, models, chosen)
 
 
 def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> TimedWork:
@@ -151,23 +154,25 @@ def _without_last(timed: TimedWork) -> TimedWork:
     )
 
 
-def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], origin: Gpu, method: Method) -> TimedWork:
+def _from_measurements(
+    trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], origin: Gpu, models: KernelModels | None, method: Method
+) -> TimedWork:
     """Scale the measured seconds; `direct` has the origin as its last row."""
     kernels = [tuple(k for i in item.operations for k in trace.operations[i].kernels) for item in direct.items]
     measured = np.array([math.fsum(kernel.seconds for kernel in launched) for launched in kernels])
-    at_origin = direct.seconds[-1]
+    predicted, at_origin = direct.seconds[:-1], direct.seconds[-1]
     usable = (measured > 0) & (at_origin > 0)
-    ratio = np.divide(direct.seconds[:-1], at_origin, out=np.ones_like(direct.seconds[:-1]), where=usable)
+    correction = np.divide(measured, at_origin, out=np.ones_like(measured), where=usable)
     has_model = (direct.shares["mlp"] > 0.5).all(axis=0)
-    by_ratio = usable & (has_model if method == "auto" else np.full(len(measured), method == "mlp"))
+    by_ratio = np.tile(usable & (has_model if method == "auto" else method == "mlp"), (len(gpus), 1))
+    weight, low, high = _ratio_alone(direct, by_ratio)
+    if models is not None and method == "auto":
+        for column, row, blend in _learnt(direct.items, by_ratio, gpus, origin, models):
+            weight[row, column], by_ratio[row, column] = blend.weight, not blend.by_wave
+            low[row, column], high[row, column] = math.exp(-blend.half_width), math.exp(blend.half_width)
 
-    waves = _wave_scaled(direct.items, kernels, gpus, origin)
-    seconds = np.where(by_ratio, measured * ratio, waves)
-    # The bias that model and measurement share cancels in the ratio; what is left is at most the model's own spread.
-    spread_low = np.divide(direct.low_seconds, direct.seconds, out=np.ones_like(direct.seconds), where=at_origin > 0)
-    spread_high = np.divide(direct.high_seconds, direct.seconds, out=np.ones_like(direct.seconds), where=at_origin > 0)
-    low = seconds * np.where(by_ratio, spread_low[:-1], 1 / WAVE_SPREAD)
-    high = seconds * np.where(by_ratio, spread_high[:-1], WAVE_SPREAD)
+    seconds = np.where(by_ratio, predicted * correction**weight, _wave_scaled(direct.items, kernels, gpus, origin))
+    low, high = seconds * low, seconds * high
     zeros = np.zeros_like(seconds)
     model_part = direct.shares["mlp"][:-1]
     shares = {
@@ -182,6 +187,33 @@ def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], ori
             for name, share in shares.items():
                 share[row] = 1.0 if name == "measured" else 0.0
     return TimedWork(direct.items, direct.families, direct.phases, seconds, low, high, shares)
+
+
+def _ratio_alone(direct: TimedWork, by_ratio: BoolArray) -> tuple[Array, Array, Array]:
+    """Weight 1 of the ratio, and the spread down and up, each (gpus, items) without the origin.
+
+    The bias that model and measurement share cancels in the ratio; what is left is at most the model's own spread.
+    """
+    seconds = np.where(by_ratio, direct.seconds[:-1], 1.0)
+    low = np.where(by_ratio, direct.low_seconds[:-1] / seconds, 1 / WAVE_SPREAD)
+    high = np.where(by_ratio, direct.high_seconds[:-1] / seconds, WAVE_SPREAD)
+    return np.ones_like(seconds), low, high
+
+
+def _learnt(
+    items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu], origin: Gpu, models: KernelModels
+) -> Iterator[tuple[int, int, Blend]]:
+    """Item, GPU and what was learnt for the item's first problem, which dominates it, where the ratio may be used."""
+    known: dict[tuple[object, ...], list[tuple[int, Blend]]] = {}
+    for column, item in enumerate(items):
+        if not item.problems or not by_ratio[:, column].any():
+            continue
+        leading = item.problems[0]
+        key = (leading.operation, leading.dtype, is_odd_size(leading))
+        if key not in known:
+            blends = [(row, models.blend(leading, origin, target)) for row, target in enumerate(gpus)]
+            known[key] = [(row, blend) for row, blend in blends if blend is not None]
+        yield from ((column, row, blend) for row, blend in known[key])
 
 
 def _wave_scaled(
@@ -201,8 +233,7 @@ def _wave_scaled(
 
 
 def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, target: Gpu) -> float:
-    ridge = target.ridge_flops_per_byte(dtype) or target.ridge_flops_per_byte("float32") or math.inf
-    gamma = memory_boundedness(intensity=intensity, ridge=ridge)
+    gamma = memory_boundedness(intensity=intensity, ridge=ridge_of(target, dtype))
     if kernel.seconds <= 0:
         return 1.0
     return scaled_seconds(kernel, origin=origin, destination=target, gamma=gamma) / kernel.seconds

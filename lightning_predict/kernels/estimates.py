@@ -21,6 +21,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import summed_by_owner
+from lightning_predict.kernels.blending import Blend
 from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind
 from lightning_predict.kernels.reductions import reduced
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -63,6 +64,9 @@ class KernelModels(Protocol):
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Seconds and their 90 % interval, each of shape (gpus, problems)."""
+
+    def blend(self, problem: Problem, origin: Gpu, target: Gpu) -> Blend | None:
+        """How a measurement on the origin counts on the target; None where that was not learnt."""
 
 
 @final

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import Array, ProblemBatch
+from lightning_predict.kernels.operations import Array, Problem, ProblemBatch
 
 ODD_SIZE_FLOPS_PER_CLOCK: Final = 768.0
 """FLOPs that a multiprocessor computes in a clock at odd sizes: three quarters of what Volta's tensor cores do. From
@@ -31,10 +31,22 @@ ODD_SIZE_SPREAD: Final = 2.0
 
 def odd_size_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     """Least seconds of each product of odd sizes, shape (gpus, problems); 0 where no size is odd."""
-    if batch.operation not in ("linear", "bmm") or batch.dtype not in ("float16", "bfloat16"):
+    if not _may_be_odd(batch.operation, batch.dtype):
         return np.zeros((len(gpus), len(batch)))
     sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))
     is_odd = ((sizes % 2 == 1) & (sizes > 1)).any(axis=0)
     rates = [gpu.streaming_multiprocessors * gpu.boost_clock_hz * ODD_SIZE_FLOPS_PER_CLOCK for gpu in gpus]
     seconds: Array = np.where(is_odd, batch.flops, 0.0)[None, :] / np.array(rates)[:, None]
     return seconds
+
+
+def is_odd_size(problem: Problem) -> bool:
+    """True for a 16-bit product of which a row starts at an odd element."""
+    if not _may_be_odd(problem.operation, problem.dtype):
+        return False
+    *_, n, k = problem.dims
+    return any(size > 1 and round(size) % 2 == 1 for size in (n, k))
+
+
+def _may_be_odd(operation: str, dtype: str) -> bool:
+    return operation in ("linear", "bmm") and dtype in ("float16", "bfloat16")

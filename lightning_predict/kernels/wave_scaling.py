@@ -23,8 +23,11 @@ from __future__ import annotations
 import math
 from typing import Final, Literal
 
+import numpy as np
+
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.operations import Array, ProblemBatch
 from lightning_predict.tracing.records import Kernel
 
 WARP_THREADS: Final = 32
@@ -111,6 +114,27 @@ def scaled_seconds(
     waves = math.ceil(blocks / wave_destination) / math.ceil(blocks / wave_origin)
     wave_bytes = wave_destination / wave_origin
     return float(kernel.seconds * waves * (bandwidth * wave_bytes) ** gamma * clock ** (1 - gamma))
+
+
+def many_wave_factors(batch: ProblemBatch, *, origin: Gpu, destination: Gpu) -> Array:
+    """Equation (2) for problems whose launches are not known: destination over origin seconds, shape (problems,).
+
+    An SM of either GPU is taken to hold as many blocks, so W is in the ratio of the SMs.
+    """
+    dtype = batch.dtype if batch.kind.units == "tensor" else "float32"
+    ridge = ridge_of(destination, dtype)
+    intensity = batch.flops / np.maximum(batch.bytes_moved, 1.0)
+    below = np.minimum(intensity / ridge, 1.0)
+    gamma = np.where(intensity <= ridge, 1 - 0.5 * below, 0.5 * ridge / np.maximum(intensity, ridge))
+    bandwidth = origin.dram_bytes_per_second / destination.dram_bytes_per_second
+    waves = origin.streaming_multiprocessors / destination.streaming_multiprocessors
+    factors: Array = bandwidth**gamma * (waves * origin.boost_clock_hz / destination.boost_clock_hz) ** (1 - gamma)
+    return factors
+
+
+def ridge_of(gpu: Gpu, dtype: str) -> float:
+    """Ridge of the dtype, of float32 where the GPU does not compute it; infinite where it has neither."""
+    return gpu.ridge_flops_per_byte(dtype) or gpu.ridge_flops_per_byte("float32") or math.inf
 
 
 def _round_up(value: int, unit: int) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import ProblemBatch
+from lightning_predict.kernels.blending import Blend
+from lightning_predict.kernels.operations import Problem, ProblemBatch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
 
@@ -16,6 +17,7 @@ class HalfSpeed:
     """Knows the (operation, dtype) pairs it is given, at a utilisation of one half."""
 
     known: frozenset[tuple[str, str]]
+    blended: Blend | None = None
 
     def supports(self, operation: str, dtype: str) -> bool:
         return (operation, dtype) in self.known
@@ -24,6 +26,9 @@ class HalfSpeed:
         assert self.supports(batch.operation, batch.dtype)
         seconds = 2 * roofline_seconds(batch, gpus)
         return Estimate(seconds, seconds / 1.1, seconds * 1.1)
+
+    def blend(self, problem: Problem, origin: Gpu, target: Gpu) -> Blend | None:
+        return self.blended
 
 
 def half_speed(*known: str) -> HalfSpeed:

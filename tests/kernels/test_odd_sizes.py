@@ -5,8 +5,8 @@ import math
 import pytest
 
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, odd_size_seconds
-from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, is_odd_size, odd_size_seconds
+from lightning_predict.kernels.operations import batch_of, problem, problem_batch
 from lightning_predict.kernels.utilisation import UtilisationModels
 from tests.kernels.example_networks import constant_weights
 
@@ -45,3 +45,14 @@ def test_an_estimate_is_slower_and_less_sure_at_odd_sizes() -> None:
     assert odd / even == pytest.approx(0.8 * 312 / 117, rel=0.01)
     assert estimate.high_seconds[0] / estimate.seconds[0] == pytest.approx([1.5 * ODD_SIZE_SPREAD, 1.5])
     assert estimate.low_seconds[0] / estimate.seconds[0] == pytest.approx([1 / 1.5, 1 / 1.5], rel=0.2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (8, 8), (9, 8), (8, 9), (1, 9), (50257, 768)])
+def test_a_problem_is_odd_where_it_has_a_time_for_it(dtype: str, n: int, k: int) -> None:
+    item = problem("linear", dtype, m=7, n=n, k=k)
+    assert is_odd_size(item) == bool(odd_size_seconds(batch_of([item]), [A100])[0, 0] > 0)
+
+
+def test_only_products_are_of_odd_size() -> None:
+    assert not is_odd_size(problem("gelu", "float16", rows=7, cols=9))

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.wave_scaling import (
     blocks_per_multiprocessor,
+    many_wave_factors,
     memory_boundedness,
     scaled_seconds,
     wave_blocks,
@@ -118,3 +120,15 @@ def test_gamma_falls_with_intensity_and_stays_between_zero_and_one(low: float, m
 def test_a_negative_intensity_or_no_ridge_is_refused(intensity: float, ridge: float) -> None:
     with pytest.raises(InvalidArgumentError, match="expected an intensity of at least 0 and a ridge above 0"):
         memory_boundedness(intensity=intensity, ridge=ridge)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_factors_of_problems_are_those_of_kernels_of_many_waves(dtype: str) -> None:
+    batch = problem_batch("linear", dtype, m=[1, 64, 4096], n=4096, k=4096)
+    factors = many_wave_factors(batch, origin=SMALL, destination=BIG)
+    huge = kernel(blocks=10**9)
+    for index, factor in enumerate(factors):
+        intensity = float(batch.flops[index] / batch.bytes_moved[index])
+        gamma = memory_boundedness(intensity=intensity, ridge=BIG.peak_flops_per_second[dtype] / 300e9)
+        expected = scaled_seconds(huge, origin=SMALL, destination=BIG, gamma=gamma, equation="large") / huge.seconds
+        assert factor == pytest.approx(expected)
