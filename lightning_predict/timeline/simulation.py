@@ -70,6 +70,7 @@ class Simulated:
         host_seconds: Time of the host alone, waits left out.
         busy: Seconds that each operation's kernels keep the compute stream busy, shape (gpus, operations).
         waiting: Seconds that the compute stream waits for each operation's launches, shape (gpus, operations).
+        begins: When the last step begins, which is when the one before it ended, shape (gpus,).
         operation_starts: When the host begins each operation of the last step, shape (gpus, operations).
         kernel_starts: When each kernel of the last step begins, shape (gpus, kernels).
         kernel_seconds: How long it takes, shape (gpus, kernels).
@@ -82,6 +83,7 @@ class Simulated:
     host_seconds: float
     busy: Array
     waiting: Array
+    begins: Array
     operation_starts: Array
     kernel_starts: Array
     kernel_seconds: Array
@@ -136,6 +138,7 @@ def simulate(operations: Sequence[Launching], host: HostModel, *, gpus: int, ste
         host_seconds=plan.host_seconds,
         busy=summed_by_owner(plan.durations * on_compute, plan.owners, len(operations)),
         waiting=summed_by_owner(last.waiting, plan.owners, len(operations)),
+        begins=previous,
         operation_starts=last.operation_starts,
         kernel_starts=last.starts,
         kernel_seconds=plan.durations,
