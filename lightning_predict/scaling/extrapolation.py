@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import final
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.scaling.regression import DEFAULT_OPTIONS, FEWEST_RUNS, RegressionOptions, fit_regression
+from lightning_predict.scaling.regression_fit import DEFAULT_OPTIONS, FEWEST_RUNS, RegressionOptions, fit_regression
 from lightning_predict.scaling.runs import WORDS, PastRun, Variable
 
 
@@ -107,29 +107,3 @@ def extrapolation_score(
         inside=statistics.fmean(map(float, hits)) if hits else None,
         formula=regression.formula,
     )
-
-
-def left_out_errors(
-    runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS, folds: int = 10
-) -> tuple[float, ...]:
-    """Errors (predicted / actual - 1) of all runs in order, each by a regression of the other folds.
-
-    Args:
-        runs: Runs of one model.
-        options: How features are made and selected.
-        folds: Parts in which the runs are left out; every n-th run is one part.
-
-    Raises:
-        InvalidArgumentError: Too few runs.
-        MissingDependencyError: scikit-learn or SciPy is not installed.
-    """
-    if len(runs) < FEWEST_RUNS + 1:
-        raise InvalidArgumentError(f"{len(runs)} runs; leaving one out needs at least {FEWEST_RUNS + 1}.")
-    count = min(folds, len(runs))
-    errors = [0.0] * len(runs)
-    for fold in range(count):
-        regression = fit_regression([run for i, run in enumerate(runs) if i % count != fold], options=options)
-        for index in range(fold, len(runs), count):
-            run = runs[index]
-            errors[index] = (regression.predict(run.setting).seconds or 0.0) / run.seconds - 1
-    return tuple(errors)

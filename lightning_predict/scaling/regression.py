@@ -1,18 +1,11 @@
-"""End-to-end regression: the time of a run from the times of runs with other settings.
+"""`EndToEndRegression`: seconds per iteration as a linear function of what is set before a run.
 
-Seconds per iteration are a linear function of the setting's variables, their inverses and products, of which a stepwise
-selection keeps the significant ones (Gianniti, Zhang and Ardagna, CLOSER 2019, regress the whole run's time, which is
-iterations times that). Relative errors are minimised, as runs differ by orders of magnitude. Example::
+It is fitted by `regression_fit.fit_regression`. Example::
 
-    >>> from lightning_predict.scaling.runs import PastRun, RunSetting
-    >>> settings = [RunSetting(iterations=100, batch_size=size, gpu="T4") for size in (8, 16, 32, 64, 128)]
-    >>> runs = [PastRun(model="net", setting=one, seconds=2.0 + 0.5 * one.batch_size) for one in settings]
-    >>> regression = fit_regression(runs)
-    >>> print(regression.formula)
-    seconds per iteration = 0.02 + 0.005 * batch_size
-    >>> estimate = regression.predict(RunSetting(iterations=100, batch_size=256, gpu="T4"))
-    >>> round(estimate.seconds, 6), estimate.extrapolations[0].note
-    (130.0, 'batch size 256 is 2 times the largest of the past runs (128)')
+    regression = fit_regression(runs)
+    print(regression.formula)     # seconds per iteration = 0.02 + 0.005 * batch_size
+    estimate = regression.predict(RunSetting(iterations=1000, batch_size=256, gpu="T4"))
+    estimate.seconds, estimate.low_seconds, estimate.high_seconds, estimate.extrapolations
 """
 
 from __future__ import annotations
@@ -25,40 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
-from lightning_predict.scaling.features import Term, terms_of
+from lightning_predict.scaling.features import Term
 from lightning_predict.scaling.run_estimates import Extrapolation, RunEstimate
-from lightning_predict.scaling.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
+from lightning_predict.scaling.runs import WORDS, RunSetting, Variable
 
 FloatArray = npt.NDArray[np.float64]
 
 CONFIDENCE: Final = 0.9
 """Share of new runs that should lie in the interval."""
-
-FEWEST_RUNS: Final = 3
-"""Of fewer, there is nothing to regress."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegressionOptions:
-    """How features are made and selected.
-
-    Attributes:
-        degree: Variables of a product at most.
-        inverses: Take inverses of the variables, too.
-        p_enter: A feature enters below this p-value.
-        p_remove: A feature leaves above this p-value.
-        relative: Minimise relative errors; absolute ones otherwise, as the published regressions do.
-    """
-
-    degree: int = 2
-    inverses: bool = True
-    p_enter: float = 0.05
-    p_remove: float = 0.1
-    relative: bool = True
-
-
-DEFAULT_OPTIONS: Final = RegressionOptions()
 
 
 @final
@@ -74,8 +41,11 @@ class EndToEndRegression:
         coefficients: Of each term, seconds per iteration for a unit of it, shape (terms,).
         ranges: Least and largest value of every variable that the runs have.
         mean_error: Mean of |fitted / actual - 1| over the runs.
+        left_out_error: Mean of |predicted / actual - 1| of runs that were left out of the fit, features selected anew;
+            None with too few runs.
         notes: What was left out, in words.
-        residual_variance: Of the relative residuals, or of the absolute ones.
+        residual_variance: Mean square of the relative residuals, or of the absolute ones: those of the fit, or those of
+            the runs that were left out where they are larger.
         degrees_of_freedom: Runs less coefficients.
         covariance: Inverse of XᵀWX of the constant and the terms divided by `scales`.
         scales: Size of each term, shape (terms,).
@@ -89,6 +59,7 @@ class EndToEndRegression:
     coefficients: FloatArray
     ranges: Mapping[Variable, tuple[float, float]]
     mean_error: float
+    left_out_error: float | None
     notes: tuple[str, ...]
     residual_variance: float
     degrees_of_freedom: int
@@ -128,7 +99,7 @@ class EndToEndRegression:
     def predict(self, setting: RunSetting) -> RunEstimate:
         """Time of a run with another setting.
 
-        The interval is that of a new observation under the regression: residual spread and uncertainty of the
+        The interval is that of a new observation under the regression: spread of the residuals and uncertainty of the
         coefficients, by Student's t; it does not know how wrong the chosen terms are outside their range.
 
         Raises:
@@ -170,104 +141,9 @@ class EndToEndRegression:
         return quantile * float(np.sqrt(variance))
 
 
-def fit_regression(
-    runs: Sequence[PastRun], *, model: str | None = None, options: RegressionOptions = DEFAULT_OPTIONS
-) -> EndToEndRegression:
-    """Fit the runs of one model.
-
-    Args:
-        runs: Past runs.
-        model: Which model's; None where they are all of one.
-        options: How features are made and selected.
-
-    Raises:
-        InvalidArgumentError: Too few runs, runs of several models and none chosen, or a variable that only some runs
-            have.
-        MissingDependencyError: scikit-learn or SciPy is not installed.
-    """
-    from lightning_predict.scaling.stepwise import StepwiseRegression
-
-    chosen = of_one_model(runs, model)
-    known, notes = _known_variables(chosen)
-    columns = columns_of([run.setting for run in chosen], known)
-    varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
-    zero = tuple(name for name in varying if (columns[name] == 0).any())
-    terms = terms_of(varying, degree=options.degree, inverses=options.inverses, not_inverted=zero)
-    target = np.array([run.seconds_per_iteration for run in chosen])
-    # scikit-learn refuses a table without columns; one of ones is never selected beside the intercept.
-    matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])
-    # Divided by their size, so that rounding treats 1e14 FLOP/s like 4 GPUs; the intercept stands for their means.
-    scales = np.sqrt((matrix**2).mean(axis=0))
-    estimator = StepwiseRegression(p_enter=options.p_enter, p_remove=options.p_remove)
-    estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
-    kept = estimator.selected_
-    return EndToEndRegression(
-        model=chosen[0].model,
-        runs=len(chosen),
-        intercept=estimator.intercept_,
-        terms=tuple(terms[index] for index in kept),
-        coefficients=estimator.coef_[kept] / scales[kept],
-        ranges={name: (float(columns[name].min()), float(columns[name].max())) for name in known},
-        mean_error=float(np.abs(estimator.predict(matrix / scales) / target - 1).mean()),
-        notes=(*notes, *_left_out(known, varying, zero, columns)),
-        residual_variance=estimator.residual_variance_,
-        degrees_of_freedom=estimator.degrees_of_freedom_,
-        covariance=estimator.unscaled_covariance_,
-        scales=scales[kept],
-        relative=options.relative,
-    )
-
-
-def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, ...]:
-    """The runs of a model.
-
-    Raises:
-        InvalidArgumentError: Too few, or several models and none chosen.
-    """
-    models = sorted({run.model for run in runs})
-    if model is None and len(models) > 1:
-        raise InvalidArgumentError(f"The runs are of {len(models)} models; choose one of {', '.join(models)}.")
-    chosen = tuple(run for run in runs if model in (None, run.model))
-    if len(chosen) < FEWEST_RUNS:
-        whose = "" if model is None else f" of {model!r} (there are runs of {', '.join(models) or 'no model'})"
-        raise InvalidArgumentError(f"{len(chosen)} past runs{whose}; a regression needs at least {FEWEST_RUNS}.")
-    return chosen
-
-
 def columns_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, FloatArray]:
     """Values of variables that every setting has, one array of shape (settings,) each."""
     return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
-
-
-def _known_variables(runs: Sequence[PastRun]) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
-    """Variables that all runs have, and which none has in words.
-
-    Raises:
-        InvalidArgumentError: Only some have one.
-    """
-    known: list[Variable] = []
-    unknown: list[str] = []
-    for name in VARIABLES:
-        count = sum(run.setting.value(name) is not None for run in runs)
-        if 0 < count < len(runs):
-            raise InvalidArgumentError(
-                f"{count} of {len(runs)} past runs say their {WORDS[name]} ({name}); expected all of them or none."
-            )
-        (known if count else unknown).append(name if count else WORDS[name])  # type: ignore[arg-type]
-    return tuple(known), ((f"Not known of the runs, and left out: {', '.join(unknown)}.",) if unknown else ())
-
-
-def _left_out(
-    known: Sequence[Variable],
-    varying: Sequence[Variable],
-    zero: Sequence[Variable],
-    columns: Mapping[Variable, FloatArray],
-) -> tuple[str, ...]:
-    """Which variables, or their inverses, gave no features, in words."""
-    constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
-    notes = [f"The same in all runs, and left out: {', '.join(constant)}."] if constant else []
-    notes += [f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."] if zero else []
-    return tuple(notes)
 
 
 def _after_number(name: str) -> str:

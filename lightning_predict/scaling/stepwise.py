@@ -47,6 +47,7 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         p_enter: A feature enters where the p-value of its t-test is below.
         p_remove: A feature leaves where the p-value of its t-test is above; at least `p_enter`.
         max_rounds: Rounds of entering and leaving at most.
+        max_features: Features in the model at most; None for any number.
 
     Attributes:
         selected_: Indices of the features in the model, in the order of entering, shape (selected,).
@@ -58,10 +59,18 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         n_iter_: Rounds that were made.
     """
 
-    def __init__(self, *, p_enter: float = 0.05, p_remove: float = 0.1, max_rounds: int = 100) -> None:
+    def __init__(
+        self,
+        *,
+        p_enter: float = 0.05,
+        p_remove: float = 0.1,
+        max_rounds: int = 100,
+        max_features: int | None = None,
+    ) -> None:
         self.p_enter = p_enter
         self.p_remove = p_remove
         self.max_rounds = max_rounds
+        self.max_features = max_features
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StepwiseRegression:  # noqa: N803  # scikit-learn's name
         """Select and fit.
@@ -85,7 +94,8 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         rounds = 0
         for rounds in range(1, self.max_rounds + 1):  # noqa: B007  # kept as n_iter_
             before = list(selected)
-            entering = _entering(design, weighted, selected, self.p_enter)
+            is_full = self.max_features is not None and len(selected) >= self.max_features
+            entering = None if is_full else _entering(design, weighted, selected, self.p_enter)
             selected += [] if entering is None else [entering]
             leaving = _leaving(design, weighted, selected, self.p_remove)
             if leaving is not None:
@@ -123,6 +133,8 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
             )
         if self.max_rounds < 1:
             raise InvalidArgumentError(f"max_rounds={self.max_rounds!r}; expected at least 1.")
+        if self.max_features is not None and self.max_features < 0:
+            raise InvalidArgumentError(f"max_features={self.max_features!r}; expected at least 0.")
 
 
 def _weights(given: Any, rows: int) -> FloatArray:

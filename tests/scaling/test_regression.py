@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.scaling.regression import RegressionOptions, columns_of, fit_regression
+from lightning_predict.scaling.regression import columns_of
+from lightning_predict.scaling.regression_fit import RegressionOptions, fit_regression, left_out_errors
 from lightning_predict.scaling.runs import PastRun, RunSetting
 
 SIZES = (8, 16, 32, 64)
@@ -128,6 +129,12 @@ def test_constant_and_unknown_variables_are_left_out_and_said() -> None:
     )
 
 
+def test_a_variable_that_says_nothing_is_said_to() -> None:
+    found = fit_regression(runs_of([setting(size, num_gpus=n) for size in SIZES for n in (1, 2)], lambda one: 1.0))
+    assert found.formula == "seconds per iteration = 1"
+    assert found.notes[-1] == "The runs differ in these, and their times not significantly: batch size, number of GPUs."
+
+
 def test_a_variable_that_is_0_is_not_inverted() -> None:
     settings = [
         RunSetting(iterations=10, batch_size=8, gpu="T4", disk_seconds=delay) for delay in (0.0, 0.001, 0.002, 0.003)
@@ -187,3 +194,34 @@ def test_too_few_runs_several_models_and_gaps() -> None:
     words = "1 of 5 past runs say their threads (threads); expected all of them or none."
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(words)}$"):
         fit_regression([*runs, gap])
+
+
+def test_left_out_runs_are_predicted_by_the_others() -> None:
+    runs = runs_of(GRID, by_work)
+    assert left_out_errors(runs) == pytest.approx([0.0] * len(runs), abs=1e-9)
+    assert fit_regression(runs).left_out_error == pytest.approx(0, abs=1e-9)
+    # Of four runs that do not differ, the one left out is predicted by the mean of the others.
+    same = [PastRun(model="net", setting=runs[0].setting, seconds=seconds) for seconds in (10.0, 10.0, 10.0, 20.0)]
+    errors = left_out_errors(same, options=RegressionOptions(relative=False))
+    assert errors == pytest.approx([40 / 3 / 10 - 1] * 3 + [10 / 20 - 1])
+    with pytest.raises(InvalidArgumentError, match=r"^3 runs; leaving one out needs at least 4\.$"):
+        left_out_errors(runs[:3])
+
+
+def test_the_interval_knows_of_the_runs_that_were_left_out() -> None:
+    # 10, 10, 10 and 20: left out, they miss by 10/3, 10/3, 10/3 and -10 per run of 100 iterations; the mean square,
+    # (3 x 100/9 + 100) / 4 = 33.33, is more than the variance of the fit, 75 / 3 = 25.
+    runs = [PastRun(model="net", setting=setting(), seconds=seconds) for seconds in (10.0, 10.0, 10.0, 20.0)]
+    found = fit_regression(runs, options=RegressionOptions(relative=False))
+    assert found.residual_variance * 100**2 == pytest.approx(100 / 3)
+    assert found.left_out_error == pytest.approx((3 / 3 + 0.5) / 4)
+
+
+def test_each_term_needs_runs() -> None:
+    # Two terms make this curve: 5 runs allow one, 6 both.
+    def curve(one: RunSetting) -> float:
+        return 1 + one.batch_size + 0.5 / one.batch_size
+
+    for count, terms in ((5, 1), (6, 2)):
+        runs = runs_of([setting(size) for size in (1, 2, 4, 8, 16, 32)[:count]], curve)
+        assert len(fit_regression(runs).terms) == terms

@@ -104,6 +104,12 @@ def test_units_do_not_change_what_is_selected(scale: float, shift: float, factor
     assert other.coef_ * scale / factor == pytest.approx(one.coef_)
 
 
+def test_no_more_features_than_asked() -> None:
+    features, target = example(40, 0.0)
+    for limit, selected in ((0, []), (1, [4]), (2, [4, 1])):
+        assert StepwiseRegression(max_features=limit).fit(features, target).selected_.tolist() == selected
+
+
 def test_rows_too_few_for_a_t_test_give_the_mean() -> None:
     found = StepwiseRegression().fit([[1.0], [2.0]], [1.0, 3.0])
     assert found.selected_.tolist() == []
@@ -133,6 +139,7 @@ def test_it_works_in_a_pipeline_and_can_be_cloned() -> None:
         ({"p_enter": 0.2, "p_remove": 0.1}, "p_enter=0.2 and p_remove=0.1; expected 0 < p_enter <= p_remove < 1"),
         ({"p_enter": 0.0}, "p_enter=0.0 and p_remove=0.1; expected 0 < p_enter <= p_remove < 1"),
         ({"max_rounds": 0}, "max_rounds=0; expected at least 1."),
+        ({"max_features": -1}, "max_features=-1; expected at least 0."),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, float], words: str) -> None:

@@ -1,0 +1,255 @@
+"""`regress`: the time of a run with other settings, from the times of one's own past runs.
+
+Example::
+
+    lightning-predict regress runs.csv --batch-sizes 256,512 --num-gpus 4,8 --iterations 10000
+    lightning-predict regress mlruns --columns batch_size=params.bs --values gpu=A10G --gpus A10G,L4 --iterations 5000
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_predict.cli.answers import Answer, aligned, json_value
+
+if TYPE_CHECKING:
+    from lightning_predict.scaling.regression import EndToEndRegression
+    from lightning_predict.scaling.run_estimates import RunEstimate
+    from lightning_predict.scaling.run_tables import RunTable
+    from lightning_predict.scaling.runs import PastRun, RunSetting
+
+HISTORY: Final = "history"
+"""The word for the package's own history of the user's runs."""
+
+
+def regress(
+    runs: Path,
+    *,
+    model: str | None = None,
+    columns: str | None = None,
+    values: str | None = None,
+    iterations: str | None = None,
+    batch_sizes: str | None = None,
+    gpus: str | None = None,
+    gflops: str | None = None,
+    num_gpus: str | None = None,
+    threads: str | None = None,
+    disk_delay_seconds: str | None = None,
+    inner_modules: str | None = None,
+    degree: int = 2,
+    absolute: bool = False,
+) -> Answer:
+    """Predict runs with other settings from the times of your own past runs, by a regression.
+
+    Past runs are rows of a table with seconds, iterations, batch_size, gpu (or gflops) and, where they differ,
+    num_gpus, threads, disk_delay_seconds and inner_modules; or MLflow's folder or database; or an export of MLflow or
+    W&B; or `history`, the runs that RuntimePredictor remembers. What is asked for may be several values, separated by
+    commas; all combinations are predicted. Needs the extra `fitting`.
+
+    Args:
+        runs: A CSV file, an MLflow folder (mlruns) or database (mlflow.db), or `history`.
+        model: Take the runs of this model only.
+        columns: Columns with other names, for example batch_size=params.bs,seconds=Runtime.
+        values: What no column says, the same for all runs, for example gpu=T4,num_gpus=1.
+        iterations: Training iterations of the runs to predict.
+        batch_sizes: Samples of one iteration on one GPU.
+        gpus: Names of GPUs.
+        gflops: Computing power of one GPU in GFLOP/s, for GPUs that the catalogue does not hold.
+        num_gpus: Numbers of GPUs.
+        threads: Processor threads of the loaders.
+        disk_delay_seconds: Delays of the disk.
+        inner_modules: Repeated modules of the network, for families of networks of several depths.
+        degree: Variables that are multiplied with each other at most.
+        absolute: Minimise absolute errors instead of relative ones.
+    """
+    from lightning_predict.scaling.history import history_path
+    from lightning_predict.scaling.regression_fit import RegressionOptions, fit_regression, of_one_model
+    from lightning_predict.scaling.run_stores import read_runs
+
+    source = history_path() if str(runs) == HISTORY and not runs.exists() else runs
+    table = read_runs(source, columns=_pairs("columns", columns), values=_pairs("values", values))
+    chosen = of_one_model(table.runs, model)
+    options = RegressionOptions(degree=degree, relative=not absolute)
+    regression = fit_regression(chosen, options=options)
+    asked: dict[str, list[Any]] = {
+        "iterations": _numbers("iterations", iterations),
+        "batch_size": _numbers("batch-sizes", batch_sizes),
+        "gpu": _words(gpus),
+        "flops_per_second": [_flops(value) for value in _numbers("gflops", gflops)],
+        "num_gpus": _numbers("num-gpus", num_gpus),
+        "threads": _numbers("threads", threads),
+        "disk_seconds": _numbers("disk-delay-seconds", disk_delay_seconds),
+        "inner_modules": _numbers("inner-modules", inner_modules),
+    }
+    settings = _settings(chosen, asked) if any(asked.values()) else ()
+    estimates = [regression.predict(setting) for setting in settings]
+    return Answer(
+        data=lambda: _data(regression, table, estimates), show=lambda: print(_text(regression, table, estimates))
+    )
+
+
+def _pairs(option: str, text: str | None) -> dict[str, str]:
+    """`a=b,c=d` as a dictionary.
+
+    Raises:
+        InvalidArgumentError: Something else.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+
+    pairs = [word.partition("=") for word in _words(text)]
+    wrong = ["".join(pair) for pair in pairs if not (pair[0] and pair[2])]
+    if wrong:
+        raise InvalidArgumentError(f"--{option} has {wrong[0]!r}; expected pairs like batch_size=params.bs.")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str | None) -> list[int | float]:
+    """Numbers that were given with commas between them; whole ones as int.
+
+    Raises:
+        InvalidArgumentError: A word that is no number.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+
+    numbers: list[int | float] = []
+    for word in _words(text):
+        try:
+            value = float(word)
+        except ValueError:
+            raise InvalidArgumentError(f"--{option} has {word!r}; expected numbers, separated by commas.") from None
+        numbers.append(int(value) if value.is_integer() else value)
+    return numbers
+
+
+def _flops(gflops: float) -> float:
+    from lightning_predict.units import gigaflops_to_flops
+
+    return gigaflops_to_flops(gflops)
+
+
+def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tuple[RunSetting, ...]:
+    """All combinations of what is asked; what is not asked is as in all runs.
+
+    Raises:
+        InvalidArgumentError: Something is not asked that the runs differ in, or GPUs are asked twice.
+    """
+    from itertools import product
+
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.scaling.runs import RunSetting
+
+    if asked["gpu"] and asked["flops_per_second"]:
+        raise InvalidArgumentError("Give one of --gpus and --gflops.")
+    powers = [{"gpu": name} for name in asked["gpu"]] + [{"flops_per_second": one} for one in asked["flops_per_second"]]
+    if not powers:
+        _same(runs, "flops_per_second")
+        powers = [{"gpu": runs[0].setting.gpu, "flops_per_second": runs[0].setting.flops_per_second}]
+    names = [name for name in asked if name not in ("gpu", "flops_per_second")]
+    lists = [asked[name] or [_same(runs, name)] for name in names]
+    return tuple(
+        RunSetting(**power, **dict(zip(names, values, strict=True))) for power in powers for values in product(*lists)
+    )
+
+
+_OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "disk_seconds": "disk-delay-seconds"}
+
+
+def _same(runs: Sequence[PastRun], name: str) -> Any:
+    """The value that all runs have.
+
+    Raises:
+        InvalidArgumentError: They differ.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+
+    values = {getattr(run.setting, name) for run in runs}
+    if len(values) > 1:
+        option = _OPTIONS.get(name, name.replace("_", "-"))
+        raise InvalidArgumentError(
+            f"The past runs have {len(values)} values of {name}; say with --{option} which to predict for."
+        )
+    return values.pop()
+
+
+def _data(regression: EndToEndRegression, table: RunTable, estimates: Sequence[RunEstimate]) -> dict[str, Any]:
+    terms = zip(regression.terms, regression.coefficients.tolist(), strict=True)
+    return {
+        "model": regression.model,
+        "runs": regression.runs,
+        "formula": regression.formula,
+        "intercept": regression.intercept,
+        "coefficients": {term.name: value for term, value in terms},
+        "ranges": json_value(regression.ranges),
+        "mean_error": regression.mean_error,
+        "left_out_error": regression.left_out_error,
+        "predictions": [
+            json_value(one) | {"notes": [outside.note for outside in one.extrapolations]} for one in estimates
+        ],
+        "notes": [*table.notes, *regression.notes],
+    }
+
+
+def _text(regression: EndToEndRegression, table: RunTable, estimates: Sequence[RunEstimate]) -> str:
+    left_out = regression.left_out_error
+    errors = f"Mean error: {_percent(regression.mean_error)} on these runs"
+    if left_out is not None:
+        errors += f", {_percent(left_out)} on runs left out of the fit (a tenth at a time)"
+    lines = [
+        f"{regression.runs} past runs of {regression.model}: {regression.formula}",
+        f"{errors}.",
+        *table.notes,
+        *regression.notes,
+    ]
+    if estimates:
+        lines += ["", _table(estimates)]
+        outside = [(number, one) for number, one in enumerate(estimates, start=1) if one.extrapolations]
+        lines += ["", "Outside the past runs, where the regression may be wrong:"] if outside else []
+        lines += [
+            f"  {number}: {'; '.join(one.note for one in estimate.extrapolations)}" for number, estimate in outside
+        ]
+        if any(one.seconds is None for one in estimates):
+            lines.append("A dash: the regression falls to 0 or below, so far from the past runs.")
+    return "\n".join(lines)
+
+
+_COLUMNS: Final[Mapping[str, Callable[[RunSetting], Any]]] = {
+    "GPU": lambda setting: setting.gpu or f"{setting.flops_per_second:.3g} FLOP/s",
+    "GPUs": lambda setting: setting.num_gpus,
+    "batch size": lambda setting: setting.batch_size,
+    "iterations": lambda setting: setting.iterations,
+    "threads": lambda setting: setting.threads,
+    "disk delay (s)": lambda setting: setting.disk_seconds,
+    "inner modules": lambda setting: setting.inner_modules,
+}
+
+
+def _table(estimates: Sequence[RunEstimate]) -> str:
+    from lightning_predict.reports.format import duration
+
+    def time(seconds: float | None) -> str:
+        return "-" if seconds is None else duration(seconds)
+
+    shown = {
+        name: value for name, value in _COLUMNS.items() if any(value(one.setting) is not None for one in estimates)
+    }
+    rows = [
+        [
+            str(number),
+            *(str(value(one.setting)) for value in shown.values()),
+            time(one.seconds),
+            "-" if one.low_seconds is None else f"{time(one.low_seconds)} - {time(one.high_seconds)}",
+        ]
+        for number, one in enumerate(estimates, start=1)
+    ]
+    headers = ["", *shown, "time", "interval (90 %)"]
+    return aligned(headers, rows, right=set(range(len(headers))) - {1})
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

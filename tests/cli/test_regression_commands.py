@@ -1,0 +1,111 @@
+"""`regress` on tables whose times are made from known coefficients."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.scaling.history import append_record
+from tests.cli.conftest import Run
+from tests.scaling.test_history import RECORD
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """For each iteration 20 ms, 1 ms a sample on a T4, and 20 ms x (1 - 1 / GPUs)."""
+    lines = ["model,gpu,num_gpus,batch_size,iterations,seconds"]
+    for size, gpus in product((8, 16, 32, 64), (1, 2, 4)):
+        lines.append(f"net,T4,{gpus},{size},100,{100 * (0.02 + 0.001 * size + 0.02 * (1 - 1 / gpus))}")
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_table_of_predictions(table: Path, run: Run, golden: Callable[[str, str], None]) -> None:
+    ran = run("regress", table, "--batch-sizes", "64,256", "--num-gpus", "2,8")
+    assert (ran.code, ran.err) == (0, "")
+    golden("regress.txt", ran.out.rstrip())
+
+
+def test_predictions_as_json(table: Path, run: Run) -> None:
+    found = run("regress", table, "--batch-sizes", "256", "--num-gpus", "8", "--iterations", "100", "--json").json
+    (one,) = found["predictions"]
+    # 0.02 + 0.001 x 256 + 0.02 x 7/8 seconds an iteration.
+    assert one["seconds"] == pytest.approx(100 * 0.2935)
+    assert one["setting"]["gpu"] == "T4"
+    assert one["notes"] == [
+        "batch size 256 is 4 times the largest of the past runs (64)",
+        "number of GPUs 8 is 2 times the largest of the past runs (4)",
+    ]
+    assert found["coefficients"] == {
+        "batch_size": pytest.approx(0.001),
+        "1 / num_gpus": pytest.approx(-0.02),
+    }
+    assert (found["runs"], found["model"]) == (12, "net")
+    assert 0 <= found["left_out_error"] < 0.02  # without a tenth of twelve runs, other terms may be selected
+
+
+def test_without_a_question_only_the_regression_is_shown(table: Path, run: Run) -> None:
+    ran = run("regress", table)
+    assert ran.out.startswith("12 past runs of net: seconds per iteration = 0.04 ")
+    assert "interval" not in ran.out
+    assert run("regress", table, "--json").json["predictions"] == []
+
+
+def test_columns_values_and_other_gpus(table: Path, run: Run) -> None:
+    table.write_text(table.read_text().replace("batch_size", "params.bs").replace("gpu,", "card,", 1))
+    words = ["--columns", "batch_size=params.bs", "--values", "gpu=T4", "--batch-sizes", "8", "--num-gpus", "1"]
+    (one,) = run("regress", table, *words, "--gflops", "8141", "--json").json["predictions"]
+    assert one["seconds"] == pytest.approx(2.8)
+    assert one["setting"]["gpu"] is None
+    assert "8.14e+12 FLOP/s" in run("regress", table, *words, "--gflops", "8141").out
+
+
+def test_the_history_of_ones_runs(run: Run) -> None:
+    for samples in (8, 16, 32):
+        append_record(replace(RECORD, model="m", samples=samples, step_seconds=0.1 + 0.01 * samples))
+    found = run("regress", "history", "--batch-sizes", "64", "--iterations", "1000", "--json").json
+    assert found["predictions"][0]["seconds"] == pytest.approx(740)
+
+
+def test_a_regression_that_falls_to_0_is_a_dash(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "gpu,threads,batch_size,iterations,seconds\n" + "".join(f"T4,{n},8,1,{10 - n}\n" for n in range(1, 7))
+    )
+    ran = run("regress", path, "--threads", "3,20")
+    assert "A dash: the regression falls to 0 or below, so far from the past runs." in ran.out
+    assert next(line for line in ran.out.splitlines() if line.startswith("2 ")).split()[-2:] == ["-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--batch-sizes", "many"], "--batch-sizes has 'many'; expected numbers, separated by commas."),
+        (["--columns", "batch_size"], "--columns has 'batch_size'; expected pairs like batch_size=params.bs."),
+        (["--batch-sizes", "8"], "The past runs have 3 values of num_gpus; say with --num-gpus which to predict for."),
+        (
+            ["--num-gpus", "1"],
+            "The past runs have 4 values of batch_size; say with --batch-sizes which to predict for.",
+        ),
+        (["--gpus", "T4", "--gflops", "1"], "Give one of --gpus and --gflops."),
+        (["--gpus", "T44", "--num-gpus", "1", "--batch-sizes", "1"], "'T44' is not a GPU of the catalogue."),
+        (["--num-gpus", "0", "--batch-sizes", "1"], "num_gpus=0; expected a whole number of at least 1."),
+        (["--model", "nest"], "0 past runs of 'nest' (there are runs of net); a regression needs at least 3."),
+    ],
+)
+def test_what_cannot_be_predicted(words: list[str], problem: str, table: Path, run: Run) -> None:
+    ran = run("regress", table, *words)
+    assert ran.code == 2
+    assert ran.err.startswith(f"lightning-predict: error: {problem}")
+
+
+def test_without_the_extra_it_is_named(table: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "lightning_predict.scaling.stepwise", raising=False)
+    assert "pip install lightning-predict[fitting]" in run("regress", table).err
