@@ -22,6 +22,7 @@ from lightning_predict.cli.catalogue_commands import gpus, offers
 from lightning_predict.cli.planning_commands import plan, simulate
 from lightning_predict.cli.prediction_commands import predict, report
 from lightning_predict.cli.regression_commands import regress
+from lightning_predict.cli.trace_commands import trace
 from lightning_predict.cli.weights_commands import cache, evaluate, measure, train
 from lightning_predict.errors import MissingDependencyError
 
@@ -32,7 +33,7 @@ PROGRAM: Final = "lightning-predict"
 
 COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
     function.__name__: function
-    for function in (predict, report, regress, plan, simulate, gpus, offers, measure, train, evaluate, cache)
+    for function in (predict, report, trace, regress, plan, simulate, gpus, offers, measure, train, evaluate, cache)
 }
 
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action"}

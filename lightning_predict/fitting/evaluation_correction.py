@@ -118,9 +118,9 @@ def correction_table(study: CorrectionStudy) -> Table:
         medians = (_median(errors) for errors in (one.errors, one.uncorrected, one.fully_corrected))
         table.add_row(one.family, str(len(one.errors)), f"{one.exponent:.2f}", *map(_percent, medians))
     count = sum(len(one.errors) for one in study.families)
-    medians = (study.held_out_error, study.uncorrected_error, study.fully_corrected_error)
+    together = (study.held_out_error, study.uncorrected_error, study.fully_corrected_error)
     table.add_section()
-    table.add_row("all", str(count), "", *map(_percent, medians))
+    table.add_row("all", str(count), "", *map(_percent, together))
     return table
 
 

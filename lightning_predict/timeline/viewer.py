@@ -14,8 +14,7 @@ from typing import Any, Final
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.estimates import KernelModels
-from lightning_predict.timeline.overheads import host_model
-from lightning_predict.timeline.queues import launchings
+from lightning_predict.timeline.queues import anchored_host, launchings
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, simulate
 from lightning_predict.tracing.records import Trace
 from lightning_predict.units import seconds_to_microseconds
@@ -38,7 +37,7 @@ def chrome_trace(
     """
     timed = timed_work(trace, [target], origin=origin, models=models, method=method)
     work = launchings(trace, timed, timed.seconds)
-    host = host_model(trace)
+    host = anchored_host(trace, timed, origin, 1.0)
     step = simulate(work, host, gpus=1, steps=1)
     events = [_name(HOST_PROCESS, "host"), _name(DEVICE_PROCESS, f"{target.name} (predicted)")]
     for index, operation in enumerate(work):

@@ -1,0 +1,159 @@
+"""`trace`: files of recorded steps: check one, hide its names, read other tools' files, look at a predicted timeline.
+
+Example::
+
+    lightning-predict trace check run.json.gz
+    lightning-predict trace anonymise run.json.gz --output shareable.json.gz
+    lightning-predict trace import rank0.pt.trace.json.gz --output run.json.gz
+    lightning-predict trace view run.json.gz --gpu L4 --output timeline.json    # open it in ui.perfetto.dev
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from lightning_predict.cli.answers import Answer
+
+if TYPE_CHECKING:
+    from lightning_predict.tracing.records import Trace
+
+_SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
+
+
+def trace(
+    action: Literal["check", "anonymise", "import", "view"],
+    file: Path,
+    *,
+    output: Path | None = None,
+    gpu: str | None = None,
+    keep_modules: bool = False,
+    step: int | None = None,
+    weights: Path | None = None,
+) -> Answer:
+    """Check a file of a recorded step, hide its names, import another tool's, or view its timeline on a GPU.
+
+    `check` reads a trace and says what it holds. `anonymise` writes it without names of modules and parameters and
+    without notes. `import` reads a Kineto JSON file of torch.profiler or a PyTorch execution trace and writes a trace.
+    `view` writes the predicted timeline for a GPU as a Chrome trace, which ui.perfetto.dev opens.
+
+    Args:
+        action: What to do: check, anonymise, import or view.
+        file: The trace, or for import the file of the other tool; gzip or plain.
+        output: File to write (default: beside the one that is read).
+        gpu: GPU to view the timeline of (default: the one that the trace was recorded on).
+        keep_modules: With anonymise: leave the names of modules.
+        step: With import: number of the ProfilerStep to take (default: the last).
+        weights: With view: weights to predict by, a folder or a file (default: the cache, then those that ship).
+    """
+    from lightning_predict.tracing.files import load_trace, save_trace
+    from lightning_predict.tracing.imports import import_trace
+    from lightning_predict.tracing.privacy import anonymised
+
+    _check_options(
+        action, {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}
+    )
+    if action == "view":
+        return _view(load_trace(file), output or _beside(file, "timeline.json"), gpu, weights)
+    read = import_trace(file, step=step) if action == "import" else load_trace(file)
+    if action == "check":
+        return Answer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
+    if action == "anonymise":
+        read = anonymised(read, keep_modules=keep_modules)
+    written = output or _beside(file, "anonymous.json.gz" if action == "anonymise" else "imported.json.gz")
+    save_trace(read, written)
+    return Answer(
+        data=lambda: {"written": str(written), **_summary(read)},
+        show=lambda: print("\n".join([*_lines(read), f"Written: {written}"])),
+    )
+
+
+_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
+    "check": frozenset(),
+    "anonymise": frozenset({"output", "keep_modules"}),
+    "import": frozenset({"output", "step"}),
+    "view": frozenset({"output", "gpu", "weights"}),
+}
+"""Options of each action."""
+
+
+def _check_options(action: str, options: Mapping[str, object]) -> None:
+    """Refuse an option that the action has no use for, rather than leave it without effect."""
+    from lightning_predict.errors import InvalidArgumentError
+
+    for name, value in options.items():
+        if value not in (None, False) and name not in _OPTIONS[action]:
+            of = ", ".join(other for other, names in _OPTIONS.items() if name in names)
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} has no effect on trace {action}; it is for {of}.")
+
+
+def _beside(file: Path, ending: str) -> Path:
+    """A name in the folder of a file: its own up to the suffixes, and an ending."""
+    name = file.name
+    while (stem := Path(name)).suffix in _SUFFIXES:
+        name = stem.stem
+    return file.with_name(f"{name}.{ending}")
+
+
+def _view(recorded: Trace, target: Path, name: str | None, weights: Path | None) -> Answer:
+    import json
+
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.gpus import gpu as find_gpu
+    from lightning_predict.kernels.models import kernel_models
+    from lightning_predict.prediction import gpu_in_use
+    from lightning_predict.timeline.viewer import chrome_trace
+
+    origin = gpu_in_use(recorded)
+    gpu = origin if name is None else find_gpu(name)
+    if gpu is None:
+        raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which to view: --gpu T4.")
+    names = (gpu.name,) if origin is None else (gpu.name, origin.name)
+    models = kernel_models(names, None if weights is None else str(weights))
+    timeline = chrome_trace(recorded, gpu, origin=origin, models=models)
+    target.write_text(json.dumps(timeline), encoding="utf-8")
+    count = len(timeline["traceEvents"])
+    data = {"written": str(target), "gpu": gpu.name, "events": count}
+    return Answer(
+        data=lambda: data,
+        show=lambda: print(f"{count} events on {gpu.name}. Open it at https://ui.perfetto.dev.\nWritten: {target}"),
+    )
+
+
+def _summary(recorded: Trace) -> dict[str, Any]:
+    """What a trace holds, as JSON values."""
+    operations = recorded.operations
+    return {
+        "operations": len(operations),
+        "operations_by_phase": dict(Counter(one.phase for one in operations)),
+        "kernels": len(recorded.kernels),
+        "modules": len({one.module for one in operations} - {None}),
+        "device": recorded.device,
+        "recorder": recorded.recorder,
+        "gpu": recorded.gpu_reported_name,
+        "compiled": recorded.compiled,
+        "has_host_times": any(one.host_start_seconds is not None for one in operations),
+        "steps_timed": len(recorded.step_seconds),
+        "batches": recorded.batches,
+        "samples": recorded.samples,
+        "parameters": len(recorded.parameters),
+        "notes": list(recorded.notes),
+    }
+
+
+def _lines(recorded: Trace) -> Iterable[str]:
+    """The same for people."""
+    found = _summary(recorded)
+    phases = ", ".join(f"{count} {phase}" for phase, count in found["operations_by_phase"].items())
+    compiled = ", compiled" if recorded.compiled else ""
+    where = recorded.gpu_reported_name or recorded.device
+    yield f"A valid trace of {found['operations']} operations ({phases}), recorded on {where}{compiled}."
+    kernels = f"{found['kernels']} kernels with their times" if found["kernels"] else "no kernels: times are predicted"
+    host = "with" if found["has_host_times"] else "without"
+    yield f"It has {kernels}; {host} the host's times; {found['steps_timed']} whole steps timed."
+    samples = "samples not known" if recorded.samples is None else f"{recorded.samples} samples"
+    batches = "1 batch" if recorded.batches == 1 else f"{recorded.batches} batches"
+    yield f"A step has {batches}, {samples}, {found['parameters']} parameters in {found['modules']} modules."
+    yield from recorded.notes

@@ -1,0 +1,43 @@
+"""Other tools' files as Traces, told apart by what they hold. Pure Python.
+
+Example::
+
+    trace = import_trace("rank0.pt.trace.json.gz")     # Kineto JSON: `export_chrome_trace` of torch.profiler
+    trace = import_trace("execution_trace.json")       # `ExecutionTraceObserver`
+"""
+
+from __future__ import annotations
+
+import os
+
+from lightning_predict.errors import TraceFormatError
+from lightning_predict.tracing.execution_trace import import_execution_trace
+from lightning_predict.tracing.files import FORMAT, read_json
+from lightning_predict.tracing.kineto import import_kineto
+from lightning_predict.tracing.records import Trace
+
+
+def import_trace(path: str | os.PathLike[str], *, step: int | None = None) -> Trace:
+    """Read one step of a file that `torch.profiler` or `ExecutionTraceObserver` wrote.
+
+    Args:
+        path: A JSON file, gzip or plain.
+        step: Number of the `ProfilerStep#` to take; None takes the last, or the whole file where none is marked.
+
+    Raises:
+        TraceFormatError: Neither of the two, or it has no such step.
+        TraceVersionError: An execution trace of another version of the format.
+        OSError: The file cannot be read.
+    """
+    source = os.fspath(path)
+    document = read_json(source, strict=False)
+    if isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document):
+        return import_kineto(source, step=step)
+    if isinstance(document, dict) and "nodes" in document:
+        return import_execution_trace(source, step=step)
+    if isinstance(document, dict) and document.get("format") == FORMAT:
+        raise TraceFormatError(f"{source} is a trace of lightning-predict already; there is nothing to import.")
+    raise TraceFormatError(
+        f"{source} is neither a Kineto JSON file (it has no 'traceEvents') nor an execution trace (it has no 'nodes'). "
+        "Export a profile with torch.profiler's export_chrome_trace."
+    )

@@ -1,0 +1,119 @@
+"""`trace check`, `anonymise`, `import` and `view` on real files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import lightning_predict as lp
+from tests.cli.conftest import Run
+
+RECORDINGS = Path(__file__).parents[1] / "traces"
+
+
+def test_check_says_what_a_trace_holds(trace: Path, run: Run) -> None:
+    found = run("trace", "check", trace, "--json").json
+    read = lp.Trace.load(str(trace))
+    assert found["operations"] == len(read.operations) == sum(found["operations_by_phase"].values())
+    assert (found["device"], found["samples"], found["parameters"], found["kernels"]) == ("meta", 256, 4, 0)
+    text = run("trace", "check", trace).out
+    assert f"A valid trace of {len(read.operations)} operations" in text
+    assert "no kernels: times are predicted; without the host's times" in text
+    assert "A step has 1 batch, 256 samples, 4 parameters in" in text
+
+
+def test_check_refuses_a_file_that_is_no_trace_and_says_where_it_is_wrong(
+    trace: Path, run: Run, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.json"
+    lp.Trace.load(str(trace)).save(str(broken))
+    broken.write_text(broken.read_text().replace('"device":"meta"', '"device":7', 1))
+    ran = run("trace", "check", broken)
+    assert ran.code == 2
+    assert "device is 7; expected a string" in ran.err
+    missing = run("trace", "check", tmp_path / "none.json")
+    assert missing.err.strip().endswith(f"No such file or directory: {tmp_path / 'none.json'}")
+
+
+def test_anonymise_writes_a_trace_without_names(run: Run, trace: Path, tmp_path: Path) -> None:
+    named = tmp_path / "run.json.gz"
+    whole = lp.Trace.load(str(trace))
+    replace(whole, notes=("/home/me/model.py",)).save(str(named))
+    found = run("trace", "anonymise", named, "--json").json
+    assert found["written"] == str(tmp_path / "run.anonymous.json.gz")
+    hidden = lp.Trace.load(found["written"])
+    assert [one.name for one in hidden.parameters] == [f"parameter_{index}" for index in range(4)]
+    assert {one.module for one in hidden.operations} <= {None, "module_0", "module_1", "module_2", "module_3"}
+    assert hidden.notes == ()
+    assert lp.predict(hidden, ["T4"])["T4"].iteration_seconds == lp.predict(whole, ["T4"])["T4"].iteration_seconds
+
+    kept = tmp_path / "kept.json"
+    assert f"Written: {kept}" in run("trace", "anonymise", named, "--keep-modules", "--output", kept).out
+    assert [one.module for one in lp.Trace.load(str(kept)).operations] == [one.module for one in whole.operations]
+
+
+@pytest.mark.parametrize("name", ["synthetic_cuda_step.json", "cpu_execution_trace.json.gz"])
+def test_import_reads_what_other_tools_wrote(name: str, run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "run.json.gz"
+    found = run("trace", "import", RECORDINGS / name, "--output", output, "--json").json
+    read = lp.Trace.load(str(output))
+    assert found["operations"] == len(read.operations) > 0
+    assert found["recorder"] == read.recorder == ("kineto" if "cuda" in name else "execution_trace")
+    assert found["kernels"] == (len(read.kernels) if "cuda" in name else 0)
+
+
+def test_import_refuses_other_files_in_words(trace: Path, run: Run, tmp_path: Path) -> None:
+    assert "is a trace of lightning-predict already; there is nothing to import" in run("trace", "import", trace).err
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert "is neither a Kineto JSON file (it has no 'traceEvents') nor an execution trace" in (
+        run("trace", "import", other).err
+    )
+    step = run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--step", "77").err
+    assert "has no ProfilerStep#77" in step
+
+
+def test_view_writes_a_timeline_that_perfetto_opens(trace: Path, run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "timeline.json"
+    ran = run("trace", "view", trace, "--gpu", "Tesla T4", "--output", output)
+    timeline = json.loads(output.read_text())
+    kernels = [one for one in timeline["traceEvents"] if one["ph"] == "X" and one["pid"] == 1]
+    assert {one["name"] for one in kernels} >= {"aten::addmm", "aten::mm", "aten::relu"}
+    assert f"{len(timeline['traceEvents'])} events on T4. Open it at https://ui.perfetto.dev." in ran.out
+    # Kernels of one stream do not overlap, and the last ends no later than the predicted step from a standing start.
+    ends = [one["ts"] + one["dur"] for one in kernels]
+    assert all(end <= later["ts"] + 1e-2 for end, later in zip(ends, kernels[1:], strict=False))
+    assert run("trace", "view", trace, "--gpu", "T4", "--output", output, "--json").json["gpu"] == "T4"
+
+
+def test_view_takes_the_gpu_that_the_trace_was_recorded_on(run: Run, tmp_path: Path) -> None:
+    read = tmp_path / "run.json"
+    run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--output", read)
+    found = run("trace", "view", read, "--json").json
+    assert found["gpu"] == "A100-SXM-40GB"
+    assert found["written"] == str(tmp_path / "run.timeline.json")
+
+
+def test_view_asks_for_a_gpu_where_none_is_known(trace: Path, run: Run) -> None:
+    assert "The trace was not recorded on a GPU of the catalogue; say which to view: --gpu T4." in (
+        run("trace", "view", trace).err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["check", "x", "--gpu", "T4"], "--gpu has no effect on trace check; it is for view."),
+        (["view", "x", "--keep-modules"], "--keep-modules has no effect on trace view; it is for anonymise."),
+        (["anonymise", "x", "--step", "3"], "--step has no effect on trace anonymise; it is for import."),
+        (["check", "x", "--output", "y"], "--output has no effect on trace check; it is for anonymise, import, view."),
+        (["show", "x"], "but expected one of check, anonymise, import, view"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: list[str], problem: str, run: Run) -> None:
+    ran = run("trace", *words)
+    assert ran.code == 2
+    assert problem in ran.err
