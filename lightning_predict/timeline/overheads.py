@@ -137,12 +137,15 @@ def host_model(trace: Trace, *, factor: float = 1.0) -> HostModel:
 
 
 def _launches(operation: Operation) -> list[tuple[float, float]]:
-    """Start and end of each launch call that was recorded, in order, from the start of the step."""
-    calls = [
+    """Start and end of each launch call that was recorded, in order, from the start of the step.
+
+    The kernels of a CUDA graph share one call.
+    """
+    calls = {
         (kernel.launch_start_seconds, kernel.launch_start_seconds + kernel.launch_seconds)
         for kernel in operation.kernels
         if kernel.launch_start_seconds is not None and kernel.launch_seconds is not None
-    ]
+    }
     return sorted(calls)
 
 

@@ -25,7 +25,7 @@ from lightning_predict.timeline.overheads import HostModel, host_model
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, Simulated, simulate
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
-from lightning_predict.tracing.records import Operation, Trace
+from lightning_predict.tracing.records import Kernel, Operation, Trace
 
 HOST_SPREAD: Final = 2.0
 """Factor up and down around a host time that was not measured: hosts differ, and so do operators."""
@@ -98,6 +98,7 @@ def _launching(
     """Split an item's seconds over its kernels: by their measured shares, else equally."""
     waits = operation.name in WAITING_OPERATIONS and operation.phase != "optimizer"
     streams: tuple[int, ...] = ()
+    calls: tuple[int, ...] | None = None
     if item is not None:
         kernels = [kernel for index in item.operations for kernel in trace.operations[index].kernels]
         measured = np.array([kernel.seconds for kernel in kernels])
@@ -105,6 +106,7 @@ def _launching(
             seconds = seconds * (measured / measured.sum())[None, :]
             # Stream numbers are the driver's; the busiest is the one that computes, the others keep their number.
             streams = tuple(COMPUTE_STREAM if k.stream == main else k.stream + 1 for k in kernels)
+            calls = _calls(kernels)
         else:
             seconds = np.repeat(seconds / item.launches, item.launches, axis=1)
             streams = (COMPUTE_STREAM,) * item.launches
@@ -113,9 +115,19 @@ def _launching(
         phase=operation.phase,
         seconds=seconds,
         streams=streams,
+        calls=calls,
         waits=waits,
         module=operation.module,
     )
+
+
+def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
+    """Launch call of each kernel, where some share one (a CUDA graph's do); None where none do, or it was not seen."""
+    starts = [kernel.launch_start_seconds for kernel in kernels]
+    if None in starts or len(set(starts)) == len(starts):
+        return None
+    numbers: dict[float | None, int] = {}
+    return tuple(numbers.setdefault(start, len(numbers)) for start in starts)
 
 
 def _main_stream(trace: Trace) -> int | None:

@@ -47,6 +47,8 @@ class Launching:
         phase: Its part of the step, for its overheads.
         seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels); no kernels for host work alone.
         streams: Stream of each kernel.
+        calls: Launch call that each kernel belongs to, from 0 on in order (a CUDA graph launches all of its kernels by
+            one); None where each has its own.
         waits: The host waits afterwards until the compute stream is done.
         module: Whose time it is.
     """
@@ -55,8 +57,15 @@ class Launching:
     phase: Phase
     seconds: Array
     streams: tuple[int, ...] = ()
+    calls: tuple[int, ...] | None = None
     waits: bool = False
     module: str | None = None
+
+    @property
+    def launches(self) -> int:
+        """Launch calls that the host makes."""
+        kernels = self.seconds.shape[1]
+        return kernels if self.calls is None else max(self.calls, default=-1) + 1
 
 
 @final
@@ -161,10 +170,10 @@ def _plan(operations: Sequence[Launching], host: HostModel, gpus: int) -> _Plan:
         if kernels:
             first = clock + overheads.between_operations + overheads.before_first_launch + overheads.launch
             each = overheads.launch + overheads.between_launches
-            launched += [first + number * each for number in range(kernels)]
+            launched += [first + number * each for number in operation.calls or range(kernels)]
             streams += operation.streams
             owners += [index] * kernels
-        clock += overheads.seconds(launches=kernels)
+        clock += overheads.seconds(launches=operation.launches)
         if operation.waits:
             waits.append((index + 1, len(launched), clock))
     parts = [operation.seconds for operation in operations if operation.seconds.shape[1]]

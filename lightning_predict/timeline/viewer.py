@@ -41,9 +41,8 @@ def chrome_trace(
     step = simulate(work, host, gpus=1, steps=1)
     events = [_name(HOST_PROCESS, "host"), _name(DEVICE_PROCESS, f"{target.name} (predicted)")]
     for index, operation in enumerate(work):
-        launches = operation.seconds.shape[1]
         own = host.of(operation.name, operation.phase)
-        length = own.seconds(launches=launches) - own.between_operations
+        length = own.seconds(launches=operation.launches) - own.between_operations
         arguments = {"phase": operation.phase} | ({"module": operation.module} if operation.module else {})
         start = float(step.operation_starts[0, index])
         events.append(_event(operation.name, HOST_PROCESS, 0, start, length, arguments))

@@ -14,14 +14,14 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 from lightning_predict.tracing.calls import arguments_of, outputs_of, tensors_of
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_profile
 from lightning_predict.tracing.files import read_json
-from lightning_predict.tracing.levels import UNATTRIBUTED, Found, is_backward_node, select_operations
+from lightning_predict.tracing.levels import CUDA_GRAPH, UNATTRIBUTED, Found, is_backward_node, select_operations
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.records import Flags, Kernel, Operation, Phase, Trace
 from lightning_predict.tracing.whole import backward_inputs
@@ -210,10 +210,19 @@ def _software(profile: Profile) -> dict[str, str]:
     return {key: str(profile.header[key]) for key in keys if key in profile.header}
 
 
-def _notes(operations: Sequence[Operation]) -> list[str]:
+def _notes(operations: Sequence[Operation]) -> Iterator[str]:
     total = sum(kernel.seconds for operation in operations for kernel in operation.kernels)
+    if total <= 0:
+        return
     stray = [kernel for operation in operations if operation.name == UNATTRIBUTED for kernel in operation.kernels]
-    if not stray or total <= 0:
-        return []
-    share = sum(kernel.seconds for kernel in stray) / total
-    return [f"Kernels launched outside every known operation: {len(stray)}, {share:.1%} of the device time."]
+    if stray:
+        share = sum(kernel.seconds for kernel in stray) / total
+        yield f"Kernels launched outside every known operation: {len(stray)}, {share:.1%} of the device time."
+    graphs = [operation for operation in operations if operation.name == CUDA_GRAPH]
+    if graphs:
+        inside = [kernel for graph in graphs for kernel in graph.kernels]
+        share = sum(kernel.seconds for kernel in inside) / total
+        yield (
+            f"CUDA graphs: {len(graphs)} with {len(inside)} kernels, {share:.1%} of the device time. Each costs the "
+            "host one launch; what the kernels compute is not in the trace, so they are scaled as bound by memory."
+        )

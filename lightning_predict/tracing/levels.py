@@ -2,8 +2,8 @@
 
 Composites and containers are descended into, everything below an operation is left out, and the parts of a whole
 call's backward pass are drawn together by autograd's sequence numbers. Nothing that launched work on the device is
-lost: what no operation launched comes under the name of the call around it, a fused kernel as `triton::<kernel>`, and
-what has no call around it as `unattributed`. Example::
+lost: what no operation launched comes under the name of the call around it, a fused kernel as `triton::<kernel>`, all
+kernels of one CUDA graph together as `cuda_graph`, and what has no call around it as `unattributed`. Example::
 
     for found in select_operations(profile):
         print(found.name, found.in_backward, len(found.work))
@@ -25,7 +25,11 @@ from lightning_predict.tracing.whole import WHOLE_OPERATIONS, backward_name, rec
 UNATTRIBUTED: Final = "unattributed"
 """Name of device work that no call is known for."""
 
+CUDA_GRAPH: Final = "cuda_graph"
+"""Name of a CUDA graph's launch, whose kernels no call is known for."""
+
 FUSED_PREFIX: Final = "triton_"
+_GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 
 _NODE: Final = "autograd::engine::evaluate_function: "
 _ACCUMULATES: Final = _NODE + "torch::autograd::AccumulateGrad"
@@ -176,6 +180,8 @@ class _Selector:
             yield self._found(recorded_name(name), call, around, list(_work(call)))
         elif name is None and call.name.startswith(FUSED_PREFIX) and not call.is_annotation:
             yield self._found(f"triton::{call.name}", call, around, list(_work(call)))
+        elif call.name in _GRAPH_LAUNCHES and call.device_work:
+            yield self._found(CUDA_GRAPH, call, around, [(work, call) for work in call.device_work])
         else:
             for work in call.device_work:
                 yield self._found(_stray_name(work, call), call, around, [(work, call)])

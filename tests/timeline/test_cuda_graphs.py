@@ -1,0 +1,79 @@
+"""A step that replays a CUDA graph: one launch for the host, all of its kernels for the device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.timeline.overheads import PROFILER_EVENT_SECONDS, host_model
+from lightning_predict.timeline.simulation import Launching, simulate
+from lightning_predict.tracing.kineto import import_kineto
+from lightning_predict.tracing.levels import CUDA_GRAPH
+from tests.timeline.test_simulation import HOST, T1, T2, T3, T4, T5, microseconds, run, work
+
+FILE = Path(__file__).parents[1] / "traces" / "synthetic_cuda_graph.json"
+
+
+def graph(*kernels: float) -> Launching:
+    return replace(work(*kernels), calls=(0,) * len(kernels))
+
+
+def test_the_file_says_that_it_is_synthetic() -> None:
+    assert json.loads(FILE.read_text())["comment"].startswith("SYNTHETIC: written by hand")
+
+
+def test_the_kernels_of_a_graph_are_one_operation_with_one_launch() -> None:
+    trace = import_kineto(FILE)
+    copy, replay = trace.operations
+    assert (copy.name, len(copy.kernels)) == ("aten::copy_", 1)
+    assert (replay.name, len(replay.kernels)) == (CUDA_GRAPH, 40)
+    (launched,) = {kernel.launch_start_seconds for kernel in replay.kernels}
+    assert launched == pytest.approx(60e-6)
+    # 40 kernels of 12 us beside a copy of 2 us.
+    assert trace.notes[0] == (
+        "CUDA graphs: 1 with 40 kernels, 99.6% of the device time. Each costs the host one launch; what the kernels "
+        "compute is not in the trace, so they are scaled as bound by memory."
+    )
+
+
+def test_the_launch_of_a_graph_takes_the_host_as_long_as_it_was_measured() -> None:
+    own = host_model(import_kineto(FILE)).of(CUDA_GRAPH, import_kineto(FILE).operations[1].phase)
+    assert own.launch == pytest.approx(42e-6 - PROFILER_EVENT_SECONDS)
+
+
+def test_kernels_of_one_launch_start_one_after_the_other() -> None:
+    # Launched at T1 + T2 + T4 = 8, then 3 x 20; the host is done at 10.
+    result = run(graph(20, 20, 20))
+    assert microseconds(result) == pytest.approx(T1 + T2 + T4 + 60)
+    assert result.host_seconds * 1e6 == pytest.approx(T1 + T2 + T4 + T3)
+
+
+def test_a_graph_of_short_kernels_takes_the_devices_time_where_single_launches_take_the_hosts() -> None:
+    # 100 kernels of 2: 200 for the device. Single launches: T1 + T2 + T3 + 100 T4 + 99 T5 = 901 for the host.
+    short = [2.0] * 100
+    assert microseconds(run(graph(*short), steps=3)) == pytest.approx(200)
+    assert microseconds(run(work(*short), steps=3)) == pytest.approx(T1 + T2 + T3 + 100 * T4 + 99 * T5)
+
+
+def test_two_graphs_in_one_operation_are_two_launches() -> None:
+    both = Launching(name="op", phase="forward", seconds=np.full((1, 4), 1e-6), streams=(0,) * 4, calls=(0, 0, 1, 1))
+    assert both.launches == 2
+    result = simulate([both], HOST, gpus=1, steps=1)
+    # At 8 and at 8 + T5 + T4 = 17.
+    np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [8, 9, 17, 18])
+
+
+def test_a_replay_is_predicted_without_the_cost_of_its_launches() -> None:
+    trace = import_kineto(FILE)
+    result = lp.predict(trace, ["A100-SXM-40GB", "H100-SXM-80GB"])
+    own, other = result.values()
+    assert own.device_seconds == pytest.approx(482e-6)
+    assert own.iteration_seconds == pytest.approx(482e-6, rel=0.01)
+    assert own.host_seconds < 120e-6  # one copy and one launch; 41 launches alone take 41 x 4 us
+    # Bound by memory: 1,555 GB/s against 3,350 GB/s.
+    assert other.device_seconds == pytest.approx(482e-6 * 1555 / 3350, rel=0.01)
