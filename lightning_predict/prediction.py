@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,59 +24,30 @@ from lightning_predict.cost.records import Offer, Prediction, Quote
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.kernels.choice import check_method, timed_work
 from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on, problem_times
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, problem_batch
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import (
+    Correction,
     HistoryRecord,
     correction_for,
     fingerprint_of,
     model_fingerprint_of,
     read_history,
 )
+from lightning_predict.scaling.parallel import on_layouts
 from lightning_predict.scaling.records import Loader, Run, Workload
+from lightning_predict.scaling.sharing import shared_memory_bytes, shared_workload
+from lightning_predict.scaling.strategy import Strategy, strategy_of
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, same_gpu_check
+from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.records import Trace
-
-_LAYOUT = re.compile(r"(?:(\d+)x)?(\d+)x(.+)")
-
-
-def check_gpus(gpus: Sequence[str]) -> tuple[str, ...]:
-    """Our names of the GPUs asked for, in order, each once.
-
-    Raises:
-        InvalidArgumentError: An empty list, a bare string, or a layout of several GPUs.
-        UnknownGpuError: A name that the catalogue does not hold.
-    """
-    if isinstance(gpus, str):
-        raise InvalidArgumentError(f"gpus={gpus!r} is one string; give a list of names, for example [{gpus!r}].")
-    if not gpus:
-        raise InvalidArgumentError("gpus is empty; name at least one GPU, for example ['T4'].")
-    names = []
-    for name in gpus:
-        layout = _LAYOUT.fullmatch(name)
-        if layout is not None and _is_unknown(name):
-            nodes, per_node, base = int(layout[1] or 1), int(layout[2]), layout[3]
-            if nodes * per_node != 1:
-                raise InvalidArgumentError(
-                    f"gpus has {name!r}, a layout of {nodes * per_node} GPUs; this version predicts one GPU at a time. "
-                    f"Ask for {base!r}."
-                )
-            name = base
-        names.append(find_gpu(name).name)
-    return tuple(dict.fromkeys(names))
-
-
-def _is_unknown(name: str) -> bool:
-    try:
-        find_gpu(name)
-    except UnknownGpuError:
-        return True
-    return False
 
 
 def predict(
@@ -85,41 +56,42 @@ def predict(
     *,
     iterations: int | None = None,
     num_nodes: int = 1,
-    strategy: str = "ddp",
+    strategy: str | Strategy = "ddp",
     method: str = "auto",
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
     weights: str | None = None,
     history: bool = True,
+    interconnect: Interconnect | None = None,
 ) -> Predictions:
     """Predict the recorded step on GPUs.
 
     Args:
         trace: What one step did, from `capture` or `Trace.load`.
-        gpus: Names of GPUs; ours, torch's and clouds' spellings are understood.
-        iterations: Steps still to come; None predicts the step alone.
-        num_nodes: Machines; this version predicts one.
-        strategy: How several GPUs would share the work; without effect on one.
+        gpus: Names of GPUs (ours, torch's and clouds' spellings are understood) or of layouts: `8xL4` is a machine of
+            eight, `2x8xH100-SXM-80GB` two of them. Each GPU takes as many samples as the trace.
+        iterations: Steps still to come on as many GPUs as were recorded; a layout of more does the same samples in
+            fewer. None predicts the step alone.
+        num_nodes: Machines of the layouts that do not say.
+        strategy: How several GPUs share the work, see `scaling/strategy.py`: `ddp`, `fsdp`, `zero2`, ...; without
+            effect on one.
         method: `auto`, `mlp` or `wave` (see `kernels/choice.py`).
         offers: Offers to take prices from; None takes those that ship with the package.
         usd_per_hour: Your own price, one for all GPUs or by GPU name; it comes first.
         weights: Folder or file of weights; None searches the cache and the bundled files.
         history: Learn from earlier runs of this very step (see `scaling/history.py`).
+        interconnect: What you know of the links between GPUs; None takes the catalogue's.
 
     Returns:
-        One Prediction a GPU, in the order asked.
+        One Prediction a GPU or layout, in the order asked.
 
     Raises:
         UnknownGpuError: A name that the catalogue does not hold.
-        InvalidArgumentError: An empty list, a bad price, method or number of iterations.
+        InvalidArgumentError: An empty list, a bad price, layout, strategy, method or number of iterations.
         WeightsError: Weights that cannot be found or trusted.
     """
     if iterations is not None and iterations < 0:
         raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of steps still to come.")
-    if num_nodes != 1:
-        raise InvalidArgumentError(f"num_nodes={num_nodes}: this version predicts one node with one GPU.")
-    if strategy not in ("ddp", "auto"):
-        raise InvalidArgumentError(f"strategy={strategy!r} is not known; this version takes 'ddp' or 'auto'.")
     waits = trace.loader_seconds
     workload = Workload(
         training_iterations=iterations,
@@ -130,11 +102,14 @@ def predict(
         trace,
         gpus,
         workload=workload,
+        num_nodes=num_nodes,
+        strategy=strategy,
         method=method,
         offers=offers,
         usd_per_hour=usd_per_hour,
         weights=weights,
         history=read_history() if history else (),
+        interconnect=interconnect,
     )
 
 
@@ -144,64 +119,85 @@ def predict_workload(
     *,
     workload: Workload,
     validation: Trace | None = None,
+    num_nodes: int = 1,
+    strategy: str | Strategy = "ddp",
     method: str = "auto",
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
     weights: str | None = None,
     history: Sequence[HistoryRecord] = (),
+    interconnect: Interconnect | None = None,
 ) -> Predictions:
     """Predict a run that is still to come: `predict` with validation and everything else that a Trainer knows.
 
     Args:
         trace: One training step.
-        gpus: Names of GPUs.
-        workload: Steps and validation batches still to come.
+        gpus: Names of GPUs or layouts.
+        workload: Steps and validation batches still to come on each GPU of the recorded run.
         validation: One validation batch; None takes the forward share of the training step.
+        num_nodes: See `predict`.
+        strategy: See `predict`.
         method: See `predict`.
         offers: See `predict`.
         usd_per_hour: See `predict`.
         weights: See `predict`.
         history: Earlier runs; those of the same model on the same GPU correct its prediction.
+        interconnect: See `predict`.
 
     Raises:
         LightningPredictError: As `predict`.
     """
-    names = check_gpus(gpus)
+    layouts = layouts_of(gpus, num_nodes=num_nodes)
+    sharing = strategy_of(strategy)
     check_method(method)
     check_price(usd_per_hour)
-    targets = [find_gpu(name) for name in names]
+    targets = list(dict.fromkeys(layout.gpu for layout in layouts))
     origin = gpu_in_use(trace)
-    models = kernel_models(names if origin is None else (*names, origin.name), weights)
-    same_gpu = same_gpu_check(trace, origin, models)
-    steps = _steps(trace, targets, origin, models, method, same_gpu)
-    validations: Sequence[Iteration | None] = [None] * len(targets)
-    if validation is not None:
-        validations = _steps(validation, targets, origin, models, method, same_gpu_check(validation, origin, models))
+    in_use = None if origin is None else layout_in_use(trace, origin)
+    alone = without_collectives(trace)
+    needed = targets if origin is None else (*targets, origin)
+    models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), weights)
+    same_gpu = same_gpu_check(alone, origin, models)
+    timed = timed_work(alone, targets, origin=origin, models=models, method=method)
+    steps = corrected_iterations(alone, timed, targets, origin=origin, check=same_gpu)
+    checks = _validation_steps(validation, targets, origin, models, method)
+    learnt = _learnt(alone, steps, history, origin)
+    steps = tuple(
+        step if correction is None else correction.step_of(step) for step, correction in zip(steps, learnt, strict=True)
+    )
+    shared = on_layouts(
+        alone, timed, targets, steps, layouts, sharing, interconnect=interconnect or CATALOGUE, origin=origin
+    )
     memory = step_memory(trace)
-    fingerprint, model = (fingerprint_of(trace), model_fingerprint_of(trace)) if history else ("", None)
-    notes = (*trace.notes, *memory_notes(trace))
     predictions = []
-    for target, step, check in zip(targets, steps, validations, strict=True):
-        is_measured = target == origin and bool(trace.step_seconds)
-        correction = correction_for(
-            history, fingerprint, step, is_measured=is_measured, model=model, samples=trace.samples
-        )
-        if correction is not None:
-            step = correction.step_of(step)
-        run = run_of(step, workload, check, batches=trace.batches)
+    for layout, step in zip(layouts, shared, strict=True):
+        row, is_used = targets.index(layout.gpu), layout == in_use
+        if is_used and layout.count > 1 and trace.step_seconds:
+            step = _as_measured(step, trace.step_seconds)
+        own = shared_workload(workload, replicas=sharing.replicas(layout), recorded=trace.world_size)
+        run = run_of(step, own, checks[row], batches=trace.batches)
+        correction = learnt[row]
         run = run if correction is None else correction.run_of(run)
+        single_bytes = None if memory is None else memory.bytes_on(layout.gpu)
         quote = quote_of(
             run,
-            target,
-            memory_bytes=None if memory is None else memory.bytes_on(target),
-            reported_bytes=trace.gpu_memory_bytes if target == origin else None,
+            layout,
+            memory_bytes=None if single_bytes is None else shared_memory_bytes(single_bytes, trace, layout, sharing),
+            reported_bytes=trace.gpu_memory_bytes if layout.gpu == origin else None,
             offers=offers,
             usd_per_hour=usd_per_hour,
         )
-        in_use = same_gpu if target == origin else None
-        measured = _measured_seconds(trace) if origin is not None and target == origin else None
-        predictions.append(_flat(step, run, quote, workload, measured, in_use))
-    return Predictions(tuple(predictions), used_gpu=None if origin is None else origin.name, notes=notes)
+        found = _flat(
+            step, run, quote, own, _measured_seconds(trace) if is_used else None, same_gpu if is_used else None
+        )
+        predictions.append(_on(layout, sharing, found))
+    notes = (*trace.notes, *memory_notes(trace))
+    return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
+
+
+def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
+    """The GPUs that the recorded processes trained on."""
+    return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
 
 
 def gpu_in_use(trace: Trace) -> Gpu | None:
@@ -253,16 +249,51 @@ def operator_seconds(
     return broadcast
 
 
-def _steps(
-    trace: Trace,
-    targets: Sequence[Gpu],
-    origin: Gpu | None,
-    models: KernelModels | None,
-    method: str,
-    same_gpu: SameGpuCheck | None,
-) -> tuple[Iteration, ...]:
-    timed = timed_work(trace, targets, origin=origin, models=models, method=method)
-    return corrected_iterations(trace, timed, targets, origin=origin, check=same_gpu)
+def _validation_steps(
+    validation: Trace | None, targets: Sequence[Gpu], origin: Gpu | None, models: KernelModels | None, method: str
+) -> Sequence[Iteration | None]:
+    if validation is None:
+        return [None] * len(targets)
+    alone = without_collectives(validation)
+    timed = timed_work(alone, targets, origin=origin, models=models, method=method)
+    check = same_gpu_check(alone, origin, models)
+    return corrected_iterations(alone, timed, targets, origin=origin, check=check)
+
+
+def _learnt(
+    trace: Trace, steps: Sequence[Iteration], history: Sequence[HistoryRecord], origin: Gpu | None
+) -> list[Correction | None]:
+    """What earlier runs say of the step on each GPU."""
+    if not history:
+        return [None] * len(steps)
+    fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
+    return [
+        correction_for(
+            history,
+            fingerprint,
+            step,
+            is_measured=origin is not None and step.gpu == origin.name and bool(trace.step_seconds),
+            model=model,
+            samples=trace.samples,
+        )
+        for step in steps
+    ]
+
+
+def _as_measured(step: Iteration, seconds: Sequence[float]) -> Iteration:
+    return replace(step, seconds=statistics.median(seconds), low_seconds=min(seconds), high_seconds=max(seconds))
+
+
+def _on(layout: Layout, strategy: Strategy, prediction: Prediction) -> Prediction:
+    """What the layout has more of than one of its GPUs."""
+    if layout.count == 1:
+        return prediction
+    rate = prediction.samples_per_second
+    return replace(
+        prediction,
+        num_gpus=layout.count,
+        samples_per_second=None if rate is None else rate * strategy.replicas(layout),
+    )
 
 
 def _measured_seconds(trace: Trace) -> float | None:
@@ -286,6 +317,8 @@ def _flat(
         iteration_seconds_high=step.high_seconds,
         device_seconds=step.device_seconds,
         host_seconds=step.host_seconds,
+        communication_seconds=step.communication_seconds,
+        added_seconds=step.added_seconds,
         measured_seconds=measured,
         unmeasured_seconds=None if same_gpu is None else same_gpu.predicted_seconds,
         iterations=workload.training_iterations,

@@ -12,7 +12,7 @@ import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.prediction import check_gpus, gpu_in_use, predict_workload
+from lightning_predict.prediction import gpu_in_use, predict_workload
 from lightning_predict.scaling.records import Workload
 from lightning_predict.timeline.same_gpu import CORRECTION_EXPONENT
 from lightning_predict.tracing.records import Flags, Kernel, Memory, Operation, TensorInfo, Trace
@@ -160,18 +160,16 @@ def test_a_gpu_outside_the_catalogue_is_not_an_origin() -> None:
     [
         ([], "gpus is empty; name at least one GPU"),
         ("T4", r"gpus='T4' is one string; give a list of names, for example \['T4'\]"),
-        (["8xL4"], "gpus has '8xL4', a layout of 8 GPUs; this version predicts one GPU at a time"),
-        (["2x8xT4"], "a layout of 16 GPUs"),
-        (["0xT4"], "a layout of 0 GPUs"),
+        (["0xT4"], r"The layout '0xT4' has 1 machine\(s\) of 0 GPU\(s\)"),
     ],
 )
 def test_bad_lists_of_gpus(gpus: list[str], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        check_gpus(gpus)
+        lp.predict(TRACE, gpus=gpus)
 
 
 def test_one_times_a_gpu_is_that_gpu() -> None:
-    assert check_gpus(["1xT4", "1x1xL4", "T4"]) == ("T4", "L4")
+    assert tuple(lp.predict(TRACE, gpus=["1xT4", "1x1xL4", "T4"])) == ("T4", "L4")
 
 
 def test_an_unknown_gpu_names_its_neighbours() -> None:

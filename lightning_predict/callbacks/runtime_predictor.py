@@ -37,7 +37,7 @@ from lightning_predict.errors import CaptureError, WeightsNotFoundError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import check_method
-from lightning_predict.prediction import check_gpus
+from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.batch_size import BatchSizeOption
 from lightning_predict.tracing.environment import has_compiled_code
@@ -117,8 +117,8 @@ class RuntimePredictor(Callback):
                 "weights that come with the package."
             )
         if isinstance(usd_per_hour, dict):
-            usd_per_hour = {find_gpu(name).name: price for name, price in usd_per_hour.items()}
-        self.gpus = check_gpus(gpus)
+            usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
+        self.gpus = tuple(layout.name for layout in layouts_of(gpus))
         self.warmup_steps = warmup_steps
         self.capture_steps = capture_steps
         self.usd_per_hour = usd_per_hour

@@ -244,13 +244,14 @@ def _findings(
     from dataclasses import replace
 
     from lightning_predict.gpus import DEFAULT_GPUS
-    from lightning_predict.prediction import check_gpus
+    from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.prediction import predict as predict_trace
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank
     from lightning_predict.tracing.records import Trace
 
-    names = check_gpus(DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()])
+    asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
+    names = tuple(layout.name for layout in layouts_of(asked))
     rank(Predictions(()), deadline_hours=deadline_hours)
     offers, notes = prices.offers(names)
     found = predict_trace(

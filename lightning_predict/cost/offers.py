@@ -57,7 +57,7 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
     return tuple(sorted(newest, key=lambda offer: offer.usd_per_gpu_hour))
 
 
-def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None) -> Offer | None:
+def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_gpus: int = 1) -> Offer | None:
     """The current machine with the lowest on-demand price per hour; None where there is none.
 
     A run on one GPU pays for the whole machine, so a machine of eight at a low price per GPU is not cheap.
@@ -66,13 +66,14 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None) -> Offe
         gpu_name: Our name of the GPU, as in `Gpu.name`.
         offers: Offers to choose from; None takes those that ship with the package. What is current is judged by the
             newest of them, of whichever GPU.
+        num_gpus: GPUs that the machine must have at least.
     """
     table = load_offers() if offers is None else tuple(offers)
     candidates = offers_for(gpu_name, table)
     if not candidates:
         return None
     oldest_current = _years_before(max(offer.date for offer in table), CURRENT_YEARS)
-    current = [offer for offer in candidates if offer.date >= oldest_current]
+    current = [offer for offer in candidates if offer.date >= oldest_current and offer.num_gpus >= num_gpus]
     return min(current, key=lambda offer: offer.usd_per_hour, default=None)
 
 

@@ -91,7 +91,8 @@ class Prediction:
     """All that is predicted for one GPU. What is not known is None.
 
     Attributes:
-        gpu: Name of the GPU (or layout) as asked for, in our spelling.
+        gpu: Name of the GPU or layout as asked for, in our spelling.
+        num_gpus: GPUs of the layout.
         iteration_seconds: One training step.
         iteration_seconds_low: Lower end of the 90 % interval.
         iteration_seconds_high: Upper end of the 90 % interval.
@@ -111,11 +112,14 @@ class Prediction:
         checkpoint_seconds: The part of `total_seconds` in which checkpoints are written.
         checkpoint_is_estimated: That part follows from the size of the state, and was not timed.
         at_most: The run may end earlier.
-        samples_per_second: Throughput of one GPU.
+        communication_seconds: Time of a step's collectives between GPUs, hidden or not; 0 on one.
+        added_seconds: By how much a step is longer than on one GPU: communication that no work hides, and the wait for
+            the slowest.
+        samples_per_second: Throughput of all GPUs.
         usd_per_hour: Price of the whole machine that is rented for it.
         cost_usd: Of the run still to come.
         offer: Where the price comes from, with its date.
-        memory_bytes: Peak memory of a step.
+        memory_bytes: Peak memory of a step on each GPU.
         fits: It fits in the GPU's memory, perhaps narrowly.
         memory_fit: `fits` with a margin, `tight` without, or `exceeds`.
         memory_free_bytes: What the step leaves free of what a process can use; below 0 where it does not fit.
@@ -130,6 +134,9 @@ class Prediction:
     iteration_seconds_high: float
     device_seconds: float
     host_seconds: float
+    num_gpus: int = 1
+    communication_seconds: float = 0.0
+    added_seconds: float = 0.0
     measured_seconds: float | None = None
     unmeasured_seconds: float | None = None
     iterations: int | None = None

@@ -1,20 +1,23 @@
 """`training_throughput.csv`: how well training scales from one GPU to several of one machine.
 
 Efficiency is the throughput of n GPUs over n times that of one. The step of one GPU is the measured one, as somebody
-has it who has run on one; what the others add is predicted, from the links that the GPU's name promises. They may not be
-there (a virtual machine without NVLink): `calibrated` takes the bus bandwidth that suits the machine's other benchmarks
-best, as if it had been measured. Rows that no weak scaling explains are left out, each with its reason. Example::
+has it who has run on one; what the others add is predicted, from the links that the GPU's name promises. They may not
+be there (a virtual machine without NVLink): `calibrated` takes the bus bandwidth that suits the machine's other
+benchmarks best, as if it had been measured. Rows that no weak scaling explains are left out, each with its reason.
+Example::
 
     report = evaluate_scaling(Path("validation/training_throughput.csv"))
-    report.errors(lambda row: row.case.has_nvlink), report.excluded
+    report.results[0].efficiency, report.results[0].case.efficiency, report.excluded
 """
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final, final
 
@@ -26,19 +29,31 @@ from lightning_predict.fitting.workloads.benchmarks import BENCHMARKS, benchmark
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.choice import timed_work
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.fabric import Interconnect, bus_factor, collective
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Array
-from lightning_predict.scaling.parallel import SharedStep
+from lightning_predict.scaling.parallel import Friction, SharedStep, slowest_of
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.timeline.queues import iterations
-from lightning_predict.units import gigabytes_to_bytes
+from lightning_predict.timeline.records import Iteration
+from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
 
 LARGEST_EFFICIENCY: Final = 1.05
 """Above this, the row of one GPU ran something else."""
 
-BUS_BANDWIDTHS: Final = tuple(gigabytes_to_bytes(0.5 * 2 ** (step / 2)) for step in range(19))
+LEAST_LINK_SHARE: Final = 0.25
+"""Below this share of the bandwidth that a GPU's name promises, a machine is shown apart."""
+
+WITHOUT_EXCHANGE: Final = frozenset({"transformerxlbase", "transformerxllarge"})
+"""Benchmarks whose efficiency is 0.95 to 1.0 on every link, also where their gradients cannot pass in the time: their
+processes do not exchange them in every step, whatever the reason. Shown apart."""
+
+BUS_BANDWIDTHS: Final = tuple(gigabytes_to_bytes(0.5 * 2**step) for step in range(10))
 """Bus bandwidths that a machine may have: 0.5 to 256 GB/s."""
+
+SLOWDOWNS: Final = (1.0, 1.5, 2.0, 2.5, 3.0)
+CONTENTIONS: Final = (0.3, 0.5, 0.7, 0.9)
+SPREADS: Final = (0.02, 0.03, 0.04)
+"""The grid of friction."""
 
 Key = tuple[str, str, str, str]
 """GPU as reported, model, precision, container."""
@@ -70,9 +85,33 @@ class ScalingCase:
     efficiency: float
 
     @property
+    def exchanges(self) -> bool:
+        """Its processes exchange gradients in every step."""
+        return self.model not in WITHOUT_EXCHANGE
+
+    @property
     def has_nvlink(self) -> bool:
         """The GPU's data sheet has NVLink."""
         return find_gpu(self.gpu).nvlink_bytes_per_second is not None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A case at each of `SLOWDOWNS`, and at each bus bandwidth, all over the step of one GPU.
+
+    Attributes:
+        walked: (step, hidden communication) at each slowdown.
+        by_bandwidth: Efficiency at each of `BUS_BANDWIDTHS`.
+    """
+
+    walked: tuple[tuple[float, float], ...]
+    by_bandwidth: tuple[float, ...]
+
+    def efficiency(self, friction: Friction, count: int) -> float:
+        """With other figures of friction; its slowdown is one of `SLOWDOWNS`."""
+        step, hidden = self.walked[SLOWDOWNS.index(friction.slowdown)]
+        return 1 / (step + friction.contention * hidden + friction.straggler_spread * slowest_of(count))
 
 
 @final
@@ -82,44 +121,43 @@ class ScalingResult:
 
     Attributes:
         case: The row.
-        efficiency: As predicted from the catalogue's links.
+        study: What it would be under other assumptions.
+        efficiency: As predicted.
         low: Lower end of its 90 % interval.
         high: Upper end.
-        by_bandwidth: As predicted at each of `BUS_BANDWIDTHS`.
-        calibrated: As predicted at the bandwidth that suits the machine's other benchmarks; None where it has none.
+        left_out: As predicted with the friction that suits the other GPUs' rows.
+        calibrated: As predicted at the bus bandwidth that suits the machine's other benchmarks; None where it has none.
+        link_share: That bandwidth over the one that the GPU's name promises; None likewise.
     """
 
     case: ScalingCase
+    study: Study
     efficiency: float
     low: float
     high: float
-    by_bandwidth: tuple[float, ...]
+    left_out: float = float("nan")
     calibrated: float | None = None
+    link_share: float | None = None
 
     @property
-    def error(self) -> float:
-        """Predicted less measured efficiency."""
-        return self.efficiency - self.case.efficiency
+    def is_inside(self) -> bool:
+        """True where the interval holds the measured efficiency."""
+        return self.low <= self.case.efficiency <= self.high
 
     @property
-    def calibrated_error(self) -> float:
-        """The same with the calibrated bus; nan without one."""
-        return float("nan") if self.calibrated is None else self.calibrated - self.case.efficiency
+    def has_its_links(self) -> bool:
+        """The machine's links reach a quarter of what the GPU's name promises, or nobody can tell."""
+        return self.link_share is None or self.link_share >= LEAST_LINK_SHARE
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ScalingReport:
-    """Results, and the rows that were left out by reason."""
+    """Results, the friction that suits each GPU's others, and the rows that were left out by reason."""
 
     results: tuple[ScalingResult, ...]
+    friction_without: Mapping[str, Friction]
     excluded: Mapping[str, Sequence[str]]
-
-    def errors(self, chosen: Callable[[ScalingResult], bool], *, calibrated: bool = False) -> Array:
-        """|error| of the chosen results."""
-        found = [row.calibrated_error if calibrated else row.error for row in self.results if chosen(row)]
-        absolute: Array = np.abs(np.array([error for error in found if not np.isnan(error)]))
-        return absolute
 
 
 def read_scaling_cases(path: Path) -> tuple[tuple[ScalingCase, ...], dict[str, list[str]]]:
@@ -178,25 +216,51 @@ def _case(row: Mapping[str, str], key: Key, singles: Mapping[str, float]) -> Sca
     return "its batch is neither that of one GPU nor so many times it"
 
 
-def evaluate_scaling(path: Path, *, jobs: int = 2) -> ScalingReport:
+def evaluate_scaling(path: Path, *, weights: Path | None = None, jobs: int = 2) -> ScalingReport:
     """Predict each case's efficiency; errors as for `read_scaling_cases` and `predict`."""
     cases, excluded = read_scaling_cases(path)
     results = evaluate_in_groups(
         cases,
         key=lambda case: (case.model, case.precision, case.batch),
-        evaluate=_predicted,
+        evaluate=partial(_predicted, weights=weights),
         jobs=jobs,
     )
-    return ScalingReport(tuple(_calibrated(results)), excluded)
+    without = {gpu: best_friction(results, without=gpu) for gpu in dict.fromkeys(case.gpu for case in cases)}
+    complete = (
+        replace(result, left_out=result.study.efficiency(without[result.case.gpu], result.case.count))
+        for result in _calibrated(results)
+    )
+    return ScalingReport(tuple(complete), without, excluded)
 
 
-def _predicted(cases: Sequence[ScalingCase]) -> list[ScalingResult]:
+def best_friction(results: Iterable[ScalingResult], *, without: str | None = None) -> Friction:
+    """The figures of the grid with the least mean error, over rows that exchange gradients.
+
+    Args:
+        results: Cases of all GPUs.
+        without: A GPU whose rows do not count.
+    """
+    rows = [one for one in results if one.case.gpu != without and one.case.exchanges]
+    grid = [
+        Friction(slowdown=slowdown, contention=contention, straggler_spread=spread)
+        for slowdown, contention, spread in product(SLOWDOWNS, CONTENTIONS, SPREADS)
+    ]
+    return min(grid, key=lambda friction: _mean_error(rows, friction))
+
+
+def _mean_error(rows: Sequence[ScalingResult], friction: Friction) -> float:
+    errors = [abs(one.study.efficiency(friction, one.case.count) - one.case.efficiency) for one in rows]
+    return sum(errors) / max(len(errors), 1)
+
+
+def _predicted(cases: Sequence[ScalingCase], weights: Path | None) -> list[ScalingResult]:
     """Results of cases that ran the same step, which is recorded once."""
     first = cases[0]
     recorded = benchmark_trace(first.model, precision=first.precision, batch=first.batch)
     names = tuple(dict.fromkeys(case.gpu for case in cases))
     gpus = [find_gpu(name) for name in names]
-    timed = timed_work(recorded.trace, gpus, origin=None, models=kernel_models(names), method="auto")
+    models = kernel_models(names, None if weights is None else str(weights))
+    timed = timed_work(recorded.trace, gpus, origin=None, models=models, method="auto")
     steps = iterations(recorded.trace, timed, gpus)
     shared = SharedStep(recorded.trace, timed, gpus)
     results = []
@@ -204,30 +268,48 @@ def _predicted(cases: Sequence[ScalingCase]) -> list[ScalingResult]:
         row = names.index(case.gpu)
         seconds = recorded.units / case.single_per_second
         measured = replace(steps[row], seconds=seconds, low_seconds=seconds, high_seconds=seconds)
-        layout = Layout(gpus[row], case.count)
-        found = shared.on(layout, measured, row, Strategy())
-        by_bandwidth = (
-            seconds
-            / shared.on(layout, measured, row, Strategy(), Interconnect(intra_node_bytes_per_second=bus)).seconds
-            for bus in BUS_BANDWIDTHS
-        )
+        found = shared.on(Layout(gpus[row], case.count), measured, row, Strategy())
         ends = (seconds / found.seconds, seconds / found.high_seconds, seconds / found.low_seconds)
-        results.append(ScalingResult(case, *ends, tuple(by_bandwidth)))
+        results.append(ScalingResult(case, _study(shared, measured, row, Layout(gpus[row], case.count)), *ends))
     return results
 
 
-def _calibrated(results: Iterable[ScalingResult]) -> Iterable[ScalingResult]:
+def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Study:
+    walked = []
+    for slowdown in SLOWDOWNS:
+        found = shared.walked(layout, step, row, Strategy(), friction=Friction(slowdown=slowdown))
+        hidden = max(float((found.communication_seconds - found.exposed_seconds)[1]), 0.0)
+        walked.append((float(found.seconds[1]) / step.seconds, hidden / step.seconds))
+    at_each = (
+        shared.on(layout, step, row, Strategy(), Interconnect(intra_node_bytes_per_second=bus)).seconds
+        for bus in BUS_BANDWIDTHS
+    )
+    return Study(tuple(walked), tuple(step.seconds / seconds for seconds in at_each))
+
+
+def _calibrated(results: Sequence[ScalingResult]) -> Iterator[ScalingResult]:
     """Each with the bus that suits the machine's other benchmarks at the same number of GPUs."""
     groups: dict[tuple[str, int], list[ScalingResult]] = defaultdict(list)
-    results = list(results)
     for result in results:
-        groups[result.case.system, result.case.count].append(result)
+        if result.case.exchanges:
+            groups[result.case.system, result.case.count].append(result)
     for result in results:
         others = [one for one in groups[result.case.system, result.case.count] if one.case.model != result.case.model]
         if not others:
             yield result
             continue
-        at_each = np.array([one.by_bandwidth for one in others])
+        at_each = np.array([one.study.by_bandwidth for one in others])
         measured = np.array([one.case.efficiency for one in others])[:, None]
         best = int(np.abs(at_each - measured).mean(axis=0).argmin())
-        yield replace(result, calibrated=result.by_bandwidth[best])
+        yield replace(
+            result,
+            calibrated=result.study.by_bandwidth[best],
+            link_share=BUS_BANDWIDTHS[best] / _promised(result.case),
+        )
+
+
+def _promised(case: ScalingCase) -> float:
+    """Bus bandwidth of a large bucket of gradients, from the GPU's name."""
+    size = mebibytes_to_bytes(25)
+    alone = float(collective("all_reduce", size, Layout(find_gpu(case.gpu), case.count)).seconds[0])
+    return bus_factor("all_reduce", case.count) * size / alone

@@ -13,6 +13,7 @@ predictions, so it is canonical: `"1x8xL4"` is `8xL4`, `"1xT4"` is `T4`. Example
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -89,6 +90,24 @@ def layout_of(name: str, *, num_nodes: int = 1) -> Layout:
             f"In the layout {name!r}: {error} A layout reads '<GPUs>x<GPU>' or '<machines>x<GPUs>x<GPU>'."
         ) from None
     return Layout(found, per_node, nodes)
+
+
+def layouts_of(names: Sequence[str], *, num_nodes: int = 1) -> tuple[Layout, ...]:
+    """The layouts of these names, in order, each once.
+
+    Args:
+        names: See `layout_of`.
+        num_nodes: Machines of those that do not say.
+
+    Raises:
+        InvalidArgumentError: An empty list, a bare string, or as `layout_of`.
+        UnknownGpuError: As `layout_of`.
+    """
+    if isinstance(names, str):
+        raise InvalidArgumentError(f"gpus={names!r} is one string; give a list of names, for example [{names!r}].")
+    if not names:
+        raise InvalidArgumentError("gpus is empty; name at least one GPU, for example ['T4'].")
+    return tuple({layout.name: layout for layout in (layout_of(name, num_nodes=num_nodes) for name in names)}.values())
 
 
 def _is_gpu(name: str) -> bool:

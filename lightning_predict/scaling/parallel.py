@@ -40,18 +40,43 @@ from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, Sim
 from lightning_predict.tracing.records import Trace
 from lightning_predict.units import mebibytes_to_bytes
 
-STRAGGLER_SPREAD: Final = 0.03
-"""Standard deviation of one GPU's step, as a share of it. All wait for the slowest, so that n GPUs take as long as the
-largest of n draws."""
 
-CONTENTION: Final = 0.7
-"""Seconds by which computing slows down for each second of a transfer beside it; both need memory and processors."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Friction:
+    """What training together costs beyond the collectives alone.
 
-SLOWDOWN: Final = 2.0
-"""Time of a collective beside a training step over that of the same collective alone."""
+    The figures suit the published training throughputs of one to eight GPUs best, of those of a coarse grid; the
+    accuracy report leaves out each GPU in turn (`fitting/evaluation_scaling.py`).
 
-# The three figures above suit the published training throughputs of 1 to 8 GPUs best, of those of a coarse grid; the
-# accuracy report leaves each GPU out in turn (fitting/evaluation_scaling.py).
+    Attributes:
+        slowdown: Time of a collective beside a training step over that of the same collective alone.
+        contention: Seconds by which computing slows down for each second of a transfer beside it, as both need memory
+            and processors.
+        straggler_spread: Standard deviation of one GPU's step, as a share of it. All wait for the slowest, so that n
+            GPUs take as long as the largest of n draws.
+    """
+
+    slowdown: float = 2.0
+    contention: float = 0.7
+    straggler_spread: float = 0.03
+
+    def seconds(self, walked: Walked, single: Array, *, replicas: int, spread: Array | float = 1.0) -> Array:
+        """The step.
+
+        Args:
+            walked: What the two queues give.
+            single: Seconds of the step on one GPU.
+            replicas: Groups of GPUs that wait for each other.
+            spread: Times the mean wait for the slowest.
+        """
+        hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
+        waiting = spread * self.straggler_spread * slowest_of(replicas) * single
+        seconds: Array = walked.seconds + self.contention * hidden + waiting
+        return seconds
+
+
+FRICTION: Final = Friction()
 
 Ends = Array
 """Low end, middle and high end of a 90 % interval, shape (3,)."""
@@ -127,11 +152,10 @@ class SharedStep:
         """
         if layout.count == 1:
             return step
-        count = strategy.replicas(layout)
-        walked = self._walked(_Cutter(self._simulated, row, step), step, _Links(layout, interconnect), strategy)
-        hidden = walked.communication_seconds - walked.exposed_seconds
-        waiting = np.array([0.0, 1.0, 2.0]) * STRAGGLER_SPREAD * slowest_of(count) * step.seconds
-        low, middle, high = walked.seconds + CONTENTION * np.maximum(hidden, 0.0) + waiting
+        walked = self.walked(layout, step, row, strategy, interconnect)
+        spread = np.array([0.0, 1.0, 2.0])
+        replicas = strategy.replicas(layout)
+        low, middle, high = FRICTION.seconds(walked, np.full(3, step.seconds), replicas=replicas, spread=spread)
         return replace(
             step,
             gpu=layout.name,
@@ -142,9 +166,25 @@ class SharedStep:
             added_seconds=float(middle - step.seconds),
         )
 
-    def _walked(self, cutter: _Cutter, step: Iteration, links: _Links, strategy: Strategy) -> Walked:
+    def walked(
+        self,
+        layout: Layout,
+        step: Iteration,
+        row: int,
+        strategy: Strategy,
+        interconnect: Interconnect = CATALOGUE,
+        *,
+        friction: Friction = FRICTION,
+    ) -> Walked:
+        """The step's pieces with the collectives beside them, at the low end, the middle and the high end.
+
+        Raises:
+            InvalidArgumentError: The layout's GPUs cannot share the work so.
+        """
+        strategy.replicas(layout)
         if not has_backward(self._work):
             return Walked(np.array([step.low_seconds, step.seconds, step.high_seconds]), np.zeros(3), np.zeros(3))
+        cutter, links = _Cutter(self._simulated, row, step), _Links(layout, interconnect, friction.slowdown)
         if strategy.data in ("fsdp", "hybrid"):
             return _sharded(self._trace, self._work, cutter, links, strategy)
         return _bucketed(self._trace, self._work, cutter, links, strategy)
@@ -187,6 +227,7 @@ class _Links:
 
     layout: Layout
     interconnect: Interconnect
+    slowdown: float
 
     def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
         """Low end, middle and high end of each message's time, beside the step."""
@@ -195,7 +236,7 @@ class _Links:
         found = collective(
             operation, sizes, self.layout, interconnect=self.interconnect, groups_per_node=groups_per_node
         )
-        return list(SLOWDOWN * np.stack([found.low_seconds, found.seconds, found.high_seconds], axis=1))
+        return list(self.slowdown * np.stack([found.low_seconds, found.seconds, found.high_seconds], axis=1))
 
 
 def _bucketed(
@@ -241,13 +282,13 @@ def _sharded(
     """
     units = unit_bytes(trace)
     stops = list(visits(work, units))
-    inside = _Links(Layout(links.layout.gpu, links.layout.gpus_per_node), links.interconnect)
+    inside = replace(links, layout=Layout(links.layout.gpu, links.layout.gpus_per_node))
     group = inside if strategy.data == "hybrid" else links
     sizes = list(units.values())
     gathers = dict(zip(units, group.collective("all_gather", sizes), strict=True))
     scatters = dict(zip(units, group.collective("reduce_scatter", sizes), strict=True))
     if strategy.data == "hybrid" and links.layout.nodes > 1:
-        across = _Links(Layout(links.layout.gpu, 1, links.layout.nodes), links.interconnect)
+        across = replace(links, layout=Layout(links.layout.gpu, 1, links.layout.nodes))
         shares = [size / inside.layout.count for size in sizes]
         added = across.collective("all_reduce", shares, groups_per_node=inside.layout.count)
         scatters = {unit: seconds + more for (unit, seconds), more in zip(scatters.items(), added, strict=True)}

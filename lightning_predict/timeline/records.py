@@ -36,7 +36,7 @@ class Iteration:
         optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
         verdict: What bounds the step, and whose time it is; None where no timeline was simulated.
         communication_seconds: Time of all collectives of a step between GPUs; 0 on one.
-        added_seconds: By how much the step is longer than on one GPU: communication that no work hides, and the wait for
+        added_seconds: By how much the step is longer than on one GPU: communication that no work hides, and waiting for
             the slowest. Below 0 where a shared update saves more than that.
         notes: What was not covered, in words for the user.
     """

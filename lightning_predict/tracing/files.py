@@ -210,6 +210,8 @@ def _trace_from_json(document: Checked) -> Trace:
         memory=get("memory", _memory, Memory()),
         flags=get("flags", _flags, Flags()),
         compiled=get("compiled", Checked.flag, False),
+        world_size=get("world_size", lambda value: value.integer(minimum=1), 1),
+        num_nodes=get("num_nodes", lambda value: value.integer(minimum=1), 1),
         software=get("software", _texts_by_name, {}),
         notes=get("notes", lambda value: tuple(note.text() for note in value.items()), ()),
     )

@@ -198,6 +198,8 @@ class Trace:
         memory: What lives through the step.
         flags: Global switches.
         compiled: Any part ran through `torch.compile`.
+        world_size: Processes that trained together, each with a GPU and samples of its own; this one was recorded.
+        num_nodes: Machines that they ran on.
         software: Versions, for example `{"torch": "2.13.0"}`.
         notes: What the recorder could not see, in words for the user.
     """
@@ -217,6 +219,8 @@ class Trace:
     memory: Memory = Memory()
     flags: Flags = Flags()
     compiled: bool = False
+    world_size: int = 1
+    num_nodes: int = 1
     software: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -9,9 +9,10 @@ from lightning_predict.cost.quotes import check_price, offer_for, quote_of
 from lightning_predict.cost.records import Offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
 from lightning_predict.scaling.records import Run
 
-T4 = gpu("T4")
+T4 = Layout(gpu("T4"))
 TWO_HOURS = Run(
     gpu="T4",
     cycle_seconds=1,

@@ -1,0 +1,83 @@
+"""What several GPUs share beside the step: the rest of the run, and the memory that each of them needs.
+
+Every replica works through samples of its own, so that n replicas do the same samples in n times fewer steps, each of
+which holds n times as many (the learning rate that suits them is the user's concern). Example::
+
+    >>> shared_workload(Workload(training_iterations=1000, validation_iterations=50), replicas=8).training_iterations
+    125
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.scaling.gradients import parameter_bytes, unit_bytes
+from lightning_predict.scaling.records import Batches, Workload
+from lightning_predict.scaling.strategy import Strategy
+from lightning_predict.tracing.records import Trace
+
+GATHERED_UNITS = 2
+"""Units of FSDP whose parameters are whole at once: the one that computes, and the next."""
+
+
+def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
+    """One replica's part of what is still to come; the last step may be short, and counts.
+
+    Args:
+        workload: What each of the recorded replicas has still to do.
+        replicas: Replicas that shall do it.
+        recorded: Replicas of the run that was recorded.
+    """
+    if replicas == recorded:
+        return workload
+
+    def part(count: int) -> int:
+        return math.ceil(count * recorded / replicas)
+
+    def parts(batches: Batches) -> Batches:
+        return replace(
+            batches, windows=part(batches.windows), batches=part(batches.batches), uneven=part(batches.uneven)
+        )
+
+    return replace(
+        workload,
+        training_iterations=None if workload.training_iterations is None else part(workload.training_iterations),
+        validation_iterations=None if workload.validation_iterations is None else part(workload.validation_iterations),
+        training=None if workload.training is None else parts(workload.training),
+        epoch=None if workload.epoch is None else parts(workload.epoch),
+    )
+
+
+def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
+    """Peak memory of each GPU of a layout.
+
+    DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`). ZeRO 1 leaves
+    each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all three (Rajbhandari et
+    al., SC 2020), while the parameters of two units at a time are whole.
+
+    Args:
+        single_bytes: Peak memory of the step on one GPU.
+        trace: The step, for the sizes of what is shared.
+        layout: The GPUs.
+        strategy: How they share.
+    """
+    if layout.count == 1:
+        return single_bytes
+    memory = trace.memory
+    parameters = memory.parameter_bytes or 0
+    gradients = parameters if memory.gradient_bytes is None else memory.gradient_bytes
+    state = memory.optimizer_state_bytes or 0
+    group = layout.gpus_per_node if strategy.data == "hybrid" else layout.count
+    saved = 1 - 1 / group
+    trainable = sum(parameter_bytes(parameter) for parameter in trace.parameters if parameter.requires_grad)
+    units = sorted(unit_bytes(trace).values(), reverse=True)[:GATHERED_UNITS]
+    change = {
+        "ddp": trainable,
+        "zero1": trainable - saved * state,
+        "zero2": -saved * (state + gradients),
+        "fsdp": sum(units) - saved * (state + gradients + parameters),
+        "hybrid": sum(units) - saved * (state + gradients + parameters),
+    }
+    return max(single_bytes + change[strategy.data], 0.0)
