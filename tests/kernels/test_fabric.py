@@ -1,0 +1,116 @@
+"""Collectives over machines: by hand where the user says the bandwidths, relations where the curves say them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.kernels.collective import COLLECTIVES
+from lightning_predict.kernels.fabric import (
+    ETHERNET_BYTES_PER_SECOND,
+    HOP_SECONDS,
+    NETWORK_SHARE,
+    Interconnect,
+    bus_factor,
+    collective,
+    network_bytes_per_second,
+)
+
+EIGHT = layout_of("8xH100-SXM-80GB")
+
+
+def seconds(operation: str, size: float, layout: Layout, interconnect: Interconnect | None = None) -> float:
+    return float(collective(operation, size, layout, interconnect=interconnect or Interconnect()).seconds[0])
+
+
+def test_one_gpu_has_nothing_to_send() -> None:
+    assert seconds("all_reduce", 1e9, layout_of("T4")) == 0
+
+
+def test_in_one_machine_the_measured_curve_counts() -> None:
+    # 8 H100, 536,870,912 bytes: 2.11 ms in three builds of NVIDIA's aiconfigurator tables (NCCL 2.27).
+    assert seconds("all_reduce", 536_870_912, EIGHT) == pytest.approx(2.11e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("operation", "factor"),
+    [("all_reduce", 2 * 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("alltoall", 7 / 8), ("broadcast", 1)],
+)
+def test_a_bus_bandwidth_that_the_user_measured_decides(operation: str, factor: float) -> None:
+    # 80 GB over 10 GB/s, times the bytes that pass a link over the message's: 8 s x factor; the latency is some 10 us.
+    assert bus_factor(operation, 8) == factor
+    found = seconds(operation, 80e9, EIGHT, Interconnect(intra_node_bytes_per_second=10e9))
+    assert found == pytest.approx(8 * factor, rel=1e-4)
+
+
+def test_between_machines_the_network_of_a_machine_decides_where_it_is_the_slower() -> None:
+    # All-reduce over two machines: 2 (2 - 1) / 2 x 10 GB = 10 GB through a network of 1 GB/s, and two hops.
+    slow = Interconnect(inter_node_bytes_per_second=1e9)
+    assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), slow) == pytest.approx(10 + 2 * HOP_SECONDS)
+    # An all-to-all sends 8 GPUs x 1/2 of 10 GB.
+    assert seconds("alltoall", 10e9, layout_of("2x8xH100"), slow) == pytest.approx(40 + HOP_SECONDS)
+    # Groups of one GPU of each machine, eight at once, share the network.
+    shared = collective("all_reduce", 10e9, Layout(EIGHT.gpu, 1, 2), interconnect=slow, groups_per_node=8)
+    assert float(shared.seconds[0]) == pytest.approx(80 + 2 * HOP_SECONDS)
+
+
+def test_a_fast_network_leaves_the_links_inside_as_the_limit() -> None:
+    fast = Interconnect(inter_node_bytes_per_second=1e15)
+    inside = seconds("all_reduce", 10e9, EIGHT)
+    assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), fast) == pytest.approx(inside + 2 * HOP_SECONDS)
+
+
+def test_networks_by_generation() -> None:
+    assert network_bytes_per_second(gpu("H100-SXM-80GB")) == 400e9  # eight adapters of 400 Gbit/s
+    assert network_bytes_per_second(gpu("L4")) == ETHERNET_BYTES_PER_SECOND
+    assert seconds("all_gather", 1e9, layout_of("2x1xL4")) == pytest.approx(
+        0.5e9 / (NETWORK_SHARE * ETHERNET_BYTES_PER_SECOND) + HOP_SECONDS
+    )
+
+
+@given(
+    st.sampled_from(COLLECTIVES),
+    st.sampled_from(["T4", "RTX-3090", "V100-SXM2-16GB", "A100-SXM-80GB", "L40S", "B200-SXM-180GB", "H100-PCIe-80GB"]),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.floats(0, 35),
+)
+def test_time_grows_with_bytes_and_is_inside_its_interval(
+    operation: str, name: str, per_node: int, nodes: int, exponent: float
+) -> None:
+    layout = Layout(gpu(name), per_node, nodes)
+    found = collective(operation, [2.0**exponent, 2.0 ** (exponent + 1)], layout)
+    assert np.isfinite(found.seconds).all()
+    assert found.seconds[0] <= found.seconds[1] * (1 + 1e-9)
+    assert (found.low_seconds <= found.seconds * (1 + 1e-12)).all()
+    assert (found.seconds <= found.high_seconds * (1 + 1e-12)).all()
+    assert (found.seconds > 0).all() == (layout.count > 1)
+
+
+@given(st.floats(16, 33))
+def test_without_peer_access_more_gpus_never_gain_and_a_faster_card_gains_nothing_beyond_two(exponent: float) -> None:
+    size = 2.0**exponent
+    times = [seconds("all_reduce", size, Layout(gpu("RTX-3090"), count)) for count in (2, 4, 8)]
+    assert times == sorted(times)
+    faster = seconds("all_reduce", size, Layout(gpu("RTX-5090"), 8))  # twice the link
+    assert faster == pytest.approx(times[2], rel=0.02)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_a_bandwidth_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="inter_node_bytes_per_second=.* is not a bandwidth; expected bytes"):
+        Interconnect(inter_node_bytes_per_second=value)
+
+
+def test_unknown_collectives_and_negative_messages_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="'gossip' is not a collective; choose one of all_reduce"):
+        collective("gossip", 1.0, EIGHT)
+    with pytest.raises(InvalidArgumentError, match="expected sizes of at least 0 bytes"):
+        collective("all_reduce", -1.0, EIGHT)
