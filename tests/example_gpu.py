@@ -15,6 +15,7 @@ SMALL = Gpu(
     launch_year=2020,
     streaming_multiprocessors=10,
     cores_per_multiprocessor=50,
+    float64_lanes_per_multiprocessor=20,  # 0.4 TFLOP/s: the tensor cores add to it
     base_clock_hz=0.8e9,
     boost_clock_hz=1e9,
     peak_flops_per_second={"float64": 0.5e12, "float32": 1e12, "tf32": 4e12, "float16": 8e12, "bfloat16": 8e12},

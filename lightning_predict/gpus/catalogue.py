@@ -83,6 +83,7 @@ OPTIONAL_KEYS: Final = frozenset({*PEAKS, *OPTIONAL_FIGURES, "aliases", "emulate
 
 CAPABILITY_KEYS: Final[Mapping[str, str]] = {
     "cores_per_multiprocessor": "cores_per_multiprocessor",
+    "float64_lanes_per_multiprocessor": "float64_lanes_per_multiprocessor",
     "max_threads_per_multiprocessor": "max_threads_per_multiprocessor",
     "registers_per_multiprocessor": "registers_per_multiprocessor",
     "shared_memory_kib_per_multiprocessor": "shared_memory_bytes_per_multiprocessor",

@@ -13,6 +13,7 @@ that it only emulates is listed in `emulated_dtypes`. Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
@@ -43,11 +44,13 @@ class Gpu:
         launch_year: Year of release.
         streaming_multiprocessors: Number of SMs that are enabled.
         cores_per_multiprocessor: fp32 lanes of one SM (one fused multiply-add each per clock).
+        float64_lanes_per_multiprocessor: The same for fp64, tensor cores aside.
         base_clock_hz: Guaranteed clock under load; the boost clock where none is published.
         boost_clock_hz: Clock that the float32 peak is stated at.
         peak_flops_per_second: Dense peak by dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`,
             `int8`, the highest that matrix work can reach: tensor cores with fp32 accumulation where the GPU has them
             for the dtype (so float64 of an A100 is the tensor cores' 19.5 TFLOP/s, twice its lanes'), else its lanes.
+            `lanes_peak` is what work other than matrix products reaches.
             Absent: not supported.
         emulated_dtypes: Those of `peak_flops_per_second` that run through another dtype's units, at the rate that
             libraries were measured to reach: bfloat16 before Ampere, float16 matrix work before Volta.
@@ -76,6 +79,7 @@ class Gpu:
     launch_year: int
     streaming_multiprocessors: int
     cores_per_multiprocessor: int
+    float64_lanes_per_multiprocessor: int
     base_clock_hz: float
     boost_clock_hz: float
     peak_flops_per_second: Mapping[str, float]
@@ -115,6 +119,16 @@ class Gpu:
         if dtype == "tf32" and "tf32" not in self.peak_flops_per_second:
             return self.peak_flops_per_second.get("float32")
         return self.peak_flops_per_second.get(dtype)
+
+    def lanes_peak(self, dtype: str) -> float:
+        """FLOP/s of the ordinary lanes: of float64 without tensor cores; of all other dtypes, computed in float32.
+
+        Lanes x 2 x boost clock, and no more than the data sheet states (export rules cut some below their lanes).
+        """
+        if dtype != "float64":
+            return self.peak_flops_per_second["float32"]
+        lanes = self.streaming_multiprocessors * self.float64_lanes_per_multiprocessor
+        return min(2 * lanes * self.boost_clock_hz, self.peak_flops_per_second.get("float64", math.inf))
 
     def ridge_flops_per_byte(self, dtype: str) -> float | None:
         """Arithmetic intensity above which `dtype` work is bound by compute; None without that dtype."""

@@ -25,13 +25,13 @@ from lightning_predict.kernels.operations import Array, ProblemBatch
 def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     """FLOP/s that the batch's units reach at most, shape (gpus, 1).
 
-    Ordinary lanes compute in float32 whatever the 16-bit type stored, and in float64 for float64. A dtype that a GPU
-    cannot compute is taken at float32's rate, which is how libraries emulate it.
+    Ordinary lanes compute in float32 whatever the 16-bit type stored, and in float64, without the tensor cores, for
+    float64. A dtype that a GPU cannot compute is taken at float32's rate, which is how libraries emulate it.
     """
     if batch.kind.units == "tensor":
         peaks = [gpu.peak(batch.dtype) or gpu.peak("float32") for gpu in gpus]
     else:
-        peaks = [gpu.peak("float64" if batch.dtype == "float64" else "float32") for gpu in gpus]
+        peaks = [gpu.lanes_peak(batch.dtype) for gpu in gpus]
     return np.array(peaks, dtype=np.float64)[:, None]
 
 

@@ -32,6 +32,7 @@ CAPABILITIES = """
 [compute_capability."8.6"]
 architecture = "ampere"
 cores_per_multiprocessor = 128
+float64_lanes_per_multiprocessor = 2
 max_threads_per_multiprocessor = 1536
 registers_per_multiprocessor = 65536
 shared_memory_kib_per_multiprocessor = 100

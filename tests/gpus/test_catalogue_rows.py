@@ -70,6 +70,14 @@ def test_float32_peak_is_lanes_times_clock_times_two(row: Gpu) -> None:
     assert row.peak_flops_per_second["float32"] == pytest.approx(2 * lanes * row.boost_clock_hz, rel=0.05)
 
 
+@every_gpu
+def test_float64_peak_is_that_of_the_lanes_or_twice_that_of_tensor_cores(row: Gpu) -> None:
+    stated, lanes = row.peak_flops_per_second["float64"], row.lanes_peak("float64")
+    has_tensor_cores = row.compute_capability in {(8, 0), (9, 0)} and row.name not in THROTTLED
+    assert stated / lanes == pytest.approx(2 if has_tensor_cores else 1, rel=0.06)  # some sheets round to two digits
+    assert row.lanes_peak("bfloat16") == row.lanes_peak("float32") == row.peak_flops_per_second["float32"]
+
+
 @pytest.mark.parametrize(
     "row",
     [row for row in CATALOGUE if row.compute_capability >= (7, 0) and row.name not in THROTTLED],

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.kernels.operations import problem_batch
-from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
 from tests.example_gpu import BIG, OLD, SMALL
 
 SIZES = st.integers(1, 8192)
@@ -35,9 +35,19 @@ def test_matrix_units_compute_in_their_dtype_and_lanes_in_float32() -> None:
     half = roofline_seconds(problem_batch("linear", "float16", **product), [SMALL])
     single = roofline_seconds(problem_batch("linear", "float32", **product), [SMALL])
     np.testing.assert_allclose(single, 8 * half)
-    # pow needs 20 FLOPs an element: 20 / 1 TFLOP/s = 20 ps against 6 bytes / 100 GB/s = 60 ps in half precision.
+    # pow needs 40 FLOPs an element: 40 / 1 TFLOP/s = 40 ps against 6 bytes / 100 GB/s = 60 ps in half precision.
     lanes = roofline_seconds(problem_batch("pow", "float16", rows=1e4, cols=1e4), [SMALL])
     np.testing.assert_allclose(lanes, [[6e8 / 100e9]])
+
+
+def test_double_precision_lanes_work_without_the_tensor_cores() -> None:
+    # 40 FLOPs an element over 2 x 10 multiprocessors x 20 lanes x 1 GHz = 0.4 TFLOP/s: 100 ps; 24 bytes take 240 ps.
+    power = problem_batch("pow", "float64", rows=1e4, cols=1e4)
+    np.testing.assert_allclose(compute_peak(power, [SMALL]), [[0.4e12]])
+    np.testing.assert_allclose(roofline_seconds(power, [SMALL]), [[1e8 * 240e-12]])
+    # A product may use them: 0.5 TFLOP/s.
+    product = problem_batch("linear", "float64", m=4096, n=4096, k=4096)
+    np.testing.assert_allclose(compute_peak(product, [SMALL]), [[0.5e12]])
 
 
 def test_a_dtype_that_a_gpu_lacks_runs_at_float32s_rate() -> None:
