@@ -31,7 +31,8 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.fabric import Interconnect, bus_factor, collective
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.scaling.parallel import Friction, SharedStep, slowest_of
+from lightning_predict.scaling.friction import Friction, slowest_of
+from lightning_predict.scaling.parallel import SharedStep
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.timeline.queues import iterations
 from lightning_predict.timeline.records import Iteration

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
 from lightning_predict.kernels.operations import Array
+from lightning_predict.scaling.friction import FRICTION, Friction
 from lightning_predict.scaling.gradients import (
     ROOT,
     Visit,
@@ -39,44 +39,6 @@ from lightning_predict.timeline.records import Iteration
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, Simulated, simulate
 from lightning_predict.tracing.records import Trace
 from lightning_predict.units import mebibytes_to_bytes
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Friction:
-    """What training together costs beyond the collectives alone.
-
-    The figures suit the published training throughputs of one to eight GPUs best, of those of a coarse grid; the
-    accuracy report leaves out each GPU in turn (`fitting/evaluation_scaling.py`).
-
-    Attributes:
-        slowdown: Time of a collective beside a training step over that of the same collective alone.
-        contention: Seconds by which computing slows down for each second of a transfer beside it, as both need memory
-            and processors.
-        straggler_spread: Standard deviation of one GPU's step, as a share of it. All wait for the slowest, so that n
-            GPUs take as long as the largest of n draws.
-    """
-
-    slowdown: float = 2.0
-    contention: float = 0.7
-    straggler_spread: float = 0.03
-
-    def seconds(self, walked: Walked, single: Array, *, replicas: int, spread: Array | float = 1.0) -> Array:
-        """The step.
-
-        Args:
-            walked: What the two queues give.
-            single: Seconds of the step on one GPU.
-            replicas: Groups of GPUs that wait for each other.
-            spread: Times the mean wait for the slowest.
-        """
-        hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
-        waiting = spread * self.straggler_spread * slowest_of(replicas) * single
-        seconds: Array = walked.seconds + self.contention * hidden + waiting
-        return seconds
-
-
-FRICTION: Final = Friction()
 
 Ends = Array
 """Low end, middle and high end of a 90 % interval, shape (3,)."""
@@ -188,11 +150,6 @@ class SharedStep:
         if strategy.data in ("fsdp", "hybrid"):
             return _sharded(self._trace, self._work, cutter, links, strategy)
         return _bucketed(self._trace, self._work, cutter, links, strategy)
-
-
-def slowest_of(count: int) -> float:
-    """Mean of the largest of so many draws of a standard normal distribution (Blom's approximation); 0 for one."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 class _Cutter:
