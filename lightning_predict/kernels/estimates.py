@@ -19,6 +19,7 @@ from typing import Final, Protocol, final
 
 import numpy as np
 
+from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import summed_by_owner
 from lightning_predict.kernels.blending import Blend
@@ -98,7 +99,16 @@ class _Leaf:
 
 
 def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
-    """Dtype that a GPU computes a request in: TF32 is float32 where the matrix units do not know it."""
+    """Dtype that a GPU computes a request in: TF32 is float32 where the matrix units do not know it.
+
+    Raises:
+        InvalidArgumentError: float8 on a GPU without units for it, which no library emulates.
+    """
+    if dtype == "float8" and "float8" not in gpu.peak_flops_per_second:
+        raise InvalidArgumentError(
+            f"{gpu.name} has no units for float8; expected a GPU that does (Ada, Hopper or Blackwell). "
+            "Choose bfloat16 or float16, or another GPU."
+        )
     return "float32" if dtype == "tf32" and "tf32" not in gpu.peak_flops_per_second else dtype
 
 

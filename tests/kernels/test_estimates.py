@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
+from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.estimates import (
     DETOUR_SPREAD,
     ROOFLINE_SPREAD,
@@ -52,6 +56,21 @@ def test_tf32_is_float32_on_a_gpu_without_it() -> None:
     times = problem_times(both, [OLD, SMALL], half_speed("linear/float32", "linear/bfloat16"))
     assert times.seconds[0, 0] == times.seconds[0, 1]
     np.testing.assert_allclose(times.seconds[1, 1] / times.seconds[1, 0], 4)
+
+
+def test_float8_is_scaled_from_bfloat16_with_a_wider_interval() -> None:
+    eight = replace(SMALL, peak_flops_per_second={**SMALL.peak_flops_per_second, "float8": 16e12})
+    assert compute_dtype_on("float8", eight) == "float8"
+    words = {"m": 4096, "n": 4096, "k": 4096}
+    items = [problem("linear", "float8", **words), problem("linear", "bfloat16", **words)]
+    times = problem_times(items, [eight], half_speed("linear/bfloat16"))
+    np.testing.assert_allclose(times.seconds[0], [2 * 2 * 4096**3 / 16e12, 2 * 2 * 4096**3 / 8e12])
+    np.testing.assert_allclose(times.high_seconds / times.seconds, [[1.1 * DETOUR_SPREAD, 1.1]])
+
+
+def test_float8_without_units_for_it_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^SMALL has no units for float8; expected .*Choose bfloat16 or"):
+        compute_dtype_on("float8", SMALL)
 
 
 def test_a_reduction_counts_its_parts_and_widens_the_interval() -> None:
