@@ -110,7 +110,7 @@ class PlanningFormatError(PlanningError):
 
 
 class InfeasiblePlanError(PlanningError):
-    """Jobs that no plan can run; the message names the job and the constraint."""
+    """Jobs that no plan can run, or tables that no GPUs can hold; the message names them and the constraint."""
 
 
 class MissingDependencyError(LightningPredictError, ImportError):

@@ -1,0 +1,211 @@
+"""`EmbeddingTable`: what a recommendation model looks up, given by hand or read from a recorded step.
+
+A table has rows of `dim` numbers. A sample takes `vectors` of them from it, each the sum of `pooling` rows: one vector
+for `nn.EmbeddingBag`, a vector a token for `nn.Embedding`, where nothing is summed. Example::
+
+    >>> table = EmbeddingTable(rows=1_000_000, dim=64, pooling=20)
+    >>> table.parameter_bytes, table.vector_bytes_per_sample, table.index_bytes_per_sample()
+    (256000000, 256.0, 168.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.embedding import SECTOR_BYTES
+from lightning_predict.kernels.operations import COMPUTE_BYTES
+from lightning_predict.kernels.translation import compute_dtype, translate
+from lightning_predict.tracing.records import Operation, Trace
+
+DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
+INDEX_BYTES: Final = 8
+"""Bytes of an index, and of the length of a bag; torch's default is int64."""
+
+STATE_BYTES: Final = 4
+"""Optimizers keep their state in float32."""
+
+LOOK_UPS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingTable:
+    """One embedding table and what a sample asks of it. Rows are asked for with equal chance.
+
+    Attributes:
+        rows: Rows of the table.
+        dim: Numbers of a row.
+        pooling: Rows that are summed into a vector, on average ("pooling factor").
+        vectors: Vectors that a sample takes, on average.
+        is_pooled: False where each row that is found is a vector of its own (`nn.Embedding`).
+        dtype: Of the numbers: `float32`, `float16`, `bfloat16` or `float64`.
+        name: What to call it; None: its number.
+
+    Raises:
+        InvalidArgumentError: A value outside its range.
+    """
+
+    rows: int
+    dim: int
+    pooling: float = 1.0
+    vectors: float = 1.0
+    is_pooled: bool = True
+    dtype: str = "float32"
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        for word in ("rows", "dim"):
+            value = getattr(self, word)
+            if value < 1 or value != int(value):
+                raise InvalidArgumentError(f"{self._called}: {word}={value!r}; expected a whole number of at least 1.")
+        for word in ("pooling", "vectors"):
+            value = getattr(self, word)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidArgumentError(f"{self._called}: {word}={value!r}; expected a finite number above 0.")
+        if not self.is_pooled and self.pooling != 1:
+            raise InvalidArgumentError(
+                f"{self._called}: pooling={self.pooling!r}, but is_pooled=False sums nothing; give the look-ups of a "
+                "sample as vectors."
+            )
+        if self.dtype not in DTYPES:
+            raise InvalidArgumentError(f"{self._called}: dtype={self.dtype!r}; expected one of {', '.join(DTYPES)}.")
+
+    @property
+    def _called(self) -> str:
+        return "An embedding table" if self.name is None else f"Embedding table {self.name!r}"
+
+    @property
+    def value_bytes(self) -> float:
+        """Bytes of one number."""
+        return COMPUTE_BYTES[self.dtype]
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes of the table."""
+        return self.rows * self.dim * self.value_bytes
+
+    @property
+    def vector_bytes_per_sample(self) -> float:
+        """Bytes of the vectors that a sample takes."""
+        return self.vectors * self.dim * self.value_bytes
+
+    def index_bytes_per_sample(self, share: float = 1.0) -> float:
+        """Bytes of the indices of a sample into a share of the rows, and of the length of each bag to sum."""
+        return self.vectors * (self.pooling * share + self.is_pooled) * INDEX_BYTES
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerState:
+    """Numbers that an optimizer keeps for each element of a table, and for each row."""
+
+    per_element: float = 0
+    per_row: float = 0
+
+    def size_bytes(self, rows: float, dim: float) -> float:
+        """Bytes of the state of so many rows."""
+        return STATE_BYTES * rows * (self.per_element * dim + self.per_row)
+
+    def traffic_bytes(self, rows: float, dim: float) -> float:
+        """Bytes to read and write it in whole sectors, as rows lie apart."""
+        sectors = math.ceil(STATE_BYTES * dim / SECTOR_BYTES) * self.per_element + self.per_row
+        return 2 * rows * sectors * SECTOR_BYTES
+
+
+OPTIMIZERS: Final[Mapping[str, OptimizerState]] = {
+    "sgd": OptimizerState(),
+    "row_wise_adagrad": OptimizerState(per_row=1),
+    "adagrad": OptimizerState(per_element=1),
+    "adam": OptimizerState(per_element=2),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedTables:
+    """The tables of a recorded step.
+
+    Attributes:
+        tables: In the order in which they were first looked up.
+        batch_size: Samples of one batch on the GPU that was recorded.
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    batch_size: int
+
+
+def tables_of_trace(trace: Trace) -> TracedTables:
+    """The tables that the forward pass looks up; several look-ups of one table add up.
+
+    The number of samples is the trace's; where nobody said, it is the bags (or the first dimension of the indices) of
+    the first look-up.
+
+    Raises:
+        InvalidArgumentError: There is no look-up in the trace, or it has fewer samples than batches.
+    """
+    found: dict[object, list[Operation]] = {}
+    for position, operation in enumerate(trace.operations):
+        if operation.phase == "forward" and operation.name in LOOK_UPS and _has_shapes(operation):
+            found.setdefault(_weights(operation, position), []).append(operation)
+    if not found:
+        raise InvalidArgumentError(
+            f"The trace has no look-up of an embedding table ({', '.join(LOOK_UPS)}) in its forward pass; record a "
+            "training step of a model with nn.EmbeddingBag or nn.Embedding, or give EmbeddingTable(rows=, dim=)."
+        )
+    samples = trace.samples
+    if samples is None:
+        samples = trace.batches * _samples(next(iter(found.values()))[0], trace)
+    if samples < trace.batches:
+        raise InvalidArgumentError(f"The trace has {samples} sample(s) in {trace.batches} batches; record it again.")
+    tables = tuple(_table(operations, trace, samples) for operations in found.values())
+    return TracedTables(tables, samples // trace.batches)
+
+
+def _has_shapes(operation: Operation) -> bool:
+    inputs = operation.inputs
+    return len(inputs) > 1 and len(inputs[0].shape) == 2 and inputs[0].elements > 0 and inputs[1].elements > 0
+
+
+def _weights(operation: Operation, position: int) -> object:
+    """What tells one table from another: its storage, else the module that looks it up, else the look-up itself."""
+    weights = operation.inputs[0]
+    if weights.id is not None:
+        return weights.id
+    return position if operation.module is None else (operation.module, weights.shape)
+
+
+def _samples(operation: Operation, trace: Trace) -> int:
+    if operation.name == "aten::embedding":
+        indices = operation.inputs[1]
+        return indices.shape[0] if indices.shape else 1
+    return max(1, int(_vectors_and_lookups(operation, trace)[0]))
+
+
+def _vectors_and_lookups(operation: Operation, trace: Trace) -> tuple[float, float]:
+    """Vectors that a look-up gives, and the rows that it reads."""
+    (problem,) = translate(operation, trace.flags)
+    if problem.operation == "embedding_bag":
+        bags, lookups, *_ = problem.dims
+        return bags, bags * lookups
+    indices = float(operation.inputs[1].elements)
+    return indices, indices
+
+
+def _table(operations: list[Operation], trace: Trace, samples: int) -> EmbeddingTable:
+    first = operations[0]
+    weights = first.inputs[0]
+    counts = [_vectors_and_lookups(operation, trace) for operation in operations]
+    vectors, lookups = (math.fsum(column) for column in zip(*counts, strict=True))
+    return EmbeddingTable(
+        rows=weights.shape[0],
+        dim=weights.shape[1],
+        pooling=lookups / vectors,
+        vectors=vectors / samples,
+        is_pooled=first.name != "aten::embedding",
+        dtype=compute_dtype(weights),
+        name=first.module,
+    )
