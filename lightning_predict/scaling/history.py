@@ -66,6 +66,11 @@ class HistoryRecord:
     model: str | None = None
     num_gpus: int = 1
 
+    @property
+    def layout(self) -> str:
+        """GPU and number, as predictions name them: `T4`, `8xT4`."""
+        return self.gpu if self.num_gpus == 1 else f"{self.num_gpus}x{self.gpu}"
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +203,8 @@ def correction_for(
     is_measured: bool,
     model: str | None = None,
     samples: int | None = None,
-    num_gpus: int = 1,
 ) -> Correction | None:
-    """What earlier runs of the same model on the step's GPU say; None without any.
+    """What earlier runs of the same model on the step's GPU, or layout of GPUs, say; None without any.
 
     Runs of this very step come first. Where there are none, runs of the model with at least two other batch sizes give
     the step by a line through their times, up to `REACH` times beyond them.
@@ -212,9 +216,8 @@ def correction_for(
         is_measured: The step was measured on this very GPU, so that only the rest of the run can be learnt.
         model: From `model_fingerprint_of`; None where unknown.
         samples: Samples of the step; None where unknown.
-        num_gpus: GPUs that share the run.
     """
-    there = [one for one in records if one.gpu == step.gpu and one.num_gpus == num_gpus]
+    there = [one for one in records if one.layout == step.gpu]
     alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
     if alike and is_measured:
         run = statistics.median(one.actual_seconds / one.predicted_seconds for one in alike)

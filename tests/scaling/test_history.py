@@ -222,6 +222,14 @@ def test_a_file_of_before_models_were_told_apart_is_read(tmp_path: Path) -> None
     assert read_history(path) == (RECORD,)
 
 
+def test_a_layout_learns_from_runs_on_as_many_gpus() -> None:
+    records = [RECORD, replace(RECORD, num_gpus=8, step_seconds=1.5)]
+    correction = correction_for(records, "f", replace(STEP, gpu="8xT4"), is_measured=False)
+    assert correction is not None
+    assert (correction.step, correction.runs) == (1.5 / 0.5, 1)
+    assert correction_for(records, "f", replace(STEP, gpu="4xT4"), is_measured=False) is None
+
+
 def test_predict_learns_from_other_batch_sizes() -> None:
     weight = Parameter(name="weight", shape=(512, 512), dtype="float32")
     trace = replace(TRACE, parameters=(weight,), samples=32)

@@ -15,7 +15,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lightning_predict.fitting.workloads import classifiers
 from lightning_predict.fitting.workloads.bert import BERT_LARGE, Bert, BertConfig
+from lightning_predict.fitting.workloads.deep_speech import DeepSpeech
 from lightning_predict.fitting.workloads.gnmt import GNMT, Gnmt, GnmtConfig
 from lightning_predict.fitting.workloads.resnet import ResNet50
 from tests.workloads import images as vision
@@ -36,7 +38,7 @@ from tests.workloads.modules import (
     tokens,
 )
 from tests.workloads.recommendation import Dlrm
-from tests.workloads.sequences import DeepSpeech, ExpertLayer, Llama, Transformer
+from tests.workloads.sequences import ExpertLayer, Llama, Transformer
 
 
 def _classifier(network: Callable[[Size], nn.Module]) -> Callable[[Size], LightningModule]:
@@ -175,10 +177,14 @@ def _unet_parameters() -> int:
 
 
 _RESNET = _sized(ResNet50, lambda: ResNet50((1, 1, 1, 1), width=8, classes=10))
-_VGG16 = _sized(lambda: vision.vgg(vision.VGG16), lambda: vision.vgg(vision.VGG16, divisor=32, classes=10))
-_VGG19 = _sized(lambda: vision.vgg(vision.VGG19), lambda: vision.vgg(vision.VGG19, divisor=32, classes=10))
-_ALEXNET = _sized(vision.alexnet, lambda: vision.alexnet(divisor=16, classes=10))
-_GOOGLENET = _sized(vision.googlenet, lambda: vision.googlenet(divisor=8, classes=10))
+_VGG16 = _sized(
+    lambda: classifiers.vgg(classifiers.VGG16), lambda: classifiers.vgg(classifiers.VGG16, divisor=32, classes=10)
+)
+_VGG19 = _sized(
+    lambda: classifiers.vgg(classifiers.VGG19), lambda: classifiers.vgg(classifiers.VGG19, divisor=32, classes=10)
+)
+_ALEXNET = _sized(classifiers.alexnet, lambda: classifiers.alexnet(divisor=16, classes=10))
+_GOOGLENET = _sized(classifiers.googlenet, lambda: classifiers.googlenet(divisor=8, classes=10))
 _UNET = _sized(vision.UNet, lambda: vision.UNet(width=4))
 _GPT2 = _sized(lambda: Gpt(GPT2_SMALL), lambda: Gpt(TINY))
 
