@@ -46,6 +46,7 @@ from lightning_predict.scaling.strategy import Strategy, strategy_of
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, same_gpu_check
+from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.records import Trace
 
@@ -191,7 +192,7 @@ def predict_workload(
             step, run, quote, own, _measured_seconds(trace) if is_used else None, same_gpu if is_used else None
         )
         predictions.append(_on(layout, sharing, found))
-    notes = (*trace.notes, *memory_notes(trace))
+    notes = (*trace.notes, *code_path_notes(trace), *memory_notes(trace))
     return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightning_predict.tracing.events import Call
+from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.records import TensorInfo
 from lightning_predict.tracing.signatures import name_values
 from lightning_predict.tracing.whole import WHOLE_OPERATIONS, computes, whole_arguments
@@ -116,7 +117,16 @@ def arguments_of(call: Call) -> dict[str, Any]:
         return arguments
     if name in _TENSORS_READ and sum(bool(kind) for kind in is_tensor) > _TENSORS_READ[name]:
         values, is_tensor = values[:-1], is_tensor[:-1]
-    return _in_words(name_values(name, values, is_tensor=is_tensor))
+    return _in_words(name_values(name, values, is_tensor=is_tensor)) | _layout(name, call)
+
+
+def _layout(name: str, call: Call) -> dict[str, bool]:
+    """The layout of a convolution's images, as an argument; newer files have the strides."""
+    position = IMAGES_AT.get(name)
+    strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
+    if position is None or min(len(strides), len(sizes)) <= position:
+        return {}
+    return {CHANNELS_LAST: True} if is_channels_last(sizes[position], strides[position]) else {}
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:

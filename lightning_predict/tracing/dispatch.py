@@ -22,6 +22,7 @@ from typing import Any, Final, final
 import torch
 
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
+from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.modes import Call, OperationMode, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.records import Operation, Phase
@@ -162,6 +163,9 @@ class DispatchRecorder:
             if not found and value is not None and not isinstance(value, torch.Generator):
                 arguments[word] = json_value(value)
         outputs = list(tensors_in(output))
+        images = IMAGES_AT.get(schema.name)
+        if images is not None and is_channels_last(values[images].shape, values[images].stride()):
+            arguments[CHANNELS_LAST] = True
         self._add(schema.name, tensors, outputs, arguments, node)
 
     def _record_whole(

@@ -142,6 +142,15 @@ def has_compiled_code(model: nn.Module | None) -> bool:
     return any(_is_compiled(item, frames) for item in gc.get_objects())
 
 
+def compile_seconds() -> float | None:
+    """Seconds that `torch.compile` has taken in this process; None where it took none, or this torch does not say."""
+    spent = getattr(sys.modules.get("torch._dynamo.utils"), "calculate_time_spent", None)
+    if spent is None:
+        return None
+    seconds = spent().get("total_wall_time")
+    return float(seconds) if seconds else None
+
+
 def _is_compiled(item: Any, optimized_module: type) -> bool:
     kind = type(item)
     if kind is FunctionType:

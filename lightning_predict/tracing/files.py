@@ -210,6 +210,7 @@ def _trace_from_json(document: Checked) -> Trace:
         memory=get("memory", _memory, Memory()),
         flags=get("flags", _flags, Flags()),
         compiled=get("compiled", Checked.flag, False),
+        compile_seconds=get("compile_seconds", Checked.number, None),
         world_size=get("world_size", lambda value: value.integer(minimum=1), 1),
         num_nodes=get("num_nodes", lambda value: value.integer(minimum=1), 1),
         software=get("software", _texts_by_name, {}),

@@ -198,6 +198,7 @@ class Trace:
         memory: What lives through the step.
         flags: Global switches.
         compiled: Any part ran through `torch.compile`.
+        compile_seconds: What compiling has taken in this process until the step was recorded; None where unknown.
         world_size: Processes that trained together, each with a GPU and samples of its own; this one was recorded.
         num_nodes: Machines that they ran on.
         software: Versions, for example `{"torch": "2.13.0"}`.
@@ -219,6 +220,7 @@ class Trace:
     memory: Memory = Memory()
     flags: Flags = Flags()
     compiled: bool = False
+    compile_seconds: float | None = None
     world_size: int = 1
     num_nodes: int = 1
     software: Mapping[str, str] = field(default_factory=dict)

@@ -222,6 +222,7 @@ class CaptureSession:
                 parameters=environment.describe_parameters(roots) or environment.describe_leaves(leaves),
                 memory=memory,
                 compiled=trace.compiled or bool(self._compiled),
+                compile_seconds=environment.compile_seconds() if trace.compiled or self._compiled else None,
                 software={**trace.software, **environment.software_versions()},
             )
         )

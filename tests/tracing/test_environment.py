@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from lightning_predict.tracing.environment import (
+    compile_seconds,
     describe_leaves,
     describe_parameters,
     has_fast_evaluation,
@@ -142,6 +144,22 @@ assert not has_compiled_code(other)
 function(torch.zeros(2))                            # now something was compiled: any step may use it
 assert has_compiled_code(other)
 """
+
+
+@pytest.mark.parametrize(
+    ("utilities", "seconds"),
+    [
+        (SimpleNamespace(calculate_time_spent=lambda: {"code_gen": 51.4, "total_wall_time": 54.6}), 54.6),
+        (SimpleNamespace(calculate_time_spent=dict), None),  # nothing was compiled
+        (SimpleNamespace(), None),  # another release of torch
+        (None, None),  # the compiler was never loaded
+    ],
+)
+def test_what_compiling_took_is_the_compilers_own_account(
+    utilities: ModuleType | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utilities)
+    assert compile_seconds() == seconds
 
 
 def test_compiled_code_is_found_on_the_model_among_live_objects_and_by_the_compilers_counters() -> None:

@@ -108,6 +108,7 @@ traces = st.builds(
         cudnn_deterministic=st.booleans(),
     ),
     compiled=st.booleans(),
+    compile_seconds=st.none() | st.floats(0, 1000),
     software=st.dictionaries(words, words, max_size=2),
     notes=st.lists(words, max_size=2).map(tuple),
 )

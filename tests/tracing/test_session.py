@@ -244,6 +244,7 @@ assert dict(counters["frames"]) == frames, counters["frames"]
 assert torch.equal(step.model(step.data), expected)
 products = [operation.phase for operation in trace.operations if operation.name in ("aten::addmm", "aten::mm")]
 assert products.count("forward") == 2 and products.count("backward") == 3, products
+assert trace.compiled and trace.compile_seconds > 0, trace.compile_seconds
 print("as before")
 """
 

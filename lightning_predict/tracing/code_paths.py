@@ -1,0 +1,55 @@
+"""What the user should know of the way that a step ran: compiled, with which layout and which choice of algorithms.
+
+Predictions follow the trace on each path; where they cannot, it is said here. Example::
+
+    >>> from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+    >>> images = TensorInfo((8, 64, 56, 56), "float16")
+    >>> trace = Trace(operations=(Operation(name="aten::convolution", phase="forward", inputs=(images, images)),),
+    ...               device="meta", recorder="dispatch")
+    >>> code_path_notes(trace)[0][:52]
+    'Convolutions in 16 bits read images channels first: '
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT
+from lightning_predict.tracing.records import Operation, Trace
+
+
+def code_path_notes(trace: Trace) -> tuple[str, ...]:
+    """Notes on the step's code paths, none for a plain eager step without convolutions."""
+    return (*_of_convolutions(trace), *_of_compilation(trace))
+
+
+def _of_convolutions(trace: Trace) -> Iterator[str]:
+    convolutions = [operation for operation in trace.operations if operation.name in IMAGES_AT]
+    if trace.has_measured_kernels or not convolutions:
+        return  # what ran was measured, with the conversions and the algorithms that it took
+    if any(_converts(operation) for operation in convolutions):
+        yield (
+            "Convolutions in 16 bits read images channels first: cuDNN may convert them for the tensor cores, which is "
+            "not predicted. memory_format=torch.channels_last avoids it."
+        )
+    if trace.recorder == "dispatch":
+        setting = "on" if trace.flags.cudnn_benchmark else "off"
+        yield f"cudnn.benchmark is {setting}; predictions of convolutions do not tell on from off."
+
+
+def _converts(operation: Operation) -> bool:
+    images = operation.inputs[IMAGES_AT[operation.name]]
+    is_last = bool(operation.arguments.get(CHANNELS_LAST))
+    return images.dtype in ("float16", "bfloat16") and not is_last and len(images.shape) >= 4
+
+
+def _of_compilation(trace: Trace) -> Iterator[str]:
+    if not trace.compiled:
+        return
+    if trace.compile_seconds:
+        yield f"torch.compile took {trace.compile_seconds:.0f} s in this process, once; predicted times leave it out."
+    if not trace.has_measured_kernels:
+        yield (
+            "The compiled step was recorded without its kernels: products and convolutions are predicted by their "
+            "shapes, fused kernels are not in the trace and count as nothing. Record on CUDA, or without torch.compile."
+        )
