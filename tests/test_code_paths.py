@@ -1,0 +1,110 @@
+"""From the way that a step runs to its prediction: checkpointing, accumulation, two optimizers, 16 bits, layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import lightning_predict as lp
+from lightning_predict.tracing.records import Trace
+
+WIDTH, ROWS, LAYERS = 2048, 4096, 4
+GPU = "A100-SXM-80GB"
+
+
+class Stack(nn.Module):
+    """Linear layers with GELU, each pair recomputed in the backward pass where asked for."""
+
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))
+        self.checkpointed = checkpointed
+
+    def forward(self, data: Tensor) -> Tensor:
+        for block in self.blocks:
+            data = checkpoint(block, data, use_reentrant=False) if self.checkpointed else block(data)
+        return data
+
+
+def recorded(*, checkpointed: bool = False, batches: int = 1, updates: int = 1) -> Trace:
+    """A step on the meta device: so many batches, and so many updates by optimizers of their own."""
+    with torch.device("meta"):
+        model = Stack(checkpointed=checkpointed)
+        data = torch.empty(ROWS, WIDTH)
+    parameters = list(model.parameters())
+    share = len(parameters) // updates
+    optimizers = [torch.optim.SGD(parameters[n * share : (n + 1) * share], lr=0.1) for n in range(updates)]
+
+    def step() -> None:
+        for _ in range(batches):
+            model(data).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return lp.capture(step, warmup_steps=0)
+
+
+def device_seconds(trace: Trace) -> float:
+    return lp.predict(trace, [GPU])[GPU].device_seconds
+
+
+def count(trace: Trace, name: str, phase: str) -> int:
+    return sum(operation.name == name and operation.phase == phase for operation in trace.operations)
+
+
+def test_a_checkpointed_forward_is_run_and_predicted_twice_and_saves_memory() -> None:
+    plain, saving = recorded(), recorded(checkpointed=True)
+    assert [count(plain, "aten::addmm", phase) for phase in ("forward", "backward")] == [LAYERS, 0]
+    assert [count(saving, "aten::addmm", phase) for phase in ("forward", "backward")] == [LAYERS, LAYERS]
+    # The GELU's own output is saved for nothing, so the recomputation stops before it: 4 products more.
+    assert count(saving, "aten::gelu", "forward") == LAYERS
+    assert count(saving, "aten::gelu", "backward") == 0
+    one = float(lp.operator_seconds("linear", GPU, b=1, m=ROWS, n=WIDTH, k=WIDTH))
+    longer = device_seconds(saving) - device_seconds(plain)
+    assert longer == pytest.approx(LAYERS * one, rel=0.1)  # and their biases
+    # Each layer saves its input and its product of 4096 x 2048 x 4 bytes; checkpointed, its input alone, and one layer
+    # at a time has its product again.
+    saved = (LAYERS - 1) * ROWS * WIDTH * 4
+    with_all, with_inputs = (lp.predict(trace, [GPU])[GPU].memory_bytes for trace in (plain, saving))
+    assert with_all is not None
+    assert with_inputs is not None
+    assert with_all - with_inputs == pytest.approx(saved, rel=0.4)
+
+
+def test_accumulated_batches_share_one_update() -> None:
+    single, double = recorded(), recorded(batches=2)
+    assert count(double, "aten::addmm", "forward") == 2 * LAYERS
+    updates = [[one for one in trace.operations if one.phase == "optimizer"] for trace in (single, double)]
+    assert len(updates[0]) == len(updates[1]) > 0
+    assert double.optimizer_steps == 1
+    assert 1.8 * device_seconds(single) < device_seconds(double) < 2.1 * device_seconds(single)
+
+
+def test_two_optimizers_of_a_manual_loop_are_one_step_with_both_updates() -> None:
+    trace = recorded(updates=2)
+    assert trace.optimizer_steps == 2
+    assert device_seconds(trace) == pytest.approx(device_seconds(recorded()), rel=0.01)
+
+
+def test_bfloat16_is_predicted_as_emulated_where_a_gpu_has_none_and_said() -> None:
+    with torch.device("meta"):
+        model, data = nn.Linear(WIDTH, WIDTH).bfloat16(), torch.empty(ROWS, WIDTH, dtype=torch.bfloat16)
+    trace = lp.capture(lambda: model(data).sum().backward(), warmup_steps=0)
+    result = lp.predict(trace, ["T4", GPU])
+    assert "T4 has no bfloat16; it is predicted as emulated." in result["T4"].notes
+    assert not any("bfloat16" in note for note in result[GPU].notes)
+    # Not at the 65 TFLOP/s of its float16, but at no more than float32's 8.1: a product forward and one for the weight.
+    assert result["T4"].device_seconds > 2 * 2 * ROWS * WIDTH**2 / 8.1e12
+
+
+@pytest.mark.parametrize(("layout", "is_said"), [(torch.contiguous_format, True), (torch.channels_last, False)])
+def test_16_bit_convolutions_with_channels_first_are_said(layout: torch.memory_format, is_said: bool) -> None:
+    with torch.device("meta"):
+        model = nn.Conv2d(64, 64, 3, padding=1).half()
+        images = torch.empty(8, 64, 56, 56, dtype=torch.float16).to(memory_format=layout)
+    trace = lp.capture(lambda: model(images).sum().backward(), warmup_steps=0)
+    notes = lp.predict(trace, [GPU]).notes
+    assert any("channels_last avoids it" in note for note in notes) == is_said
+    assert any(note.startswith("cudnn.benchmark is off") for note in notes)
