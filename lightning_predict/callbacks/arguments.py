@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.errors import InvalidArgumentError, WeightsNotFoundError
 
 
 def check_steps(name: str, steps: int) -> None:
@@ -59,6 +60,22 @@ def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) ->
         raise InvalidArgumentError(
             f"batches_per_epoch={batches_per_epoch} and samples_per_epoch={samples_per_epoch} both say how long an "
             "epoch is; give one of them."
+        )
+
+
+def check_weights(weights: str | None) -> None:
+    """Refuse a file or folder of weights that does not exist; None takes those that come with the package.
+
+    Args:
+        weights: Where they are.
+
+    Raises:
+        WeightsNotFoundError: It does not exist.
+    """
+    if weights is not None and not Path(weights).exists():
+        raise WeightsNotFoundError(
+            f"weights={weights!r} does not exist; give a file or folder of weights, or leave it out for the weights "
+            "that come with the package."
         )
 
 

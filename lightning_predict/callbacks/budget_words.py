@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lightning_predict.callbacks.bases import rank_zero_info, warn
-from lightning_predict.callbacks.budget import Verdict
+from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.budget_watch import BudgetWatch
-from lightning_predict.callbacks.remaining import Remaining
 from lightning_predict.callbacks.showing import log_event, log_values
-from lightning_predict.callbacks.trainer_state import seconds_left
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -48,19 +45,3 @@ def warn_and_log(trainer: Trainer, reason: str) -> None:
     refusals = log_values(trainer, "budget", {"warned": 1.0})
     for refusal in refusals + log_event(trainer, "budget", "warned", reason):
         warn(refusal)
-
-
-def judge_first_forecast(trainer: Trainer, watch: BudgetWatch, left: Remaining) -> Verdict:
-    """Judge the forecast after the warm-up; where early stopping may end the run, a forecast alone does not stop it.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        watch: What was measured.
-        left: What is still to come.
-    """
-    if left.batches is None:
-        rank_zero_info("CostBudget: the length of this run is not known; it ends once the budget is used up.")
-    verdict = watch.judge_forecast(left, seconds_left=seconds_left(trainer))
-    if verdict.action == "stop" and trainer.early_stopping_callbacks and watch.judge_use().action != "stop":
-        return Verdict("warn", f"{verdict.reason}, unless early stopping ends it before")
-    return verdict

@@ -16,28 +16,25 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
+from lightning_predict.callbacks.arguments import check_choice, check_steps
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.budget import Verdict, judge_use
+from lightning_predict.callbacks.budget_judging import judge_first_forecast, judge_later_use
+from lightning_predict.callbacks.budget_terms import Terms
 from lightning_predict.callbacks.budget_watch import BudgetWatch, Question
-from lightning_predict.callbacks.budget_words import judge_first_forecast, log_budget, warn_and_log
+from lightning_predict.callbacks.budget_words import log_budget, warn_and_log
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.last_checkpoint import Machine, save_where_it_stands, say_if_moved
 from lightning_predict.callbacks.ledger import Ledger
-from lightning_predict.callbacks.limits import Limit, limits_of_fit
-from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.callbacks.remaining import Remaining, remaining
 from lightning_predict.callbacks.trainer_state import (
     answer_of_rank_zero,
     device_clock,
     position_of,
     reason_for_no_extras,
-    seconds_left,
     unmet_minimums,
 )
-from lightning_predict.cost.quotes import check_price
-from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
-from lightning_predict.units import seconds_to_hours
+from lightning_predict.errors import BudgetExceededError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -67,6 +64,7 @@ class CostBudget(Callback):
         warmup_steps: Steps to time before the forecast.
 
     Attributes:
+        terms: The budget as it was given.
         stopping_reason: Why the run was ended; None where it was not.
 
     Raises:
@@ -92,19 +90,10 @@ class CostBudget(Callback):
         on_exceed: Literal["stop", "warn", "raise"] = "stop",
         warmup_steps: int = 3,
     ) -> None:
-        if usd is None and hours is None and deadline is None:
-            raise InvalidArgumentError("CostBudget got no limit; give at least one of usd, hours and deadline.")
-        check_amount("usd", usd)
-        check_amount("hours", hours)
-        check_price(usd_per_hour)
+        self.terms = Terms.checked(usd=usd, hours=hours, deadline=deadline, usd_per_hour=usd_per_hour, offer=offer)
         check_choice("scope", scope, ("cumulative", "run"))
         check_choice("on_exceed", on_exceed, ("stop", "warn", "raise"))
         check_steps("warmup_steps", warmup_steps)
-        self.usd = usd
-        self.hours = hours
-        self.deadline = None if deadline is None else future_time("deadline", deadline)
-        self.usd_per_hour = usd_per_hour
-        self.offer = None if offer is None else named_offer(offer)
         self.scope = scope
         self.on_exceed = on_exceed
         self.warmup_steps = warmup_steps
@@ -176,7 +165,7 @@ class CostBudget(Callback):
         """Find the price, say what would override a stop, and end at once if earlier fits used up the budget."""
         if not self._is_active:
             return
-        limits = answer_of_rank_zero(trainer, lambda: self._find_limits(trainer))
+        limits = answer_of_rank_zero(trainer, lambda: self.terms.limits_of(trainer, self._ledger))
         if not limits:
             self._rest()
             return
@@ -235,7 +224,7 @@ class CostBudget(Callback):
             return remaining(position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=pace))
 
         if question == "use":
-            self._decide(trainer, watch, "use", lambda: self._judge_use(trainer, watch, left))
+            self._decide(trainer, watch, "use", lambda: judge_later_use(trainer, watch, left, self._warned))
         else:
             self._decide(trainer, watch, "forecast", lambda: judge_first_forecast(trainer, watch, left()))
 
@@ -266,37 +255,6 @@ class CostBudget(Callback):
         self._is_active = False
         self._watch = None
         self._validation_start = self._validation_seconds = None
-
-    def _find_limits(self, trainer: Trainer) -> tuple[Limit, ...]:
-        """The limits of this fit, at the price of what it runs on."""
-        if self.usd is not None:
-            price = price_of_run(
-                usd_per_hour=self.usd_per_hour,
-                offer=self.offer,
-                gpu=gpu_in_use(trainer.strategy.root_device),
-                world_size=trainer.world_size,
-                num_nodes=trainer.num_nodes,
-            )
-            self._ledger.usd_per_second = seconds_to_hours(price.usd_per_hour or 0.0)
-            if price.warning is not None:
-                warn(f"CostBudget: {price.warning}.")
-        return limits_of_fit(self._ledger, usd=self.usd, hours=self.hours, deadline=self.deadline)
-
-    def _judge_use(self, trainer: Trainer, watch: BudgetWatch, left: Callable[[], Remaining]) -> Verdict:
-        """Judge what is used; now and then, forecast again. To be called on rank zero.
-
-        A forecast that breaks the budget is said once and does not end the run, which the use alone does: what was
-        spent on it is not to be lost to a passing slowness.
-        """
-        verdict = watch.judge_use()
-        if verdict.action == "stop" or not watch.refresh_is_due:
-            return verdict
-        outlook = watch.refresh(left(), seconds_left=seconds_left(trainer))
-        log_budget(trainer, watch, exceeded=False)
-        if outlook.action != "go on" and not self._warned & {"forecast", "refresh"}:
-            self._warned.add("refresh")
-            warn_and_log(trainer, f"{outlook.reason}; the run goes on until the budget is used up")
-        return verdict
 
     def _decide(
         self,

@@ -16,33 +16,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_predict.callbacks.aftermath import Outcome
-from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps
-from lightning_predict.callbacks.bases import Callback, rank_zero_info, samples_of, warn
+from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps, check_weights
+from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
 from lightning_predict.callbacks.cost_budget import CostBudget
+from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.predicting import Question
-from lightning_predict.callbacks.recorders import Session, StepRecorder, ValidationRecorder
-from lightning_predict.callbacks.remaining import Moment, remaining
+from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.showing import show
-from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, position_of, reason_for_no_extras
-from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
+from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, reason_for_no_extras
 from lightning_predict.cost.quotes import check_price
-from lightning_predict.errors import CaptureError, WeightsNotFoundError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.batch_size import BatchSizeOption
-from lightning_predict.tracing.environment import has_compiled_code
-from lightning_predict.tracing.records import Trace
-from lightning_predict.tracing.session import CaptureSession
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -84,9 +78,7 @@ class RuntimePredictor(Callback):
         WeightsNotFoundError: `weights` does not exist.
     """
 
-    _is_active: bool = False
-    _steps: StepRecorder | None = None
-    _validation: ValidationRecorder | None = None
+    _recording: FitRecording | None = None
     _follow_up: FollowUp | None = None
 
     def __init__(
@@ -111,11 +103,7 @@ class RuntimePredictor(Callback):
         check_price(usd_per_hour)
         check_amount("deadline_hours", deadline_hours)
         check_epoch(batches_per_epoch, samples_per_epoch)
-        if weights is not None and not Path(weights).exists():
-            raise WeightsNotFoundError(
-                f"weights={weights!r} does not exist; give a file or folder of weights, or leave it out for the "
-                "weights that come with the package."
-            )
+        check_weights(weights)
         if isinstance(usd_per_hour, dict):
             usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
         self.gpus = tuple(layout.name for layout in layouts_of(gpus))
@@ -152,61 +140,39 @@ class RuntimePredictor(Callback):
         elif self._is_second(trainer):
             rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
         elif trainer.is_global_zero:
-            self._is_active = True
-            device = trainer.strategy.root_device
-
-            def new_session() -> Session:
-                return CaptureSession(device=device, model=pl_module, optimizers=())
-
             self._follow_up = FollowUp(self._question)
-            self._validation = ValidationRecorder(
-                clock=device_clock(device), new_session=new_session, records_first=not has_compiled_code(pl_module)
-            )
+            self._recording = FitRecording(trainer, pl_module, clock=device_clock(trainer.strategy.root_device))
 
     @harmless
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the recorder of steps; a run that resumes within an epoch has no on_train_epoch_start."""
-        if not self._is_active:
+        """Begin to time steps."""
+        if self._recording is None:
             return
-        device = trainer.strategy.root_device
-
-        def new_session() -> Session:
-            return CaptureSession(device=device, model=pl_module, optimizers=trainer.optimizers)
-
         # A budget may end the run after its warm-up; the step is recorded in time to say before what would cost less.
-        budgets = [callback for callback in callbacks_of(trainer) if isinstance(callback, CostBudget)]
-        latest = min((budget.warmup_steps - self.capture_steps for budget in budgets), default=self.warmup_steps)
-        self._steps = StepRecorder(
-            warmup_steps=max(1, min(self.warmup_steps, latest)),
-            extra_warmup_steps=0 if budgets else EXTRA_WARMUP_WINDOWS,
+        budgets = [callback.warmup_steps for callback in callbacks_of(trainer) if isinstance(callback, CostBudget)]
+        self._recording.training_starts(
+            trainer,
+            pl_module,
+            warmup_steps=self.warmup_steps,
             capture_steps=self.capture_steps,
-            clock=device_clock(device),
-            new_session=new_session,
-            optimizer_steps_done=trainer.global_step,
-            is_manual=not pl_module.automatic_optimization,
+            must_predict_by=min(budgets, default=None),
         )
 
     @harmless
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Workers that start are not a wait for a batch."""
-        if self._follow_up is not None:
-            self._follow_up.hook_begins()
-        if self._steps is not None:
-            self._steps.pause()
+        self._pause()
 
     @harmless
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nor is what an epoch ends with."""
-        if self._follow_up is not None:
-            self._follow_up.hook_begins()
-        if self._steps is not None:
-            self._steps.pause()
+        self._pause()
 
     @harmless
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Nor is a checkpoint, which another callback may write before this one is told that the batch has ended."""
-        if self._steps is not None:
-            self._steps.watch.pause()
+        """Nor is a checkpoint."""
+        if self._recording is not None:
+            self._recording.checkpoint_is_collected()
         if self._follow_up is not None:
             self._follow_up.checkpoint_is_collected()
 
@@ -216,23 +182,19 @@ class RuntimePredictor(Callback):
         follow_up = self._follow_up
         if follow_up is not None and follow_up.hook_begins(batch_was_fetched=True):
             self._predict(trainer, pl_module, follow_up, "batch start")
-        if self._steps is None:
-            return
-        position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
-        full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
-        after = full_windows if full_windows is None or is_short else full_windows - 1
-        self._steps.batch_starts(full_windows_after=after, next_is_short=is_short)
+        if self._recording is not None:
+            self._recording.batch_starts(trainer)
 
     @harmless
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; after the last one to record, predict."""
-        if self._steps is None:
+        if self._recording is None or self._follow_up is None:
             return
-        trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples_of(batch))
-        if trace is not None and self._follow_up is not None:
-            pace, self._steps = self._steps.pace, None
+        trace = self._recording.batch_ends(trainer, batch)
+        if trace is not None:
+            pace = self._recording.pace
             self._predict(trainer, pl_module, self._follow_up, "batch end", trace=trace, pace=pace)
             if self.meta_step is not None:
                 options = try_batch_sizes(self.meta_step, trace, self._question)
@@ -242,21 +204,17 @@ class RuntimePredictor(Callback):
     @harmless
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nor is validation."""
-        if self._follow_up is not None:
-            self._follow_up.hook_begins()
-        if self._steps is not None:
-            self._steps.pause()
-        if self._validation is not None:
-            self._validation.run_starts()
+        self._pause()
+        if self._recording is not None:
+            self._recording.validation_starts()
 
     @harmless
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Record a batch of the sanity check, or of the first validation where there was none."""
-        if self._validation is not None:
-            batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
-            self._validation.batch_starts(batches_in_run=sum(batches))
+        if self._recording is not None:
+            self._recording.validation_batch_starts(trainer)
 
     @harmless
     def on_validation_batch_end(
@@ -269,23 +227,22 @@ class RuntimePredictor(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """End that recording."""
-        if self._validation is not None:
-            self._validation.batch_ends(samples=samples_of(batch))
+        if self._recording is not None:
+            self._recording.validation_batch_ends(batch)
 
     @harmless
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict again where validation had to be estimated and has now been recorded."""
-        follow_up = self._follow_up
-        if follow_up is None:
-            return
-        if follow_up.has_predicted and self._validation is not None and self._validation.is_done:
+        follow_up, recording = self._follow_up, self._recording
+        if follow_up is not None and recording is not None and follow_up.has_predicted and recording.validation_is_done:
             self._predict(trainer, pl_module, follow_up, "validation end")
 
     @harmless
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so if the run was too short to record a step."""
-        if self._steps is not None:
-            batches, windows = self._steps.watch.batches_seen, self._steps.watch.windows_seen
+        unfinished = None if self._recording is None else self._recording.unfinished_steps()
+        if unfinished is not None:
+            batches, windows = unfinished
             warn(
                 f"RuntimePredictor recorded nothing: training ended after {batches} batches ({windows} steps), and "
                 f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
@@ -315,38 +272,27 @@ class RuntimePredictor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, follow_up: FollowUp, moment: Moment, **given: Any
     ) -> None:
         """Predict, show, and go on recording only a validation that is still to come."""
-        validation = self._validation_trace()
+        recording = self._recording
+        validation = None if recording is None else recording.validation_trace()
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
-        show(
-            self.predictions,
-            trainer,
-            pl_module,
-            with_table=self.print_table,
-            deadline_hours=self.deadline_hours,
-        )
-        if validation is not None or not trainer.enable_validation:
-            self._validation = None
+        deadline_hours = self.deadline_hours
+        show(self.predictions, trainer, pl_module, with_table=self.print_table, deadline_hours=deadline_hours)
+        if recording is not None and (validation is not None or not trainer.enable_validation):
+            recording.forget_validation()
 
     def _is_second(self, trainer: Trainer) -> bool:
         """One is in the code already and the environment asks for another; two recorders would disturb each other."""
         return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
 
-    def _validation_trace(self) -> Trace | None:
-        """The recorded validation batch; without one, validation is estimated, and the table says so."""
-        if self._validation is None or not self._validation.is_done:
-            return None
-        try:
-            return self._validation.trace()
-        except CaptureError as error:
-            self._validation = None
-            rank_zero_info(f"RuntimePredictor estimates validation, which could not be recorded: {error}")
-            return None
+    def _pause(self) -> None:
+        """Something begins that is no wait for a batch."""
+        if self._follow_up is not None:
+            self._follow_up.hook_begins()
+        if self._recording is not None:
+            self._recording.pause()
 
     def _rest(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""
-        recorders = (self._steps, self._validation)
-        self._is_active = False
-        self._steps = self._validation = self._follow_up = None
-        for recorder in recorders:
-            if recorder is not None:
-                recorder.stop()
+        recording, self._recording, self._follow_up = self._recording, None, None
+        if recording is not None:
+            recording.stop()

@@ -1,0 +1,189 @@
+"""`FitRecording`: what is recorded in the course of one fit: its training step, and a batch of its validation.
+
+It translates between a Trainer's hooks and the two recorders, which know no Trainer. Example::
+
+    recording = FitRecording(trainer, pl_module, clock=device_clock(device))
+    recording.training_starts(trainer, pl_module, warmup_steps=3, capture_steps=1)
+    recording.batch_starts(trainer)
+    # ... the batch is trained ...
+    trace = recording.batch_ends(trainer, batch)   # None until the last step was recorded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from lightning_predict.callbacks.bases import rank_zero_info, samples_of
+from lightning_predict.callbacks.recorders import Pace, Session, StepRecorder, ValidationRecorder
+from lightning_predict.callbacks.remaining import remaining
+from lightning_predict.callbacks.trainer_state import position_of
+from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
+from lightning_predict.errors import CaptureError
+from lightning_predict.tracing.environment import has_compiled_code
+from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.session import CaptureSession
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+@final
+class FitRecording:
+    """Records during one fit.
+
+    Args:
+        trainer: The Trainer that is about to fit.
+        pl_module: The module that it fits.
+        clock: Seconds, once the device has done its work.
+
+    Attributes:
+        pace: How windows went by until the step was recorded.
+    """
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, *, clock: Callable[[], float]) -> None:
+        device = trainer.strategy.root_device
+
+        def new_session() -> Session:
+            return CaptureSession(device=device, model=pl_module, optimizers=())
+
+        self.pace = Pace()
+        self._clock = clock
+        self._steps: StepRecorder | None = None
+        self._validation: ValidationRecorder | None = ValidationRecorder(
+            clock=clock, new_session=new_session, records_first=not has_compiled_code(pl_module)
+        )
+
+    @property
+    def validation_is_done(self) -> bool:
+        """A batch of validation was recorded."""
+        return self._validation is not None and self._validation.is_done
+
+    def training_starts(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        *,
+        warmup_steps: int,
+        capture_steps: int,
+        must_predict_by: int | None = None,
+    ) -> None:
+        """Make the recorder of steps; a run that resumes within an epoch has no on_train_epoch_start.
+
+        Args:
+            trainer: The Trainer that is fitting.
+            pl_module: The module that it fits.
+            warmup_steps: Steps to time before one is recorded.
+            capture_steps: Steps to record.
+            must_predict_by: Steps after which something else may end the run; None where nothing does.
+        """
+        device = trainer.strategy.root_device
+
+        def new_session() -> Session:
+            return CaptureSession(device=device, model=pl_module, optimizers=trainer.optimizers)
+
+        latest = warmup_steps if must_predict_by is None else must_predict_by - capture_steps
+        self._steps = StepRecorder(
+            warmup_steps=max(1, min(warmup_steps, latest)),
+            extra_warmup_steps=EXTRA_WARMUP_WINDOWS if must_predict_by is None else 0,
+            capture_steps=capture_steps,
+            clock=self._clock,
+            new_session=new_session,
+            optimizer_steps_done=trainer.global_step,
+            is_manual=not pl_module.automatic_optimization,
+        )
+
+    def pause(self) -> None:
+        """Something else than a wait for the loader happens before the next batch."""
+        if self._steps is not None:
+            self._steps.pause()
+
+    def checkpoint_is_collected(self) -> None:
+        """Another callback may write it before this one is told that the batch has ended, so that goes on."""
+        if self._steps is not None:
+            self._steps.watch.pause()
+
+    def batch_starts(self, trainer: Trainer) -> None:
+        """Time or record the step that begins.
+
+        Args:
+            trainer: The Trainer that is fitting.
+
+        Raises:
+            CaptureError: The recording cannot start.
+        """
+        if self._steps is None:
+            return
+        position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
+        full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
+        after = full_windows if full_windows is None or is_short else full_windows - 1
+        self._steps.batch_starts(full_windows_after=after, next_is_short=is_short)
+
+    def batch_ends(self, trainer: Trainer, batch: Any) -> Trace | None:
+        """End the step; the trace once the last one is recorded.
+
+        Args:
+            trainer: The Trainer that is fitting.
+            batch: What was trained on.
+        """
+        if self._steps is None:
+            return None
+        trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples_of(batch))
+        if trace is not None:
+            self.pace, self._steps = self._steps.pace, None
+        return trace
+
+    def validation_starts(self) -> None:
+        """A validation run, or the sanity check, begins."""
+        self.pause()
+        if self._validation is not None:
+            self._validation.run_starts()
+
+    def validation_batch_starts(self, trainer: Trainer) -> None:
+        """Record a batch of the sanity check, or of the first validation where there was none.
+
+        Args:
+            trainer: The Trainer that is fitting.
+
+        Raises:
+            CaptureError: The recording cannot start.
+        """
+        if self._validation is not None:
+            batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+            self._validation.batch_starts(batches_in_run=sum(batches))
+
+    def validation_batch_ends(self, batch: Any) -> None:
+        """End that recording.
+
+        Args:
+            batch: What was validated.
+        """
+        if self._validation is not None:
+            self._validation.batch_ends(samples=samples_of(batch))
+
+    def validation_trace(self) -> Trace | None:
+        """The recorded batch of validation; without one, validation is estimated, and the table says so."""
+        if self._validation is None or not self._validation.is_done:
+            return None
+        try:
+            return self._validation.trace()
+        except CaptureError as error:
+            self._validation = None
+            rank_zero_info(f"RuntimePredictor estimates validation, which could not be recorded: {error}")
+            return None
+
+    def forget_validation(self) -> None:
+        """There is nothing more to record of it."""
+        self._validation = None
+
+    def unfinished_steps(self) -> tuple[int, int] | None:
+        """Batches and steps that were seen where none was recorded; None where one was."""
+        return None if self._steps is None else (self._steps.watch.batches_seen, self._steps.watch.windows_seen)
+
+    def stop(self) -> None:
+        """End whatever is under way and forget it."""
+        recorders = (self._steps, self._validation)
+        self._steps = self._validation = None
+        for recorder in recorders:
+            if recorder is not None:
+                recorder.stop()
