@@ -8,7 +8,7 @@ import pytest
 
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.timeline.overheads import SHARED_OVERHEADS
+from lightning_predict.timeline.overheads import PROFILER_EVENT_SECONDS, SHARED_OVERHEADS
 from lightning_predict.timeline.queues import HOST_SPREAD, interval_of_sum, iterations
 from lightning_predict.tracing.records import Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, OLD, SMALL
@@ -135,3 +135,55 @@ def test_kernels_that_nothing_can_time_are_said() -> None:
     trace = Trace(operations=(product(LARGE), fused), device="cuda", recorder="profiler")
     (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
     assert step.notes == ("1 operations could not be timed and count as nothing: triton::fused.",)
+
+
+EVENT = PROFILER_EVENT_SECONDS * 1e6
+T1, T2, T3, T4, T5 = 5.0, 6.0, 2.0, 4.0, 3.0
+"""Microseconds; the profiler adds an event of its own to each."""
+
+RECORDED = [value + EVENT for value in (T1, T2, T4, T5, T4, T3)]
+
+
+def profiled(number: int, kernel_microseconds: float) -> Operation:
+    """Operation `number` of a row, each of two kernels, as a profiler records it."""
+    gap, *inside = RECORDED
+    start = number * (gap + sum(inside)) * 1e-6
+    launched = (start + inside[0] * 1e-6, start + sum(inside[:3]) * 1e-6)
+    kernels = tuple(
+        replace(
+            measured_trace(1.0).kernels[0],
+            seconds=kernel_microseconds * 1e-6,
+            launch_start_seconds=moment,
+            launch_seconds=(T4 + EVENT) * 1e-6,
+        )
+        for moment in launched
+    )
+    return replace(product(LARGE), kernels=kernels, host_start_seconds=start, host_seconds=sum(inside) * 1e-6)
+
+
+def microseconds(*operations: Operation) -> float:
+    """A step recorded on SMALL, predicted on BIG, which takes half as long for a product."""
+    trace = Trace(operations=operations, device="cuda", recorder="profiler")
+    work = timed_work(trace, [BIG], origin=SMALL, models=half_speed("linear/float32"))
+    (step,) = iterations(trace, work, [BIG], origin=SMALL)
+    return step.seconds * 1e6
+
+
+def test_a_trace_with_known_overheads_gives_the_known_step() -> None:
+    # T1 + T2 + T4 + T5 + T4 + T3 = 24 for each of three operations, whose kernels of 1 are done long before.
+    assert microseconds(*(profiled(n, 2) for n in range(3))) == pytest.approx(3 * (T1 + T2 + T4 + T5 + T4 + T3))
+    # Six kernels of 50, launched well ahead.
+    assert microseconds(*(profiled(n, 100) for n in range(3))) == pytest.approx(6 * 50)
+
+
+def test_a_trace_that_waits_for_the_device_gives_the_known_step() -> None:
+    # Launched at T1 + T2 + T4 = 15, two kernels of 50 run until 115. Reading the result is a call of 9 without a
+    # launch: the host is done with it at 24 + T1 + 9 = 38, and then waits until 115, where the next step begins.
+    read = Operation(
+        name="aten::_local_scalar_dense",
+        phase="forward",
+        inputs=(TensorInfo((), "float32"),),
+        host_start_seconds=sum(RECORDED) * 1e-6,
+        host_seconds=(9 + EVENT) * 1e-6,
+    )
+    assert microseconds(profiled(0, 100), read) == pytest.approx(T1 + T2 + T4 + 2 * 50)
