@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from lightning_predict.cost.records import Prediction
     from lightning_predict.errors import LightningPredictError
     from lightning_predict.gpus import Gpu, gpu, gpu_names
-    from lightning_predict.prediction import operator_seconds, predict
+    from lightning_predict.kernels.operator_times import operator_seconds
+    from lightning_predict.prediction import predict
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.tracing.recording import capture
     from lightning_predict.tracing.records import Trace
@@ -52,7 +53,7 @@ _HOMES = {
     "capture": "lightning_predict.tracing.recording",
     "gpu": "lightning_predict.gpus",
     "gpu_names": "lightning_predict.gpus",
-    "operator_seconds": "lightning_predict.prediction",
+    "operator_seconds": "lightning_predict.kernels.operator_times",
     "predict": "lightning_predict.prediction",
 }
 

@@ -41,7 +41,13 @@ def test_in_one_machine_the_measured_curve_counts() -> None:
 
 @pytest.mark.parametrize(
     ("operation", "factor"),
-    [("all_reduce", 2 * 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("alltoall", 7 / 8), ("broadcast", 1)],
+    [
+        ("all_reduce", 2 * 7 / 8),
+        ("all_gather", 7 / 8),
+        ("reduce_scatter", 7 / 8),
+        ("alltoall", 7 / 8),
+        ("broadcast", 1),
+    ],
 )
 def test_a_bus_bandwidth_that_the_user_measured_decides(operation: str, factor: float) -> None:
     # 80 GB over 10 GB/s, times the bytes that pass a link over the message's: 8 s x factor; the latency is some 10 us.

@@ -1,0 +1,59 @@
+"""Device seconds of one operation by its shape: the kernel models, as a function of plain numbers and arrays.
+
+Example::
+
+    import lightning_predict as lp
+
+    lp.operator_seconds("linear", "H100-SXM-80GB", dtype="bfloat16", b=1, m=4096, n=4096, k=[1024, 2048])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.kernels.estimates import compute_dtype_on, problem_times
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Problem, problem_batch
+
+
+def operator_seconds(
+    operation: str,
+    gpu: str,
+    *,
+    dtype: str = "float32",
+    weights: str | None = None,
+    **shape: float | Sequence[float] | npt.NDArray[np.generic],
+) -> float | npt.NDArray[np.float64]:
+    """Device seconds of one forward call of an operation.
+
+    Args:
+        operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`.
+        gpu: Name of a GPU.
+        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`.
+        weights: See `predict`.
+        **shape: The operation's shape words, scalars or arrays that broadcast: `b`, `m`, `n`, `k` for products;
+            `batch`, `in_channels`, `out_channels`, `kernel_size`, `image_size`, `stride`, `padding` for convolutions;
+            `batch`, `heads`, `kv_heads`, `seq`, `head_dim`, `causal` for attention; `rows`, `cols` for the rest.
+
+    Returns:
+        A float for scalars, an array of the broadcast shape otherwise.
+
+    Raises:
+        UnknownOperationError: The operation or one of its words is not known; the message lists those there are.
+        InvalidArgumentError: A dtype or a value out of range.
+        UnknownGpuError: The GPU is not in the catalogue.
+    """
+    target = find_gpu(gpu)
+    shape.pop("implementation", None)  # Fused kernels of one class are timed alike.
+    batch = problem_batch(operation, compute_dtype_on(dtype, target), **shape)
+    columns = np.stack(list(batch.columns.values()), axis=1)
+    problems = [Problem(operation, batch.dtype, tuple(row)) for row in columns.tolist()]
+    seconds = problem_times(problems, [target], kernel_models((target.name,), weights)).seconds[0]
+    if all(np.ndim(value) == 0 for value in shape.values()):
+        return float(seconds[0])
+    broadcast: npt.NDArray[np.float64] = seconds.reshape(np.broadcast_shapes(*map(np.shape, shape.values())))
+    return broadcast

@@ -1,0 +1,148 @@
+"""Layouts of several GPUs through the public call: time, samples, memory and price, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lightning_predict as lp
+from lightning_predict.cost.records import Offer
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.prediction import predict_workload
+from lightning_predict.scaling.friction import FRICTION, slowest_of
+from lightning_predict.scaling.records import Workload
+from lightning_predict.tracing.records import Flags, Memory, Operation, Parameter, TensorInfo, Trace
+
+DATA = TensorInfo((4096, 4096), "float32")
+PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,), module="0")
+TRACE = Trace(
+    operations=(PRODUCT, replace(PRODUCT, phase="backward"), replace(PRODUCT, phase="backward")),
+    device="cpu",
+    recorder="dispatch",
+    samples=8,
+    flags=Flags(matmul_tf32=False),
+    parameters=(Parameter(name="0.weight", shape=(4096, 4096), dtype="float32"),),
+    memory=Memory(parameter_bytes=2**26, gradient_bytes=2**26, optimizer_state_bytes=2**27),
+)
+"""A product and its backward pass with 64 MiB of parameters, all in one bucket."""
+
+EIGHT_L4 = Offer(
+    provider="P",
+    instance="eight",
+    gpu="L4",
+    num_gpus=8,
+    usd_per_hour=8.0,
+    date="2026-01-01",
+    source="https://p.example",
+)
+
+
+def test_a_layout_stands_under_its_own_name_beside_its_gpu() -> None:
+    found = lp.predict(TRACE, gpus=["L4", "8xL4", "2x8xL4"])
+    assert list(found) == ["L4", "8xL4", "2x8xL4"]
+    assert [one.num_gpus for one in found.values()] == [1, 8, 16]
+    single, eight, sixteen = found.values()
+    assert single.communication_seconds == single.added_seconds == 0
+    assert eight.iteration_seconds == pytest.approx(single.iteration_seconds + eight.added_seconds)
+    assert single.iteration_seconds < eight.iteration_seconds < sixteen.iteration_seconds
+    assert eight.device_seconds == single.device_seconds
+
+
+def test_all_gpus_work_through_the_samples() -> None:
+    found = lp.predict(TRACE, gpus=["L4", "8xL4"], iterations=1000)
+    assert (found["L4"].iterations, found["8xL4"].iterations) == (1000, 125)
+    assert found["8xL4"].samples_per_second == pytest.approx(8 * 8 / found["8xL4"].iteration_seconds)
+    assert found["8xL4"].total_seconds == pytest.approx(125 * found["8xL4"].iteration_seconds)
+
+
+def test_whole_machines_are_paid() -> None:
+    one = lp.predict(TRACE, gpus=["L4", "8xL4", "2x8xL4", "2x4xL4"], iterations=8000, offers=[EIGHT_L4])
+    assert [row.usd_per_hour for row in one.values()] == [8.0, 8.0, 16.0, 16.0]
+    total = one["2x8xL4"].total_seconds
+    assert total is not None
+    assert one["2x8xL4"].cost_usd == pytest.approx(total / 3600 * 16)
+
+
+def test_no_machine_with_as_many_gpus_is_no_price() -> None:
+    four = replace(EIGHT_L4, num_gpus=4, instance="four")
+    assert lp.predict(TRACE, gpus=["8xL4"], iterations=10, offers=[four])["8xL4"].cost_usd is None
+
+
+def test_your_own_price_is_of_one_gpu_or_by_name_of_the_layout() -> None:
+    found = lp.predict(TRACE, gpus=["L4", "2x4xL4"], usd_per_hour=0.5)
+    assert [row.usd_per_hour for row in found.values()] == [0.5, 4.0]
+    named = lp.predict(TRACE, gpus=["L4", "4xL4", "2x4xL4"], usd_per_hour={"L4": 0.5, "2x4xL4": 3.0})
+    assert [row.usd_per_hour for row in named.values()] == [0.5, 2.0, 3.0]
+
+
+def test_memory_follows_the_strategy() -> None:
+    def memory(gpus: str, strategy: str = "ddp") -> float:
+        found = lp.predict(TRACE, gpus=[gpus], strategy=strategy)[gpus].memory_bytes
+        assert found is not None
+        return found
+
+    single = memory("L4")
+    assert memory("8xL4") == single + 2**26  # buckets
+    assert memory("8xL4", "zero2") == single - 7 / 8 * (2**27 + 2**26)
+    assert memory("8xL4", "fsdp") == single - 7 / 8 * (2**27 + 2**26 + 2**26) + 2**26  # the only unit is whole
+
+
+def test_machines_may_be_said_apart() -> None:
+    assert list(lp.predict(TRACE, gpus=["8xL4", "2x4xL4"], num_nodes=2)) == ["2x8xL4", "2x4xL4"]
+
+
+def test_measured_links_count() -> None:
+    def seconds(bandwidth: float) -> float:
+        links = Interconnect(intra_node_bytes_per_second=bandwidth)
+        return lp.predict(TRACE, gpus=["8xL4"], interconnect=links)["8xL4"].iteration_seconds
+
+    # One bucket of 64 MiB, ready at the end: 2 x 7/8 of it over 1 GB/s, twice as slow beside the step.
+    single = lp.predict(TRACE, gpus=["L4"])["L4"].iteration_seconds
+    waiting = FRICTION.straggler_spread * slowest_of(8) * single
+    assert seconds(1e9) == pytest.approx(single + 2 * 1.75 * 2**26 / 1e9 + waiting, rel=1e-3)
+    assert seconds(100e9) < seconds(1e9)
+
+
+def test_a_run_of_several_processes_is_measured_under_its_layout() -> None:
+    used = replace(
+        TRACE, device="cuda", gpu_reported_name="NVIDIA L4", step_seconds=(0.5, 0.6, 0.7), world_size=4, num_nodes=2
+    )
+    found = predict_workload(used, ["L4", "2x2xL4", "8xL4"], workload=Workload(training_iterations=100))
+    assert found.used_gpu == "2x2xL4"
+    assert found["2x2xL4"].measured_seconds == found["2x2xL4"].iteration_seconds == 0.6
+    assert found["L4"].measured_seconds is None
+    assert [row.iterations for row in found.values()] == [400, 100, 50]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "strategy", "message"),
+    [
+        ("0xT4", "ddp", "between 1 and 65,536 GPUs"),
+        ("8xT4", "gossip", "strategy='gossip' is not known; choose one of ddp"),
+        ("8xT4", "ddp,tensor=3", "8xT4 has 8 GPUs, which tensor=3 x pipeline=1 do not divide"),
+    ],
+)
+def test_layouts_that_cannot_be(gpus: str, strategy: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        lp.predict(TRACE, gpus=[gpus], strategy=strategy)
+
+
+def test_an_unknown_gpu_in_a_layout() -> None:
+    with pytest.raises(UnknownGpuError, match="In the layout '3xNOPE'"):
+        lp.predict(TRACE, gpus=["3xNOPE"])
+
+
+@given(
+    st.sampled_from(["T4", "L4", "RTX-3090", "V100-SXM2-16GB", "H100-SXM-80GB"]), st.integers(1, 6), st.integers(1, 3)
+)
+def test_more_gpus_never_raise_the_work_of_each_and_one_is_the_single_gpu_exactly(
+    name: str, exponent: int, nodes: int
+) -> None:
+    layout = f"{nodes}x{2**exponent}x{name}"
+    found = lp.predict(TRACE, gpus=[name, f"1x1x{name}", layout, f"1x{2 ** (exponent + 1)}x{name}"])
+    assert found[name] == lp.predict(TRACE, gpus=[name], strategy="fsdp")[name]
+    assert {row.device_seconds for row in found.values()} == {found[name].device_seconds}
