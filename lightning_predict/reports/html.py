@@ -21,7 +21,7 @@ from lightning_predict.reports.format import duration, milliseconds, usd, usd_pe
 from lightning_predict.reports.html_charts import Bar, Point, bar_chart, scatter, share_chart
 from lightning_predict.reports.html_style import STYLE
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Candidate, Ranking, remarks, takes
+from lightning_predict.reports.ranking import Candidate, Ranking, memory_of, remarks, takes
 from lightning_predict.units import hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 
 TITLE = "What this training run takes on other GPUs"
@@ -92,12 +92,13 @@ def _card(name: str, candidate: Candidate | None, ranking: Ranking, otherwise: s
     if candidate is None:
         return f'<div class="card none"><h2>{escape(name)}</h2><p class="gpu dim">None: {escape(otherwise)}</p></div>'
     offer = candidate.prediction.offer or "no price known"
-    tight = '<p class="dim">The memory is narrow.</p>' if candidate.prediction.memory_fit == "tight" else ""
+    memory = memory_of(candidate) or "not known"
     interval = f"90 % interval: {duration(candidate.low_seconds)} to {duration(candidate.high_seconds)}"
     return (
         f'<div class="card"><h2>{escape(name)}</h2><p class="gpu">{escape(candidate.gpu)}</p>'
         f'<p class="what">{escape(takes(candidate, ranking))}</p>'
-        f'<p class="dim">{escape(interval)}</p><p class="dim">{escape(offer)}</p>{tight}</div>'
+        f'<p class="dim">{escape(interval)}</p><p class="dim">Memory: {escape(memory)}</p>'
+        f'<p class="dim">{escape(offer)}</p></div>'
     )
 
 

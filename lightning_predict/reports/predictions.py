@@ -5,6 +5,7 @@ Example::
     result = lp.predict(trace, gpus=["T4", "L4"])
     result["T4"].iteration_seconds
     print(result)
+    print(result.ranking(deadline_hours=8))
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from lightning_predict.cost.records import Prediction
 from lightning_predict.errors import UnknownGpuError
+
+if TYPE_CHECKING:
+    from lightning_predict.reports.ranking import Ranking
 
 _Default = TypeVar("_Default")
 
@@ -69,6 +73,19 @@ class Predictions(Mapping[str, Prediction]):
         from lightning_predict.reports.table import plain_table
 
         return plain_table(self)
+
+    def ranking(self, *, deadline_hours: float | None = None) -> Ranking:
+        """Cheapest, fastest, and the cheapest within a deadline; prints as lines.
+
+        Args:
+            deadline_hours: Time that the run may take; None leaves that out.
+
+        Raises:
+            InvalidArgumentError: A deadline that is not above 0.
+        """
+        from lightning_predict.reports.ranking import rank
+
+        return rank(self, deadline_hours=deadline_hours)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON values."""

@@ -18,7 +18,7 @@ from typing import Any, final
 
 from lightning_predict.cost.records import Prediction
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.reports.format import duration, markdown_text, usd
+from lightning_predict.reports.format import duration, gibibytes, markdown_text, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import PLAIN_WIDTH
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
@@ -78,6 +78,9 @@ class Ranking:
     tight: tuple[str, ...]
     without_price: tuple[str, ...]
     memory_unknown: bool
+
+    def __str__(self) -> str:
+        return "\n".join(ranking_lines(self))
 
     def as_dict(self) -> dict[str, Any]:
         """The names as JSON values; None where there is none."""
@@ -188,9 +191,22 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
 
 
 def _described(candidate: Candidate, ranking: Ranking) -> str:
-    offer = candidate.prediction.offer
-    tight = "; it fits narrowly" if candidate.prediction.memory_fit == "tight" else ""
-    return f"{candidate.gpu}: {takes(candidate, ranking)}{tight}" + ("" if offer is None else f"; price: {offer}")
+    parts = [f"{candidate.gpu}: {takes(candidate, ranking)}"]
+    memory = memory_of(candidate)
+    if memory is not None:
+        parts.append(memory)
+    if candidate.prediction.offer is not None:
+        parts.append(f"price: {candidate.prediction.offer}")
+    return "; ".join(parts)
+
+
+def memory_of(candidate: Candidate) -> str | None:
+    """Memory in words: `fits, 7.81 of 14.1 GiB`; None where it is not known."""
+    one = candidate.prediction
+    if one.memory_bytes is None or one.memory_free_bytes is None:
+        return None
+    fits = "fits narrowly" if one.memory_fit == "tight" else "fits"
+    return f"{fits}, {gibibytes(one.memory_bytes)} of {gibibytes(one.memory_bytes + one.memory_free_bytes)} GiB"
 
 
 def remarks(ranking: Ranking) -> Iterable[str]:

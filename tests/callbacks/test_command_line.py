@@ -79,7 +79,7 @@ def test_from_yaml(run: Run, package: str, tmp_path: Path) -> None:
     assert predictor.predictions is not None
     assert predictor.predictions["T4"].usd_per_hour == 0.5
     assert (budget.terms.usd, budget.terms.usd_per_hour, budget.on_exceed) == (50, 1.5, "warn")
-    assert budget.deadline.year == 2999
+    assert budget.terms.deadline.year == 2999
 
 
 @pytest.mark.parametrize("package", PACKAGES)

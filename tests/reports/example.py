@@ -37,6 +37,8 @@ T4 = Prediction(
     offer="Google n1-standard-4 (2026-10-01)",
     memory_bytes=7.81 * GIBIBYTE,
     fits=True,
+    memory_fit="fits",
+    memory_free_bytes=6.29 * GIBIBYTE,
     coverage={"mlp": 0.92, "roofline": 0.08},
 )
 
@@ -55,6 +57,7 @@ H100 = replace(
     usd_per_hour=2.99,
     cost_usd=1.196,  # 0.4 h × $2.99
     offer="Lambda gpu_1x_h100_sxm5 (2026-11-01)",
+    memory_free_bytes=69.4 * GIBIBYTE,
     coverage={"wave": 0.296, "mlp": 0.70, "roofline": 0.004},
     notes=("No kernel model knows aten::foo; its 3 calls count as roofline.",),
 )
@@ -75,6 +78,8 @@ K80 = replace(
     offer=None,
     memory_bytes=12.5 * GIBIBYTE,
     fits=False,
+    memory_fit="exceeds",
+    memory_free_bytes=-2.0 * GIBIBYTE,
     coverage={"roofline": 1.0},
 )
 

@@ -80,7 +80,8 @@ def page(predictions: Predictions, **options: object) -> Page:
 def test_the_page_says_what_to_rent_and_why() -> None:
     text = page(FULL).text
     assert "recorded on T4. 240,000 iterations to come. 21 November 2026." in text
-    assert "Cheapest T4 3 h 12 min, $1.12 90 % interval: 3 h to 3 h 28 min Google n1-standard-4 (2026-10-01)" in text
+    assert "Cheapest T4 3 h 12 min, $1.12 90 % interval: 3 h to 3 h 28 min" in text
+    assert "Memory: fits, 7.81 of 14.1 GiB Google n1-standard-4 (2026-10-01)" in text
     assert "Fastest H100-SXM-80GB 24 min, $1.20" in text
     assert "Best within 1 h H100-SXM-80GB" in text
     assert "K80 does not fit" in text
@@ -93,7 +94,7 @@ def test_the_page_says_what_to_rent_and_why() -> None:
 def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
     narrow = replace(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
     text = page(Predictions((narrow, H100))).text
-    assert "Google n1-standard-4 (2026-10-01) The memory is narrow." in text
+    assert "90 % interval: 3 h to 3 h 28 min Memory: fits narrowly, 7.81 of 8.06 GiB Google n1-standard-4" in text
     assert "T4 cheapest narrow" in text
     assert "7.81 tight" in text
     assert "Tight: it fits as predicted, but without a margin of 10 % (T4 has 0.250 GiB to spare)." in text

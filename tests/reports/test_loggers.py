@@ -137,7 +137,8 @@ def test_wandb_gets_metrics_and_a_table_of_numbers(wandb_logger: WandbLogger, tm
     assert summary["trainer/global_step"] == STEP
     (path,) = Path(wandb_logger.experiment.dir).glob("media/table/predict/table_*.table.json")
     table = json.loads(path.read_text())
-    assert table["columns"] == ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
+    others = ["measured_ms", "fits", "memory_fit", "covered_by", "offer"]
+    assert table["columns"] == ["gpu", "in_use", *QUANTITIES, *others]
     rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["data"]}
     assert list(rows) == ["H100-SXM-80GB", "T4", "K80"]
     assert rows["T4"]["in_use"] is True
@@ -145,6 +146,7 @@ def test_wandb_gets_metrics_and_a_table_of_numbers(wandb_logger: WandbLogger, tm
     assert rows["T4"]["total_hours"] == pytest.approx(3.2)
     assert rows["K80"]["cost_usd"] is None
     assert rows["K80"]["fits"] is False
+    assert rows["K80"]["memory_fit"] == "exceeds"
     assert rows["T4"]["covered_by"] == "mlp 0.920, roofline 0.080"
 
 

@@ -23,6 +23,7 @@ def test_every_known_value_has_its_key() -> None:
             "predict/T4/total_hours": 3.2,  # 11,520 s / 3,600
             "predict/T4/cost_usd": 1.12,
             "predict/T4/memory_gib": 7.81,
+            "predict/T4/memory_free_gib": 6.29,
         }
     )
 

@@ -45,5 +45,11 @@ def test_printing_no_predictions_does_not_fail() -> None:
     assert "GPU" in str(Predictions(()))
 
 
+def test_the_ranking_prints_as_lines() -> None:
+    text = str(FULL.ranking(deadline_hours=1))
+    assert text.startswith("Cheapest         T4: 3 h 12 min, $1.12; fits, 7.81 of 14.1 GiB;")
+    assert "\nBest within 1 h  H100-SXM-80GB: 24 min, $1.20" in text
+
+
 def test_str_is_the_plain_table() -> None:
     assert "18.0–23.0" in str(BARE)  # noqa: RUF001 (an en dash is meant)
