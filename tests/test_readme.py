@@ -41,6 +41,9 @@ def test_the_output_is_the_quickstarts_own(tmp_path: Path, request: pytest.Fixtu
     )
     assert done.returncode == 0, done.stderr
     printed = table_of(done.stdout)
+    assert "To rent for this run:\nCheapest" in done.stdout
+    last = done.stdout.split("To rent for this run:")[-1]
+    assert [word in last for word in ("Fastest", "Best within 250 ms", "$", "fits, ")] == [True] * 4
     if request.config.getoption("--overwrite-golden"):
         README.write_text(OUTPUT.sub(lambda match: match[1] + printed + match[3], README.read_text()))
     shown = OUTPUT.search(README.read_text())
@@ -95,21 +98,25 @@ def accuracy_table(manifest: dict[str, Any]) -> str:
 
 
 def what_repeats(table: str) -> list[object]:
-    """GPUs with their iteration and interval, and the prices: the loader's wait is this computer's, of this minute."""
+    """GPUs with their iteration and interval, and the prices: the loader's wait is this computer's, of this minute.
+
+    So are the totals, and with them the ranking.
+    """
     lines = table.splitlines()
     rule = next(index for index, line in enumerate(lines) if line.startswith("──"))
     blank = lines.index("", rule)
     prices = next(index for index, line in enumerate(lines) if line.startswith("Prices:"))
-    return [*(line.split()[:3] for line in lines[rule + 1 : blank]), *lines[prices:]]
+    return [*(line.split()[:3] for line in lines[rule + 1 : blank]), *lines[prices : lines.index("", prices)]]
 
 
 def table_of(output: str) -> str:
-    """The predictions, from the table's heading to the last price."""
+    """The predictions, from the table's heading to the end of the ranking below the prices."""
     lines = [line.rstrip() for line in output.splitlines()]
     heading = next(index for index, line in enumerate(lines) if "iteration" in line and "interval" in line)
     prices = next(index for index, line in enumerate(lines) if index > heading and line.startswith("Prices:"))
-    last = next(index for index, line in enumerate(lines) if index > prices and not line.startswith("  "))
-    return "\n".join(lines[heading:last]) + "\n"
+    ranking = lines.index("", prices) + 1
+    assert lines[ranking].startswith("Cheapest")
+    return "\n".join(lines[heading : lines.index("", ranking)]) + "\n"
 
 
 @pytest.mark.parametrize("name", ["large_model_without_a_gpu", "gan_manual_optimization", "tensorboard_and_wandb"])
