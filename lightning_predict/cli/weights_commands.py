@@ -17,7 +17,10 @@ from lightning_predict.cli.answers import Answer, aligned, json_value
 from lightning_predict.units import bytes_to_mebibytes
 
 WIDTH: Final = 160
-"""Columns of the tables of scores."""
+"""Columns of the table of iterations, and of progress."""
+
+SCORES_WIDTH: Final = 200
+"""Columns of the tables of operators."""
 
 _OURS: Final = ("*.safetensors*", "manifest.json*")
 """Names that downloads of weights give to files, finished or not."""
@@ -69,7 +72,8 @@ def measure(
 def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Answer:
     """Train the weights of all models from tables of measurements, and score them on rows that no fit saw.
 
-    It takes from minutes to hours; progress is on standard error. Use the weights with `predict --weights FOLDER`.
+    All public tables take about half an hour on two cores; progress is on standard error. A folder with
+    `collective.csv.gz` gets the curves of collectives, too. Use the weights with `predict --weights FOLDER`.
 
     Args:
         tables: Folder of the measurement tables.
@@ -84,7 +88,7 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
     scores = train_weights(tables, output, seed=seed, console=Console(stderr=True, width=WIDTH))
     return Answer(
         data=lambda: {"weights": str(output), "scores": json_value(scores)},
-        show=lambda: Console(width=WIDTH).print(score_table(scores)),
+        show=lambda: Console(width=SCORES_WIDTH).print(score_table(scores)),
     )
 
 
@@ -94,6 +98,7 @@ def evaluate(
     of: Literal["operators", "iterations"] = "operators",
     weights: Path | None = None,
     seed: int = 0,
+    baselines: bool = False,
 ) -> Answer:
     """Score the models on measurements that no fit saw: single operators, or whole iterations that others timed.
 
@@ -102,6 +107,7 @@ def evaluate(
         of: What the folder holds measurements of.
         weights: Weights to score, a folder or a file (default: the cache, then those that ship with the package).
         seed: Seed of the choice of held-out rows, as given to `train`.
+        baselines: Train networks on raw latency to compare operators with, for a few minutes.
     """
     from rich.console import Console
 
@@ -113,14 +119,23 @@ def evaluate(
             published = evaluate_published(tables, weights=weights)
         return Answer(data=lambda: json_value(published), show=lambda: print_report(published, Console(width=WIDTH)))
     from lightning_predict.fitting.__main__ import evaluate as evaluate_weights
+    from lightning_predict.fitting.__main__ import manifest_of
     from lightning_predict.fitting.scores import score_table
+    from lightning_predict.fitting.unseen import unseen_table
 
-    with waiting:
-        scores = evaluate_weights(tables, weights=weights, seed=seed)
-    return Answer(
-        data=lambda: {"scores": json_value(scores)},
-        show=lambda: Console(width=WIDTH).print(score_table(scores)),
-    )
+    if baselines:  # with a bar of its own
+        scores = evaluate_weights(tables, weights=weights, seed=seed, baselines=True, console=Console(stderr=True))
+    else:
+        with waiting:
+            scores = evaluate_weights(tables, weights=weights, seed=seed)
+    manifest = manifest_of(weights)
+
+    def show() -> None:
+        Console(width=SCORES_WIDTH).print(score_table(scores))
+        if manifest is not None:
+            Console(width=SCORES_WIDTH).print(unseen_table(manifest))
+
+    return Answer(data=lambda: {"scores": json_value(scores)}, show=show)
 
 
 def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> Answer:

@@ -113,7 +113,7 @@ def _family(
     loaded: LoadedWeights,
     seed: int,
 ) -> tuple[dict[str, Blend], tuple[PairErrors, ...]]:
-    trained = [group for group in mean if recipe.serves(group) and group.gpu in gpus]
+    trained = [group for group in mean if recipe.learns_from(group) and group.gpu in gpus]
     strangers = {name: network for name, (network, _) in bases_of_strangers(recipe, trained, gpus, seed).items()}
     calibration, held_out = [], []
     for group in builds:

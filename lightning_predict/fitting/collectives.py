@@ -25,12 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.fitting.tables import SOURCES
+from lightning_predict.kernels.collective import CURVES_FILE
 from lightning_predict.units import milliseconds_to_seconds, seconds_to_microseconds
 
 FloatArray = npt.NDArray[np.float64]
 Key = tuple[str, str, int]
 Points = Mapping[int, Sequence[float]]
 
+TABLE_NAME: Final = "collective.csv.gz"
 COLUMNS: Final = ("gpu", "op", "gpus", "message_elements", "latency_ms")
 ELEMENT_BYTES: Final = 2
 HELD_OUT_SHARE: Final = 0.15
@@ -55,9 +58,9 @@ class CurveScore:
     half_width_90: float
 
     @property
-    def mean_error(self) -> float:
-        """Mean over all GPUs' rows."""
-        return float(np.concatenate(list(self.errors.values())).mean())
+    def mean_error(self) -> float | None:
+        """Mean over all GPUs' rows; None where no message was that large."""
+        return float(np.concatenate(list(self.errors.values())).mean()) if self.errors else None
 
 
 def read_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
@@ -120,7 +123,11 @@ def _completed(key: Key, curve: Points, raw: Mapping[Key, FloatArray], grid: Flo
 
 
 def score(points: Mapping[Key, Points], *, seed: int = 0) -> CurveScore:
-    """Leave out 15 % of the sizes of each curve, fit the rest, compare; five times."""
+    """Leave out 15 % of the sizes of each curve, fit the rest, compare; five times.
+
+    Raises:
+        MeasurementTableError: The curves have too few sizes to leave any out.
+    """
     draw = random.Random(seed)
     errors: dict[str, list[float]] = {}
     logs: list[float] = []
@@ -135,7 +142,32 @@ def score(points: Mapping[Key, Points], *, seed: int = 0) -> CurveScore:
                     logs.append(abs(math.log(predicted / measured)))
                     if size >= LARGE_BYTES:
                         errors.setdefault(key[0], []).append(abs(predicted / measured - 1))
+    if not logs:
+        raise MeasurementTableError(
+            f"The {len(points)} curves of collectives have too few sizes to score. Measure more message sizes of each."
+        )
     return CurveScore({gpu: np.array(values) for gpu, values in sorted(errors.items())}, float(np.quantile(logs, 0.9)))
+
+
+def publish_curves(tables: Path, folder: Path) -> CurveScore | None:
+    """Write `collectives.json` from the table of collectives; None, and no file, where the folder has no such table.
+
+    Raises:
+        MeasurementTableError: The table is wrong.
+        OSError: The file cannot be written.
+    """
+    path = tables / TABLE_NAME
+    if not path.is_file():
+        return None
+    return write_curves(read_rows(path), folder / CURVES_FILE.name, sources=sources_of(path))
+
+
+def sources_of(path: Path) -> list[str]:
+    """Titles and licences of a table's sources, sorted; a source that is not known, by its word."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        words = {row.get("source") or "" for row in csv.DictReader(file)} - {""}
+    known = {word: SOURCES[word] for word in words & set(SOURCES)}
+    return sorted(f"{known[word].title} ({known[word].licence})" if word in known else word for word in words)
 
 
 def write_curves(points: Mapping[Key, Points], path: str | Path, *, sources: Iterable[str]) -> CurveScore:
@@ -148,7 +180,7 @@ def write_curves(points: Mapping[Key, Points], path: str | Path, *, sources: Ite
         table.setdefault(gpu, {}).setdefault(operation, {})[str(count)] = times
     content = {
         "sources": list(sources),
-        "mean_error_held_out_1_mb": round(result.mean_error, 4),
+        "mean_error_held_out_1_mb": None if result.mean_error is None else round(result.mean_error, 4),
         "half_width_90": round(result.half_width_90, 4),
         "message_bytes": sizes,
         "microseconds": table,

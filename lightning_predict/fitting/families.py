@@ -2,22 +2,24 @@
 
 A base is trained on all GPUs; each GPU with enough measurements gets a copy fine-tuned on its own rows, where that is
 better on the calibration rows. The interval of own weights rests on their own errors; that of the base, on the errors
-of bases that never saw the GPU (`Recipe.folds`), because that is how the base is used. Example::
+of bases that never saw the GPU (`Recipe.folds`), because that is how the base is used. Families that are kin are
+fitted to the same rows, so they share their bases' trainings. Example::
 
-    result = train_family(RECIPES["attention"], groups, gpus, seed=0)
-    result.own["L40S"].interval["attention/bfloat16"]
+    results = train_families([RECIPES["attention"]], groups, gpus, seed=0)
+    results["attention"].own["L40S"].interval["attention/bfloat16"]
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
+from joblib import Parallel, delayed
 
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.fitting.doublings import DoublingPairs, doubling_pairs
+from lightning_predict.fitting.doublings import doubling_pairs
 from lightning_predict.fitting.intervals import UNMEASURED_HALF_WIDTH, UnseenError, interval_of, unseen_errors
 from lightning_predict.fitting.recipes import Recipe
 from lightning_predict.fitting.splits import split_rows
@@ -32,6 +34,9 @@ FEWEST_ROWS: Final = 300
 
 FEWEST_OWN_ROWS: Final = 500
 """Fitted rows below which a GPU gets no weights of its own: tuned on a few shapes, they forget all others."""
+
+SHORTEST_DTYPE: Final = "float32"
+"""dtype of the sources whose short rows show the launch."""
 
 DOUBLING_PAIRS: Final = 20_000
 """Pairs of a problem and its double, drawn for each training."""
@@ -55,51 +60,198 @@ class FamilyResult:
     unseen: tuple[UnseenError, ...]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One network to be trained; families that share a base have equal trainings for it.
+
+    Attributes:
+        families: Whose rows are fitted.
+        plan: How long.
+        left_out: GPUs that a base does not see.
+        own: The GPU that a base is tuned to; None for a base.
+    """
+
+    families: frozenset[str]
+    plan: TrainingPlan
+    left_out: tuple[str, ...] = ()
+    own: str | None = None
+
+    @property
+    def examples(self) -> int:
+        """Rows that the training goes through, over all members: what it takes, up to a factor."""
+        return self.plan.steps * self.plan.batch_rows * self.plan.members
+
+
 def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int = 0) -> FamilyResult:
-    """Train the base, the own networks and the intervals of one family.
+    """Train one family; errors as for `train_families`."""
+    return train_families([recipe], groups, gpus, seed=seed)[recipe.family.name]
+
+
+def train_families(
+    recipes: Sequence[Recipe],
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    *,
+    seed: int = 0,
+    jobs: int = 1,
+    done: Callable[[Training], None] = lambda _: None,
+) -> dict[str, FamilyResult]:
+    """Train the bases, the own networks and the intervals of families, by name.
+
+    Args:
+        recipes: One a family.
+        groups: Measurements; those on GPUs that are not in `gpus` are left out.
+        gpus: GPUs by name.
+        seed: Of the networks and of the split.
+        jobs: Trainings at a time; the results do not depend on it.
+        done: Called after each training.
 
     Raises:
-        MeasurementTableError: The tables have too few rows of this family.
+        MeasurementTableError: The tables have too few rows of a family.
     """
-    mine = [group for group in groups if recipe.serves(group) and group.gpu in gpus]
-    rows_found = sum(len(group.seconds) for group in mine)
-    if rows_found < FEWEST_ROWS:
+    known = [group for group in groups if group.gpu in gpus]
+    for recipe in recipes:
+        _check_rows(recipe, known)
+    run = Parallel(n_jobs=jobs, return_as="generator")
+
+    def trained(wanted: Mapping[Training, tuple[Recipe, NetworkWeights | None]]) -> Iterator[NetworkWeights]:
+        calls = [delayed(_train)(t, recipe, known, gpus, seed, start) for t, (recipe, start) in wanted.items()]
+        for training, network in zip(wanted, run(calls), strict=True):
+            done(training)
+            yield network
+
+    shared = {training: (recipe, None) for recipe in recipes for training in base_trainings(recipe, known)}
+    bases = dict(zip(shared, trained(shared), strict=True))
+    results = {recipe.family.name: _base_result(recipe, known, gpus, bases, seed) for recipe in recipes}
+    tuned = {
+        t: (recipe, results[recipe.family.name].base) for recipe in recipes for t in own_trainings(recipe, known, seed)
+    }
+    owned = dict(zip(tuned, trained(tuned), strict=True))
+    return {
+        recipe.family.name: _with_own(results[recipe.family.name], recipe, known, gpus, owned, seed)
+        for recipe in recipes
+    }
+
+
+def trainings_of(recipes: Sequence[Recipe], groups: Sequence[Group], seed: int) -> list[Training]:
+    """All that `train_families` trains."""
+    bases = {training: None for recipe in recipes for training in base_trainings(recipe, groups)}
+    return [*bases, *(training for recipe in recipes for training in own_trainings(recipe, groups, seed))]
+
+
+def base_trainings(recipe: Recipe, groups: Sequence[Group]) -> list[Training]:
+    """The base of a recipe, and those that leave out GPUs that it has measurements of."""
+    names = frozenset(family.name for family in (recipe.family, *recipe.kin))
+    present = {group.gpu for group in groups if recipe.serves(group)}
+    taught = {group.gpu for group in groups if recipe.learns_from(group)}
+    folds = [fold for fold in recipe.folds if present & set(fold) and taught - set(fold)]
+    return [Training(names, recipe.base), *(Training(names, recipe.fold, fold) for fold in folds)]
+
+
+def own_trainings(recipe: Recipe, groups: Sequence[Group], seed: int) -> list[Training]:
+    """One training for each GPU with enough rows."""
+    counts = fitted_rows(recipe, groups, seed)
+    wanted = sorted(name for name, count in counts.items() if name != BASE and count >= FEWEST_OWN_ROWS)
+    return [Training(frozenset({recipe.family.name}), recipe.own, own=name) for name in wanted]
+
+
+def fitted_rows(recipe: Recipe, groups: Sequence[Group], seed: int) -> dict[str, int]:
+    """Rows of the family that are fitted, by GPU, and on all under `BASE`."""
+    counts = {BASE: 0}
+    for group in groups:
+        if recipe.serves(group):
+            rows = int(split_rows(group.batch.columns, seed=seed).fitted.sum())
+            counts[group.gpu] = counts.get(group.gpu, 0) + rows
+            counts[BASE] += rows
+    return counts
+
+
+def bases_of_strangers(
+    recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], seed: int
+) -> Mapping[str, tuple[NetworkWeights, Sequence[Group]]]:
+    """By GPU, a base that never saw it nor its like, and the GPU's measurements."""
+    trainings = [training for training in base_trainings(recipe, groups) if training.left_out]
+    bases = {training: _train(training, recipe, groups, gpus, seed, None) for training in trainings}
+    return _strangers(recipe, groups, bases)
+
+
+def _strangers(
+    recipe: Recipe, groups: Sequence[Group], bases: Mapping[Training, NetworkWeights]
+) -> Mapping[str, tuple[NetworkWeights, Sequence[Group]]]:
+    tested: dict[str, tuple[NetworkWeights, Sequence[Group]]] = {}
+    for training in base_trainings(recipe, groups):
+        for name in training.left_out:
+            mine = [group for group in groups if group.gpu == name and recipe.serves(group)]
+            if mine:
+                tested[name] = (replace(bases[training], family=recipe.family.name), mine)
+    return tested
+
+
+def _check_rows(recipe: Recipe, groups: Sequence[Group]) -> None:
+    found = sum(len(group.seconds) for group in groups if recipe.serves(group))
+    if found < FEWEST_ROWS:
         raise MeasurementTableError(
-            f"The tables have {rows_found} rows for {recipe.family.name!r} on GPUs of the catalogue; expected at least "
+            f"The tables have {found} rows for {recipe.family.name!r} on GPUs of the catalogue; expected at least "
             f"{FEWEST_ROWS}. Add measurements of: {', '.join(recipe.family.operations)}."
         )
-    base, rows = _train_base(recipe, mine, gpus, recipe.base, seed)
-    strangers = bases_of_strangers(recipe, mine, gpus, seed)
+
+
+def _base_result(
+    recipe: Recipe,
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    bases: Mapping[Training, NetworkWeights],
+    seed: int,
+) -> FamilyResult:
+    """The base with its interval, and how it errs on GPUs that it did not see; no own networks yet."""
+    strangers = _strangers(recipe, groups, bases)
     # Of one GPU alone nothing can be left out.
-    unseen = interval_of(strangers, recipe, gpus, seed) if strangers else {"*": UNMEASURED_HALF_WIDTH}
-    base = replace(base, interval=unseen)
-    own: dict[str, NetworkWeights] = {}
-    counts = {BASE: rows}
-    for name in sorted({group.gpu for group in mine}):
-        groups_of_gpu = [group for group in mine if group.gpu == name]
-        fitted, calibration = _parts(recipe, groups_of_gpu, gpus, seed)
-        if len(fitted) < FEWEST_OWN_ROWS:
-            continue
-        pairs = _pairs(recipe, [gpus[name]], seed)
-        network = train_network(fitted, calibration, recipe.own, seed=seed, start=base, pairs=pairs)
-        interval = interval_of({name: (network, groups_of_gpu)}, recipe, gpus, seed)
-        own[name] = replace(network, interval=interval)
-        counts[name] = len(fitted)
-    return FamilyResult(base, own, counts, unseen_errors(strangers, recipe, gpus, seed))
+    interval = interval_of(strangers, recipe, gpus, seed) if strangers else {"*": UNMEASURED_HALF_WIDTH}
+    base = replace(bases[base_trainings(recipe, groups)[0]], family=recipe.family.name, interval=interval)
+    return FamilyResult(
+        base, {}, fitted_rows(recipe, groups, seed), unseen_errors(strangers, recipe, gpus, seed, interval)
+    )
 
 
-def _train_base(
-    recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], plan: TrainingPlan, seed: int
-) -> tuple[NetworkWeights, int]:
-    fitted, calibration = _parts(recipe, groups, gpus, seed)
-    pairs = _pairs(recipe, [gpus[name] for name in sorted({group.gpu for group in groups})], seed)
-    return train_network(fitted, calibration, plan, seed=seed, pairs=pairs), len(fitted)
+def _with_own(
+    result: FamilyResult,
+    recipe: Recipe,
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    networks: Mapping[Training, NetworkWeights],
+    seed: int,
+) -> FamilyResult:
+    own = {}
+    for training in own_trainings(recipe, groups, seed):
+        name = str(training.own)
+        mine = [group for group in groups if group.gpu == name and recipe.serves(group)]
+        network = networks[training]
+        own[name] = replace(network, interval=interval_of({name: (network, mine)}, recipe, gpus, seed))
+    return replace(result, own=own)
 
 
-def _pairs(recipe: Recipe, gpus: Sequence[Gpu], seed: int) -> DoublingPairs | None:
-    if not recipe.shapes:
-        return None
-    return doubling_pairs(recipe.family, recipe.shapes, gpus, count=DOUBLING_PAIRS, seed=seed)
+def _train(
+    training: Training,
+    recipe: Recipe,
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    seed: int,
+    start: NetworkWeights | None,
+) -> NetworkWeights:
+    """Run one training; `start` is the base that own weights are tuned from."""
+    if training.own is None:
+        mine = [group for group in groups if recipe.learns_from(group) and group.gpu not in training.left_out]
+        shapes = recipe.shapes
+    else:
+        mine = [group for group in groups if recipe.serves(group) and group.gpu == training.own]
+        shapes = tuple(shape for shape in recipe.shapes if shape.dtype in recipe.family.dtypes)
+    fitted, calibration = _parts(recipe, mine, gpus, seed)
+    pairs = None
+    if shapes:
+        on = [gpus[name] for name in sorted({group.gpu for group in mine})]
+        pairs = doubling_pairs(recipe.family, shapes, on, count=DOUBLING_PAIRS, seed=seed)
+    return train_network(fitted, calibration, training.plan, seed=seed, start=start, pairs=pairs)
 
 
 def _parts(
@@ -109,7 +261,7 @@ def _parts(
     splits = [split_rows(group.batch.columns, seed=seed) for group in groups]
     fitted = [group.take(split.fitted) for group, split in zip(groups, splits, strict=True)]
     calibration = [group.take(split.calibration) for group, split in zip(groups, splits, strict=True)]
-    floors = {group.gpu for group in groups if group.floor_seconds > 0}
+    floors = {group.gpu for group in groups if group.floor_seconds > 0 and group.batch.dtype == SHORTEST_DTYPE}
     fitted += [extra for name in sorted(floors) for extra in _shortest(recipe, name)]
     return collect_rows(recipe.family, fitted, gpus), collect_rows(recipe.family, calibration, gpus)
 
@@ -119,23 +271,9 @@ def _shortest(recipe: Recipe, gpu: str) -> list[Group]:
     made = []
     for operation, words in recipe.shortest:
         grid = np.meshgrid(*words.values(), indexing="ij")
-        batch = problem_batch(operation, "float32", **{w: axis.ravel() for w, axis in zip(words, grid, strict=True)})
+        batch = problem_batch(
+            operation, SHORTEST_DTYPE, **{w: axis.ravel() for w, axis in zip(words, grid, strict=True)}
+        )
         seconds = np.full(len(batch), recipe.shortest_seconds)
         made.append(Group(gpu, "shortest", batch, seconds, 0.0))
     return made
-
-
-def bases_of_strangers(
-    recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], seed: int
-) -> Mapping[str, tuple[NetworkWeights, Sequence[Group]]]:
-    """By GPU, a base that never saw it nor its like, and the GPU's measurements."""
-    tested: dict[str, tuple[NetworkWeights, Sequence[Group]]] = {}
-    present = {group.gpu for group in groups}
-    for fold in recipe.folds:
-        seen = [group for group in groups if group.gpu not in fold]
-        if not seen or not present & set(fold):
-            continue
-        network, _ = _train_base(recipe, seen, gpus, recipe.fold, seed)
-        for name in sorted(present & set(fold)):
-            tested[name] = (network, [group for group in groups if group.gpu == name])
-    return tested

@@ -33,10 +33,10 @@ UNMEASURED_HALF_WIDTH: Final = math.log(3.0)
 """Half width where nothing was held out: "within a factor of three", an assumption."""
 
 FEWEST_INTERVAL_ROWS: Final = 60
-"""Calibration rows below which an operation's own 90 % quantile would rest on six of them."""
+"""Rows below which a 90 % quantile would rest on six of them: nothing is learnt from so few alone."""
 
 FEWEST_GROUP_ROWS: Final = 5
-"""Calibration rows below which a group is left out."""
+"""Calibration rows of an operation on a GPU below which they are left out."""
 
 
 def interval_of(
@@ -44,38 +44,67 @@ def interval_of(
 ) -> Mapping[str, float]:
     """Half widths in log(seconds), by "operation/dtype" and "*" for the widest of them; every GPU counts the same.
 
-    An operation with few calibration rows takes the width of the whole family where that is wider.
+    An operation is not known better on new problems than on those that were fitted to, and those are ten times as
+    many: where few rows calibrate it and happen to be easy ones, the width of the fitted rows stands.
+
+    Args:
+        tested: By GPU, the network and the measurements there.
+        recipe: The family's recipe.
+        gpus: GPUs by name.
+        seed: Seed of the split.
     """
-    errors: dict[str, list[Array]] = {}
-    weights: dict[str, list[Array]] = {}
+    calibration: dict[str, list[Array]] = {}
+    fitted: dict[str, list[Array]] = {}
     for network, groups in tested.values():
-        for group in groups:
-            mask = split_rows(group.batch.columns, seed=seed).calibration
-            mask &= group.seconds >= recipe.scored_from(group)
-            if mask.sum() < FEWEST_GROUP_ROWS:
-                continue
-            key = f"{group.batch.operation}/{group.batch.dtype}"
-            error = np.abs(log_errors(recipe.family, network, group.take(mask), gpus[group.gpu]))
-            errors.setdefault(key, []).append(error)
-            weights.setdefault(key, []).append(np.full(len(error), 1 / len(error)))
-    if not errors:
+        for key, (calibrating, fitting) in _errors_by_operation(network, groups, recipe, gpus, seed).items():
+            if len(calibrating) >= FEWEST_GROUP_ROWS:
+                calibration.setdefault(key, []).append(calibrating)
+                fitted.setdefault(key, []).append(fitting)
+    if not calibration:
         return {"*": UNMEASURED_HALF_WIDTH}
-    pooled = weighted_quantile(
-        np.concatenate([error for parts in errors.values() for error in parts]),
-        np.concatenate([weight for parts in weights.values() for weight in parts]),
-    )
-    widths = {
-        key: weighted_quantile(np.concatenate(parts), np.concatenate(weights[key])) for key, parts in errors.items()
-    }
-    few = [key for key, parts in errors.items() if sum(map(len, parts)) < FEWEST_INTERVAL_ROWS]
-    widths |= {key: max(widths[key], pooled) for key in few}
+    widths = {key: max(_half_width(parts), _half_width(fitted[key])) for key, parts in calibration.items()}
     return {**widths, "*": max(widths.values())}
+
+
+def _errors_by_operation(
+    network: NetworkWeights, groups: Sequence[Group], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
+) -> Mapping[str, tuple[Array, Array]]:
+    """|log(predicted / measured)| of calibration rows and of fitted rows, by "operation/dtype"."""
+    found: dict[str, list[tuple[Array, Array]]] = {}
+    for group in groups:
+        split = split_rows(group.batch.columns, seed=seed)
+        error = np.abs(log_errors(recipe.family, network, group, gpus[group.gpu]))
+        shows_device = group.seconds >= recipe.scored_from(group)
+        parts = error[split.calibration & shows_device], error[split.fitted & shows_device]
+        found.setdefault(f"{group.batch.operation}/{group.batch.dtype}", []).append(parts)
+    return {
+        key: (np.concatenate([one for one, _ in parts]), np.concatenate([other for _, other in parts]))
+        for key, parts in found.items()
+    }
+
+
+def _half_width(errors: Sequence[Array]) -> float:
+    """The conformal quantile of one array a GPU, each of the same weight in all; 0 for no errors."""
+    joined = np.concatenate(errors)
+    if not len(joined):
+        return 0.0
+    return weighted_quantile(joined, np.concatenate([np.full(len(part), 1 / max(len(part), 1)) for part in errors]))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenError:
-    """Errors on held-out rows of one (operation, dtype, GPU) by a base that never saw the GPU nor its like."""
+    """Errors on held-out rows of one (operation, dtype, GPU) by a base that never saw the GPU nor its like.
+
+    Attributes:
+        operation: Operation.
+        dtype: dtype.
+        gpu: GPU.
+        rows: Held-out rows.
+        median: Median of |predicted / measured - 1|.
+        mean: Its mean.
+        coverage: Share of the rows inside the base's interval.
+    """
 
     operation: str
     dtype: str
@@ -83,31 +112,49 @@ class UnseenError:
     rows: int
     median: float
     mean: float
+    coverage: float
 
 
 def unseen_errors(
-    tested: Mapping[str, tuple[NetworkWeights, Sequence[Group]]], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
+    tested: Mapping[str, tuple[NetworkWeights, Sequence[Group]]],
+    recipe: Recipe,
+    gpus: Mapping[str, Gpu],
+    seed: int,
+    interval: Mapping[str, float],
 ) -> tuple[UnseenError, ...]:
-    """Errors of each network on the held-out rows of the GPU that it is tested on; |predicted / measured - 1|."""
+    """Errors of each network on the held-out rows of the GPU that it is tested on.
+
+    Args:
+        tested: By GPU, a network that never saw it and the measurements there.
+        recipe: The family's recipe.
+        gpus: GPUs by name.
+        seed: Seed of the split.
+        interval: Half widths of the base, by "operation/dtype" and "*".
+    """
     found: dict[tuple[str, str, str], list[Array]] = {}
     for network, groups in tested.values():
         for group in groups:
             mask = split_rows(group.batch.columns, seed=seed).held_out
             mask &= group.seconds >= recipe.scored_from(group)
             if mask.any():
-                error = np.abs(np.expm1(log_errors(recipe.family, network, group.take(mask), gpus[group.gpu])))
+                error = log_errors(recipe.family, network, group.take(mask), gpus[group.gpu])
                 found.setdefault((group.batch.operation, group.batch.dtype, group.gpu), []).append(error)
     joined = {key: np.concatenate(parts) for key, parts in sorted(found.items())}
-    return tuple(
-        UnseenError(
-            operation=operation,
-            dtype=dtype,
-            gpu=gpu,
-            rows=len(error),
-            median=float(np.median(error)),
-            mean=float(error.mean()),
-        )
-        for (operation, dtype, gpu), error in joined.items()
+    return tuple(_unseen_error(key, error, interval) for key, error in joined.items())
+
+
+def _unseen_error(key: tuple[str, str, str], log_error: Array, interval: Mapping[str, float]) -> UnseenError:
+    operation, dtype, gpu = key
+    error = np.abs(np.expm1(log_error))
+    width = interval.get(f"{operation}/{dtype}", interval["*"])
+    return UnseenError(
+        operation=operation,
+        dtype=dtype,
+        gpu=gpu,
+        rows=len(error),
+        median=float(np.median(error)),
+        mean=float(error.mean()),
+        coverage=float((np.abs(log_error) <= width).mean()),
     )
 
 

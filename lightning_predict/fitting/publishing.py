@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from lightning_predict.fitting.families import FamilyResult
-from lightning_predict.fitting.intervals import UnseenError
+from lightning_predict.fitting.raw_network import RawNetwork
 from lightning_predict.fitting.recipes import RECIPE_NAME
-from lightning_predict.fitting.scores import FEWEST_SCORED, Score, score_groups, score_markdown
+from lightning_predict.fitting.scores import BESIDE, FEWEST_SCORED, Score, score_groups, score_markdown
 from lightning_predict.fitting.splits import CALIBRATION_SHARE, HELD_OUT_SHARE
 from lightning_predict.fitting.tables import SOURCES, Group
+from lightning_predict.fitting.unseen import unseen_markdown
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.utilisation import FAMILIES, UtilisationModels
 from lightning_predict.weights.files import read_weights, sha256, write_weights
@@ -33,8 +34,17 @@ def publish(
     *,
     folder: Path,
     seed: int,
+    raw_networks: Mapping[tuple[str, str], RawNetwork] | None = None,
 ) -> tuple[Score, ...]:
     """Write all files into the folder, score what was written and describe it; old weights files there are removed.
+
+    Args:
+        results: What was trained, by family.
+        groups: The measurements.
+        gpus: GPUs by name.
+        folder: Where to write.
+        seed: Seed of the split.
+        raw_networks: Networks to compare with, as for `score_groups`.
 
     Raises:
         OSError: The folder cannot be written.
@@ -47,15 +57,15 @@ def publish(
         write_weights(_weights_of(name, results, groups, seed), folder / file_name(name))
     stored = {name: read_weights(folder / file_name(name)) for name in names}
     own = {name: weights for name, weights in stored.items() if name != BASE}
-    scores = score_groups(UtilisationModels(LoadedWeights(stored[BASE], own, {})), groups, gpus, seed=seed)
+    models = UtilisationModels(LoadedWeights(stored[BASE], own, {}))
+    scores = score_groups(models, groups, gpus, seed=seed, raw_networks=raw_networks)
     manifest = Manifest(
         recipe=RECIPE_NAME,
         seed=seed,
         files={file_name(name): _entry(name, folder, stored[name], results, scores) for name in names},
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    unseen = [error for result in results.values() for error in result.unseen]
-    (folder / CARD_NAME).write_text(model_card(manifest, scores, unseen), encoding="utf-8")
+    (folder / CARD_NAME).write_text(model_card(manifest, scores), encoding="utf-8")
     return scores
 
 
@@ -84,13 +94,30 @@ def _entry(
 ) -> ManifestEntry:
     content = (folder / file_name(name)).read_bytes()
     pairs = {pair for network in weights.families.values() for pair in network.trained}
-    held_out = {
-        f"{score.operation}/{score.dtype}": HeldOutError(
-            rows=score.rows, mean=round(score.mean, 4), median=round(score.median, 4), coverage=round(score.coverage, 3)
-        )
-        for score in scores
-        if score.gpu == name and score.own_weights
-    }
+    held_out = (
+        {
+            f"{error.operation}/{error.dtype}/{error.gpu}": HeldOutError(
+                rows=error.rows,
+                mean=round(error.mean, 4),
+                median=round(error.median, 4),
+                coverage=round(error.coverage, 3),
+            )
+            for result in results.values()
+            for error in result.unseen
+            if error.rows >= FEWEST_SCORED
+        }
+        if name == BASE
+        else {
+            f"{score.operation}/{score.dtype}": HeldOutError(
+                rows=score.rows,
+                mean=round(score.mean, 4),
+                median=round(score.median, 4),
+                coverage=round(score.coverage, 3),
+            )
+            for score in scores
+            if score.gpu == name and score.own_weights
+        }
+    )
     return ManifestEntry(
         sha256=sha256(content),
         bytes=len(content),
@@ -103,7 +130,7 @@ def _entry(
     )
 
 
-def model_card(manifest: Manifest, scores: Sequence[Score], unseen: Sequence[UnseenError]) -> str:
+def model_card(manifest: Manifest, scores: Sequence[Score]) -> str:
     """What the weights are, what they were trained on and how far they can be trusted, as Markdown."""
     sources = sorted({title for entry in manifest.files.values() for title in entry.trained_on})
     files = "\n".join(
@@ -112,12 +139,6 @@ def model_card(manifest: Manifest, scores: Sequence[Score], unseen: Sequence[Uns
     )
     families = "\n".join(
         f"- `{family.name}`: {', '.join(family.operations)}; {', '.join(family.dtypes)}" for family in FAMILIES.values()
-    )
-    strangers = "\n".join(
-        f"| {error.operation} | {error.dtype} | {error.gpu} | {error.rows} | {100 * error.median:.1f} | "
-        f"{100 * error.mean:.1f} |"
-        for error in unseen
-        if error.rows >= FEWEST_SCORED
     )
     return f"""# Weights of the utilisation models
 
@@ -145,13 +166,18 @@ training and set the intervals.
 - Convolutions were measured as 3 x 3, stride 1, square, forward, float32; others from a few hundred rows of old cuDNN.
 - bfloat16 products were measured with widths and depths that are multiples of 8, and without batches.
 - Vector operations were measured in float32; other dtypes are served by the bytes that they move.
-- There are no measurements of TF32: it is not served.
+- There are no measurements of TF32, nor of float8: products in them are those in bfloat16, scaled by the ratio of the
+  rooflines, with a wider interval.
+- A GPU whose clock falls under load (L4, L40S, T4: a base clock far below the boost clock) is predicted too fast by a
+  base that never saw it; the table of GPUs that were left out says by how much.
 - A problem far outside the measured range gets the utilisation of the range's edge.
 
 ## Errors on held-out problems
 
 Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention), and for timed calls 0.2 ms
 (0.1 ms for vector operations).
+
+{BESIDE}
 
 {score_markdown(scores)}
 
@@ -160,9 +186,7 @@ Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention
 The same rows, predicted by a base (of a shorter training) that never saw the GPU nor its like: what to expect of the
 base on a GPU without measurements.
 
-| operation | dtype | GPU | rows | median % | mean % |
-|---|---|---|---|---|---|
-{strangers}
+{unseen_markdown(manifest)}
 
 ## Files
 

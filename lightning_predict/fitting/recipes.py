@@ -18,7 +18,7 @@ from lightning_predict.fitting.training import TrainingPlan
 from lightning_predict.kernels.features import Family
 from lightning_predict.kernels.utilisation import FAMILIES
 
-RECIPE_NAME: Final = "utilisation-2"
+RECIPE_NAME: Final = "utilisation-3"
 DATA_CENTRE_BLACKWELL: Final = ("B200-SXM-180GB", "B300-SXM-288GB", "GB200", "GB300")
 
 
@@ -29,6 +29,8 @@ class Recipe:
 
     Attributes:
         family: The family.
+        kin: Families of the same features whose measurements its bases learn from as well: what a GPU's clock, caches
+            and multiprocessors do to a product is alike in all dtypes, and more GPUs show it.
         base: Plan of the base.
         own: Plan of a GPU's own weights.
         fold: Plan of the bases that leave GPUs out.
@@ -48,17 +50,26 @@ class Recipe:
     folds: tuple[tuple[str, ...], ...]
     scored_from_seconds: float
     scored_calls_from_seconds: float
+    kin: tuple[Family, ...] = ()
     shapes: tuple[ShapeRange, ...] = ()
     shortest: tuple[tuple[str, Mapping[str, tuple[float, ...]]], ...] = ()
     shortest_seconds: float = 2.5e-6
 
     def serves(self, group: Group) -> bool:
         """True for measurements of this family."""
-        return group.batch.operation in self.family.operations and group.batch.dtype in self.family.dtypes
+        return _serves(self.family, group)
+
+    def learns_from(self, group: Group) -> bool:
+        """True for measurements that the family's bases are fitted to."""
+        return any(_serves(family, group) for family in (self.family, *self.kin))
 
     def scored_from(self, group: Group) -> float:
         """Seconds from which a group's rows are scored."""
         return self.scored_calls_from_seconds if group.floor_seconds > 0 else self.scored_from_seconds
+
+
+def _serves(family: Family, group: Group) -> bool:
+    return group.batch.operation in family.operations and group.batch.dtype in family.dtypes
 
 
 def _products(*pairs: tuple[str, str]) -> tuple[ShapeRange, ...]:
@@ -116,30 +127,60 @@ _BFLOAT16_FOLDS: Final = (
     DATA_CENTRE_BLACKWELL,
 )
 
+_A100: Final = ("A100-PCIe-40GB", "A100-PCIe-80GB", "A100-SXM-40GB", "A100-SXM-80GB")
+_V100: Final = ("V100-PCIe-32GB", "V100-SXM2-16GB")
+_PRODUCT_FOLDS: Final = (
+    ("P4",),
+    ("P100-PCIe-16GB",),
+    _V100,
+    ("T4",),
+    _A100,
+    ("H100-SXM-80GB",),
+    ("H200-SXM-141GB",),
+    ("L4",),
+    ("L40S",),
+    ("RTX-PRO-6000-Server",),
+    DATA_CENTRE_BLACKWELL,
+)
+_PRODUCT_BASE: Final = TrainingPlan(steps=8000, batch_rows=2048)
+_PRODUCT_FOLD: Final = TrainingPlan(steps=1200)
+_PRODUCT_SHAPES: Final = _products(
+    ("linear", "bfloat16"),
+    ("linear", "float16"),
+    ("bmm", "float16"),
+    ("bmm", "bfloat16"),
+    ("linear", "float32"),
+    ("bmm", "float32"),
+)
+_TINY_PRODUCTS: Final = (
+    ("linear", {"b": (1.0,), "m": _TINY, "n": _TINY, "k": _TINY}),
+    ("bmm", {"b": _TINY, "m": _TINY, "n": _TINY, "k": _TINY}),
+)
+
 RECIPES: Final[Mapping[str, Recipe]] = {
     "matmul_half": Recipe(
         family=FAMILIES["matmul_half"],
-        shapes=_products(("linear", "bfloat16"), ("linear", "float16"), ("bmm", "float16"), ("bmm", "bfloat16")),
-        base=TrainingPlan(steps=8000, batch_rows=2048),
+        kin=(FAMILIES["matmul_single"],),
+        shapes=_PRODUCT_SHAPES,
+        base=_PRODUCT_BASE,
         own=TrainingPlan(steps=2500, learning_rate=1e-3),
-        fold=TrainingPlan(steps=800, batch_rows=2048),
-        folds=_BFLOAT16_FOLDS,
+        fold=_PRODUCT_FOLD,
+        folds=_PRODUCT_FOLDS,
+        shortest=_TINY_PRODUCTS,
         scored_from_seconds=4e-6,
         scored_calls_from_seconds=2e-4,
     ),
     "matmul_single": Recipe(
         family=FAMILIES["matmul_single"],
-        shapes=_products(("linear", "float32"), ("bmm", "float32")),
-        base=TrainingPlan(steps=6000),
+        kin=(FAMILIES["matmul_half"],),
+        shapes=_PRODUCT_SHAPES,
+        base=_PRODUCT_BASE,
         own=TrainingPlan(steps=4000, learning_rate=1e-3),
-        fold=TrainingPlan(steps=1500),
-        folds=_FLOAT32_FOLDS,
+        fold=_PRODUCT_FOLD,
+        folds=_PRODUCT_FOLDS,
+        shortest=_TINY_PRODUCTS,
         scored_from_seconds=0.0,
         scored_calls_from_seconds=2e-4,
-        shortest=(
-            ("linear", {"b": (1.0,), "m": _TINY, "n": _TINY, "k": _TINY}),
-            ("bmm", {"b": _TINY, "m": _TINY, "n": _TINY, "k": _TINY}),
-        ),
     ),
     "convolution": Recipe(
         family=FAMILIES["convolution"],

@@ -1,4 +1,4 @@
-"""How good the models are on problems that no fit saw, beside the roofline on the same rows.
+"""How good the models are on problems that no fit saw, beside simpler predictors on the same rows.
 
 Example::
 
@@ -8,7 +8,7 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -16,12 +16,13 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from lightning_predict.fitting.baselines import BASELINES, BaselineError, baseline_errors
+from lightning_predict.fitting.raw_network import RawNetwork
 from lightning_predict.fitting.recipes import RECIPES
 from lightning_predict.fitting.splits import split_rows
 from lightning_predict.fitting.tables import Group
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array
-from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import UtilisationModels, family_of
 
 FEWEST_SCORED: int = 10
@@ -44,8 +45,7 @@ class Score:
         ninetieth: 90th percentile of the error.
         bias: Mean of predicted / measured - 1.
         coverage: Share of the rows inside the 90 % interval.
-        roofline_mean: Mean error of the roofline on the same rows.
-        roofline_median: Median error of the roofline on the same rows.
+        baselines: Errors of simpler predictors on the same rows, by name; absent where one says nothing.
     """
 
     operation: str
@@ -58,57 +58,78 @@ class Score:
     ninetieth: float
     bias: float
     coverage: float
-    roofline_mean: float
-    roofline_median: float
+    baselines: Mapping[str, BaselineError]
 
 
 def score_groups(
-    models: UtilisationModels, groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int
+    models: UtilisationModels,
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    *,
+    seed: int,
+    raw_networks: Mapping[tuple[str, str], RawNetwork] | None = None,
 ) -> tuple[Score, ...]:
-    """Scores of all groups that a model serves, in order of operation, dtype and GPU."""
-    rows: dict[tuple[str, str, str], list[Array]] = {}
-    for group in groups:
-        operation, dtype = group.batch.operation, group.batch.dtype
-        family = family_of(operation, dtype)
-        if family is None or group.gpu not in gpus or not models.supports(operation, dtype):
+    """Scores of all groups that a model serves, in order of operation, dtype and GPU.
+
+    Args:
+        models: What is scored.
+        groups: Measurements; only the held-out ones that are long enough to show the device count.
+        gpus: GPUs by name; groups of others are left out.
+        seed: Seed of the split.
+        raw_networks: Networks on raw latency by (operation, dtype), to compare with.
+    """
+    held_out: dict[tuple[str, str], dict[str, list[Group]]] = {}
+    for group in scored_groups(groups, gpus):
+        if not models.supports(group.batch.operation, group.batch.dtype):
             continue
         mask = split_rows(group.batch.columns, seed=seed).held_out
-        mask &= group.seconds >= RECIPES[family.name].scored_from(group)
         if mask.any():
-            compared = _compare(models, group.take(mask), gpus[group.gpu])
-            rows.setdefault((operation, dtype, group.gpu), []).append(compared)
-    return tuple(
-        _score(key, np.concatenate(parts, axis=1), models)
-        for key, parts in sorted(rows.items())
-        if sum(part.shape[1] for part in parts) >= FEWEST_SCORED
-    )
+            by_gpu = held_out.setdefault((group.batch.operation, group.batch.dtype), {})
+            by_gpu.setdefault(group.gpu, []).append(group.take(mask))
+    scores = []
+    for (operation, dtype), by_gpu in sorted(held_out.items()):
+        everywhere = [group for parts in by_gpu.values() for group in parts]
+        network = (raw_networks or {}).get((operation, dtype))
+        for name, parts in sorted(by_gpu.items()):
+            if sum(len(part.seconds) for part in parts) >= FEWEST_SCORED:
+                scores.append(_score(models, parts, gpus[name], baseline_errors(parts, everywhere, gpus, network)))
+    return tuple(scores)
 
 
-def _compare(models: UtilisationModels, group: Group, gpu: Gpu) -> Array:
-    """Relative error, roofline's relative error, inside the interval; shape (3, rows)."""
-    estimate = models.estimate(group.batch, [gpu])
-    inside = (estimate.low_seconds[0] <= group.seconds) & (group.seconds <= estimate.high_seconds[0])
-    bound = roofline_seconds(group.batch, [gpu])[0]
-    return np.stack([estimate.seconds[0] / group.seconds - 1, bound / group.seconds - 1, inside.astype(np.float64)])
+def scored_groups(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[Group]:
+    """The groups that a family serves on known GPUs, without rows too short to show the device."""
+    for group in groups:
+        family = family_of(group.batch.operation, group.batch.dtype)
+        if family is not None and group.gpu in gpus:
+            yield group.take(group.seconds >= RECIPES[family.name].scored_from(group))
 
 
-def _score(key: tuple[str, str, str], compared: Array, models: UtilisationModels) -> Score:
-    operation, dtype, gpu = key
-    error, roofline, inside = compared
+def _score(
+    models: UtilisationModels, groups: Sequence[Group], gpu: Gpu, baselines: Mapping[str, BaselineError]
+) -> Score:
+    """Score of the rows of one operation and dtype on one GPU."""
+    operation, dtype = groups[0].batch.operation, groups[0].batch.dtype
+    error, inside = np.concatenate([_compare(models, group, gpu) for group in groups], axis=1)
     return Score(
         operation=operation,
         dtype=dtype,
-        gpu=gpu,
-        own_weights=models.has_own_weights(gpu, operation, dtype),
+        gpu=gpu.name,
+        own_weights=models.has_own_weights(gpu.name, operation, dtype),
         rows=len(error),
         mean=float(np.abs(error).mean()),
         median=float(np.median(np.abs(error))),
         ninetieth=float(np.quantile(np.abs(error), 0.9)),
         bias=float(error.mean()),
         coverage=float(inside.mean()),
-        roofline_mean=float(np.abs(roofline).mean()),
-        roofline_median=float(np.median(np.abs(roofline))),
+        baselines=baselines,
     )
+
+
+def _compare(models: UtilisationModels, group: Group, gpu: Gpu) -> Array:
+    """Relative error, and 1 inside the interval; shape (2, rows)."""
+    estimate = models.estimate(group.batch, [gpu])
+    inside = (estimate.low_seconds[0] <= group.seconds) & (group.seconds <= estimate.high_seconds[0])
+    return np.stack([estimate.seconds[0] / group.seconds - 1, inside.astype(np.float64)])
 
 
 HEADINGS = (
@@ -122,8 +143,7 @@ HEADINGS = (
     "90th %",
     "bias %",
     "in interval %",
-    "roofline median %",
-    "roofline mean %",
+    *BASELINES,
 )
 
 
@@ -135,10 +155,9 @@ def score_cells(score: Score) -> tuple[str, ...]:
         score.ninetieth,
         score.bias,
         score.coverage,
-        score.roofline_median,
-        score.roofline_mean,
     )
     weights = "own" if score.own_weights else "base"
+    beside = (score.baselines.get(name) for name in BASELINES)
     return (
         score.operation,
         score.dtype,
@@ -146,12 +165,21 @@ def score_cells(score: Score) -> tuple[str, ...]:
         weights,
         str(score.rows),
         *(f"{100 * share:.1f}" for share in shares),
+        *("" if error is None else f"{100 * error.median:.1f} / {100 * error.mean:.1f}" for error in beside),
     )
+
+
+BESIDE = (
+    "Beside them, simpler predictors on the same rows: median / mean %. The ratios take the time of the same problem "
+    "on another GPU, times the ratio of peak FLOP/s or of memory bandwidth, over all such pairs; empty where no other "
+    "GPU measured it. The raw network maps shapes to latency, as Habitat's do, but is smaller; empty where none is."
+)
+"""What the last columns are."""
 
 
 def score_table(scores: Sequence[Score]) -> Table:
     """The scores for the terminal."""
-    table = Table(title="Errors on held-out problems", box=box.SIMPLE)
+    table = Table(title="Errors on held-out problems", caption=BESIDE, box=box.SIMPLE)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in HEADINGS[:4] else "right", no_wrap=True)
     for score in scores:

@@ -58,7 +58,8 @@ class ManifestEntry:
         dtypes: dtypes that it was trained on.
         trained_on: Sources of the measurements, with their licences.
         rows: Measurements that it was fitted to.
-        held_out_error: By "operation/dtype".
+        held_out_error: By "operation/dtype"; of the base by "operation/dtype/GPU", through bases that did not see the
+            GPU.
     """
 
     sha256: str

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.fitting.collectives import fit_curves, read_rows, score, write_curves
+from lightning_predict.fitting.collectives import fit_curves, publish_curves, read_rows, score, sources_of, write_curves
 
 HEADER = "gpu,op,gpus,message_elements,latency_ms\n"
 
@@ -46,6 +46,7 @@ def test_repeated_measurements_are_averaged_and_curves_never_fall() -> None:
 
 def test_the_score_on_a_smooth_law_is_small_and_repeatable() -> None:
     first, second = score(synthetic()), score(synthetic())
+    assert first.mean_error is not None
     assert first.mean_error < 0.1
     assert first.half_width_90 == second.half_width_90
 
@@ -85,3 +86,39 @@ def test_rows_are_seconds_by_bytes(tmp_path: Path) -> None:
 def test_a_bad_table_names_line_and_column(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(MeasurementTableError, match=message):
         read_rows(table(tmp_path, text))
+
+
+def test_a_folder_without_collectives_gets_no_curves(tmp_path: Path) -> None:
+    assert publish_curves(tmp_path, tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rerun_writes_the_same_bytes_and_names_the_source(tmp_path: Path) -> None:
+    rows = [
+        f"A,all_reduce,{count},{2**power},{0.01 * count + 2**power / 1e6}" for count in (2, 4) for power in range(21)
+    ]
+    lines = [HEADER.strip() + ",source", *(f"{row},aiconfigurator" for row in rows)]
+    path = table(tmp_path, "\n".join(lines) + "\n")
+    written = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        assert publish_curves(tmp_path, tmp_path / name) is not None
+        written.append((tmp_path / name / "collectives.json").read_bytes())
+    assert written[0] == written[1]
+    assert sources_of(path) == ["ai-dynamo/aiconfigurator, (c) NVIDIA (Apache-2.0)"]
+    assert json.loads(written[0])["sources"] == sources_of(path)
+
+
+def test_messages_that_are_all_small_have_no_error_of_large_ones(tmp_path: Path) -> None:
+    small = {key: {size: times for size, times in curve.items() if size < 10**6} for key, curve in synthetic().items()}
+    assert write_curves(small, tmp_path / "curves.json", sources=[]).mean_error is None
+    assert json.loads((tmp_path / "curves.json").read_text())["mean_error_held_out_1_mb"] is None
+
+
+def test_too_few_sizes_are_said() -> None:
+    with pytest.raises(MeasurementTableError, match=r"The 1 curves .* too few sizes to score\. Measure more"):
+        score({("A", "all_reduce", 2): {512: [1e-6]}})
+
+
+def test_a_source_that_is_not_known_is_named_by_its_word(tmp_path: Path) -> None:
+    assert sources_of(table(tmp_path, "gpu,source\nA,mine\nB,\n")) == ["mine"]

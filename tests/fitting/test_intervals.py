@@ -7,7 +7,13 @@ import pytest
 
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.fitting.families import train_family
-from lightning_predict.fitting.intervals import UNMEASURED_HALF_WIDTH, interval_of, log_errors, weighted_quantile
+from lightning_predict.fitting.intervals import (
+    UNMEASURED_HALF_WIDTH,
+    interval_of,
+    log_errors,
+    unseen_errors,
+    weighted_quantile,
+)
 from lightning_predict.fitting.recipes import RECIPES
 from lightning_predict.fitting.splits import split_rows
 from lightning_predict.fitting.tables import Group
@@ -44,13 +50,55 @@ def test_the_half_width_holds_nine_tenths_of_rows_that_it_never_saw() -> None:
     assert inside.mean() == pytest.approx(0.9, abs=0.02)
 
 
-def test_an_operation_with_few_rows_takes_the_width_of_the_family_where_that_is_wider() -> None:
-    many, few = spread_group(20_000, 0.4), spread_group(300, 0.01, operation="bmm")
-    widths = interval_of({"SMALL": (HALF, [many, few])}, RECIPE, GPUS, seed=0)
-    assert widths["bmm/float32"] > 0.2  # its own rows alone would say less than 0.01
-    assert widths["*"] == max(widths["bmm/float32"], widths["linear/float32"])
-    wild = spread_group(300, 2.0, operation="bmm")
-    assert interval_of({"SMALL": (HALF, [many, wild])}, RECIPE, GPUS, seed=0)["bmm/float32"] > 1.0
+def with_calibration_spread(group: Group, width: float) -> Group:
+    """The same rows, but those that calibrate lie within `width` of what the network says."""
+    right = reference_seconds(group.batch, [SMALL])[0] * 2
+    offset = np.log(group.seconds / right)
+    calibration = split_rows(group.batch.columns, seed=0).calibration
+    return Group(group.gpu, group.source, group.batch, right * np.exp(np.where(calibration, width, 1) * offset), 0.0)
+
+
+def test_where_easy_rows_calibrate_the_width_of_the_fitted_rows_stands() -> None:
+    easy = with_calibration_spread(spread_group(20_000, 0.4), 0.01)
+    width = interval_of({"SMALL": (HALF, [easy])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert width == pytest.approx(0.36, abs=0.01)  # 90 % of |uniform(-0.4, 0.4)|; the calibration rows say 0.0036
+    hard = with_calibration_spread(spread_group(20_000, 0.4), 2.0)
+    width = interval_of({"SMALL": (HALF, [hard])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert width == pytest.approx(0.72, abs=0.02)
+
+
+def test_each_operation_has_its_width_and_the_widest_serves_those_without() -> None:
+    wide, narrow = spread_group(20_000, 0.4), spread_group(300, 0.01, operation="bmm")
+    widths = interval_of({"SMALL": (HALF, [wide, narrow])}, RECIPE, GPUS, seed=0)
+    assert widths["bmm/float32"] == pytest.approx(0.009, abs=0.001)
+    assert widths["*"] == widths["linear/float32"]
+
+
+def test_two_sources_of_one_gpu_count_by_their_rows() -> None:
+    many, few = spread_group(20_000, 0.4), spread_group(200, 0.0)
+    alone = interval_of({"SMALL": (HALF, [many])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    both = interval_of({"SMALL": (HALF, [many, few])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert both == pytest.approx(alone, abs=0.01)  # counted alike, the second would halve the share of errors
+
+
+def test_gpus_count_alike_however_many_rows_they_have() -> None:
+    many, few = spread_group(20_000, 0.4), spread_group(2000, 0.0)
+    tested = {"SMALL": (HALF, [many]), "BIG": (constant_network("matmul_single", utilisation=0.5, interval=1.0), [few])}
+    width = interval_of(tested, RECIPE, GPUS, seed=0)["linear/float32"]
+    # Half of the weight has no error: the 90 % quantile of all is the 80 % quantile of the other half.
+    assert width == pytest.approx(0.8 * 0.4, abs=0.02)
+
+
+def test_errors_of_a_stranger_are_those_of_its_held_out_rows() -> None:
+    timed = spread_group(2000, 0.0)
+    slow = Group("SMALL", "synthetic", timed.batch, timed.seconds * 1.25, 0.0)
+    (error,) = unseen_errors({"SMALL": (HALF, [slow])}, RECIPE, GPUS, 0, {"*": 0.2})
+    held_out = split_rows(timed.batch.columns, seed=0).held_out
+    assert (error.operation, error.dtype, error.gpu, error.rows) == ("linear", "float32", "SMALL", held_out.sum())
+    assert error.median == pytest.approx(0.2, abs=1e-4) == error.mean  # 1 / 1.25 is a fifth too fast
+    assert error.coverage == 0.0  # log(1.25) = 0.22
+    (error,) = unseen_errors({"SMALL": (HALF, [slow])}, RECIPE, GPUS, 0, {"linear/float32": 0.25, "*": 0.2})
+    assert error.coverage == 1.0
 
 
 def test_without_calibration_rows_the_interval_says_so() -> None:

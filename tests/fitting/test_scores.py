@@ -38,7 +38,8 @@ def test_scores_are_those_of_the_held_out_rows() -> None:
     assert score.coverage == pytest.approx(1 - slow)
     assert score.ninetieth == pytest.approx(0.5, rel=1e-3)
     roofline = roofline_seconds(group.batch, [SMALL])[0] / group.seconds - 1
-    assert score.roofline_mean == pytest.approx(np.abs(roofline[held_out]).mean())
+    assert score.baselines["roofline"].mean == pytest.approx(np.abs(roofline[held_out]).mean())
+    assert set(score.baselines) == {"roofline"}  # nobody else measured it, and no network was trained
 
 
 def test_rows_that_show_the_launch_are_not_scored() -> None:
@@ -57,6 +58,21 @@ def test_what_no_model_or_no_catalogue_row_serves_is_not_scored() -> None:
     stranger = Group("no-such-GPU", "synthetic", group.batch, group.seconds, 0.0)
     half = Group("SMALL", "synthetic", products(500, dtype="bfloat16"), group.seconds[:500], 0.0)
     assert score_groups(models, [stranger, half], GPUS, seed=0) == ()
+
+
+def test_what_another_gpu_measured_is_scaled_to_each_and_no_raw_network_is_made_up() -> None:
+    mine = quarter_utilisation_group()
+    twin = Group("BIG", "synthetic", mine.batch, mine.seconds / 2, 0.0)
+    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.25, interval=0.1))
+    on_big, on_small = score_groups(models, [mine, twin], GPUS, seed=0)
+    # BIG has twice the peak and takes half the time: the ratio is right both ways.
+    assert on_small.baselines["peak ratio"].mean == pytest.approx(0, abs=1e-9)
+    assert on_big.baselines["peak ratio"].predictions == on_small.rows
+    cells = dict(zip(HEADINGS, score_cells(on_small), strict=True))
+    assert cells["peak ratio"] == "0.0 / 0.0"
+    # Three times the bandwidth: half the time, times three, is 50 % too long.
+    assert cells["bandwidth ratio"] == "50.0 / 50.0"
+    assert cells["raw network"] == ""
 
 
 def test_both_tables_hold_the_same_cells() -> None:
