@@ -5,7 +5,7 @@ the thread that asks. BLAS's own threads wait for each other in a loop, so on co
 slower than one thread does. Where there are many blocks, two threads of our own share them; nobody else's threads or
 settings are touched. Example::
 
-    log_utilisation = log_utilisations([base, own_of_t4], features)  # features: (2, problems, features)
+    log_utilisation = log_utilisations([base, own_of_t4], owners=np.array([0, 1, 1]), rows=features)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.kernels.arrays import IndexArray
 from lightning_predict.kernels.operations import Array
 from lightning_predict.weights.records import FloatArray, NetworkWeights
 
@@ -30,34 +31,42 @@ THREADED_BLOCKS: Final = 4
 """Starting threads takes as long as a small block: fewer blocks than this pass in the calling thread."""
 
 
-def log_utilisations(networks: Sequence[NetworkWeights], features: FloatArray) -> Array:
+def log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray) -> Array:
     """Natural logarithm of the utilisation, in [log(lowest), 0], averaged over each ensemble.
 
     Args:
-        networks: The ensemble of each GPU; the same one may serve several.
-        features: Shape (gpus, problems, features).
+        networks: Ensembles; one may be there more than once.
+        owners: Index of the ensemble of each row, shape (rows,).
+        rows: Features, shape (rows, features).
 
     Returns:
-        Shape (gpus, problems). A row's value does not depend on its neighbours.
+        Shape (rows,). A row's value does not depend on its neighbours.
     """
-    served: dict[int, list[int]] = {}
-    for index, network in enumerate(networks):
-        served.setdefault(id(network), []).append(index)
-    blocks = [block for gpus in served.values() for block in _blocks(networks[gpus[0]], features[gpus])]
+    distinct = {id(network): network for network in networks}
+    number = {key: index for index, key in enumerate(distinct)}
+    numbers = np.array([number[id(network)] for network in networks], dtype=np.intp)[owners]
+    blocks = [
+        (network, block)
+        for index, network in enumerate(distinct.values())
+        for block in _blocks(np.flatnonzero(numbers == index))
+    ]
+    result = np.empty(len(rows))
+
+    def fill(task: tuple[NetworkWeights, IndexArray]) -> None:
+        network, block = task
+        result[block] = _log_utilisation(network, rows[block])
+
     if len(blocks) < THREADED_BLOCKS:
-        parts = [_log_utilisation(*block) for block in blocks]
+        for task in blocks:
+            fill(task)
     else:
         with ThreadPoolExecutor(THREADS) as pool:
-            parts = list(pool.map(lambda block: _log_utilisation(*block), blocks))
-    result = np.empty(features.shape[:2])
-    order = [gpu for gpus in served.values() for gpu in gpus]
-    result[order] = np.concatenate([np.empty(0), *parts]).reshape(features.shape[:2])
+            list(pool.map(fill, blocks))
     return result
 
 
-def _blocks(network: NetworkWeights, features: FloatArray) -> list[tuple[NetworkWeights, FloatArray]]:
-    rows = features.reshape(-1, features.shape[-1])
-    return [(network, rows[start : start + BLOCK_ROWS]) for start in range(0, len(rows), BLOCK_ROWS)]
+def _blocks(rows: IndexArray) -> list[IndexArray]:
+    return [rows[start : start + BLOCK_ROWS] for start in range(0, len(rows), BLOCK_ROWS)]
 
 
 def _log_utilisation(network: NetworkWeights, rows: FloatArray) -> Array:

@@ -3,7 +3,8 @@
 `seconds = reference / utilisation`. The reference (`features.reference_seconds`) is a time that no kernel beats; the
 utilisation is the geometric mean of a small ensemble of networks, each bounded by 1 above and by the lowest that was
 measured below. Features are kept inside the range that was trained on, so shapes far outside it get the utilisation of
-its edge and a time that still follows the roofline. Example::
+its edge and a time that still follows the roofline; products are held to their larger neighbours (`growth.py`).
+Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem_batch
@@ -25,10 +26,12 @@ import numpy as np
 from lightning_predict.errors import UnknownOperationError, WeightsFormatError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels import features_matmul
+from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.features import Family, reference_seconds
 from lightning_predict.kernels.features_attention import ATTENTION
 from lightning_predict.kernels.features_convolution import CONVOLUTION
 from lightning_predict.kernels.features_vector import VECTOR
+from lightning_predict.kernels.growth import held_by_growth
 from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, odd_size_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch
@@ -123,15 +126,33 @@ class UtilisationModels:
                 + "; ".join(f"{f.name} ({', '.join(f.operations)}; {', '.join(f.dtypes)})" for f in FAMILIES.values())
             )
         networks = [self._network(family, gpu, batch) for gpu in gpus]
-        matrix = self._features(family, batch, gpus)
-        log_utilisation = log_utilisations(networks, matrix)
+
+        def timed(problems: ProblemBatch, wanted: BoolArray) -> Array:
+            return self._wanted_seconds(family, networks, problems, gpus, wanted)
+
+        everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
+        predicted = timed(batch, everything).reshape(everything.shape)
+        seconds = held_by_growth(batch, gpus, predicted, timed)
         bound = roofline_seconds(batch, gpus, least=True)
-        odd = odd_size_seconds(batch, gpus)
-        seconds = np.maximum(reference_seconds(batch, gpus) * np.exp(-log_utilisation), np.maximum(bound, odd))
         half_widths = [network.half_width(batch.operation, batch.dtype) for network in networks]
         spread = np.exp(np.array(half_widths))[:, None]
-        high = seconds * spread * np.where(odd > 0, ODD_SIZE_SPREAD, 1.0)
+        high = seconds * spread * np.where(odd_size_seconds(batch, gpus) > 0, ODD_SIZE_SPREAD, 1.0)
         return Estimate(seconds, np.maximum(seconds / spread, bound), high)
+
+    def _wanted_seconds(
+        self,
+        family: Family,
+        networks: Sequence[NetworkWeights],
+        batch: ProblemBatch,
+        gpus: Sequence[Gpu],
+        wanted: BoolArray,
+    ) -> Array:
+        """Seconds where the mask asks for them, flat, by the network of each GPU."""
+        rows = self._features(family, batch, gpus)[wanted]
+        log_utilisation = log_utilisations(networks, np.nonzero(wanted)[0], rows)
+        floor = np.maximum(roofline_seconds(batch, gpus, least=True), odd_size_seconds(batch, gpus))
+        seconds: Array = np.maximum(reference_seconds(batch, gpus)[wanted] * np.exp(-log_utilisation), floor[wanted])
+        return seconds
 
     def _network(self, family: Family, gpu: Gpu, batch: ProblemBatch) -> NetworkWeights:
         if self.has_own_weights(gpu.name, batch.operation, batch.dtype):
@@ -171,4 +192,5 @@ def log_utilisation_of(network: NetworkWeights, features: FloatArray) -> Array:
     Returns:
         Mean over the ensemble, shape (gpus, problems).
     """
-    return log_utilisations([network] * len(features), features)
+    rows = features.reshape(-1, features.shape[-1])
+    return log_utilisations([network], np.zeros(len(rows), dtype=np.intp), rows).reshape(features.shape[:2])

@@ -52,28 +52,30 @@ def by_definition(network: NetworkWeights, row: FloatArray) -> float:
 @pytest.mark.parametrize("problems", [1, STRIP_ROWS - 1, STRIP_ROWS, 2 * STRIP_ROWS + 3])
 def test_a_row_gets_what_the_definition_says_whatever_its_neighbours(problems: int) -> None:
     one, other = random_network(1), random_network(2)
-    features = np.random.default_rng(0).normal(size=(3, problems, FEATURES)).astype(np.float32)
-    together = log_utilisations([one, other, one], features)
-    for row, network in enumerate((one, other, one)):
-        expected = [by_definition(network, values) for values in features[row]]
-        np.testing.assert_allclose(together[row], expected, rtol=1e-5)
+    rows = np.random.default_rng(0).normal(size=(3 * problems, FEATURES)).astype(np.float32)
+    owners = np.tile([0, 2, 1], problems)
+    networks = [one, other, one]
+    together = log_utilisations(networks, owners, rows)
+    expected = [by_definition(networks[owner], row) for owner, row in zip(owners, rows, strict=True)]
+    np.testing.assert_allclose(together, expected, rtol=1e-5)
 
 
 def test_many_blocks_are_shared_by_threads_and_come_back_in_order() -> None:
     network = random_network(3)
-    gpus, problems = 3, THREADED_BLOCKS * BLOCK_ROWS // 3 + 7
-    features = np.random.default_rng(0).normal(size=(gpus, problems, FEATURES)).astype(np.float32)
+    count = THREADED_BLOCKS * BLOCK_ROWS + 7
+    rows = np.random.default_rng(0).normal(size=(count, FEATURES)).astype(np.float32)
     threads, torch_threads = threading.active_count(), torch.get_num_threads()
-    together = log_utilisations([network] * gpus, features)
+    together = log_utilisations([network], np.zeros(count, dtype=np.intp), rows)
     assert (threading.active_count(), torch.get_num_threads()) == (threads, torch_threads)  # none is left behind
-    apart = np.concatenate([log_utilisations([network], features[row : row + 1]) for row in range(gpus)])
-    np.testing.assert_allclose(together, apart, rtol=1e-6)
+    parts = [rows[start : start + 500] for start in range(0, count, 500)]
+    apart = [log_utilisations([network], np.zeros(len(part), dtype=np.intp), part) for part in parts]
+    np.testing.assert_allclose(together, np.concatenate(apart), rtol=1e-6)
 
 
-def test_no_gpus_and_no_problems_give_nothing() -> None:
-    network = random_network(3)
-    assert log_utilisations([], np.zeros((0, 5, FEATURES), np.float32)).shape == (0, 5)
-    assert log_utilisations([network], np.zeros((1, 0, FEATURES), np.float32)).shape == (1, 0)
+def test_no_rows_give_nothing() -> None:
+    empty = np.zeros((0, FEATURES), np.float32)
+    assert log_utilisations([], np.zeros(0, dtype=np.intp), empty).shape == (0,)
+    assert log_utilisations([random_network(3)], np.zeros(0, dtype=np.intp), empty).shape == (0,)
 
 
 def _batches() -> list[ProblemBatch]:
