@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.arrays import BoolArray
+from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.growth import LEAST_SHARE, held_by_growth
+from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from tests.example_gpu import BIG, SMALL
+
+PRODUCT = problem_batch("linear", "float32", m=64, n=64, k=64)
+
+
+def on_both(seconds: Callable[[Array], Array]) -> Callable[[ProblemBatch, BoolArray], Array]:
+    """Seconds by the FLOPs of a problem, the same on every GPU."""
+
+    def timed(batch: ProblemBatch, wanted: BoolArray) -> Array:
+        return np.broadcast_to(seconds(batch.flops), wanted.shape)[wanted]
+
+    return timed
+
+
+def test_a_slow_product_takes_no_longer_than_a_doubled_one_allows() -> None:
+    times = {1: 1.0, 2: 0.5, 4: 0.5}  # by how many times the FLOPs have grown
+
+    def timed(flops: Array) -> Array:
+        return np.array([times[int(value)] for value in flops / PRODUCT.flops])
+
+    held = held_by_growth(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))
+    assert held[0, 0] == pytest.approx(0.5 / LEAST_SHARE)
+    times |= {2: 0.9, 4: 0.25}  # two drops, one after the other: 0.25 counts for both
+    assert held_by_growth(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))[0, 0] == pytest.approx(
+        0.25 / LEAST_SHARE**2
+    )
+
+
+def test_a_product_that_grows_as_it_should_is_left_alone() -> None:
+    held = held_by_growth(PRODUCT, [SMALL, BIG], np.array([[1.0], [0.7]]), on_both(lambda flops: flops / PRODUCT.flops))
+    assert held.tolist() == [[1.0], [0.7]]
+
+
+def test_neighbours_that_cannot_undercut_are_not_computed() -> None:
+    asked: list[float] = []
+
+    def timed(batch: ProblemBatch, wanted: BoolArray) -> Array:
+        asked.append(float(batch.flops[0] / PRODUCT.flops[0]))
+        return np.full(int(wanted.sum()), 9.0)
+
+    reference = reference_seconds(PRODUCT, [SMALL])
+    held_by_growth(PRODUCT, [SMALL], reference, timed)  # at full utilisation already
+    assert asked == []
+    held_by_growth(PRODUCT, [SMALL], 1.9 * reference, timed)
+    assert set(asked) == {2.0}  # 1.9 x 0.72 leaves room for one doubling, 1.9 x 0.72² for none
+
+
+def test_only_even_products_are_held() -> None:
+    def never(batch: ProblemBatch, wanted: BoolArray) -> Array:
+        raise AssertionError("nothing else may be timed")
+
+    slow = np.array([[1.0]])
+    odd = problem_batch("linear", "bfloat16", m=64, n=50257, k=64)  # the next even size is faster, as in life
+    for batch in (odd, problem_batch("softmax", "float32", rows=64, cols=64)):
+        assert held_by_growth(batch, [gpu("A100-SXM-80GB")], slow, never) is not None
+        np.testing.assert_array_equal(held_by_growth(batch, [gpu("A100-SXM-80GB")], slow, never), slow)
+
+
+@given(st.dictionaries(st.tuples(*[st.integers(0, 3)] * 3), st.floats(LEAST_SHARE**2, 1.0)))
+def test_no_doubling_is_thirty_per_cent_faster_whatever_the_model_says(drops: dict[tuple[int, ...], float]) -> None:
+    """For any times within a factor of 0.72² of each other on a grid of 2 x 2 x 2 shapes and those around it."""
+
+    def timed(batch: ProblemBatch, wanted: BoolArray) -> Array:
+        powers = [np.rint(np.log2(batch.columns[side] / 64)).astype(int).tolist() for side in ("m", "n", "k")]
+        times = [drops.get(place, 1.0) for place in zip(*powers, strict=True)]
+        return np.broadcast_to(np.array(times), wanted.shape)[wanted]
+
+    sides = [64.0, 128.0]
+    m, n, k = (axis.ravel() for axis in np.meshgrid(sides, sides, sides, indexing="ij"))
+    batch = problem_batch("bmm", "float32", b=1, m=m, n=n, k=k)
+    raw = timed(batch, np.ones((1, 8), dtype=np.bool_))
+    held = held_by_growth(batch, [SMALL], raw[None, :], timed).reshape(2, 2, 2)
+    for axis in range(3):
+        small, large = np.take(held, 0, axis), np.take(held, 1, axis)
+        assert (large >= LEAST_SHARE * small * (1 - 1e-9)).all()
+    assert (held <= raw.reshape(2, 2, 2)).all()
