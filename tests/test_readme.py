@@ -119,7 +119,9 @@ def table_of(output: str) -> str:
     return "\n".join(lines[heading : lines.index("", ranking)]) + "\n"
 
 
-@pytest.mark.parametrize("name", ["large_model_without_a_gpu", "gan_manual_optimization", "tensorboard_and_wandb"])
+@pytest.mark.parametrize(
+    "name", ["large_model_without_a_gpu", "gan_manual_optimization", "recommendation", "tensorboard_and_wandb"]
+)
 def test_examples_run(name: str, tmp_path: Path) -> None:
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "COLUMNS": "110"}
     done = subprocess.run(

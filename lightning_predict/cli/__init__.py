@@ -3,8 +3,8 @@
 * `running`: `main`, which parses, runs one command and prints what it answers (or one line of what is wrong).
 * `parsing`: the parser, made by jsonargparse from the functions.
 * `answers`: what a command gives back: JSON values, and the text for people.
-* `prediction_commands`, `regression_commands`, `planning_commands`, `catalogue_commands`, `weights_commands`: the
-  commands.
+* `prediction_commands`, `regression_commands`, `sharding_commands`, `planning_commands`, `catalogue_commands`,
+  `weights_commands`: the commands.
 
 Example::
 

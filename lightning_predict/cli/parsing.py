@@ -22,6 +22,7 @@ from lightning_predict.cli.catalogue_commands import gpus, offers
 from lightning_predict.cli.planning_commands import plan, simulate
 from lightning_predict.cli.prediction_commands import predict, report
 from lightning_predict.cli.regression_commands import regress
+from lightning_predict.cli.sharding_commands import shard
 from lightning_predict.cli.trace_commands import trace
 from lightning_predict.cli.weights_commands import cache, evaluate, measure, train
 from lightning_predict.errors import MissingDependencyError
@@ -33,7 +34,21 @@ PROGRAM: Final = "lightning-predict"
 
 COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
     function.__name__: function
-    for function in (predict, report, trace, regress, plan, simulate, gpus, offers, measure, train, evaluate, cache)
+    for function in (
+        predict,
+        report,
+        trace,
+        regress,
+        shard,
+        plan,
+        simulate,
+        gpus,
+        offers,
+        measure,
+        train,
+        evaluate,
+        cache,
+    )
 }
 
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action"}
@@ -121,7 +136,8 @@ def in_words(problem: str, name: str) -> str:
         expected = str(hints[wrong_type[1]]).removesuffix(" | None")
         if expected.startswith("Literal"):
             expected = "one of " + ", ".join(re.findall(r"['\"](\w+)['\"]", expected))
-        return f"--{wrong_type[1]} is {wrong_type[2].strip()!r}, but expected {expected}.".replace("_", "-")
+        option = wrong_type[1].replace("_", "-")
+        return f"--{option} is {wrong_type[2].strip()!r}, but expected {expected}."
     unknown = re.search(r"[Uu]nrecognized arguments: --(\w+)", problem)
     if unknown is not None:
         near = difflib.get_close_matches(unknown[1], [*hints, "json"], n=1)

@@ -21,6 +21,7 @@ from typing import Final, final
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.scaling.embedding_loads import KINDS, loads_of, no_load
 from lightning_predict.scaling.embedding_search import Choices, Search, improved, placed, seed
@@ -90,6 +91,7 @@ def place_tables(
     kinds: Sequence[str] = tuple(KINDS),
     optimizer: str = "sgd",
     table_bytes: float | None = None,
+    interconnect: Interconnect = CATALOGUE,
     weights: str | None = None,
 ) -> Placement:
     """Shard tables over GPUs so that a training step is short.
@@ -101,6 +103,7 @@ def place_tables(
         kinds: Ways that may be used, keys of `KINDS`; more than one may be mixed.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
         table_bytes: Memory of each GPU that tables may take; None: 85 % of it.
+        interconnect: What you know of the links between GPUs.
         weights: Folder or file of weights; None searches the cache and the bundled files.
 
     Raises:
@@ -117,7 +120,7 @@ def place_tables(
     chosen = (WHOLE,) if target.count == 1 else tuple(dict.fromkeys(kinds))
     models = kernel_models((target.gpu.name,), weights)
     loads = loads_of(tables, chosen, target, samples, state, models)
-    search = Search(tuple(tables), loads, chosen, target, room)
+    search = Search(tuple(tables), loads, chosen, target, room, interconnect)
     found, refused = _of_one_kind(search)
     if len(chosen) > 1:
         found += [improved(search, start, chosen) for start in (*found, *seed(search))]
@@ -126,7 +129,7 @@ def place_tables(
     plans: dict[str, ShardingPlan] = {}
     for choices in found:
         ordered = [choices[index] for index in range(len(tables))]
-        plan = plan_of(ordered, list(map(load_at, ordered, loads)), target, samples)
+        plan = plan_of(ordered, list(map(load_at, ordered, loads)), target, samples, interconnect)
         if plan.name not in plans or plan.seconds < plans[plan.name].seconds:
             plans[plan.name] = plan
     fastest = sorted(plans.values(), key=lambda plan: plan.seconds)

@@ -2,7 +2,7 @@
 
 Example::
 
-    search = Search(tables, loads, ("table_wise", "row_wise"), layout, table_bytes)
+    search = Search(tables, loads, ("table_wise", "row_wise"), layout, table_bytes, CATALOGUE)
     choices, without_room = placed(search, range(len(tables)), no_load(layout.count))
     mixed = improved(search, choices, search.kinds)
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.collective import COLLECTIVES
-from lightning_predict.kernels.fabric import collective
+from lightning_predict.kernels.fabric import Interconnect, collective
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.scaling.embedding_loads import KINDS, Load, no_load
@@ -53,6 +53,7 @@ class Search:
         kinds: Those that may be used.
         layout: At least two GPUs.
         table_bytes: Memory of each GPU that tables may take.
+        interconnect: What is known of the links.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -60,6 +61,7 @@ class Search:
     kinds: tuple[str, ...]
     layout: Layout
     table_bytes: float
+    interconnect: Interconnect
 
     def total(self, choices: Choices) -> Load:
         """The load of these tables together."""
@@ -73,7 +75,9 @@ class Search:
     @cached_property
     def _log_seconds(self) -> Mapping[str, Array]:
         """Logarithm of the seconds of each collective at the messages of `LOG_MESSAGES`."""
-        return {name: np.log(collective(name, np.exp(LOG_MESSAGES), self.layout).seconds) for name in COLLECTIVES}
+        messages = np.exp(LOG_MESSAGES)
+        times = {name: collective(name, messages, self.layout, interconnect=self.interconnect) for name in COLLECTIVES}
+        return {name: np.log(time.seconds) for name, time in times.items()}
 
     def seconds(self, load: Load) -> float:
         """Time of a step; collectives are interpolated, as thousands of steps are compared."""

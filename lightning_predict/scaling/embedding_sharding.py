@@ -24,7 +24,7 @@ import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.kernels.fabric import collective
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.scaling.embedding_loads import KINDS, Load, loads_of, no_load
@@ -146,6 +146,7 @@ def sharded_step(
     *,
     samples: int,
     optimizer: str = "sgd",
+    interconnect: Interconnect = CATALOGUE,
     weights: str | None = None,
 ) -> ShardingPlan:
     """Predict one step of tables that are sharded so.
@@ -155,6 +156,7 @@ def sharded_step(
         layout: The GPUs, or their name, for example `8xA100-SXM-80GB`.
         samples: Samples of a step on all GPUs together.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
+        interconnect: What you know of the links between GPUs.
         weights: Folder or file of weights; None searches the cache and the bundled files.
 
     Raises:
@@ -173,7 +175,7 @@ def sharded_step(
     kinds = list(dict.fromkeys(assignment.kind for assignment in assignments))
     models = kernel_models((target.gpu.name,), weights)
     loads = loads_of([assignment.table for assignment in assignments], kinds, target, samples, state, models)
-    return plan_of(assignments, [load_at(a, load) for a, load in zip(assignments, loads, strict=True)], target, samples)
+    return plan_of(assignments, list(map(load_at, assignments, loads)), target, samples, interconnect)
 
 
 def load_at(assignment: Assignment, loads: Mapping[str, Load]) -> Load:
@@ -182,10 +184,16 @@ def load_at(assignment: Assignment, loads: Mapping[str, Load]) -> Load:
     return load if assignment.gpu is None else load.moved_to(assignment.gpu)
 
 
-def plan_of(assignments: Sequence[Assignment], loads: Sequence[Load], layout: Layout, samples: int) -> ShardingPlan:
+def plan_of(
+    assignments: Sequence[Assignment],
+    loads: Sequence[Load],
+    layout: Layout,
+    samples: int,
+    interconnect: Interconnect,
+) -> ShardingPlan:
     """The plan of assignments with these loads."""
     load = sum(loads, no_load(layout.count))
-    exchanges = _exchanges(load, layout)
+    exchanges = _exchanges(load, layout, interconnect)
     computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)
     middle, low, high = (float(value) for value in computing)
     return ShardingPlan(
@@ -218,10 +226,10 @@ def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
     return tuple(message for message in messages if message[2] >= 1)  # less than a byte is what rounding left
 
 
-def _exchanges(load: Load, layout: Layout) -> tuple[Exchange, ...]:
+def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[Exchange, ...]:
     found = []
     for operation, carries, message_bytes in messages_of(load):
-        time = collective(operation, message_bytes, layout)
+        time = collective(operation, message_bytes, layout, interconnect=interconnect)
         ends = (float(values[0]) for values in (time.seconds, time.low_seconds, time.high_seconds))
         found.append(Exchange(operation, carries, message_bytes, *ends))
     return tuple(found)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.scaling.embedding_placement import TABLE_SHARE, Placement, place_tables
 from lightning_predict.scaling.embedding_sharding import Assignment, ShardingPlan, sharded_step
 from lightning_predict.scaling.embedding_tables import EmbeddingTable
@@ -100,6 +101,21 @@ def test_small_tables_are_worth_a_copy() -> None:
     # Eight rows: the gradients of 2 KiB are sent faster than any vectors of 65,536 samples.
     placement = place_tables([table(8)], EIGHT, samples=65536)
     assert placement.best.name == "data_parallel"
+
+
+def test_the_links_that_a_user_knows_decide() -> None:
+    # On eight GPUs an all-reduce of a table's 49 MiB puts 2 x 7/8 of that on each link. The vectors of the whole table,
+    # there and back, put 2 x 7 x 2 MiB on the link of one GPU, those of its columns an eighth of that on all links.
+    fast, slow = (
+        place_tables([table(2e5)], EIGHT, samples=65536, interconnect=Interconnect(intra_node_bytes_per_second=speed))
+        for speed in (1e15, 1e8)
+    )
+    assert fast.best.name == "row_wise"  # eight GPUs share the look-ups, and sending is free
+    assert slow.best.name == "column_wise"
+    sent = 2 * 7 / 8 * 2e5 * 64 * 4
+    assert plans(slow)["data_parallel"].communication_seconds == pytest.approx(sent / 1e8, rel=1e-3)
+    sent = 2 * 7 * 8192 * 64 * 4 + 7 * 8192 * 21 * 8
+    assert plans(slow)["table_wise"].communication_seconds == pytest.approx(sent / 1e8, rel=1e-3)
 
 
 def test_one_gpu_has_one_plan() -> None:

@@ -1,0 +1,85 @@
+"""`shard` on a recorded DLRM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import lightning_predict as lp
+from lightning_predict.scaling.embedding_placement import place_tables
+from lightning_predict.scaling.embedding_tables import EmbeddingTable
+from tests.cli.conftest import Run
+from tests.workloads.recommendation import Dlrm
+
+
+@pytest.fixture(scope="module")
+def dlrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step of 512 samples with four tables of 15.3 GiB each."""
+    with torch.device("meta"):
+        model = Dlrm(tables=4, rows=64_000_000, width=64, bottom=(16,), top=(16,))
+        dense, indices = torch.empty(512, 16), torch.zeros(4, 512, 20, dtype=torch.int64)
+    path = tmp_path_factory.mktemp("trace") / "dlrm.json.gz"
+    lp.capture(lambda: model(dense, indices).sum().backward(), samples_per_step=512).save(str(path))
+    return path
+
+
+def test_shard_prints_plans_reasons_and_the_best_placement(dlrm: Path, run: Run) -> None:
+    ran = run("shard", dlrm, "--gpus", "8xA100-SXM-80GB, 4xT4", "--optimizer", "row_wise_adagrad")
+    assert (ran.code, ran.err) == (0, "")
+    table, reasons, placement = ran.out.split("\n\n")
+    head, _, *rows = table.splitlines()
+    assert head.split("  ")[0] == "layout"
+    names = [row.split()[:2] for row in rows]
+    assert {tuple(name) for name in names} >= {("8xA100-SXM-80GB", "table_wise"), ("8xA100-SXM-80GB", "row_wise")}
+    assert "No sharding of the 4 table(s) fits on 4xT4: they need 61 GiB and 0.954 GiB for the optimizer" in reasons
+    assert "8xA100-SXM-80GB, data_parallel: it needs 123 GiB on the fullest GPU" in reasons
+    lines = placement.splitlines()
+    assert lines[0].startswith("Tables on 8xA100-SXM-80GB, ")
+    assert [line.split()[:4] for line in lines[3:]] == [[f"tables.{i}", "64,000,000", "64", "20.0"] for i in range(4)]
+
+
+def test_shard_gives_what_the_library_gives(dlrm: Path, run: Run) -> None:
+    found = run("shard", dlrm, "--gpus", "2xA100-SXM-80GB", "--kinds", "row_wise,table_wise", "--json").json
+    tables = [EmbeddingTable(rows=64_000_000, dim=64, pooling=20, name=f"tables.{i}") for i in range(4)]
+    expected = place_tables(tables, "2xA100-SXM-80GB", samples=1024, kinds=["row_wise", "table_wise"])
+    layout = found["layouts"]["2xA100-SXM-80GB"]
+    assert [(plan["name"], plan["seconds"]) for plan in layout["plans"]] == [
+        (plan.name, plan.seconds) for plan in expected.plans
+    ]
+    assert layout["reason"] == expected.reason
+    assert layout["plans"][0]["samples"] == 1024  # 512 on each GPU
+    assert found["problems"] == {}
+
+
+def test_shard_takes_a_batch_size_and_memory(dlrm: Path, run: Run) -> None:
+    words = ["shard", dlrm, "--gpus", "8xH100-SXM-80GB", "--batch-size", "65536", "--json"]
+    roomy, narrow = (run(*words, "--table-gib", size).json["layouts"]["8xH100-SXM-80GB"] for size in ("60", "15"))
+    assert {plan["samples"] for plan in roomy["plans"]} == {65536}
+    assert (roomy["table_bytes"], narrow["table_bytes"]) == (60 * 2**30, 15 * 2**30)
+    assert "table_wise" in narrow["refused"]  # 64e6 x 64 x 4 bytes are 15.3 GiB
+    assert "table_wise" not in roomy["refused"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--gpus", "0xT4"], "The layout '0xT4' has 1 machine(s) of 0 GPU(s)"),
+        (["--gpus", "3xNOPE"], "In the layout '3xNOPE'"),
+        (["--gpus", ","], "gpus is empty; name at least one layout"),
+        (["--gpus", "2xT4"], "No sharding of the 4 table(s) fits on 2xT4: they need 61 GiB"),
+        (["--kinds", "diagonal"], "kinds=['diagonal']; expected at least one of table_wise, row_wise"),
+        (["--optimizer", "lion"], "--optimizer is 'lion', but expected one of sgd, row_wise_adagrad, adagrad, adam."),
+        (["--batch-size", "3"], "samples=3 for the 8 GPU(s) of 8xH100-SXM-80GB"),
+        (["--table-gib", "0"], "table_bytes=0.0; expected bytes above 0"),
+    ],
+)
+def test_shard_refuses_what_cannot_be(options: list[str], problem: str, dlrm: Path, run: Run) -> None:
+    ran = run("shard", dlrm, *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert problem in ran.err
+
+
+def test_shard_needs_tables(trace: Path, run: Run) -> None:
+    assert "The trace has no look-up of an embedding table" in run("shard", trace).err
