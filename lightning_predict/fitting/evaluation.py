@@ -21,6 +21,9 @@ from rich.console import Console
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.fitting.evaluation_correction import correction_study, correction_table
 from lightning_predict.fitting.evaluation_figure import save_figure
+from lightning_predict.fitting.evaluation_reach import goals_of, reach_table
+from lightning_predict.fitting.evaluation_scaling import ScalingReport, evaluate_scaling
+from lightning_predict.fitting.evaluation_scaling_tables import scaling_tables
 from lightning_predict.fitting.evaluation_tables import (
     case_table,
     summary_table,
@@ -42,10 +45,12 @@ class Report:
     Attributes:
         transformers: One result a row of `transformers_fp32.csv`; empty without the table.
         throughput: Results of `training_throughput.csv`; None without the table.
+        scaling: Its rows of several GPUs; None without the table.
     """
 
     transformers: tuple[TransformerResult, ...]
     throughput: ThroughputReport | None
+    scaling: ScalingReport | None = None
 
 
 def evaluate_published(folder: Path, *, weights: Path | None = None) -> Report:
@@ -67,6 +72,7 @@ def evaluate_published(folder: Path, *, weights: Path | None = None) -> Report:
     return Report(
         transformers=evaluate_transformers(transformers, weights=weights) if transformers.is_file() else (),
         throughput=evaluate_throughput(throughput, weights=weights) if throughput.is_file() else None,
+        scaling=evaluate_scaling(throughput, weights=weights) if throughput.is_file() else None,
     )
 
 
@@ -79,6 +85,10 @@ def print_report(report: Report, console: Console) -> None:
         console.print(throughput_table(report.throughput))
         console.print(throughput_summary_table(report.throughput))
         console.print(correction_table(correction_study(report.throughput.ratios)))
+    if report.scaling is not None and report.scaling.results:
+        for table in scaling_tables(report.scaling):
+            console.print(table)
+    console.print(reach_table(goals_of(report.transformers, report.throughput)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
