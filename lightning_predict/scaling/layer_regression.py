@@ -57,7 +57,7 @@ class LayerLine:
     Attributes:
         constant: Seconds of a layer of no complexity; not negative.
         slope: Seconds for a unit of complexity; not negative.
-        spread: Standard deviation of actual / fitted - 1.
+        spread: Standard deviation of actual / fitted - 1; where absolute errors were minimised, long layers count more.
         count: Layers that were fitted.
         lowest: Least complexity that was fitted.
         highest: Largest complexity that was fitted.
@@ -72,6 +72,10 @@ class LayerLine:
 
     def at(self, complexity: float) -> float:
         """Seconds of a layer."""
+        return self.constant + self.slope * complexity
+
+    def at_all(self, complexity: FloatArray) -> FloatArray:
+        """Seconds of layers, shape (layers,)."""
         return self.constant + self.slope * complexity
 
 
@@ -152,13 +156,13 @@ class LayerRegression:
         )
 
 
-def fit_layers(times: Sequence[LayerTime], *, relative: bool = True) -> LayerRegression:
+def fit_layers(times: Sequence[LayerTime], *, relative: bool = False) -> LayerRegression:
     """Least squares for each GPU, kind of layer and pass.
 
     Args:
         times: Layers as measured.
-        relative: Minimise relative errors, so that short layers count as much as long ones; absolute errors otherwise,
-            as published.
+        relative: Minimise relative errors, so that short layers count as much as long ones. Absolute errors otherwise,
+            as published: the long layers make the network's time.
 
     Raises:
         InvalidArgumentError: No times, or one that is not above 0.
@@ -182,7 +186,7 @@ def fit_layers(times: Sequence[LayerTime], *, relative: bool = True) -> LayerReg
     )
 
 
-def fit_line(complexity: FloatArray, seconds: FloatArray, *, relative: bool = True) -> LayerLine:
+def fit_line(complexity: FloatArray, seconds: FloatArray, *, relative: bool = False) -> LayerLine:
     """Fit t = β0 + β1 * complexity with neither of them negative.
 
     Args:
@@ -197,10 +201,11 @@ def fit_line(complexity: FloatArray, seconds: FloatArray, *, relative: bool = Tr
     constant, slope = _not_negative(design, target)
     slope /= size
     fitted = constant + slope * complexity
+    sizes = 1.0 / fitted if relative else np.ones_like(fitted)
     return LayerLine(
         constant=constant,
         slope=slope,
-        spread=float(np.sqrt(((seconds / fitted - 1) ** 2).mean())),
+        spread=float(np.sqrt((((seconds - fitted) * sizes) ** 2).mean() / ((fitted * sizes) ** 2).mean())),
         count=len(seconds),
         lowest=float(complexity.min()),
         highest=float(complexity.max()),

@@ -75,7 +75,7 @@ def test_errors_of_one_kind_add_up_and_those_of_others_do_not() -> None:
         for kind in ("convolution", "activation")
         for seconds in (0.9, 1.1)
     ]
-    found = fit_layers(uneven, relative=False)
+    found = fit_layers(uneven)
     same = found.predict([Layer("convolution", "forward", 1.0)] * 2, "T4")
     mixed = found.predict([Layer("convolution", "forward", 1.0), Layer("activation", "forward", 1.0)], "T4")
     assert same.seconds == mixed.seconds == pytest.approx(2.0)
@@ -107,19 +107,27 @@ def test_lines_are_found_and_never_negative(constant: float, slope: float, sizes
     assert line.at(largest) == pytest.approx(constant + slope * largest, rel=1e-3)
 
 
+def test_relative_errors_make_short_layers_count() -> None:
+    # 1 and 2 are on the line t = c, 100 takes half as much again: the relative fit gives way by less.
+    complexity, seconds = np.array([1.0, 2.0, 100.0]), np.array([1.0, 2.0, 150.0])
+    absolute, relative = (fit_line(complexity, seconds, relative=one) for one in (False, True))
+    assert abs(absolute.at(100) - 150) < abs(relative.at(100) - 150)
+    assert abs(relative.at(1) - 1) < abs(absolute.at(1) - 1)
+
+
 def test_a_line_that_would_start_below_0_goes_through_it() -> None:
     # t = c² at 1, 2 and 3: the least-squares line is -10/3 + 4c; through 0 it has slope (1 + 8 + 27) / 14.
-    line = fit_line(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]), relative=False)
+    line = fit_line(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
     assert (line.constant, line.slope) == pytest.approx((0.0, 36 / 14))
 
 
 def test_a_line_that_would_fall_is_flat() -> None:
-    line = fit_line(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0]), relative=False)
+    line = fit_line(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0]))
     assert (line.constant, line.slope) == pytest.approx((2.0, 0.0))
 
 
 def test_layers_of_one_size_are_a_line_all_the_same() -> None:
-    line = fit_line(np.array([4.0, 4.0]), np.array([1.0, 3.0]), relative=False)
+    line = fit_line(np.array([4.0, 4.0]), np.array([1.0, 3.0]))
     assert line.at(4.0) == pytest.approx(2.0)
 
 
