@@ -2,8 +2,8 @@
 
 Each kind is tried for all tables, and then a mixture of kinds. Whole tables are placed by the longest processing time
 first, each on the GPU with the least to do that has room. The mixture begins with whatever fits and changes one table
-at a time for as long as that makes the step shorter; it is good (within 6 % of the best of all plans in ten small
-problems that can be tried out), and not proven to be the best. Example::
+at a time for as long as that makes the step shorter; it is good (the tests hold it within 10 % of the best of all plans
+where all can be tried), and not proven to be the best. Example::
 
     >>> from lightning_predict.scaling.embedding_tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**9, dim=64, name="users"), EmbeddingTable(rows=10**6, dim=64, name="items")]
