@@ -126,11 +126,11 @@ def throughput_table(report: ThroughputReport) -> Table:
 
 
 def throughput_summary_table(report: ThroughputReport) -> Table:
-    """Median of |error| by model and precision and by GPU: absolute, and from one GPU's row to another's."""
+    """Mean and median of |error| by model and precision and by GPU: absolute, and from one GPU's row to another's."""
     table = _table(
         "Absolute error of training benchmarks; relative: from another GPU's measured row in the same container",
         ("rows",),
-        ("n", "absolute median %", "bias %", "in 90 %", "pairs", "relative median %"),
+        ("n", "mean %", "median %", "bias %", "in 90 %", "pairs", "relative mean %", "relative median %"),
     )
     for key in (_benchmark, _gpu):
         for name, members in _grouped(report.absolute, key).items():
@@ -158,10 +158,12 @@ def _add_throughput_summary(
     table.add_row(
         name,
         str(len(results)),
+        unsigned_percent(errors, statistics.fmean),
         unsigned_percent(errors, statistics.median),
         percent(statistics.median(errors)),
         _inside(results),
         str(len(ratio_errors)),
+        unsigned_percent(ratio_errors, statistics.fmean),
         unsigned_percent(ratio_errors, statistics.median),
     )
 
