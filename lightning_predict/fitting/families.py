@@ -1,9 +1,10 @@
 """From tables to a family's networks: a base, each GPU's own, and their intervals.
 
-A base is trained on all GPUs; each GPU with enough measurements gets a copy fine-tuned on its own rows, where that is
-better on the calibration rows. The interval of own weights rests on their own errors; that of the base, on the errors
-of bases that never saw the GPU (`Recipe.folds`), because that is how the base is used. Families that are kin are
-fitted to the same rows, so they share their bases' trainings. Example::
+A base is trained on all GPUs; each GPU with enough measurements gets a copy of it, or of a base of the family alone
+(`Recipe.start`), fine-tuned on its own rows where that is better on the calibration rows. The interval of own weights
+rests on their own errors; that of the base, on the errors of bases that never saw the GPU (`Recipe.folds`), because
+that is how the base is used. Families that are kin are fitted to the same rows, so they share their bases' trainings.
+Example::
 
     results = train_families([RECIPES["attention"]], groups, gpus, seed=0)
     results["attention"].own["L40S"].interval["attention/bfloat16"]
@@ -125,7 +126,9 @@ def train_families(
     bases = dict(zip(shared, trained(shared), strict=True))
     results = {recipe.family.name: _base_result(recipe, known, gpus, bases, seed) for recipe in recipes}
     tuned = {
-        t: (recipe, results[recipe.family.name].base) for recipe in recipes for t in own_trainings(recipe, known, seed)
+        training: (recipe, replace(bases[start_training(recipe)], family=recipe.family.name))
+        for recipe in recipes
+        for training in own_trainings(recipe, known, seed)
     }
     owned = dict(zip(tuned, trained(tuned), strict=True))
     return {
@@ -141,12 +144,20 @@ def trainings_of(recipes: Sequence[Recipe], groups: Sequence[Group], seed: int) 
 
 
 def base_trainings(recipe: Recipe, groups: Sequence[Group]) -> list[Training]:
-    """The base of a recipe, and those that leave out GPUs that it has measurements of."""
+    """The base of a recipe, those that leave out GPUs that it has measurements of, and the start of own weights."""
     names = frozenset(family.name for family in (recipe.family, *recipe.kin))
     present = {group.gpu for group in groups if recipe.serves(group)}
     taught = {group.gpu for group in groups if recipe.learns_from(group)}
     folds = [fold for fold in recipe.folds if present & set(fold) and taught - set(fold)]
-    return [Training(names, recipe.base), *(Training(names, recipe.fold, fold) for fold in folds)]
+    left_out = [Training(names, recipe.fold, fold) for fold in folds]
+    return [Training(names, recipe.base), *left_out, *([start_training(recipe)] if recipe.start else [])]
+
+
+def start_training(recipe: Recipe) -> Training:
+    """The base that own weights are tuned from."""
+    if recipe.start is None:
+        return Training(frozenset(family.name for family in (recipe.family, *recipe.kin)), recipe.base)
+    return Training(frozenset({recipe.family.name}), recipe.start)
 
 
 def own_trainings(recipe: Recipe, groups: Sequence[Group], seed: int) -> list[Training]:
@@ -240,12 +251,17 @@ def _train(
     start: NetworkWeights | None,
 ) -> NetworkWeights:
     """Run one training; `start` is the base that own weights are tuned from."""
-    if training.own is None:
-        mine = [group for group in groups if recipe.learns_from(group) and group.gpu not in training.left_out]
-        shapes = recipe.shapes
-    else:
-        mine = [group for group in groups if recipe.serves(group) and group.gpu == training.own]
-        shapes = tuple(shape for shape in recipe.shapes if shape.dtype in recipe.family.dtypes)
+    families = [family for family in (recipe.family, *recipe.kin) if family.name in training.families]
+    dtypes = {dtype for family in families for dtype in family.dtypes}
+    shapes = [shape for shape in recipe.shapes if shape.dtype in dtypes]
+    mine = [
+        group
+        for group in groups
+        if recipe.learns_from(group)
+        and group.batch.dtype in dtypes
+        and group.gpu not in training.left_out
+        and training.own in (None, group.gpu)
+    ]
     fitted, calibration = _parts(recipe, mine, gpus, seed)
     pairs = None
     if shapes:

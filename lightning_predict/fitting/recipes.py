@@ -32,6 +32,7 @@ class Recipe:
         kin: Families of the same features whose measurements its bases learn from as well: what a GPU's clock, caches
             and multiprocessors do to a product is alike in all dtypes, and more GPUs show it.
         base: Plan of the base.
+        start: Plan of a base of the family alone, from which own weights are tuned; None where the base serves.
         own: Plan of a GPU's own weights.
         fold: Plan of the bases that leave GPUs out.
         folds: Groups of GPUs that are left out together: alike ones must not stand in for each other.
@@ -51,6 +52,7 @@ class Recipe:
     scored_from_seconds: float
     scored_calls_from_seconds: float
     kin: tuple[Family, ...] = ()
+    start: TrainingPlan | None = None
     shapes: tuple[ShapeRange, ...] = ()
     shortest: tuple[tuple[str, Mapping[str, tuple[float, ...]]], ...] = ()
     shortest_seconds: float = 2.5e-6
@@ -142,7 +144,7 @@ _PRODUCT_FOLDS: Final = (
     ("RTX-PRO-6000-Server",),
     DATA_CENTRE_BLACKWELL,
 )
-_PRODUCT_BASE: Final = TrainingPlan(steps=8000, batch_rows=2048)
+_PRODUCT_BASE: Final = TrainingPlan(steps=4000, batch_rows=2048)
 _PRODUCT_FOLD: Final = TrainingPlan(steps=1200)
 _PRODUCT_SHAPES: Final = _products(
     ("linear", "bfloat16"),
@@ -163,6 +165,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         kin=(FAMILIES["matmul_single"],),
         shapes=_PRODUCT_SHAPES,
         base=_PRODUCT_BASE,
+        start=TrainingPlan(steps=8000, batch_rows=2048),
         own=TrainingPlan(steps=2500, learning_rate=1e-3),
         fold=_PRODUCT_FOLD,
         folds=_PRODUCT_FOLDS,
@@ -175,6 +178,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         kin=(FAMILIES["matmul_half"],),
         shapes=_PRODUCT_SHAPES,
         base=_PRODUCT_BASE,
+        start=TrainingPlan(steps=6000),
         own=TrainingPlan(steps=4000, learning_rate=1e-3),
         fold=_PRODUCT_FOLD,
         folds=_PRODUCT_FOLDS,

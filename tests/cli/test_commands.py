@@ -254,7 +254,7 @@ def test_train_writes_weights_that_predict_takes(
     trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = TrainingPlan(steps=30, batch_rows=128, hidden=(8,))
-    recipe = replace(RECIPES["matmul_single"], base=plan, own=plan, fold=plan, folds=(("T4",), ("L4",)))
+    recipe = replace(RECIPES["matmul_single"], start=None, base=plan, own=plan, fold=plan, folds=(("T4",), ("L4",)))
     monkeypatch.setattr(fitting, "JOBS", 1)
     monkeypatch.setattr(fitting, "train", partial(fitting.train, recipes={"matmul_single": recipe}))
     tables, weights = tmp_path / "tables", tmp_path / "weights"

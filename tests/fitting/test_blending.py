@@ -19,7 +19,11 @@ from lightning_predict.kernels.blending import PAIR_KINDS, Blend, read_blends
 from tests.fitting.example import write_matmul_table
 
 PLAN = TrainingPlan(steps=60, batch_rows=128, hidden=(16,))
-QUICK = {"matmul_single": replace(RECIPES["matmul_single"], base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",), ("L4",)))}
+QUICK = {
+    "matmul_single": replace(
+        RECIPES["matmul_single"], start=None, base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",), ("L4",))
+    )
+}
 
 
 @pytest.fixture

@@ -22,7 +22,11 @@ from tests.example_gpu import SMALL
 from tests.fitting.example import group, measured, products, write_matmul_table
 
 PLAN = TrainingPlan(steps=60, batch_rows=128, hidden=(16,))
-QUICK = {"matmul_single": replace(RECIPES["matmul_single"], base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",), ("L4",)))}
+QUICK = {
+    "matmul_single": replace(
+        RECIPES["matmul_single"], start=None, base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",), ("L4",))
+    )
+}
 
 
 @pytest.fixture
@@ -98,7 +102,7 @@ def test_collectives_in_the_folder_become_curves(tables: Path, tmp_path: Path) -
 
 def test_families_that_are_kin_learn_from_each_other_and_share_a_base(tmp_path: Path) -> None:
     half, single = RECIPES["matmul_half"], RECIPES["matmul_single"]
-    recipes = [replace(one, base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",),)) for one in (half, single)]
+    recipes = [replace(one, start=None, base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",),)) for one in (half, single)]
     cards = [gpu("T4"), gpu("L4")]
     groups = [timed_products(card, dtype) for card in cards for dtype in ("float32", "bfloat16")]
     trained: list[Training] = []

@@ -22,9 +22,9 @@ QUICK = TrainingPlan(steps=600, batch_rows=256, hidden=(32, 32))
 
 
 def quick_recipe() -> Recipe:
-    return replace(
-        RECIPES["matmul_single"], base=QUICK, own=replace(QUICK, steps=200), fold=QUICK, folds=(("SMALL",), ("BIG",))
-    )
+    own = replace(QUICK, steps=200)
+    folds = (("SMALL",), ("BIG",))
+    return replace(RECIPES["matmul_single"], start=None, base=QUICK, own=own, fold=QUICK, folds=folds)
 
 
 def test_training_recovers_a_known_law_within_a_few_per_cent() -> None:
@@ -37,6 +37,16 @@ def test_training_recovers_a_known_law_within_a_few_per_cent() -> None:
         assert np.median(error) < 0.03
         inside = np.abs(log_errors(SINGLE, network, held_out, gpu)) <= network.half_width("linear", "float32")
         assert inside.mean() > 0.8
+
+
+def test_own_weights_start_from_a_base_of_the_family_alone_where_the_recipe_has_one() -> None:
+    recipe = replace(quick_recipe(), start=replace(QUICK, steps=400), own=replace(QUICK, steps=0), folds=())
+    groups = [group(SMALL, 1500), group(BIG, 1500)]
+    alone = train_family(replace(recipe, kin=(), start=None, base=replace(QUICK, steps=400)), groups, GPUS, seed=0)
+    result = train_family(recipe, groups, GPUS, seed=0)
+    # Without a step of tuning, the own weights are what they start from.
+    np.testing.assert_array_equal(result.own["BIG"].layers[0].weight, alone.base.layers[0].weight)
+    assert not np.array_equal(result.own["BIG"].layers[0].weight, result.base.layers[0].weight)
 
 
 def test_the_interval_of_unseen_gpus_is_wider_than_that_of_own_weights() -> None:
