@@ -1,12 +1,15 @@
-"""What the callback costs a training run on the CPU: the median step, and the capture itself.
+"""What the callbacks cost a training run on the CPU: each step after the capture, and the capture itself.
 
     python -m benchmarks.callback_overhead
 
-Runs of 200 steps without a callback, with an empty one, with RuntimePredictor and with RuntimePredictor and CostBudget
-take turns, so that a machine that is busy for a while is so for all of them. A step lasts from the beginning of a batch
-to the beginning of the next; the first 20, in which the capture falls, are not in the median. Each ratio is that of two
-medians of the same round; printed are the median, the least and the largest of the rounds: of the wall clock, and of
-processor time on one thread, which other processes disturb less.
+Runs of 200 steps. From step 20 on, when the capture is over, the callbacks are taken out of the Trainer and put back
+every five steps, so that a stretch with them and one without lie next to each other on whatever else the machine does.
+The cost of a step is the median over all such pairs of the ratio of the two, with an interval that holds the true
+median with 95 % confidence (bootstrap over pairs); by processor time on one thread, which other programs hardly
+disturb, and by the wall clock. Beside it, what the callbacks' own hooks take, clocked one by one.
+
+The cost of the capture and of the prediction is what the first 20 steps take more than those of runs without callbacks
+that take turns with them: in the first run of the process, which loads the weights, and in later ones.
 """
 
 from __future__ import annotations
@@ -17,8 +20,12 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, final
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
@@ -26,26 +33,27 @@ from torch.utils.data import DataLoader
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 
-STEPS, SKIPPED, ROUNDS = 200, 20, 9
+STEPS, CAPTURE_STEPS, STRETCH, ROUNDS = 200, 20, 5, 20
 WIDTH, BATCH_SIZE = 512, 64
 
+CASES: dict[str, Callable[[], list[Callback]]] = {
+    "an empty Callback": lambda: [Callback()],
+    "RuntimePredictor": lambda: [RuntimePredictor(print_table=False)],
+    "RuntimePredictor and CostBudget": lambda: [RuntimePredictor(print_table=False), CostBudget(hours=1000)],
+}
 
-Clocks = tuple[float, float]
-"""Wall and processor seconds."""
 
-
-class Timed(LightningModule):
-    """A small network that notes when its batches begin."""
+@final
+class Network(LightningModule):
+    """Two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.network = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
-        self.starts: list[Clocks] = []
 
     def training_step(self, batch: Tensor) -> Tensor:
-        """Note the time; the loss is the mean square of the output."""
-        self.starts.append((time.perf_counter(), time.process_time()))
+        """The mean square of the output."""
         loss: Tensor = self.network(batch).square().mean()
         return loss
 
@@ -54,67 +62,120 @@ class Timed(LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
-class Empty(Callback):
-    """A callback that does nothing, for the part of the cost that is Lightning's."""
+@final
+@dataclass(slots=True)
+class Clocks:
+    """What one run took.
+
+    Attributes:
+        starts: Wall and processor seconds at the beginning of each batch.
+        hook_seconds: Processor seconds in hooks of the callbacks, by step.
+    """
+
+    starts: list[tuple[float, float]] = field(default_factory=list)
+    hook_seconds: dict[int, float] = field(default_factory=dict)
+
+    def steps(self, clock: int) -> list[float]:
+        """Seconds of each step."""
+        return [after[clock] - before[clock] for before, after in zip(self.starts, self.starts[1:], strict=False)]
+
+    def pairs(self, clock: int) -> list[float]:
+        """Ratios of a stretch with the callbacks to the next without them, the first step of each left out."""
+        steps = self.steps(clock)[CAPTURE_STEPS:]
+        sums = [sum(steps[start + 1 : start + STRETCH]) for start in range(0, len(steps) - STRETCH + 1, STRETCH)]
+        return [one / other for one, other in zip(sums[::2], sums[1::2], strict=False)]
 
 
-CASES: dict[str, Callable[[], list[Callback]]] = {
-    "none": list,
-    "an empty Callback": lambda: [Empty()],
-    "RuntimePredictor": lambda: [RuntimePredictor(print_table=False)],
-    "RuntimePredictor and CostBudget": lambda: [RuntimePredictor(print_table=False), CostBudget(hours=1000)],
-}
+@final
+class Switch(Callback):
+    """Notes when batches begin, and takes the other callbacks out and puts them back."""
+
+    def __init__(self, others: list[Callback], clocks: Clocks) -> None:
+        self.others = others
+        self.clocks = clocks
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """A step begins."""
+        self.clocks.starts.append((time.perf_counter(), time.process_time()))
+        later = len(self.clocks.starts) - 1 - CAPTURE_STEPS
+        if later >= 0 and later % STRETCH == 0:
+            has_others = (later // STRETCH) % 2 == 0
+            trainer.callbacks = [self, *self.others] if has_others else [self]
 
 
-def run(callbacks: list[Callback]) -> list[Clocks]:
-    """Wall and processor seconds of each step of a run."""
-    model = Timed()
+def run(others: list[Callback]) -> Clocks:
+    """A run of 200 steps with these callbacks."""
+    clocks = Clocks()
+    for callback in others:
+        clock_hooks(callback, clocks)
     data = torch.randn(BATCH_SIZE * STEPS, WIDTH, generator=torch.Generator().manual_seed(1))
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu",
             max_epochs=1,
-            callbacks=callbacks,
+            callbacks=[Switch(others, clocks), *others],
             default_root_dir=folder,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(model, DataLoader(data, batch_size=BATCH_SIZE))  # type: ignore[arg-type]
-    pairs = zip(model.starts, model.starts[1:], strict=False)
-    return [(after[0] - before[0], after[1] - before[1]) for before, after in pairs]
+        trainer.fit(Network(), DataLoader(data, batch_size=BATCH_SIZE))  # type: ignore[arg-type]
+    return clocks
 
 
-def median_step(steps: list[Clocks], clock: int) -> float:
-    """The median of the steps after the capture."""
-    return statistics.median(step[clock] for step in steps[SKIPPED:])
+def clock_hooks(callback: Callback, clocks: Clocks) -> None:
+    """Clock the two hooks that each step calls."""
+    for name in ("on_train_batch_start", "on_train_batch_end"):
+        hook = getattr(callback, name)
+
+        @wraps(hook)
+        def clocked(*args: Any, hook: Callable[..., None] = hook, **options: Any) -> None:
+            before = time.thread_time()
+            hook(*args, **options)
+            step = len(clocks.starts)
+            clocks.hook_seconds[step] = clocks.hook_seconds.get(step, 0.0) + time.thread_time() - before
+
+        setattr(callback, name, clocked)
 
 
-def ratio_in_words(rounds: list[dict[str, list[Clocks]]], name: str, clock: int) -> str:
-    """Median, least and largest ratio to the run without a callback."""
-    ratios = sorted(median_step(one[name], clock) / median_step(one["none"], clock) for one in rounds)
-    return f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+def median_in_words(ratios: Iterable[float]) -> str:
+    """Median of ratios, and the interval that holds the true one with 95 % confidence."""
+    values = np.array(list(ratios))
+    draws = np.random.default_rng(0).choice(values, (2000, len(values)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    return f"{np.median(values):.4f} ({low:.4f} to {high:.4f})"
+
+
+def report(name: str, runs: list[Clocks]) -> None:
+    """Print what one case costs a step."""
+    wall, processor = (median_in_words(ratio for one in runs for ratio in one.pairs(clock)) for clock in (0, 1))
+    hooks = [seconds for one in runs for step, seconds in one.hook_seconds.items() if step > CAPTURE_STEPS]
+    step = statistics.median(seconds for one in runs for seconds in one.steps(1)[CAPTURE_STEPS:])
+    microseconds = 1e6 * statistics.median(hooks)
+    print(f"{name}: processor {processor}, wall {wall}; hooks {microseconds:.1f} us of {1e3 * step:.2f} ms a step")
 
 
 def main() -> None:
-    """Print the ratios."""
+    """Print what the callbacks cost."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LIGHTNING_PREDICT_HISTORY"] = os.path.join(folder, "history.jsonl")
         run([])
-        rounds = [{name: run(make()) for name, make in CASES.items()} for _ in range(ROUNDS)]
-    plain = statistics.median(median_step(one["none"], 0) for one in rounds)
-    print(f"a step without a callback: {plain * 1e3:.2f} ms; ratios to it over {ROUNDS} rounds of {STEPS} steps")
+        cold = run(CASES["RuntimePredictor"]())
+        rounds = [{"none": run([])} | {name: run(make()) for name, make in CASES.items()} for _ in range(ROUNDS)]
+    print(f"Ratio of a step with callbacks to one without, {ROUNDS} runs of {STEPS} steps each (95 % interval):")
+    for name in CASES:
+        report(name, [one[name] for one in rounds])
+    plain = statistics.median(sum(one["none"].steps(1)[:CAPTURE_STEPS]) for one in rounds)
+    step = statistics.median(seconds for one in rounds for seconds in one["none"].steps(1)[CAPTURE_STEPS:])
+    first = sum(cold.steps(1)[:CAPTURE_STEPS]) - plain
+    print(f"Capture and prediction, processor time: {first:.2f} s in a new process ({first / step:.0f} steps);")
     for name in list(CASES)[1:]:
-        wall, processor = (ratio_in_words(rounds, name, clock) for clock in (0, 1))
-        print(f"{name:<32} wall {wall}, processor {processor}")
-    for name in list(CASES)[2:]:
-        extra = [sum(s[1] for s in one[name][:SKIPPED]) - sum(s[1] for s in one["none"][:SKIPPED]) for one in rounds]
-        seconds = statistics.median(extra)
-        print(f"{name}: the first {SKIPPED} steps take {seconds:.2f} s more, {seconds / plain:.0f} steps")
+        later = statistics.median(sum(one[name].steps(1)[:CAPTURE_STEPS]) for one in rounds) - plain
+        print(f"  later, {name}: {later:.2f} s ({later / step:.0f} steps)")
 
 
 if __name__ == "__main__":

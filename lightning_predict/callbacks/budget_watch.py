@@ -18,6 +18,7 @@ from typing import Final, Literal, final
 
 from lightning_predict.callbacks.budget import (
     GO_ON,
+    WARNING_SHARE,
     Forecast,
     Verdict,
     forecast_of,
@@ -87,6 +88,7 @@ class BudgetWatch:
         self._warmup_steps = warmup_steps
         self._clock = clock
         self._ranks_agree = ranks_agree
+        self._quiet_until_seconds = min((limit.reached_seconds(WARNING_SHARE) for limit in limits), default=0.0)
         self._validation_seconds = validation_seconds
         self._windows = WindowWatch(optimizer_steps_done=optimizer_steps_done)
         self._measured: list[Window] = []
@@ -139,7 +141,8 @@ class BudgetWatch:
             return None
         if not was_warming_up:
             since = self._windows.windows_seen - self._warmup_steps
-            return "use" if since % self.windows_between_checks == 0 else None
+            is_due = since % self.windows_between_checks == 0
+            return "use" if is_due and (self._ranks_agree or not self._is_quiet) else None
         self._measured.append(window)
         if self.is_warming_up:
             return None
@@ -214,6 +217,11 @@ class BudgetWatch:
             validation_batch_seconds=one_check,
         ).cut_off(seconds_left)
         return judge_forecast(self.limits, self._ledger.elapsed_seconds, self.forecast)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Nothing can have come of the use yet, so that a step costs no more than a look at the clock."""
+        return self._ledger.elapsed_seconds < self._quiet_until_seconds and not self.refresh_is_due
 
     def _now_marked(self) -> _Mark:
         return replace(self._mark, elapsed_seconds=self._ledger.elapsed_seconds, batches=self._windows.batches_seen)

@@ -43,6 +43,10 @@ class Limit:
         """What is used up after so many seconds of this fit."""
         return self.before + elapsed_seconds * self.per_second
 
+    def reached_seconds(self, share: float) -> float:
+        """Seconds of this fit after which so much of the total is used up; below 0 where it was before."""
+        return (share * self.total - self.before) / self.per_second
+
 
 def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
     """A limit that time uses up at a price.

@@ -32,9 +32,8 @@ from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, reason_for_no_extras
 from lightning_predict.cost.quotes import check_price
 from lightning_predict.gpus import DEFAULT_GPUS
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels.choice import check_method
 from lightning_predict.gpus.layouts import layout_of, layouts_of
+from lightning_predict.kernels.choice import check_method
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.batch_size import BatchSizeOption
 

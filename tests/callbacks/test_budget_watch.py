@@ -48,13 +48,24 @@ def left(batches: int | None, *, validation_batches: int | None = 0) -> Remainin
     )
 
 
-def test_alone_it_asks_after_the_warmup_and_at_every_window_from_then_on() -> None:
+def test_alone_it_asks_after_the_warmup_and_at_every_window_once_it_gets_narrow() -> None:
+    run = Run(hours=6 / 3600)  # 80 % are 4.8 s
+    assert [run.batch() for _ in range(6)] == [None, "forecast", None, None, "use", "use"]
+
+
+def test_once_a_minute_it_asks_for_another_forecast() -> None:
     run = Run()
-    assert [run.batch() for _ in range(5)] == [None, "forecast", "use", "use", "use"]
+    questions = [run.batch() for _ in range(2 + 2 * 60)]
+    assert [number for number, question in enumerate(questions, start=1) if question == "use"] == list(range(62, 123))
+    run = Run()
+    for number in range(1, 123):
+        if run.batch() == "use":
+            run.watch.refresh(left(200 - number))
+            assert number in (62, 122)
 
 
 def test_never_within_a_window() -> None:
-    run = Run()
+    run = Run(hours=5 / 3600)
     questions = [run.batch(accumulates=2) for _ in range(8)]
     assert questions == [None, None, None, "forecast", None, "use", None, "use"]
 

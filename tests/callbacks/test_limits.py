@@ -12,6 +12,7 @@ def test_dollars_are_used_at_the_price() -> None:
     limit = usd_limit(10.0, per_second=0.01, before=1.0)
     assert limit.used(100.0) == 2.0
     assert limit.show(limit.total) == "$10.0"
+    assert limit.reached_seconds(0.8) == pytest.approx(700.0)  # 8 - 1 dollars at a cent a second
 
 
 def test_hours_are_used_by_hours() -> None:
