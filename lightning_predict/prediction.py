@@ -37,7 +37,7 @@ from lightning_predict.scaling.history import (
 )
 from lightning_predict.scaling.parallel import on_layouts
 from lightning_predict.scaling.records import Loader, Run, Workload
-from lightning_predict.scaling.sharing import shared_memory_bytes, shared_workload
+from lightning_predict.scaling.sharing import crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.scaling.strategy import Strategy, strategy_of
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
@@ -124,6 +124,7 @@ def predict_workload(
     weights: str | None = None,
     history: Sequence[HistoryRecord] = (),
     interconnect: Interconnect | None = None,
+    cores_per_node: int | None = None,
 ) -> Predictions:
     """Predict a run that is still to come: `predict` with validation and everything else that a Trainer knows.
 
@@ -140,6 +141,7 @@ def predict_workload(
         weights: See `predict`.
         history: Earlier runs; those of the same model on the same GPU correct its prediction.
         interconnect: See `predict`.
+        cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None where not said.
 
     Raises:
         LightningPredictError: As `predict`.
@@ -163,7 +165,15 @@ def predict_workload(
         step if correction is None else correction.step_of(step) for step, correction in zip(steps, learnt, strict=True)
     )
     shared = on_layouts(
-        alone, timed, targets, steps, layouts, sharing, interconnect=interconnect or CATALOGUE, origin=origin
+        alone,
+        timed,
+        targets,
+        steps,
+        layouts,
+        sharing,
+        interconnect=interconnect or CATALOGUE,
+        origin=origin,
+        models=models,
     )
     memory = step_memory(trace)
     predictions = []
@@ -172,6 +182,12 @@ def predict_workload(
         if is_used and layout.count > 1 and trace.step_seconds:
             step = _as_measured(step, trace.step_seconds)
         own = shared_workload(workload, replicas=sharing.replicas(layout), recorded=trace.world_size)
+        own = crowded_workload(
+            own,
+            gpus_per_node=layout.gpus_per_node,
+            recorded=trace.world_size // trace.num_nodes,
+            cores_per_node=cores_per_node,
+        )
         run = run_of(step, own, checks[row], batches=trace.batches)
         correction = learnt[row]
         run = run if correction is None else correction.run_of(run)

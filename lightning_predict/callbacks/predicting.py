@@ -20,11 +20,13 @@ from lightning_predict.callbacks.budget import FORWARD_SHARE
 from lightning_predict.callbacks.checkpoints import checkpoints_left
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment, Position, Remaining, remaining, workload
-from lightning_predict.callbacks.trainer_state import loader_of, position_of, savings_of
+from lightning_predict.callbacks.strategies import strategy_of_trainer
+from lightning_predict.callbacks.trainer_state import loader_of, position_of, savings_of, workers_of
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import fingerprint_of, model_fingerprint_of, read_history
 from lightning_predict.scaling.records import Checkpoints, Workload
+from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.records import Trace
@@ -46,6 +48,8 @@ class Question:
         batches_per_epoch: Length of an epoch of a loader that has none; None where not said.
         samples_per_epoch: The same in samples, over all processes.
         learns: Earlier runs of the same model count.
+        strategy: How several GPUs share the work; None for the Trainer's own way.
+        cores_per_node: Processor cores of the machines that are predicted; None where not said.
     """
 
     gpus: tuple[str, ...]
@@ -55,6 +59,8 @@ class Question:
     batches_per_epoch: int | None = None
     samples_per_epoch: int | None = None
     learns: bool = True
+    strategy: Strategy | None = None
+    cores_per_node: int | None = None
 
 
 @final
@@ -107,11 +113,14 @@ def predict_rest(
     )
     left = remaining(position)
     work = _workload(trainer, trace, position, left, checkpoint_seconds)
+    trace = replace(trace, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
     predictions = predict_workload(
         trace,
         question.gpus,
         workload=work,
         validation=validation,
+        strategy=strategy_of_trainer(trainer) if question.strategy is None else question.strategy,
+        cores_per_node=question.cores_per_node,
         method=question.method,
         usd_per_hour=question.usd_per_hour,
         weights=question.weights,
@@ -132,6 +141,7 @@ def _workload(
     return replace(
         workload(left, position, batches_per_window=trace.batches, samples=trace.samples),
         loader=loader_of(trainer, trace.loader_seconds, step_seconds=step or 0.0, batches_per_step=trace.batches),
+        loader_workers=workers_of(trainer),
         checkpoints=checkpoints_left(savings_of(trainer), position, seconds=checkpoint_seconds, memory=trace.memory),
     )
 

@@ -36,6 +36,7 @@ from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.batch_size import BatchSizeOption
+from lightning_predict.scaling.strategy import Strategy, strategy_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -62,6 +63,9 @@ class RuntimePredictor(Callback):
         samples_per_epoch: The same in samples, over all processes.
         learn_from_history: Let earlier runs of the same model on the same GPU correct predictions, and remember this
             one (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's folder for data).
+        strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None: as the Trainer does.
+        cores_per_node: Processor cores of the machines to predict, which the loaders of their GPUs share; None: each
+            loader has cores enough.
         meta_step: Makes a training step on the meta device from a batch size (see `callbacks/batch_sizes.py`), for the
             largest batch size that fits on each GPU; None leaves that out.
 
@@ -94,6 +98,8 @@ class RuntimePredictor(Callback):
         batches_per_epoch: int | None = None,
         samples_per_epoch: int | None = None,
         learn_from_history: bool = True,
+        strategy: str | Strategy | None = None,
+        cores_per_node: int | None = None,
         meta_step: MetaStep | None = None,
     ) -> None:
         check_steps("warmup_steps", warmup_steps)
@@ -101,6 +107,8 @@ class RuntimePredictor(Callback):
         check_method(method)
         check_price(usd_per_hour)
         check_amount("deadline_hours", deadline_hours)
+        if cores_per_node is not None:
+            check_steps("cores_per_node", cores_per_node)
         check_epoch(batches_per_epoch, samples_per_epoch)
         check_weights(weights)
         if isinstance(usd_per_hour, dict):
@@ -120,6 +128,8 @@ class RuntimePredictor(Callback):
             batches_per_epoch=batches_per_epoch,
             samples_per_epoch=samples_per_epoch,
             learns=learn_from_history,
+            strategy=None if strategy is None else strategy_of(strategy),
+            cores_per_node=cores_per_node,
         )
         self.batch_sizes: tuple[BatchSizeOption, ...] = ()
         self.predictions: Predictions | None = None

@@ -134,6 +134,14 @@ def loader_of(trainer: Any, waits: Sequence[float], *, step_seconds: float, batc
     return Loader(seconds_per_batch=wait)
 
 
+def workers_of(trainer: Any) -> int | None:
+    """Workers of the training loaders; None where a loader does not say."""
+    loaders = _loaders(trainer)
+    if not loaders or not all(hasattr(loader, "num_workers") for loader in loaders):
+        return None
+    return sum(int(loader.num_workers) for loader in loaders)
+
+
 def resumes_data(trainer: Any) -> bool:
     """Every loader can go on within an epoch: it has `state_dict` and `load_state_dict`."""
     return all(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in _loaders(trainer))

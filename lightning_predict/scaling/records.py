@@ -98,6 +98,7 @@ class Workload:
         validation_iterations: Validation batches still to come; None where unknown.
         samples_per_iteration: Samples of one training step on one GPU; None where unknown.
         loader: Waits for batches.
+        loader_workers: Workers of each GPU's loader; None where unknown.
         checkpoints: Checkpoints still to be written.
         at_most: The run may end earlier (early stopping, a time limit).
     """
@@ -109,6 +110,7 @@ class Workload:
     validation_iterations: int | None = 0
     samples_per_iteration: int | None = None
     loader: Loader = Loader()
+    loader_workers: int | None = None
     checkpoints: Checkpoints = Checkpoints()
     at_most: bool = False
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.scaling.gradients import parameter_bytes, unit_bytes
+from lightning_predict.scaling.input_pipeline import node_loader_seconds
 from lightning_predict.scaling.records import Batches, Workload
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.tracing.records import Trace
@@ -48,6 +49,23 @@ def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> 
         training=None if workload.training is None else parts(workload.training),
         epoch=None if workload.epoch is None else parts(workload.epoch),
     )
+
+
+def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, cores_per_node: int | None) -> Workload:
+    """The same work with the loaders of a machine's GPUs on one set of cores (`scaling/input_pipeline.py`).
+
+    Args:
+        workload: What each GPU has still to do.
+        gpus_per_node: GPUs of a machine.
+        recorded: GPUs of the machine that was recorded. Unless it is one, the loader is taken as it was seen.
+        cores_per_node: Processor cores of a machine; None where not said: each loader then has cores enough.
+    """
+    if cores_per_node is None or workload.loader_workers is None or recorded != 1:
+        return workload
+    loader = node_loader_seconds(
+        workload.loader, gpus_per_node=gpus_per_node, cores=cores_per_node, workers_per_gpu=workload.loader_workers
+    )
+    return replace(workload, loader=loader)
 
 
 def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:

@@ -32,6 +32,10 @@ def test_rank_zero_predicts_and_logs_once(package: str, tmp_path: Path) -> None:
     first, second = fitted(package, tmp_path, "within")
     assert (first["predicted"], second["predicted"]) == ([True], [False])
     assert (first["predictions_logged"], second["predictions_logged"]) == (1, 0)
+    assert first["layouts_logged"] == ["predict/2x8xT4/iteration_ms", "predict/8xT4/iteration_ms"]
+    assert second["layouts_logged"] == []
+    # 13 of 16 steps of each of two processes are left: 26 for one GPU, 26 / 8 and 26 / 16 rounded up for the layouts.
+    assert first["steps"] == [[26, 4, 2]]
     assert (first["budgets_logged"], second["budgets_logged"]) == (1, 0)
     assert first["reasons"] == second["reasons"] == [None]
     assert first["batches"] == second["batches"] == 2 * 16 // 2

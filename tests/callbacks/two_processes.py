@@ -17,7 +17,7 @@ from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from tests.callbacks.small import Small
 
 CASES: dict[str, Any] = {
-    "within": lambda: [RuntimePredictor(["T4"]), CostBudget(hours=1000)],
+    "within": lambda: [RuntimePredictor(["T4", "8xT4", "2x8xT4"]), CostBudget(hours=1000)],
     "over": lambda: [CostBudget(usd=1e-6, usd_per_hour=1), RuntimePredictor(["T4"])],
 }
 
@@ -51,6 +51,12 @@ def main(package: str, folder: Path, case: str) -> None:
         "predicted": [one.predictions is not None for one in callbacks if isinstance(one, RuntimePredictor)],
         "reasons": [one.stopping_reason for one in callbacks if isinstance(one, CostBudget)],
         "predictions_logged": sum("predict/T4/iteration_ms" in keys for keys in logged),
+        "layouts_logged": sorted({key for keys in logged for key in keys if key.endswith("xT4/iteration_ms")}),
+        "steps": [
+            [one.predictions[name].iterations for name in ("T4", "8xT4", "2x8xT4")]
+            for one in callbacks
+            if isinstance(one, RuntimePredictor) and one.predictions is not None and "8xT4" in one.predictions
+        ],
         "budgets_logged": sum("budget/exceeded" in keys for keys in logged),
         "warned": [str(one.message) for one in caught if "LightningPredict" in one.category.__name__],
     }

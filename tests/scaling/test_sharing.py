@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.scaling.records import Batches, Workload
-from lightning_predict.scaling.sharing import shared_memory_bytes, shared_workload
+from lightning_predict.scaling.records import Batches, Loader, Workload
+from lightning_predict.scaling.sharing import crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.scaling.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.tracing.records import Memory, Parameter, Trace
 
@@ -83,3 +83,17 @@ def test_each_strategy_by_hand() -> None:
 @given(st.sampled_from(["zero1", "zero2", "fsdp"]), st.integers(2, 64))
 def test_more_gpus_never_need_more_memory_each(data: str, count: int) -> None:
     assert memory(data, count + 1) <= memory(data, count)
+
+
+def test_loaders_of_one_machine_share_its_cores() -> None:
+    # Four workers a GPU on 16 cores: alone they have cores enough; those of eight GPUs get half a core each.
+    alone = Workload(loader=Loader(seconds_per_batch=0.1, overlaps=True), loader_workers=4)
+
+    def crowded(gpus: int, recorded: int = 1, cores: int | None = 16) -> float:
+        found = crowded_workload(alone, gpus_per_node=gpus, recorded=recorded, cores_per_node=cores)
+        return found.loader.seconds_per_batch
+
+    assert crowded(4) == pytest.approx(0.1)
+    assert crowded(8) == pytest.approx(0.2)
+    assert crowded(8, cores=None) == 0.1
+    assert crowded(8, recorded=2) == 0.1

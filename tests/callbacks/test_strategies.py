@@ -1,0 +1,59 @@
+"""Lightning's strategies in our words."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.callbacks.bases import PACKAGES
+from lightning_predict.callbacks.strategies import strategy_of_trainer
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.scaling.strategy import Strategy
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_trainer_on_one_device_would_take_ddp(package: str) -> None:
+    trainer = import_module(package).Trainer(accelerator="cpu", devices=1, logger=False)
+    assert strategy_of_trainer(trainer) == Strategy()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_ddp_keeps_its_bucket_size(package: str) -> None:
+    strategies = import_module(f"{package}.strategies")
+    assert strategy_of_trainer(SimpleNamespace(strategy=strategies.DDPStrategy())) == Strategy()
+    large = strategies.DDPStrategy(bucket_cap_mb=100)
+    assert strategy_of_trainer(SimpleNamespace(strategy=large)).bucket_cap_mb == 100
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_fsdp_and_its_hybrid_form(package: str) -> None:
+    strategies = import_module(f"{package}.strategies")
+    assert strategy_of_trainer(SimpleNamespace(strategy=strategies.FSDPStrategy())).data == "fsdp"
+
+
+def test_hybrid_sharding_is_read_from_the_strategy() -> None:
+    class FSDPStrategy:  # as Lightning's; the real one asks for a device mesh here
+        sharding_strategy = SimpleNamespace(name="HYBRID_SHARD")
+
+    assert strategy_of_trainer(SimpleNamespace(strategy=FSDPStrategy())).data == "hybrid"
+
+
+@pytest.mark.parametrize(("stage", "data"), [(0, "ddp"), (1, "zero1"), (2, "zero2"), (3, "fsdp")])
+def test_deepspeed_by_stage(stage: int, data: str) -> None:
+    class DeepSpeedStrategy:  # as Lightning's, which needs deepspeed itself
+        config = {"zero_optimization": {"stage": stage}}  # noqa: RUF012
+
+    assert strategy_of_trainer(SimpleNamespace(strategy=DeepSpeedStrategy())).data == data
+
+
+def test_the_callback_takes_layouts_and_a_strategy_and_refuses_what_cannot_be() -> None:
+    assert RuntimePredictor(["8xL4", "1x2xT4"], strategy="fsdp").gpus == ("8xL4", "2xT4")
+    with pytest.raises(InvalidArgumentError, match="The layout '0xT4' has"):
+        RuntimePredictor(["0xT4"])
+    with pytest.raises(InvalidArgumentError, match="strategy='gossip' is not known"):
+        RuntimePredictor(["T4"], strategy="gossip")
+    with pytest.raises(InvalidArgumentError, match="cores_per_node=0"):
+        RuntimePredictor(["T4"], cores_per_node=0)
