@@ -1,4 +1,4 @@
-"""What if: another batch size, or half precision, from traces that are at hand; no code of the user is run.
+"""What if: another batch size, half precision, or `torch.compile`, from traces that are at hand; no code is run.
 
 Example::
 
@@ -6,6 +6,7 @@ Example::
     for option in batch_size_what_if(traces, ["T4", "A100-SXM-80GB"]):
         print(option.gpu, option.batch_size, option.samples_per_second, option.usd_per_million_samples)
     precision_what_if(trace, ["L4"], "bfloat16")["L4"].iteration_seconds
+    compile_what_if(trace, ["L4"])["L4"].iteration_seconds
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lightning_predict.cost.records import Offer, Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.kernels.fusion import fused
 from lightning_predict.prediction import predict
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
@@ -101,6 +103,32 @@ def precision_what_if(
     """
     half = in_precision(trace, dtype)
     return predict(half, gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
+
+
+def compile_what_if(
+    trace: Trace,
+    gpus: Sequence[str] = DEFAULT_GPUS,
+    *,
+    iterations: int | None = None,
+    usd_per_hour: UserPrice = None,
+    weights: str | None = None,
+) -> Predictions:
+    """Predict an eager step as `torch.compile` would run it: products as they are, point-wise work between them fused.
+
+    Args:
+        trace: An eager step, recorded on the CPU or the meta device.
+        gpus: Names of GPUs.
+        iterations: See `predict`.
+        usd_per_hour: See `predict`.
+        weights: See `predict`.
+
+    Raises:
+        InvalidArgumentError: A step that was compiled already, or whose tensors were not followed.
+        LightningPredictError: As `predict`.
+    """
+    return predict(
+        fused(trace), gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False
+    )
 
 
 def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:

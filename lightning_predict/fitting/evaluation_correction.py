@@ -29,8 +29,13 @@ FAMILY_OF: Final[Mapping[str, str]] = {
     "bert_large_squad": "BERT",
     "transformerxlbase": "Transformer-XL",
     "transformerxllarge": "Transformer-XL",
+    "BERT-Large": "BERT",
+    "GPT2-Large": "GPT",
+    "GPT3-XL": "GPT",
+    "GPT3-2.7B": "GPT",
+    "OPT-1.3B": "GPT",
 }
-"""Benchmarks that are one model in two sizes: what is left out goes together."""
+"""Models that are one architecture in several sizes: what is left out goes together."""
 
 
 @final

@@ -78,7 +78,7 @@ def _goals(transformers: Sequence[TransformerResult], throughput: ThroughputRepo
             reached=throughput.median_absolute_error,
             reach=ABSOLUTE_REACH,
         )
-    inside = [result.is_inside for result in (*transformers, *benchmarks)]
+    inside = [result.is_inside for result in transformers] + [result.is_inside for result in benchmarks]
     if inside:
         yield Goal(
             what="cases that the 90 % interval holds, all of both tables, apart ones too",

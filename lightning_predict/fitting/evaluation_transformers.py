@@ -20,6 +20,7 @@ from lightning_predict.errors import MeasurementTableError
 from lightning_predict.fitting.evaluation_groups import evaluate_in_groups
 from lightning_predict.fitting.workloads.published import PUBLISHED_MODELS, Mode, published_trace
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.kernels.fusion import fused
 from lightning_predict.prediction import predict
 from lightning_predict.units import milliseconds_to_seconds
 
@@ -118,7 +119,7 @@ def evaluate_transformers(path: Path, *, weights: Path | None = None, jobs: int 
     """Predict each row, `jobs` iterations at a time; errors as for `read_transformer_cases` and `predict`."""
     return evaluate_in_groups(
         read_transformer_cases(path),
-        key=lambda case: (case.model, case.mode, case.length, case.batch),
+        key=lambda case: (case.model, case.mode, case.length, case.batch, case.variant),
         evaluate=partial(_predicted, weights=weights),
         jobs=jobs,
     )
@@ -128,6 +129,8 @@ def _predicted(cases: Sequence[TransformerCase], weights: Path | None) -> list[T
     """Results of rows that ran the same iteration, which is recorded once."""
     first = cases[0]
     trace = published_trace(first.model, mode=first.mode, length=first.length, batch=first.batch)
+    if first.variant:
+        trace = fused(trace)
     names = list(dict.fromkeys(case.gpu for case in cases))
     predictions = predict(trace, names, weights=None if weights is None else str(weights))
     results = []

@@ -57,13 +57,22 @@ def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() ->
         assert step.idle_seconds > 0
 
 
-def test_errors_of_one_family_add_and_of_two_families_add_in_squares() -> None:
+@pytest.mark.parametrize("correlation", [0, 0.5, 1])
+def test_errors_of_one_family_add(correlation: float) -> None:
     together = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
-    low, high = interval_of_sum(together)
+    low, high = interval_of_sum(together, correlation)
     assert [float(low[0]), float(high[0])] == pytest.approx([2 - 0.7, 2 + 0.7])
+
+
+@pytest.mark.parametrize(
+    ("correlation", "half"),
+    # 0.3² + 0.4² = 0.5²; half of 0.25 and half of 0.7² = 0.49 make 0.37; at last 0.3 + 0.4.
+    [(0, 0.5), (0.5, math.sqrt(0.37)), (1, 0.7)],
+)
+def test_errors_of_two_families_add_by_their_correlation(correlation: float, half: float) -> None:
     apart = timed("linear", "add", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
-    low, high = interval_of_sum(apart)  # 0.3² + 0.4² = 0.5²
-    assert [float(low[0]), float(high[0])] == pytest.approx([1.5, 2.5])
+    low, high = interval_of_sum(apart, correlation)
+    assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
 
 
 def test_the_forward_share_counts_the_forward_phase_alone() -> None:
