@@ -20,6 +20,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
 from lightning_predict.kernels.operations import Array
 from lightning_predict.scaling.friction import FRICTION, Friction
@@ -32,6 +33,7 @@ from lightning_predict.scaling.gradients import (
     unit_bytes,
     visits,
 )
+from lightning_predict.scaling.model_parallel import Stage, data_group, divided_step, model_stages
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.timeline.communication import Piece, Transfer, Walked, walk
 from lightning_predict.timeline.queues import anchored_host, launchings
@@ -58,6 +60,7 @@ def on_layouts(
     *,
     interconnect: Interconnect = CATALOGUE,
     origin: Gpu | None = None,
+    models: KernelModels | None = None,
 ) -> tuple[Iteration, ...]:
     """The step on each layout.
 
@@ -70,6 +73,7 @@ def on_layouts(
         strategy: How they share the model.
         interconnect: What is known of the links.
         origin: GPU that the trace was recorded on.
+        models: Trained models, which time the parts of a model that several GPUs hold; None uses rooflines instead.
 
     Raises:
         InvalidArgumentError: The layout's GPUs cannot share the work so, or the trace knows no parameters.
@@ -78,7 +82,7 @@ def on_layouts(
     own = [rows[layout.gpu.name] for layout in layouts]
     if all(layout.count == 1 for layout in layouts):
         return tuple(steps[row] for row in own)
-    shared = SharedStep(trace, timed, gpus, origin=origin)
+    shared = SharedStep(trace, timed, gpus, origin=origin, models=models)
     return tuple(
         shared.on(layout, steps[row], row, strategy, interconnect) for layout, row in zip(layouts, own, strict=True)
     )
@@ -93,20 +97,31 @@ class SharedStep:
         timed: See `on_layouts`.
         gpus: See `on_layouts`.
         origin: See `on_layouts`.
+        models: See `on_layouts`.
 
     Raises:
         InvalidArgumentError: The trace knows no parameters.
     """
 
-    def __init__(self, trace: Trace, timed: TimedWork, gpus: Sequence[Gpu], *, origin: Gpu | None = None) -> None:
-        self._trace = trace
+    def __init__(
+        self,
+        trace: Trace,
+        timed: TimedWork,
+        gpus: Sequence[Gpu],
+        *,
+        origin: Gpu | None = None,
+        models: KernelModels | None = None,
+    ) -> None:
+        self._trace, self._timed, self._gpus, self._models = trace, timed, gpus, models
         self._work = launchings(trace, timed, timed.seconds)
         if has_backward(self._work) and not trace.parameters:
             raise InvalidArgumentError(
                 "The trace knows no parameters, so that what several GPUs exchange is not known; record it with "
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
-        self._simulated = simulate(self._work, anchored_host(trace, timed, origin, 1.0), gpus=len(gpus))
+        self._stages: dict[Strategy, tuple[Stage, ...]] = {}
+        self._host = anchored_host(trace, timed, origin, 1.0)
+        self._simulated = simulate(self._work, self._host, gpus=len(gpus))
 
     def on(
         self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect = CATALOGUE
@@ -118,6 +133,8 @@ class SharedStep:
         """
         if layout.count == 1:
             return step
+        if strategy.model_parallel > 1:
+            return self._divided(layout, step, row, strategy, interconnect)
         walked = self.walked(layout, step, row, strategy, interconnect)
         spread = np.array([0.0, 1.0, 2.0])
         replicas = strategy.replicas(layout)
@@ -148,32 +165,71 @@ class SharedStep:
             InvalidArgumentError: The layout's GPUs cannot share the work so.
         """
         strategy.replicas(layout)
-        if not has_backward(self._work):
-            return Walked(np.array([step.low_seconds, step.seconds, step.high_seconds]), np.zeros(3), np.zeros(3))
-        cutter, links = _Cutter(self._simulated, row, step), _Links(layout, interconnect, friction.slowdown)
-        if strategy.data in ("fsdp", "hybrid"):
-            return _sharded(self._trace, self._work, cutter, links, strategy)
-        return _bucketed(self._trace, self._work, cutter, links, strategy)
+        links = _Links(layout, interconnect, friction.slowdown)
+        cutter = _Cutter(self._simulated, row, _ends(step) / self._simulated.seconds[row])
+        return _exchanged(self._trace, self._work, cutter, links, strategy)
+
+    def _divided(
+        self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect
+    ) -> Iteration:
+        """The step where several GPUs hold the model once: the slowest stage sets the pace of all."""
+        group = data_group(layout, strategy)
+        if strategy not in self._stages:
+            self._stages[strategy] = model_stages(
+                self._trace, self._timed, self._gpus, self._host, self._models, strategy
+            )
+        factors = _ends(step) / self._simulated.seconds[row]
+        paces = [stage.pace(layout, strategy, interconnect, row, factors) for stage in self._stages[strategy]]
+        pace = max(paces, key=lambda pace: float(pace.seconds[1]))
+        links = _Links(group.layout, interconnect, FRICTION.slowdown, group.groups_per_node)
+        cutter = _Cutter(pace.stage.whole, row, factors, pace.exposed)
+        trace = replace(self._trace, parameters=pace.stage.parameters)
+        walked = pace.repeated(_exchanged(trace, pace.stage.work, cutter, links, strategy))
+        spread = np.array([0.0, 1.0, 2.0])
+        seconds = FRICTION.seconds(walked, walked.seconds, replicas=layout.count, spread=spread)
+        return divided_step(step, self._work, self._simulated, pace, strategy, layout, seconds, walked)
+
+
+def _ends(step: Iteration) -> Ends:
+    return np.array([step.low_seconds, step.seconds, step.high_seconds])
+
+
+def _exchanged(trace: Trace, work: Sequence[Launching], cutter: _Cutter, links: _Links, strategy: Strategy) -> Walked:
+    """The work with what the replicas exchange beside it; without a backward pass that is nothing."""
+    if not has_backward(work):
+        (whole,) = cutter.pieces([])
+        return Walked(whole, np.zeros(3), np.zeros(3))
+    if strategy.data in ("fsdp", "hybrid"):
+        return _sharded(trace, work, cutter, links, strategy)
+    return _bucketed(trace, work, cutter, links, strategy)
 
 
 class _Cutter:
     """Cuts the simulated step of one GPU into pieces, at each end of its interval."""
 
-    def __init__(self, simulated: Simulated, row: int, step: Iteration) -> None:
+    def __init__(self, simulated: Simulated, row: int, factors: Ends, exposed: Ends | None = None) -> None:
         on_compute = simulated.kernel_streams == COMPUTE_STREAM
         self._owners = simulated.kernel_owners[on_compute]
         ends = (simulated.kernel_starts + simulated.kernel_seconds)[row, on_compute]
         self._ends = np.maximum.accumulate(ends - simulated.begins[row]) if len(ends) else ends
         self._total = float(simulated.seconds[row])
         self._busy = simulated.busy[row]
-        self._factors = np.array([step.low_seconds, step.seconds, step.high_seconds]) / self._total
+        self._factors, self._exposed = factors, exposed
 
     def pieces(self, cuts: Sequence[int]) -> list[Array]:
-        """Time between cuts (ascending numbers of operations), from the beginning of the step to its end."""
+        """Time between cuts (ascending numbers of operations), from the beginning of the step to its end.
+
+        Collectives inside the model, which stand in the way, are spread over all pieces but that behind the last cut.
+        """
         kernels = np.searchsorted(self._owners, np.asarray(cuts))
         moments = [float(self._ends[count - 1]) if count else 0.0 for count in kernels]
         bounded = np.clip([0.0, *moments, self._total], 0.0, self._total)
-        return [duration * self._factors for duration in np.diff(bounded)]
+        durations = [duration * self._factors for duration in np.diff(bounded)]
+        if self._exposed is None:
+            return durations
+        passes = max(len(durations) - 1, 1)
+        stretch = 1 + self._exposed / sum(durations[:passes])
+        return [duration * stretch for duration in durations[:passes]] + durations[passes:]
 
     def busy(self, begin: int) -> Ends:
         """Time in which the operations from `begin` on keep the device busy."""
@@ -189,13 +245,18 @@ class _Links:
     layout: Layout
     interconnect: Interconnect
     slowdown: float
+    groups_per_node: int = 1
 
     def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
         """Low end, middle and high end of each message's time, beside the step."""
         if not sizes:
             return []
         found = collective(
-            operation, sizes, self.layout, interconnect=self.interconnect, groups_per_node=groups_per_node
+            operation,
+            sizes,
+            self.layout,
+            interconnect=self.interconnect,
+            groups_per_node=self.groups_per_node * groups_per_node,
         )
         spread = MACHINE_SPREAD if self.interconnect == CATALOGUE else 1.0
         ends = [found.low_seconds / spread, found.seconds, found.high_seconds * spread]

@@ -13,8 +13,9 @@ import math
 from dataclasses import replace
 
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.scaling.gradients import parameter_bytes, unit_bytes
 from lightning_predict.scaling.input_pipeline import node_loader_seconds
+from lightning_predict.scaling.model_memory import held_memory
+from lightning_predict.scaling.model_parallel import data_group
 from lightning_predict.scaling.records import Batches, Workload
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.tracing.records import Trace
@@ -73,29 +74,30 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
 
     DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`). ZeRO 1 leaves
     each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all three (Rajbhandari et
-    al., SC 2020), while the parameters of two units at a time are whole.
+    al., SC 2020), while the parameters of two units at a time are whole; a pipeline keeps them all from the first
+    micro-batch to the last one. A part of the model comes first, see `model_memory.py`.
 
     Args:
         single_bytes: Peak memory of the step on one GPU.
         trace: The step, for the sizes of what is shared.
         layout: The GPUs.
         strategy: How they share.
+
+    Raises:
+        InvalidArgumentError: The layout's GPUs cannot share the model so.
     """
     if layout.count == 1:
         return single_bytes
-    memory = trace.memory
-    parameters = memory.parameter_bytes or 0
-    gradients = parameters if memory.gradient_bytes is None else memory.gradient_bytes
-    state = memory.optimizer_state_bytes or 0
-    group = layout.gpus_per_node if strategy.data == "hybrid" else layout.count
-    saved = 1 - 1 / group
-    trainable = sum(parameter_bytes(parameter) for parameter in trace.parameters if parameter.requires_grad)
-    units = sorted(unit_bytes(trace).values(), reverse=True)[:GATHERED_UNITS]
+    held = held_memory(single_bytes, trace, strategy)
+    own = data_group(layout, strategy).layout
+    saved = 1 - 1 / (own.gpus_per_node if strategy.data == "hybrid" else own.count)
+    lasting = held.parameter_bytes + held.gradient_bytes + held.optimizer_state_bytes
+    whole = held.unit_bytes if strategy.pipeline > 1 else sorted(held.unit_bytes, reverse=True)[:GATHERED_UNITS]
     change = {
-        "ddp": trainable,
-        "zero1": trainable - saved * state,
-        "zero2": -saved * (state + gradients),
-        "fsdp": sum(units) - saved * (state + gradients + parameters),
-        "hybrid": sum(units) - saved * (state + gradients + parameters),
+        "ddp": held.trainable_bytes if own.count > 1 else 0.0,
+        "zero1": held.trainable_bytes - saved * held.optimizer_state_bytes,
+        "zero2": -saved * (held.optimizer_state_bytes + held.gradient_bytes),
+        "fsdp": sum(whole) - saved * lasting,
+        "hybrid": sum(whole) - saved * lasting,
     }
-    return max(single_bytes + change[strategy.data], 0.0)
+    return max(held.peak_bytes + change[strategy.data], 0.0)

@@ -83,11 +83,13 @@ class Strategy:
         return self.tensor * self.pipeline
 
     def replicas(self, layout: Layout) -> int:
-        """Data-parallel groups of a layout, each with its own samples.
+        """Data-parallel groups of a layout, each with its own samples; a single GPU is one, whatever the degrees.
 
         Raises:
             InvalidArgumentError: The GPUs cannot be divided so.
         """
+        if layout.count == 1:
+            return 1
         if layout.count % self.model_parallel:
             raise InvalidArgumentError(
                 f"{layout.name} has {layout.count} GPUs, which tensor={self.tensor} x pipeline={self.pipeline} do not "

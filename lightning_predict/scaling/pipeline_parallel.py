@@ -1,0 +1,128 @@
+"""Pipeline parallelism: blocks in stages, a batch in micro-batches, and the time that stages wait for each other.
+
+Every stage runs the forward and the backward pass of each micro-batch (1F1B, Narayanan et al., 2021). With p stages and
+m micro-batches the last stage begins after p - 1 others, so that a step takes m + p - 1 times what the slowest stage
+needs for one micro-batch: (p - 1) / m of the work is waiting, the bubble. Example::
+
+    >>> stage_of_blocks(5, 2)
+    (0, 0, 0, 1, 1)
+    >>> turns(stages=4, micro_batches=16)
+    19
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fabric import Interconnect, collective
+from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.utilisation import Estimate
+from lightning_predict.scaling.blocks import block_of
+from lightning_predict.scaling.strategy import Strategy
+from lightning_predict.timeline.simulation import Launching
+from lightning_predict.tracing.records import Operation
+
+MICRO_BATCHES_PER_STAGE: Final = 4
+"""Micro-batches where nobody says: the bubble is a quarter of the work at most."""
+
+
+def turns(*, stages: int, micro_batches: int) -> int:
+    """Micro-batches' worth of time from the first stage's begin to its end."""
+    return micro_batches + stages - 1
+
+
+def stage_of_blocks(blocks: int, stages: int) -> tuple[int, ...]:
+    """Stage of each block: as even as can be, the first ones a block longer.
+
+    Raises:
+        InvalidArgumentError: Fewer blocks than stages.
+    """
+    if blocks < stages:
+        raise InvalidArgumentError(
+            f"strategy: pipeline={stages} stages for {blocks} transformer block(s); a stage has at least one block, so "
+            f"choose at most {blocks}."
+        )
+    each, longer = divmod(blocks, stages)
+    return tuple(stage for stage in range(stages) for _ in range(each + (stage < longer)))
+
+
+def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
+    """Micro-batches of a batch; 1 without a pipeline.
+
+    Args:
+        strategy: What was asked for; where it does not say, four a stage, or as many as there are samples.
+        samples: Samples of a batch; None where nobody said.
+
+    Raises:
+        InvalidArgumentError: More micro-batches than samples.
+    """
+    if strategy.pipeline == 1:
+        return 1
+    if strategy.micro_batches is None:
+        wanted = MICRO_BATCHES_PER_STAGE * strategy.pipeline
+        return wanted if samples is None else min(wanted, samples)
+    if samples is not None and strategy.micro_batches > samples:
+        raise InvalidArgumentError(
+            f"strategy: micro_batches={strategy.micro_batches} of a batch of {samples} sample(s); a micro-batch has at "
+            f"least one sample, so choose at most {samples}, or record a larger batch."
+        )
+    return strategy.micro_batches
+
+
+def stages_of(
+    work: Sequence[Launching] | Sequence[Operation], positions: Mapping[str, int], stage_of: Sequence[int]
+) -> Iterator[int | None]:
+    """Stage of each operation of the passes; None for what is done once a step (the update).
+
+    What lies outside of blocks goes with the block before it: the embedding to the first stage, the output layer and
+    the loss to the last one.
+
+    Args:
+        work: The step in the order of the host.
+        positions: Position of each block by its name.
+        stage_of: Stage of each block.
+    """
+    current, phase = 0, "forward"
+    for operation in work:
+        if operation.phase not in ("forward", "backward"):
+            yield None
+            continue
+        if (phase, operation.phase) == ("backward", "forward"):  # another batch, under gradient accumulation
+            current = 0
+        phase = operation.phase
+        block = block_of(operation.module, positions)
+        current = current if block is None else stage_of[block]
+        yield current
+
+
+def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Array:
+    """Time in which a stage's output, or the gradient of its input, gets to the neighbour; (low, middle, high).
+
+    Stages lie one behind the other in the layout, so that between machines all GPUs of one send at once. GPUs that
+    share a block hold the same output: each sends its part, and the receivers gather them (Narayanan et al., 2021).
+
+    Args:
+        stream_bytes: Residual stream of a micro-batch.
+        layout: All GPUs.
+        strategy: How they share.
+        interconnect: What is known of the links.
+    """
+    part = stream_bytes / strategy.tensor
+    if layout.nodes > 1:
+        senders = min(layout.gpus_per_node, layout.count // strategy.pipeline)
+        across = Layout(layout.gpu, 1, 2)
+        sent = collective("broadcast", part, across, interconnect=interconnect, groups_per_node=senders)
+    else:
+        sent = collective("broadcast", part, Layout(layout.gpu, 2), interconnect=interconnect)
+    gathered = collective("all_gather", stream_bytes, Layout(layout.gpu, strategy.tensor), interconnect=interconnect)
+    return ends(sent) + ends(gathered)
+
+
+def ends(estimate: Estimate) -> Array:
+    """Low end, middle and high end of all messages together, shape (3,)."""
+    return np.array([estimate.low_seconds.sum(), estimate.seconds.sum(), estimate.high_seconds.sum()])
