@@ -159,7 +159,7 @@ def predict_workload(
     same_gpu = same_gpu_check(alone, origin, models)
     timed = timed_work(alone, targets, origin=origin, models=models, method=method)
     steps = corrected_iterations(alone, timed, targets, origin=origin, check=same_gpu)
-    checks = _validation_steps(validation, targets, origin, models, method)
+    checks = _validation_steps(validation, layouts, sharing, interconnect or CATALOGUE, origin, models, method)
     learnt = _learnt(alone, steps, history, origin)
     steps = tuple(
         step if correction is None else correction.step_of(step) for step, correction in zip(steps, learnt, strict=True)
@@ -177,7 +177,7 @@ def predict_workload(
     )
     memory = step_memory(trace)
     predictions = []
-    for layout, step in zip(layouts, shared, strict=True):
+    for layout, step, check in zip(layouts, shared, checks, strict=True):
         row, is_used = targets.index(layout.gpu), layout == in_use
         if is_used and layout.count > 1 and trace.step_seconds:
             step = _as_measured(step, trace.step_seconds)
@@ -188,7 +188,7 @@ def predict_workload(
             recorded=trace.world_size // trace.num_nodes,
             cores_per_node=cores_per_node,
         )
-        run = run_of(step, own, checks[row], batches=trace.batches)
+        run = run_of(step, own, check, batches=trace.batches)
         correction = learnt[row]
         run = run if correction is None else correction.run_of(run)
         single_bytes = None if memory is None else memory.bytes_on(layout.gpu)
@@ -224,14 +224,27 @@ def gpu_in_use(trace: Trace) -> Gpu | None:
 
 
 def _validation_steps(
-    validation: Trace | None, targets: Sequence[Gpu], origin: Gpu | None, models: KernelModels | None, method: str
+    validation: Trace | None,
+    layouts: Sequence[Layout],
+    sharing: Strategy,
+    interconnect: Interconnect,
+    origin: Gpu | None,
+    models: KernelModels | None,
+    method: str,
 ) -> Sequence[Iteration | None]:
+    """One validation batch on each layout; replicas work by themselves, the GPUs of one together."""
     if validation is None:
-        return [None] * len(targets)
+        return [None] * len(layouts)
+    targets = list(dict.fromkeys(layout.gpu for layout in layouts))
     alone = without_collectives(validation)
     timed = timed_work(alone, targets, origin=origin, models=models, method=method)
-    check = same_gpu_check(alone, origin, models)
-    return corrected_iterations(alone, timed, targets, origin=origin, check=check)
+    steps = corrected_iterations(alone, timed, targets, origin=origin, check=same_gpu_check(alone, origin, models))
+    if sharing.model_parallel == 1:
+        return [steps[targets.index(layout.gpu)] for layout in layouts]
+    own = replace(sharing, micro_batches=None)  # its batch has a size of its own
+    return on_layouts(
+        alone, timed, targets, steps, layouts, own, interconnect=interconnect, origin=origin, models=models
+    )
 
 
 def _learnt(
