@@ -33,6 +33,9 @@ SIDES: Final = ("m", "n", "k")
 LEAST_SHARE: Final = 0.72
 """Least share of a product's time that one with a side doubled may take."""
 
+MOST_UTILISATION: Final = 0.8
+"""Utilisation that the neighbours of a slow product are not taken to exceed, so that few of them need be computed."""
+
 DOUBLINGS: Final = tuple(powers for powers in product(range(3), repeat=len(SIDES)) if 0 < sum(powers) <= 2)
 """Doublings of each side, up to two in all: where one drop follows another, the second must count for the first."""
 
@@ -60,8 +63,8 @@ def held_by_growth(
     for powers in DOUBLINGS:
         grown = _grown(batch, powers)
         share = LEAST_SHARE ** sum(powers)
-        # No kernel beats its reference: neighbours whose reference is too long cannot undercut.
-        wanted = may_fall & (reference_seconds(grown, gpus) < share * held)
+        # Neighbours whose reference is too long cannot undercut.
+        wanted = may_fall & (reference_seconds(grown, gpus) < MOST_UTILISATION * share * held)
         if wanted.any():
             held[wanted] = np.minimum(held[wanted], timed(grown, wanted) / share)
     return held

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import final
 
+from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.blending import BLEND_NAME, BUNDLED_BLENDS, Blend, BlendTable, read_blends
 from lightning_predict.kernels.collective import CollectiveCurves, bundled_curves
@@ -73,7 +74,8 @@ def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> Bundle
     """Models of the GPUs, from an explicit path, the verified cache, the bundled files or the configured address.
 
     Args:
-        gpu_names: Our names; a GPU without weights of its own is served by the base.
+        gpu_names: Our names; a GPU without weights of its own is served by the base. Those of the catalogue come along,
+            since a GPU without measurements is held to the lesser ones that have them.
         path: Folder or file of weights; None searches. A folder may have its own `blend.json`.
 
     Raises:
@@ -81,7 +83,8 @@ def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> Bundle
     """
     # The store reads the environment: a changed setting must not be answered from before the change.
     settings = tuple(sorted((key, value) for key, value in os.environ.items() if key.startswith("LIGHTNING_PREDICT_")))
-    return _loaded(gpu_names, path, settings)
+    names = tuple(dict.fromkeys((*catalogue_names(), *gpu_names)))
+    return _loaded(names, path, settings)
 
 
 @lru_cache(maxsize=8)

@@ -3,8 +3,8 @@
 `seconds = reference / utilisation`. The reference (`features.reference_seconds`) is a time that no kernel beats; the
 utilisation is the geometric mean of a small ensemble of networks, each bounded by 1 above and by the lowest that was
 measured below. Features are kept inside the range that was trained on, so shapes far outside it get the utilisation of
-its edge and a time that still follows the roofline; products are held to their larger neighbours (`growth.py`).
-Example::
+its edge and a time that still follows the roofline; products are held to their larger neighbours (`growth.py`),
+and GPUs without measurements to lesser ones that have them (`lesser_gpus.py`). Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem_batch
@@ -17,6 +17,7 @@ Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -24,6 +25,8 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import UnknownOperationError, WeightsFormatError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels import features_matmul
 from lightning_predict.kernels.arrays import BoolArray
@@ -31,7 +34,8 @@ from lightning_predict.kernels.features import Family, reference_seconds
 from lightning_predict.kernels.features_attention import ATTENTION
 from lightning_predict.kernels.features_convolution import CONVOLUTION
 from lightning_predict.kernels.features_vector import VECTOR
-from lightning_predict.kernels.growth import held_by_growth
+from lightning_predict.kernels.growth import MOST_UTILISATION, held_by_growth
+from lightning_predict.kernels.lesser_gpus import beats, longest_seconds, weakened
 from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, odd_size_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch
@@ -79,6 +83,8 @@ class UtilisationModels:
 
     def __init__(self, weights: LoadedWeights) -> None:
         self._weights = weights
+        known = set(gpu_names())
+        self._measured = tuple(find_gpu(name) for name in weights.gpus if name in known)
 
     def supports(self, operation: str, dtype: str) -> bool:
         """True where a model serves this operation and dtype on every GPU."""
@@ -133,11 +139,44 @@ class UtilisationModels:
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
         predicted = timed(batch, everything).reshape(everything.shape)
         seconds = held_by_growth(batch, gpus, predicted, timed)
+        seconds = np.minimum(seconds, self._longest(batch, gpus))
+        seconds = self._held_to_weaker(family, batch, gpus, seconds)
         bound = roofline_seconds(batch, gpus, least=True)
         half_widths = [network.half_width(batch.operation, batch.dtype) for network in networks]
         spread = np.exp(np.array(half_widths))[:, None]
         high = seconds * spread * np.where(odd_size_seconds(batch, gpus) > 0, ODD_SIZE_SPREAD, 1.0)
         return Estimate(seconds, np.maximum(seconds / spread, bound), high)
+
+    def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+        """Seconds that measured GPUs of lesser figures set to those that the base serves, shape (gpus, problems)."""
+        key = batch.operation, batch.dtype
+        longest = np.full((len(gpus), len(batch)), np.inf)
+        unmeasured = [index for index, gpu in enumerate(gpus) if not self.has_own_weights(gpu.name, *key)]
+        stronger = [gpus[index] for index in unmeasured]
+        lesser = [
+            gpu
+            for gpu in self._measured
+            if self.has_own_weights(gpu.name, *key) and any(beats(other, gpu, batch.dtype) for other in stronger)
+        ]
+        if lesser:
+            high = self._estimate(batch, lesser).high_seconds
+            longest[unmeasured] = longest_seconds(stronger, lesser, high, batch.dtype)
+        return longest
+
+    def _held_to_weaker(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu], seconds: Array) -> Array:
+        """Seconds of GPUs that the base serves, not above those of the same GPU with weaker figures."""
+        base = self._weights.base.families[family.name]
+        weaker = [weakened(gpu) for gpu in gpus]
+        slack = math.exp(base.half_width(batch.operation, batch.dtype) / 2)
+        served = [not self.has_own_weights(gpu.name, batch.operation, batch.dtype) for gpu in gpus]
+        # Where even the reference of the weaker one is slower, nothing needs to be computed.
+        room = slack * reference_seconds(batch, weaker) < MOST_UTILISATION * seconds
+        wanted = np.array(served)[:, None] & room
+        held = seconds.copy()
+        if wanted.any():
+            limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)
+            held[wanted] = np.minimum(held[wanted], limits)
+        return held
 
     def _wanted_seconds(
         self,

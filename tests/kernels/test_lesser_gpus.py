@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.lesser_gpus import WEAKER, beats, longest_seconds, weakened
+from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.kernels.utilisation import UtilisationModels
+from lightning_predict.weights.store import load_weights
+from tests.example_gpu import BIG, OLD, SMALL
+from tests.kernels.example_networks import constant_weights, with_own
+
+LINEAR = problem_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])
+
+
+def improved(card: Gpu, factor: float, name: str) -> Gpu:
+    """Every figure times the factor."""
+    return replace(
+        card,
+        name=name,
+        streaming_multiprocessors=round(card.streaming_multiprocessors * factor),
+        base_clock_hz=card.base_clock_hz * factor,
+        boost_clock_hz=card.boost_clock_hz * factor,
+        peak_flops_per_second={dtype: factor * peak for dtype, peak in card.peak_flops_per_second.items()},
+        dram_bytes_per_second=card.dram_bytes_per_second * factor,
+        l2_bytes=card.l2_bytes * factor,
+        l2_bytes_per_second=card.l2_bytes_per_second * factor,
+        power_watts=card.power_watts * factor,
+    )
+
+
+def test_a_gpu_beats_another_in_every_figure_or_not_at_all() -> None:
+    assert beats(BIG, SMALL, "float32")
+    assert not beats(SMALL, BIG, "float32")
+    assert beats(SMALL, SMALL, "float32")  # equal figures are not worse
+    assert not beats(replace(BIG, power_watts=99.0), SMALL, "float32")
+    assert not beats(replace(BIG, l2_bytes=0.9e6), SMALL, "float32")
+    assert beats(SMALL, OLD, "bfloat16")
+    assert not beats(OLD, SMALL, "float32")  # of an older architecture
+
+
+def test_the_fastest_of_the_lesser_gpus_sets_the_limit() -> None:
+    high = np.array([[3.0, 1.0], [2.0, 4.0]])
+    longest = longest_seconds([BIG, OLD], [SMALL, OLD], high, "float32")
+    assert longest.tolist() == [[2.0, 1.0], [2.0, 4.0]]  # BIG beats both, OLD itself alone
+    assert longest_seconds([OLD], [SMALL], high[:1], "float32").tolist() == [[math.inf, math.inf]]
+
+
+def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
+    """The base knows nothing good: 2 % utilisation; the T4's own weights reach 50 %, within 5 %."""
+    base = constant_weights("matmul_single", utilisation=0.02, interval=math.log(2))
+    models = UtilisationModels(with_own(base, "T4", "matmul_single", utilisation=0.5, trained=(("linear", "float32"),)))
+    t4 = models.estimate(LINEAR, [gpu("T4")])
+    better, other = improved(gpu("T4"), 1.5, "better"), gpu("L4")  # the L4's L2 bandwidth or clock may beat, not all
+    estimate = models.estimate(LINEAR, [better, other, gpu("T4")])
+    np.testing.assert_allclose(estimate.seconds[0], t4.high_seconds[0])
+    np.testing.assert_allclose(estimate.seconds[2], t4.seconds[0])
+    alone = UtilisationModels(base).estimate(LINEAR, [better, other])
+    assert (estimate.seconds[0] < alone.seconds[0]).all()
+    np.testing.assert_allclose(estimate.high_seconds[0], 2 * estimate.seconds[0])  # as wide as before
+    if not beats(other, gpu("T4"), "float32"):
+        np.testing.assert_array_equal(estimate.seconds[1], alone.seconds[1])
+
+
+def test_the_base_does_not_call_a_gpu_slower_than_a_much_weaker_one() -> None:
+    """A base of one layer that takes all utilisation away as clocks rise, from a half to two per cent."""
+    weights = constant_weights("matmul_single", utilisation=0.5, interval=math.log(1.44))
+    network = weights.base.families["matmul_single"]
+    weight = network.layers[0].weight.copy()
+    weight[0, network.features.index("boost_clock"), 0] = 20.0
+    wavering = replace(network, layers=(replace(network.layers[0], weight=weight),))
+    base = replace(weights.base, families={"matmul_single": wavering})
+    models = UtilisationModels(replace(weights, base=base))
+    better = improved(SMALL, 1.5, "better")
+    plain = models.estimate(LINEAR, [SMALL])
+    assert models.estimate(LINEAR, [better]).seconds == pytest.approx(1.2 * plain.seconds)  # half of the interval
+
+
+def test_a_weaker_gpu_is_the_better_one_undone() -> None:
+    better = improved(SMALL, WEAKER, SMALL.name)
+    assert weakened(better) == replace(SMALL, memory_bytes=SMALL.memory_bytes / WEAKER)
+
+
+def drawn(seed: int = 0, count: int = 60) -> dict[str, ProblemBatch]:
+    """Problems of all families, even in the logarithm."""
+    draw = np.random.default_rng(seed)
+
+    def sizes(largest: float, unit: int = 1) -> Array:
+        return np.asarray(np.rint(2 ** draw.uniform(0, largest, count)) * unit, dtype=np.float64)
+
+    batches = {
+        f"linear/{dtype}": problem_batch("linear", dtype, m=sizes(16), n=sizes(13, 8), k=sizes(13, 8))
+        for dtype in ("float32", "float16", "bfloat16")
+    }
+    batches["bmm/float32"] = problem_batch("bmm", "float32", b=sizes(10), m=sizes(12), n=sizes(9, 8), k=sizes(9, 8))
+    batches["attention/bfloat16"] = problem_batch(
+        "attention", "bfloat16", batch=sizes(6), heads=sizes(6), seq=sizes(10, 16), head_dim=64, causal=1
+    )
+    batches["conv2d/float32"] = problem_batch(
+        "conv2d", "float32", batch=sizes(8), in_channels=sizes(11), out_channels=sizes(11), kernel_size=3,
+        image_size=sizes(5, 8), padding=1,
+    )  # fmt: skip
+    for name in ("add", "softmax", "gelu"):
+        batches[f"{name}/float32"] = problem_batch(name, "float32", rows=sizes(16), cols=sizes(13))
+    return batches
+
+
+@pytest.mark.parametrize("name", list(drawn()))
+def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(name: str) -> None:
+    models = UtilisationModels(load_weights(gpu_names(), offline=True))
+    batch = drawn()[name]
+    cards = [gpu(one) for one in gpu_names()]
+    plain = models.estimate(batch, cards)
+    for factor, allowed in ((1.5, 0.0), (1.1, 0.005)):
+        better = models.estimate(batch, [improved(card, factor, f"{card.name}-better") for card in cards])
+        slower = better.seconds > plain.high_seconds * (1 + 1e-9)
+        measured = np.array([models.has_own_weights(card.name, batch.operation, batch.dtype) for card in cards])
+        assert not slower[measured].any()
+        # Two GPUs without measurements are held to each other from a factor of 1.5 on.
+        assert slower[~measured].mean() <= allowed, [cards[row].name for row in np.flatnonzero(slower.any(axis=1))]
