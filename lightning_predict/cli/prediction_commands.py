@@ -18,6 +18,7 @@ from lightning_predict.cli.answers import Answer, json_value
 if TYPE_CHECKING:
     from lightning_predict.cost.energy import Energy
     from lightning_predict.cost.records import Offer
+    from lightning_predict.gpus.layouts import Layout
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import Ranking
 
@@ -27,6 +28,8 @@ def predict(
     *,
     gpus: str | None = None,
     iterations: int | None = None,
+    strategy: str = "ddp",
+    nodes: int = 1,
     deadline_hours: float | None = None,
     usd_per_hour: float | None = None,
     offers: Path | None = None,
@@ -48,8 +51,10 @@ def predict(
 
     Args:
         trace: The recorded step.
-        gpus: Names of GPUs, separated by commas (default: ten that people rent).
+        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten that people rent).
         iterations: Training steps still to come; without it, times and costs are those of one step.
+        strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
+        nodes: Machines of the layouts that do not say.
         deadline_hours: Recommend the cheapest GPU that is done within so many hours, too.
         usd_per_hour: Your own price of every GPU.
         offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
@@ -66,7 +71,8 @@ def predict(
         sky: Write a SkyPilot task that rents the recommended GPU to this file.
     """
     prices = Prices(usd_per_hour, offers, region, spot, watts, usd_per_kwh)
-    findings = _findings(trace, gpus, iterations, deadline_hours, prices, method, weights)
+    shared = Shared(strategy, nodes)
+    findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights)
     if energy or grid_grams_per_kwh is not None:
         findings = findings.with_energy(grid_grams_per_kwh)
     written = {"html": html, "markdown": markdown, "sky": sky}
@@ -83,6 +89,8 @@ def report(
     output: Path = Path("report.html"),
     iterations: int | None = None,
     gpus: str | None = None,
+    strategy: str = "ddp",
+    nodes: int = 1,
     deadline_hours: float | None = None,
     usd_per_hour: float | None = None,
     offers: Path | None = None,
@@ -98,7 +106,9 @@ def report(
         trace: The recorded step.
         output: File to write; .html, .md or .json.
         iterations: Training steps still to come; without it, times and costs are those of one step.
-        gpus: Names of GPUs, separated by commas (default: ten that people rent).
+        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten that people rent).
+        strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
+        nodes: Machines of the layouts that do not say.
         deadline_hours: Recommend the cheapest GPU that is done within so many hours, too.
         usd_per_hour: Your own price of every GPU.
         offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
@@ -113,12 +123,22 @@ def report(
     if output.suffix not in (".html", ".md", ".json"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .md or .json; give one.")
     prices = Prices(usd_per_hour, offers, region, spot)
-    findings = _findings(trace, gpus, iterations, deadline_hours, prices, method, weights)
+    shared = Shared(strategy, nodes)
+    findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights)
     findings = findings.with_energy(grid_grams_per_kwh)
     texts = {".html": findings.html, ".md": findings.markdown, ".json": findings.json_text}
     output.write_text(texts[output.suffix](), encoding="utf-8")
     written = {"written": {output.suffix[1:]: str(output)}}
     return Answer(data=lambda: findings.as_dict() | written, show=lambda: print(output))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The options that say how several GPUs share the work."""
+
+    strategy: str
+    nodes: int
 
 
 @final
@@ -133,7 +153,7 @@ class Prices:
     watts: float | None = None
     usd_per_kwh: float | None = None
 
-    def offers(self, gpus: Sequence[str]) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
+    def offers(self, layouts: Sequence[Layout]) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
         """The offers to take prices from, and what there is to say about them."""
         from lightning_predict.cost.offers import load_offers
         from lightning_predict.cost.user_offers import (
@@ -151,7 +171,13 @@ class Prices:
         if self.region is not None and self.file is None:
             raise InvalidArgumentError("--region is for a price file of your own; give it with --offers.")
         if ways[2]:
-            return tuple(own_machine_offer(gpu, watts=self.watts, usd_per_kwh=self.usd_per_kwh) for gpu in gpus), ()
+            own = (
+                own_machine_offer(
+                    layout.gpu.name, watts=self.watts, usd_per_kwh=self.usd_per_kwh, num_gpus=layout.gpus_per_node
+                )
+                for layout in layouts
+            )
+            return tuple(own), ()
         table = load_offers()
         notes: tuple[str, ...] = ()
         if self.file is not None:
@@ -235,6 +261,7 @@ def _findings(
     trace: Path,
     gpus: str | None,
     iterations: int | None,
+    shared: Shared,
     deadline_hours: float | None,
     prices: Prices,
     method: str,
@@ -251,13 +278,16 @@ def _findings(
     from lightning_predict.tracing.records import Trace
 
     asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
-    names = tuple(layout.name for layout in layouts_of(asked))
+    layouts = layouts_of(asked, num_nodes=shared.nodes)
+    names = tuple(layout.name for layout in layouts)
     rank(Predictions(()), deadline_hours=deadline_hours)
-    offers, notes = prices.offers(names)
+    offers, notes = prices.offers(layouts)
     found = predict_trace(
         Trace.load(str(trace)),
         names,
         iterations=iterations,
+        num_nodes=shared.nodes,
+        strategy=shared.strategy,
         method=method,
         offers=offers,
         usd_per_hour=prices.usd_per_hour,

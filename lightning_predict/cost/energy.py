@@ -18,13 +18,13 @@ arXiv 2506.14551). The rest of the machine and its cooling are left out unless `
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, final
 
 from lightning_predict.cost.records import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import Gpu
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
 
 IDLE_SHARE: Final = 0.2
@@ -109,7 +109,7 @@ def prediction_energy(
     """Energy of a predicted run; None where its length is not known.
 
     Args:
-        prediction: Of one GPU.
+        prediction: Of a GPU or a layout.
         grid_grams_per_kwh: See `energy`.
         idle_share: See `energy`.
         overhead: See `energy`.
@@ -120,14 +120,17 @@ def prediction_energy(
     """
     if prediction.total_seconds is None:
         return None
-    return energy(
+    layout = layout_of(prediction.gpu)
+    found = energy(
         prediction.total_seconds,
-        find_gpu(prediction.gpu),
+        layout.gpu,
+        num_gpus=layout.count,
         busy_share=min(prediction.device_seconds / prediction.iteration_seconds, 1.0),
         grid_grams_per_kwh=grid_grams_per_kwh,
         idle_share=idle_share,
         overhead=overhead,
     )
+    return replace(found, gpu=prediction.gpu)
 
 
 def _check(word: str, value: float, low: float, high: float) -> None:

@@ -19,6 +19,7 @@ from lightning_predict.reports.footnotes import (
     coverage_note,
     in_use_note,
     interval_note,
+    is_bound_by_links,
     is_bound_by_loader,
     tight_note,
     total_notes,
@@ -90,6 +91,8 @@ def _fits(prediction: Prediction) -> str | None:
 def _bound_by(prediction: Prediction) -> str:
     if is_bound_by_loader(prediction):
         return "loader"
+    if is_bound_by_links(prediction):
+        return "links"
     return "host" if prediction.host_seconds > prediction.device_seconds else "device"
 
 

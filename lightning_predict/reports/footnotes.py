@@ -97,8 +97,25 @@ def host_note(predictions: Predictions) -> Iterable[str]:
         yield f"Bound by host: it cannot launch faster, so a GPU twice as fast gains {', '.join(gains)}."
 
 
+def is_bound_by_links(prediction: Prediction) -> bool:
+    """Half of a step or more is waiting for other GPUs."""
+    return prediction.added_seconds >= prediction.iteration_seconds / 2
+
+
+def links_note(predictions: Predictions) -> Iterable[str]:
+    """What of a step several GPUs wait for each other, and that each takes samples of its own."""
+    several = [one for one in predictions.values() if one.num_gpus > 1]
+    shares = [(one.gpu, one.added_seconds / one.iteration_seconds) for one in several if one.added_seconds > 0]
+    if shares:
+        waits = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in shares)
+        yield f"Several GPUs: of an iteration, they wait for each other {waits}."
+    if several:
+        yield "Several GPUs: each takes as many samples as were recorded; the same samples take fewer iterations."
+
+
 def bound_notes(predictions: Predictions) -> Iterable[str]:
     """What bounds a step, where it is not the device."""
+    yield from links_note(predictions)
     yield from host_note(predictions)
     yield from loader_note(predictions)
 

@@ -20,7 +20,9 @@ import yaml
 from lightning_predict.cost.offers import CURRENT_YEARS, load_offers, offers_for
 from lightning_predict.cost.records import Offer, Prediction
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
+from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 
@@ -86,10 +88,10 @@ _GEFORCE: Final = re.compile(r"RTX-")
 
 
 def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
-    """The current machine with this GPU that costs the least as a whole, whatever its number of GPUs.
+    """The current machine with this GPU that costs the least as a whole, and has as many of them as a layout asks for.
 
     Args:
-        gpu: Any name of the GPU.
+        gpu: Any name of the GPU, or of a layout.
         offers: Offers to choose from; None takes those that ship with the package.
 
     Raises:
@@ -97,12 +99,14 @@ def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
         UnknownOfferError: No current offer has it.
     """
     table = load_offers() if offers is None else tuple(offers)
-    name = find_gpu(gpu).name
+    layout = layout_of(gpu)
+    name = layout.gpu.name
     newest = max((offer.date for offer in table), default="0000")
     oldest = f"{int(newest[:4]) - CURRENT_YEARS:04d}{newest[4:]}"
-    current = [offer for offer in offers_for(name, table) if offer.date >= oldest]
+    enough = [offer for offer in offers_for(name, table) if offer.num_gpus >= layout.gpus_per_node]
+    current = [offer for offer in enough if offer.date >= oldest]
     if not current:
-        raise UnknownOfferError(f"No current offer of {name}; give a price file that has one.")
+        raise UnknownOfferError(f"No current offer of {layout.name}; give a price file that has one.")
     return min(current, key=lambda offer: (offer.usd_per_hour, offer.num_gpus))
 
 
@@ -128,9 +132,10 @@ def sky_task(
             resources["instance_type"] = instance
     resources["accelerators"] = f"{sky_accelerator(offer.gpu, offer.provider)}:{offer.num_gpus}"
     resources["use_spot"] = offer.spot
-    document: str = yaml.safe_dump(
-        {"name": name, "resources": resources, "run": run}, sort_keys=False, allow_unicode=True
-    )
+    layout = None if prediction is None else layout_of(prediction.gpu)
+    nodes = {} if layout is None or layout.nodes == 1 else {"num_nodes": layout.nodes}
+    task = {"name": name, "resources": resources, **nodes, "run": run}
+    document: str = yaml.safe_dump(task, sort_keys=False, allow_unicode=True)
     return "".join(f"# {line}\n" for line in _comment(offer, cloud, prediction)) + document
 
 
@@ -177,22 +182,20 @@ def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
 
 
 def _predicted(predictions: Predictions, name: str, count: float) -> Prediction:
-    if count == 1:
-        try:
-            own = find_gpu(name).name
-        except UnknownGpuError:
-            own = name
-        if own in predictions:
-            return predictions[own]
-        forms = [
-            one
-            for one in predictions.values()
-            if name in (sky_accelerator(one.gpu), sky_accelerator(one.gpu, "runpod"))
-        ]
-        if forms:
-            return forms[0]
+    for one in predictions.values():
+        layout = layout_of(one.gpu)
+        names = (layout.gpu.name, sky_accelerator(layout.gpu.name), sky_accelerator(layout.gpu.name, "runpod"))
+        if layout.nodes == 1 and layout.gpus_per_node == count and (name in names or _is_called(layout.gpu, name)):
+            return one
     asked = ", ".join(predictions)
-    raise UnknownGpuError(f"{name}:{count:g} was not predicted. Predicted, one GPU each: {asked}.")
+    raise UnknownGpuError(f"{name}:{count:g} was not predicted. Predicted: {asked}.")
+
+
+def _is_called(gpu: Gpu, name: str) -> bool:
+    try:
+        return find_gpu(name) == gpu
+    except UnknownGpuError:
+        return False
 
 
 def _instance(cloud: str, offer: Offer) -> str | None:
@@ -214,8 +217,10 @@ def _comment(offer: Offer, cloud: str | None, prediction: Prediction | None) -> 
     lines = [f"{offer.label}: {usd_per_hour(offer.usd_per_hour)} for {offer.num_gpus} x {offer.gpu}."]
     if prediction is not None and prediction.total_seconds is not None:
         cost = "" if prediction.cost_usd is None else f", {usd(prediction.cost_usd)}"
-        lines.append(f"Predicted on one {offer.gpu}: {duration(prediction.total_seconds)}{cost}.")
-    if offer.num_gpus > 1:
+        layout = layout_of(prediction.gpu)
+        where = f"one {offer.gpu}" if layout.count == 1 else layout.name
+        lines.append(f"Predicted on {where}: {duration(prediction.total_seconds)}{cost}.")
+    if offer.num_gpus > (1 if prediction is None else layout_of(prediction.gpu).gpus_per_node):
         lines.append(f"The machine has {offer.num_gpus} GPUs, all of which are paid for.")
     if cloud is None:
         lines.append(f"SkyPilot has no cloud named {offer.provider}: it will look for the GPU elsewhere.")

@@ -77,3 +77,21 @@ def test_power_lies_between_waiting_and_the_limit(busy: float, idle: float, seco
 def test_numbers_out_of_range(arguments: dict[str, float], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         energy(3600.0, T4, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_layout_takes_the_energy_of_all_its_gpus() -> None:
+    # Eight T4 of 70 W, busy throughout, for one hour.
+    one = Prediction(
+        gpu="8xT4",
+        iteration_seconds=1.0,
+        iteration_seconds_low=1.0,
+        iteration_seconds_high=1.0,
+        device_seconds=1.0,
+        host_seconds=0.1,
+        total_seconds=3600.0,
+        num_gpus=8,
+    )
+    found = prediction_energy(one)
+    assert found is not None
+    assert found.gpu == "8xT4"
+    assert found.kilowatt_hours == pytest.approx(8 * 0.070)

@@ -3,7 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_predict.reports.columns import grid
-from lightning_predict.reports.footnotes import bound_notes, in_use_note, loader_note, total_notes, unknown_length_note
+from lightning_predict.reports.footnotes import (
+    bound_notes,
+    in_use_note,
+    is_bound_by_links,
+    links_note,
+    loader_note,
+    total_notes,
+    unknown_length_note,
+)
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import H100, MINIMAL, T4
@@ -65,3 +73,14 @@ def test_an_unknown_length_has_the_time_of_steps_and_epochs() -> None:
         "The length of this run is not known. 1,000 steps of training take: L4 25.0 s."
     ]
     assert list(unknown_length_note(of(T4, MINIMAL))) == []
+
+
+def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> None:
+    alone = replace(MINIMAL, iteration_seconds=0.4)
+    four = replace(MINIMAL, gpu="4xT4", iteration_seconds=0.5, added_seconds=0.1, num_gpus=4)
+    eight = replace(MINIMAL, gpu="8xT4", iteration_seconds=1.0, added_seconds=0.6, num_gpus=8)
+    notes = list(links_note(of(alone, four, eight)))
+    assert notes[0] == "Several GPUs: of an iteration, they wait for each other 20 % (4xT4), 60 % (8xT4)."
+    assert "each takes as many samples as were recorded" in notes[1]
+    assert [is_bound_by_links(one) for one in (alone, four, eight)] == [False, False, True]
+    assert list(links_note(of(alone))) == []

@@ -166,7 +166,7 @@ def test_a_name_that_covers_several_forms_finds_the_one_that_was_predicted() -> 
         (None, InvalidArgumentError, "has no accelerator of one kind"),
         ({}, InvalidArgumentError, "has no accelerator of one kind"),
         ({"T4": 1, "L4": 1}, InvalidArgumentError, "has no accelerator of one kind"),
-        ({"T4": 4}, UnknownGpuError, "T4:4 was not predicted. Predicted, one GPU each: H100-SXM-80GB, T4, K80."),
+        ({"T4": 4}, UnknownGpuError, "T4:4 was not predicted. Predicted: H100-SXM-80GB, T4, K80."),
         ({"L4": 1}, UnknownGpuError, "L4:1 was not predicted"),
         ({"tpu-v4": 1}, UnknownGpuError, "tpu-v4:1 was not predicted"),
         ({"K80": 1}, InvalidArgumentError, "does not fit on K80; leave K80 out of the task's resources"),
@@ -184,3 +184,18 @@ def test_a_run_of_unknown_length_cannot_be_estimated() -> None:
     unknown = Predictions((replace(T4, total_seconds=None),))
     with pytest.raises(InvalidArgumentError, match="length of the run on T4 is not known; predict it with a number"):
         sky_time_estimator(unknown)(Resources({"T4": 1}))
+
+
+def test_a_layout_rents_machines_with_as_many_gpus_and_is_estimated_by_their_number() -> None:
+    two = offer(gpu="T4", instance="two", num_gpus=2, usd_per_hour=1.0)
+    eight = offer(gpu="T4", instance="eight", num_gpus=8, usd_per_hour=4.0)
+    assert machine_to_rent("4xT4", [two, eight]) == eight
+    with pytest.raises(UnknownOfferError, match="No current offer of 16xT4"):
+        machine_to_rent("16xT4", [two, eight])
+    layout = replace(T4, gpu="2x8xT4", num_gpus=16)
+    task = sky_task(eight, prediction=layout)
+    assert yaml.safe_load(task)["num_nodes"] == 2
+    assert "Predicted on 2x8xT4: 3 h 12 min, $1.12." in task
+    assert "all of which are paid for" not in task
+    estimate = sky_time_estimator(Predictions((T4, replace(T4, gpu="4xT4", num_gpus=4, total_seconds=3000.0))))
+    assert estimate(Resources({"T4": 4})) == 3000
