@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from lightning_predict.scaling.gradients import parameter_bytes, unit_bytes
-from lightning_predict.scaling.model_parallel import stage_parameters
 from lightning_predict.scaling.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of
+from lightning_predict.scaling.stages import stage_parameters
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.scaling.tensor_parallel import SplitModel, split_model
 from lightning_predict.tracing.records import Parameter, TensorInfo, Trace
@@ -73,7 +73,7 @@ def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMe
 def activation_shares(trace: Trace, model: SplitModel, strategy: Strategy) -> list[float]:
     """Of what the backward pass of a whole batch on one GPU reads, the share that a GPU of each stage holds at once."""
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline)
-    samples = None if trace.samples is None else trace.samples // trace.batches
+    samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
     sizes = [0.0] * strategy.pipeline
     total = 0.0

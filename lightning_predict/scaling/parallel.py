@@ -11,8 +11,8 @@ with the collectives beside them. A layout of one GPU is the step itself, exactl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, final
+from dataclasses import replace
+from typing import final
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.estimates import KernelModels
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
-from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.scaling.friction import FRICTION, Friction
 from lightning_predict.scaling.gradients import (
     ROOT,
@@ -33,21 +32,16 @@ from lightning_predict.scaling.gradients import (
     unit_bytes,
     visits,
 )
-from lightning_predict.scaling.model_parallel import Stage, data_group, divided_step, model_stages
-from lightning_predict.scaling.strategy import Strategy
+from lightning_predict.scaling.model_parallel import divided_step, pace_of
+from lightning_predict.scaling.pieces import Cutter, Ends, Links
+from lightning_predict.scaling.stages import Stage, model_stages
+from lightning_predict.scaling.strategy import Strategy, data_group
 from lightning_predict.timeline.communication import Piece, Transfer, Walked, walk
 from lightning_predict.timeline.queues import anchored_host, launchings
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, Simulated, simulate
+from lightning_predict.timeline.simulation import Launching, simulate
 from lightning_predict.tracing.records import Trace
 from lightning_predict.units import mebibytes_to_bytes
-
-MACHINE_SPREAD: Final = 2.5
-"""Factor up and down around a collective, on machines that nobody measured: of the published machines whose links are
-there at all, nine in ten lie within it (`python -m lightning_predict.fitting.evaluation` prints their bandwidths)."""
-
-Ends = Array
-"""Low end, middle and high end of a 90 % interval, shape (3,)."""
 
 
 def on_layouts(
@@ -165,8 +159,8 @@ class SharedStep:
             InvalidArgumentError: The layout's GPUs cannot share the work so.
         """
         strategy.replicas(layout)
-        links = _Links(layout, interconnect, friction.slowdown)
-        cutter = _Cutter(self._simulated, row, _ends(step) / self._simulated.seconds[row])
+        links = Links(layout, interconnect, friction.slowdown)
+        cutter = Cutter(self._simulated, row, _ends(step) / self._simulated.seconds[row])
         return _exchanged(self._trace, self._work, cutter, links, strategy)
 
     def _divided(
@@ -179,22 +173,22 @@ class SharedStep:
                 self._trace, self._timed, self._gpus, self._host, self._models, strategy
             )
         factors = _ends(step) / self._simulated.seconds[row]
-        paces = [stage.pace(layout, strategy, interconnect, row, factors) for stage in self._stages[strategy]]
+        paces = [pace_of(stage, layout, strategy, interconnect, row, factors) for stage in self._stages[strategy]]
         pace = max(paces, key=lambda pace: float(pace.seconds[1]))
-        links = _Links(group.layout, interconnect, FRICTION.slowdown, group.groups_per_node)
-        cutter = _Cutter(pace.stage.whole, row, factors, pace.exposed)
+        links = Links(group.layout, interconnect, FRICTION.slowdown, group.groups_per_node)
+        cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
         trace = replace(self._trace, parameters=pace.stage.parameters)
         walked = pace.repeated(_exchanged(trace, pace.stage.work, cutter, links, strategy))
         spread = np.array([0.0, 1.0, 2.0])
         seconds = FRICTION.seconds(walked, walked.seconds, replicas=layout.count, spread=spread)
-        return divided_step(step, self._work, self._simulated, pace, strategy, layout, seconds, walked)
+        return divided_step(step, self._work, self._simulated, pace, layout, seconds, walked)
 
 
 def _ends(step: Iteration) -> Ends:
     return np.array([step.low_seconds, step.seconds, step.high_seconds])
 
 
-def _exchanged(trace: Trace, work: Sequence[Launching], cutter: _Cutter, links: _Links, strategy: Strategy) -> Walked:
+def _exchanged(trace: Trace, work: Sequence[Launching], cutter: Cutter, links: Links, strategy: Strategy) -> Walked:
     """The work with what the replicas exchange beside it; without a backward pass that is nothing."""
     if not has_backward(work):
         (whole,) = cutter.pieces([])
@@ -204,70 +198,11 @@ def _exchanged(trace: Trace, work: Sequence[Launching], cutter: _Cutter, links: 
     return _bucketed(trace, work, cutter, links, strategy)
 
 
-class _Cutter:
-    """Cuts the simulated step of one GPU into pieces, at each end of its interval."""
-
-    def __init__(self, simulated: Simulated, row: int, factors: Ends, exposed: Ends | None = None) -> None:
-        on_compute = simulated.kernel_streams == COMPUTE_STREAM
-        self._owners = simulated.kernel_owners[on_compute]
-        ends = (simulated.kernel_starts + simulated.kernel_seconds)[row, on_compute]
-        self._ends = np.maximum.accumulate(ends - simulated.begins[row]) if len(ends) else ends
-        self._total = float(simulated.seconds[row])
-        self._busy = simulated.busy[row]
-        self._factors, self._exposed = factors, exposed
-
-    def pieces(self, cuts: Sequence[int]) -> list[Array]:
-        """Time between cuts (ascending numbers of operations), from the beginning of the step to its end.
-
-        Collectives inside the model, which stand in the way, are spread over all pieces but that behind the last cut.
-        """
-        kernels = np.searchsorted(self._owners, np.asarray(cuts))
-        moments = [float(self._ends[count - 1]) if count else 0.0 for count in kernels]
-        bounded = np.clip([0.0, *moments, self._total], 0.0, self._total)
-        durations = [duration * self._factors for duration in np.diff(bounded)]
-        if self._exposed is None:
-            return durations
-        passes = max(len(durations) - 1, 1)
-        stretch = 1 + self._exposed / sum(durations[:passes])
-        return [duration * stretch for duration in durations[:passes]] + durations[passes:]
-
-    def busy(self, begin: int) -> Ends:
-        """Time in which the operations from `begin` on keep the device busy."""
-        seconds: Ends = float(self._busy[begin:].sum()) * self._factors
-        return seconds
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Links:
-    """A layout and what is known of its links."""
-
-    layout: Layout
-    interconnect: Interconnect
-    slowdown: float
-    groups_per_node: int = 1
-
-    def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
-        """Low end, middle and high end of each message's time, beside the step."""
-        if not sizes:
-            return []
-        found = collective(
-            operation,
-            sizes,
-            self.layout,
-            interconnect=self.interconnect,
-            groups_per_node=self.groups_per_node * groups_per_node,
-        )
-        spread = MACHINE_SPREAD if self.interconnect == CATALOGUE else 1.0
-        ends = [found.low_seconds / spread, found.seconds, found.high_seconds * spread]
-        return list(self.slowdown * np.stack(ends, axis=1))
-
-
 def _bucketed(
     trace: Trace,
     work: Sequence[Launching],
-    cutter: _Cutter,
-    links: _Links,
+    cutter: Cutter,
+    links: Links,
     strategy: Strategy,
 ) -> Walked:
     """Data parallelism with whole parameters on every GPU.
@@ -294,8 +229,8 @@ def _bucketed(
 def _sharded(
     trace: Trace,
     work: Sequence[Launching],
-    cutter: _Cutter,
-    links: _Links,
+    cutter: Cutter,
+    links: Links,
     strategy: Strategy,
 ) -> Walked:
     """Parameters in shares.

@@ -13,16 +13,14 @@ needs for one micro-batch: (p - 1) / m of the work is waiting, the bubble. Examp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
-
-import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import Interconnect, collective
-from lightning_predict.kernels.operations import Array
-from lightning_predict.kernels.utilisation import Estimate
+from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.scaling.blocks import block_of
+from lightning_predict.scaling.pieces import Ends, Links
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.timeline.simulation import Launching
 from lightning_predict.tracing.records import Operation
@@ -100,7 +98,7 @@ def stages_of(
         yield current
 
 
-def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Array:
+def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
     """Time in which a stage's output, or the gradient of its input, gets to the neighbour; (low, middle, high).
 
     Stages lie one behind the other in the layout, so that between machines all GPUs of one send at once. GPUs that
@@ -112,17 +110,12 @@ def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, i
         strategy: How they share.
         interconnect: What is known of the links.
     """
-    part = stream_bytes / strategy.tensor
+    link = Links(Layout(layout.gpu, 2), interconnect, slowdown=1.0)
     if layout.nodes > 1:
         senders = min(layout.gpus_per_node, layout.count // strategy.pipeline)
-        across = Layout(layout.gpu, 1, 2)
-        sent = collective("broadcast", part, across, interconnect=interconnect, groups_per_node=senders)
-    else:
-        sent = collective("broadcast", part, Layout(layout.gpu, 2), interconnect=interconnect)
-    gathered = collective("all_gather", stream_bytes, Layout(layout.gpu, strategy.tensor), interconnect=interconnect)
-    return ends(sent) + ends(gathered)
-
-
-def ends(estimate: Estimate) -> Array:
-    """Low end, middle and high end of all messages together, shape (3,)."""
-    return np.array([estimate.low_seconds.sum(), estimate.seconds.sum(), estimate.high_seconds.sum()])
+        link = replace(link, layout=Layout(layout.gpu, 1, 2), groups_per_node=senders)
+    (sent,) = link.collective("broadcast", [stream_bytes / strategy.tensor])
+    sharing = Links(Layout(layout.gpu, strategy.tensor), interconnect, slowdown=1.0)
+    (gathered,) = sharing.collective("all_gather", [stream_bytes])
+    seconds: Ends = sent + gathered
+    return seconds

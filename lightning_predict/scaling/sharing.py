@@ -15,9 +15,8 @@ from dataclasses import replace
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.scaling.input_pipeline import node_loader_seconds
 from lightning_predict.scaling.model_memory import held_memory
-from lightning_predict.scaling.model_parallel import data_group
 from lightning_predict.scaling.records import Batches, Workload
-from lightning_predict.scaling.strategy import Strategy
+from lightning_predict.scaling.strategy import Strategy, data_group
 from lightning_predict.tracing.records import Trace
 
 GATHERED_UNITS = 2

@@ -130,6 +130,35 @@ def strategy_of(words: str | Strategy) -> Strategy:
     return Strategy(data=data, **values)  # type: ignore[arg-type]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class DataGroup:
+    """GPUs that hold the same part of the model and exchange its gradients.
+
+    GPUs that share a block come first in the layout, then the replicas, then the stages (Narayanan et al., 2021).
+
+    Attributes:
+        layout: One of its GPUs a replica.
+        groups_per_node: Such groups in each machine, which share its network.
+    """
+
+    layout: Layout
+    groups_per_node: int
+
+
+def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """The data-parallel group of each GPU of a layout.
+
+    Raises:
+        InvalidArgumentError: The GPUs cannot be divided so.
+    """
+    replicas = strategy.replicas(layout)
+    if strategy.model_parallel == 1:
+        return DataGroup(layout, 1)
+    inside = math.gcd(replicas, layout.gpus_per_node // strategy.tensor)
+    return DataGroup(Layout(layout.gpu, inside, replicas // inside), layout.gpus_per_node // inside)
+
+
 def _unknown(name: str) -> str:
     known = ", ".join((*DATA_STRATEGIES, *ALIASES))
     offload = " Offloading to the host is not predicted." if "offload" in name else ""

@@ -1,0 +1,182 @@
+"""The stages of a model that several GPUs hold: what one GPU of each runs in a step.
+
+The recorded work is cut (`tensor_parallel.py`), dealt out to stages (`pipeline_parallel.py`) and simulated again, so
+that the host's launches, which no GPU more makes fewer, stay a floor. Example::
+
+    stages = model_stages(trace, timed, gpus, host, models, Strategy(tensor=8))
+    stages[0].passes.seconds  # of one micro-batch, on each GPU
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.scaling.blocks import block_of
+from lightning_predict.scaling.gradients import parameter_bytes
+from lightning_predict.scaling.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, turns
+from lightning_predict.scaling.strategy import Strategy
+from lightning_predict.scaling.tensor_parallel import Cut, SplitModel, cut_work, split_model, vocabulary_messages
+from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.queues import launchings
+from lightning_predict.timeline.simulation import Launching, Simulated, simulate
+from lightning_predict.tracing.records import Parameter, Trace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What one GPU of a stage runs; arrays and simulations have a row a GPU.
+
+    Attributes:
+        parameters: Its parameters, each as large as its part.
+        work: One micro-batch, and the update.
+        whole: Both, simulated.
+        passes: The micro-batch alone, simulated.
+        reduced_bytes: All_reduces of a micro-batch among the GPUs that share the blocks.
+        hand_overs: Activations and gradients that it sends to a neighbour, a micro-batch.
+        stream_bytes: Size of each of them.
+        micro_batches: Micro-batches of a step.
+        turns: Micro-batches' worth of time of a step.
+        notes: What was assumed, in words.
+    """
+
+    parameters: tuple[Parameter, ...]
+    work: tuple[Launching, ...]
+    whole: Simulated
+    passes: Simulated
+    reduced_bytes: tuple[float, ...]
+    hand_overs: int
+    stream_bytes: float
+    micro_batches: int
+    turns: int
+    notes: tuple[str, ...]
+
+
+def model_stages(
+    trace: Trace,
+    timed: TimedWork,
+    gpus: Sequence[Gpu],
+    host: HostModel,
+    models: KernelModels | None,
+    strategy: Strategy,
+) -> tuple[Stage, ...]:
+    """The stages of a model's pipeline, a single one where only blocks are split.
+
+    Args:
+        trace: The step of one GPU.
+        timed: Its work with device seconds, rows in the order of `gpus`.
+        gpus: The GPUs.
+        host: The host beside each of them.
+        models: Trained models; None uses rooflines instead.
+        strategy: How they share.
+
+    Raises:
+        InvalidArgumentError: The model has no blocks, or none that can be shared so.
+    """
+    model = split_model(trace)
+    model.check(strategy.tensor)
+    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline)
+    samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
+    micro_batches = micro_batches_of(strategy, samples)
+    parameters = stage_parameters(trace, model, strategy)
+    everything = sum(map(parameter_bytes, trace.parameters))
+    most = max(sum(map(parameter_bytes, own)) for own in parameters)
+    updated = min(most / everything, 1.0) if everything else 1 / strategy.model_parallel
+    timed = cut_work(trace, timed, model, gpus, models, Cut(strategy.tensor, micro_batches, updated))
+    work = launchings(trace, timed, timed.seconds)
+    owners = list(stages_of(work, model.positions, stage_of))
+    trains = any(operation.phase == "backward" for operation in work)
+    messages = _messages(trace, model, stage_of, trains=trains) if strategy.tensor > 1 else [()] * strategy.pipeline
+    found = []
+    for stage in range(strategy.pipeline):
+        own = [each for each, owner in zip(work, owners, strict=True) if owner in (stage, None)]
+        passes = [each for each, owner in zip(work, owners, strict=True) if owner == stage]
+        neighbours = (stage > 0) + (stage < strategy.pipeline - 1)
+        found.append(
+            Stage(
+                parameters=parameters[stage],
+                work=tuple(own),
+                whole=simulate(own, host, gpus=len(gpus)),
+                passes=simulate(passes, host, gpus=len(gpus)),
+                reduced_bytes=tuple(size / micro_batches for size in messages[stage]),
+                # Forward to the next one, backward to the one before.
+                hand_overs=trace.batches * (neighbours if trains else int(stage < strategy.pipeline - 1)),
+                stream_bytes=max(block.stream_bytes for block in model.blocks) / micro_batches,
+                micro_batches=micro_batches,
+                turns=turns(stages=strategy.pipeline, micro_batches=micro_batches),
+                notes=tuple(_notes(timed, strategy, micro_batches)),
+            )
+        )
+    return tuple(found)
+
+
+def _messages(trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool) -> list[tuple[float, ...]]:
+    """Bytes of each stage's all_reduces of a batch: those of its blocks forward and back, and of the vocabulary."""
+    sizes: list[list[float]] = [[] for _ in range(max(stage_of) + 1)]
+    for block, stage in zip(model.blocks, stage_of, strict=True):
+        sizes[stage] += block.reduced_bytes * (2 if trains else 1)
+    first, last = vocabulary_messages(trace, model)
+    sizes[0] += first
+    sizes[-1] += last if trains else []
+    return [tuple(own) for own in sizes]
+
+
+def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> list[tuple[Parameter, ...]]:
+    """The parameters of each stage, each as large as one GPU's part of it.
+
+    Outside of blocks, those of modules that run behind the last block alone are the last stage's, the others the
+    first's.
+    """
+    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline)
+    behind = _modules_behind(trace, model)
+    stages: list[list[Parameter]] = [[] for _ in range(strategy.pipeline)]
+    for parameter in trace.parameters:
+        position = block_of(parameter.name, model.positions)
+        if position is None:
+            module = parameter.name.rpartition(".")[0]
+            stage = len(stages) - 1 if module in behind else 0
+        else:
+            stage = stage_of[position]
+        block = None if position is None else model.blocks[position]
+        stages[stage].append(_part(parameter, model.is_split(parameter.shape, block), strategy.tensor))
+    return [tuple(own) for own in stages]
+
+
+def _part(parameter: Parameter, is_split: bool, tensor: int) -> Parameter:
+    """Split along its first dimension; which one makes no difference to its size."""
+    if not is_split or len(parameter.shape) < 2:
+        return parameter
+    rows, *others = parameter.shape
+    return replace(parameter, shape=(math.ceil(rows / tensor), *others))
+
+
+def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
+    """Modules outside of blocks whose forward operations all come after the last block's."""
+    forward = [operation for operation in trace.operations if operation.phase == "forward"]
+    inside = [index for index, each in enumerate(forward) if model.block(each.module) is not None]
+    before = {each.module for each in forward[: inside[-1]]}
+    return {each.module for each in forward[inside[-1] :] if each.module is not None} - before
+
+
+def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator[str]:
+    """What was assumed, in words."""
+    if strategy.tensor > 1:
+        yield (
+            f"Each block is split over {strategy.tensor} GPUs by heads and inner width, the vocabulary by rows; norms, "
+            "dropouts and shortcuts are whole on each. No work hides their all_reduces."
+        )
+    if strategy.pipeline > 1:
+        bubble = (strategy.pipeline - 1) / turns(stages=strategy.pipeline, micro_batches=micro_batches)
+        yield (
+            f"{strategy.pipeline} stages work through {micro_batches} micro-batches, forward and backward in turn: "
+            f"each GPU waits for {100 * bubble:.0f} % of the passes' time. The slowest stage sets the pace."
+        )
+    unknown = sum(not item.problems for item in timed.items)
+    if unknown:
+        yield f"{unknown} operations of unknown shape (fused kernels) are taken to be whole on each GPU."
