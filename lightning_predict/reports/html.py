@@ -18,7 +18,8 @@ from lightning_predict.reports.columns import Grid, grid
 from lightning_predict.reports.energy import energy_columns
 from lightning_predict.reports.footnotes import IN_USE_MARK, prediction_notes
 from lightning_predict.reports.format import duration, milliseconds, usd, usd_per_hour
-from lightning_predict.reports.html_charts import Bar, Point, bar_chart, scatter, share_chart
+from lightning_predict.reports.html_charts import Bar, bar_chart, share_chart
+from lightning_predict.reports.html_scatter import Point, scatter
 from lightning_predict.reports.html_style import STYLE
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Candidate, Ranking, memory_of, remarks, takes
@@ -127,7 +128,7 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
         for one in predictions.values()
     ]
     hours = _figure(
-        "Hours against dollars",
+        "Time against dollars",
         scatter(points, line, ranking.deadline_hours, title="Time and cost of the run on each GPU"),
         "One point a GPU; down and left is better. The line joins those that no other beats in both"
         + ("; grey: the run does not fit." if any(one.fits is False for one in priced) else "."),

@@ -17,10 +17,9 @@ LOG_AXIS_SPREAD: Final = 20.0
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 WIDTH: Final = 760
-_CHARACTER: Final = 7.6
+CHARACTER: Final = 7.6
 """Mean width of a character of the charts' text in pixels (12 px system font), a little generous."""
 _BAR_HEIGHT: Final = 26
-_SCATTER_HEIGHT: Final = 380
 _TICKS: Final = 6
 COLOURS: Final = 8
 """Colours that the style sheet has for the parts of a bar."""
@@ -36,18 +35,6 @@ class Bar:
     low: float
     high: float
     label: str
-    kind: str = ""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One point of a scatter: its name, place, text that appears over it, and the class of its style."""
-
-    name: str
-    x: float
-    y: float
-    title: str
     kind: str = ""
 
 
@@ -99,11 +86,11 @@ def bar_chart(bars: Sequence[Bar], *, title: str, unit: str) -> str:
     """
     if not bars:
         return ""
-    left = 16 + _CHARACTER * max(len(bar.name) for bar in bars)
-    right = 16 + _CHARACTER * max(len(bar.label) for bar in bars)
+    left = 16 + CHARACTER * max(len(bar.name) for bar in bars)
+    right = 16 + CHARACTER * max(len(bar.label) for bar in bars)
     axis = Axis.over([value for bar in bars for value in (bar.low, bar.value, bar.high)], left, WIDTH - right)
     bottom = _BAR_HEIGHT * len(bars) + 8
-    parts = [_grid_line(axis.pixel(tick), 0, axis.pixel(tick), bottom) for tick in axis.ticks()]
+    parts = [grid_line(axis.pixel(tick), 0, axis.pixel(tick), bottom) for tick in axis.ticks()]
     for row, bar in enumerate(bars):
         middle = row * _BAR_HEIGHT + _BAR_HEIGHT / 2 + 4
         low, high = axis.pixel(bar.low), axis.pixel(bar.high)
@@ -119,12 +106,11 @@ def bar_chart(bars: Sequence[Bar], *, title: str, unit: str) -> str:
         )
         # A point lies over its whisker, a bar below it.
         parts.insert(len(parts) if axis.logarithmic else len(parts) - 1, mark)
-        parts.append(_text(left - 8, middle + 4, bar.name, "end", f"name {bar.kind}"))
-        parts.append(_text(max(high, at) + 8, middle + 4, bar.label, "start", "value"))
-    parts += [_text(axis.pixel(tick), bottom + 16, tick_text(tick), "middle", "tick") for tick in _apart(axis)]
-    scale = " (logarithmic)" if axis.logarithmic else ""
-    parts.append(_text((left + WIDTH - right) / 2, bottom + 36, unit + scale, "middle", "axis"))
-    return _svg(parts, bottom + 44, title)
+        parts.append(text_at(left - 8, middle + 4, bar.name, "end", f"name {bar.kind}"))
+        parts.append(text_at(max(high, at) + 8, middle + 4, bar.label, "start", "value"))
+    parts += [text_at(axis.pixel(tick), bottom + 16, tick_text(tick), "middle", "tick") for tick in ticks_apart(axis)]
+    parts.append(text_at((left + WIDTH - right) / 2, bottom + 36, unit + scale_note(axis), "middle", "axis"))
+    return svg_of(parts, bottom + 44, title)
 
 
 def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]], *, title: str) -> str:
@@ -137,8 +123,8 @@ def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]], *, title: 
     if not rows:
         return ""
     parts_in_order = list(dict.fromkeys(part for _, shares, _ in rows for part in shares))
-    left = 16 + _CHARACTER * max(len(name) for name, _, _ in rows)
-    right = 16 + _CHARACTER * max(len(label) for _, _, label in rows)
+    left = 16 + CHARACTER * max(len(name) for name, _, _ in rows)
+    right = 16 + CHARACTER * max(len(label) for _, _, label in rows)
     width = WIDTH - left - right
     drawn = []
     for row, (name, shares, label) in enumerate(rows):
@@ -152,11 +138,11 @@ def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]], *, title: 
             )
             at += length
         drawn += [
-            _text(left - 8, top + 12, name, "end", "name"),
-            _text(WIDTH - right + 8, top + 12, label, "start", "value"),
+            text_at(left - 8, top + 12, name, "end", "name"),
+            text_at(WIDTH - right + 8, top + 12, label, "start", "value"),
         ]
     legend, bottom = _legend(parts_in_order, left, _BAR_HEIGHT * len(rows) + 16.0)
-    return _svg([*drawn, *legend], bottom + 20, title)
+    return svg_of([*drawn, *legend], bottom + 20, title)
 
 
 def _legend(names: Sequence[str], left: float, top: float) -> tuple[list[str], float]:
@@ -164,92 +150,37 @@ def _legend(names: Sequence[str], left: float, top: float) -> tuple[list[str], f
     drawn = []
     x = left
     for number, name in enumerate(names):
-        length = 30 + _CHARACTER * len(name)
+        length = 30 + CHARACTER * len(name)
         if x + length > WIDTH and x > left:
             x, top = left, top + 20
         drawn.append(f'<rect class="part p{number % COLOURS}" x="{x:.1f}" y="{top - 2:.0f}" width="12" height="12"/>')
-        drawn.append(_text(x + 17, top + 8, name, "start", "tick"))
+        drawn.append(text_at(x + 17, top + 8, name, "start", "tick"))
         x += length
     return drawn, top
 
 
-def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit: float | None, *, title: str) -> str:
-    """Points of hours (x) and US dollars (y), a line through some of them, and a limit on x; empty without points."""
-    if not points:
-        return ""
-    bottom = _SCATTER_HEIGHT - 48
-    x_axis = Axis.over([point.x for point in points], 64, WIDTH - 90)
-    y_axis = Axis.over([point.y for point in points], bottom, 12)
-    parts = [_grid_line(x_axis.pixel(tick), 8, x_axis.pixel(tick), bottom) for tick in x_axis.ticks()]
-    parts += [_grid_line(64, y_axis.pixel(tick), WIDTH - 16, y_axis.pixel(tick)) for tick in y_axis.ticks()]
-    parts += [_text(x_axis.pixel(tick), bottom + 18, tick_text(tick), "middle", "tick") for tick in _apart(x_axis)]
-    parts += [_text(56, y_axis.pixel(tick) + 4, f"${tick_text(tick)}", "end", "tick") for tick in y_axis.ticks()]
-    parts.append(_text((64 + WIDTH) / 2, bottom + 40, "hours" + _scale(x_axis), "middle", "axis"))
-    if limit is not None and x_axis.low < limit <= x_axis.high:
-        at = x_axis.pixel(limit)
-        parts.append(f'<path class="limit" d="M{at:.1f} 8V{bottom}"/>' + _text(at - 6, 20, "deadline", "end", "tick"))
-    if len(line) > 1:
-        path = "L".join(f"{x_axis.pixel(x):.1f} {y_axis.pixel(y):.1f}" for x, y in line)
-        parts.append(f'<path class="frontier" d="M{path}"/>')
-    placed = [(x_axis.pixel(point.x), y_axis.pixel(point.y)) for point in points]
-    labels = _place_labels([point.name for point in points], placed)
-    for point, (x, y), (label_x, label_y, anchor) in zip(points, placed, labels, strict=True):
-        parts.append(
-            f'<circle class="point {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(point.title)}</title>'
-            "</circle>" + _text(label_x, label_y, point.name, anchor, f"name {point.kind}")
-        )
-    return _svg(parts, _SCATTER_HEIGHT, title)
-
-
 def tick_text(value: float) -> str:
-    """A round value as an axis shows it: `0.002`, `5`, `20,000`."""
-    return f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:.6g}"
+    """A round value as an axis shows it: `0.00002`, `5`, `20,000`."""
+    if value >= 1 and value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:.6g}" if value == 0 or value >= 1e-3 else f"{value:.12f}".rstrip("0")
 
 
-def _scale(axis: Axis) -> str:
-    return " (logarithmic)" if axis.logarithmic else ""
-
-
-def _apart(axis: Axis) -> list[float]:
+def ticks_apart(axis: Axis) -> list[float]:
     """The ticks whose texts do not touch."""
     shown: list[float] = []
     free_from = -math.inf
     for tick in axis.ticks():
-        half = _CHARACTER * len(tick_text(tick)) / 2
+        half = CHARACTER * len(tick_text(tick)) / 2
         if axis.pixel(tick) - half >= free_from:
             shown.append(tick)
             free_from = axis.pixel(tick) + half + 8
     return shown
 
 
-def _place_labels(names: Sequence[str], places: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
-    """A place for each label, beside its point, that no point and no earlier label covers where there is one."""
-    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
-    labels = []
-    for name, (x, y) in zip(names, places, strict=True):
-        width = _CHARACTER * len(name)
-        beside = ((10, "start"), (-10, "end"))
-        choices = [(x + dx, y + dy, anchor) for dy in (4, -8, 16) for dx, anchor in beside]
-        choices[2:2] = [(x, y - 10, "middle"), (x, y + 20, "middle")]
-        boxes = [_box(choice, width) for choice in choices]
-        free = [
-            number for number, box in enumerate(boxes)
-            if box[0] > 60 and box[2] < WIDTH and not any(_overlap(box, other) for other in taken)
-        ]  # fmt: skip
-        chosen = free[0] if free else 0
-        taken.append(boxes[chosen])
-        labels.append(choices[chosen])
-    return labels
-
-
-def _box(choice: tuple[float, float, str], width: float) -> tuple[float, float, float, float]:
-    x, y, anchor = choice
-    left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
-    return left, y - 10, left + width, y + 3
-
-
-def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def scale_note(axis: Axis) -> str:
+    """What is said of an axis beside its unit."""
+    return " (logarithmic)" if axis.logarithmic else ""
 
 
 def _end(x: float, y: float) -> str:
@@ -257,15 +188,18 @@ def _end(x: float, y: float) -> str:
     return f"M{x:.1f} {y - 4:.1f}v8"
 
 
-def _grid_line(x1: float, y1: float, x2: float, y2: float) -> str:
+def grid_line(x1: float, y1: float, x2: float, y2: float) -> str:
+    """A thin line."""
     return f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str) -> str:
+def text_at(x: float, y: float, text: str, anchor: str, kind: str) -> str:
+    """A text at a place, in the class of its style."""
     return f'<text class="{kind.strip()}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(parts: Sequence[str], height: float, title: str) -> str:
+def svg_of(parts: Sequence[str], height: float, title: str) -> str:
+    """The parts as a whole drawing."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title>{''.join(parts)}</svg>"

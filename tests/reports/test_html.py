@@ -17,17 +17,8 @@ from lightning_predict.cost.energy import prediction_energy
 from lightning_predict.cost.offers import cheapest_offer
 from lightning_predict.reports.energy import energy_columns
 from lightning_predict.reports.html import html_report
-from lightning_predict.reports.html_charts import (
-    Axis,
-    Bar,
-    Point,
-    _box,
-    _overlap,
-    bar_chart,
-    scatter,
-    share_chart,
-    tick_text,
-)
+from lightning_predict.reports.html_charts import Axis, Bar, bar_chart, share_chart, tick_text
+from lightning_predict.reports.html_scatter import Point, _box, _overlap, scatter
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import markdown_table, plain_table
@@ -229,8 +220,34 @@ def test_a_scatter_puts_cheap_below_and_fast_to_the_left() -> None:
     assert kinds.count("frontier") == kinds.count("limit") == 1
 
 
+@pytest.mark.parametrize(
+    ("hours", "unit", "deadline"), [(8.0, "hours", 4.0), (0.5, "minutes", 0.25), (0.01, "seconds", 0.005)]
+)
+def test_a_scatter_of_short_runs_is_in_smaller_units(hours: float, unit: str, deadline: float) -> None:
+    svg = chart(scatter([Point("one", hours, 9, ""), Point("other", hours / 2, 2, "")], [], deadline, title="t"))
+    assert unit in {text.text for text in svg.iter("text")}
+    limit = next(path.attrib["d"] for path in svg.iter("path") if path.attrib["class"] == "limit")
+    (_, other) = (float(point.attrib["cx"]) for point in svg.iter("circle"))
+    assert limit.startswith(f"M{other:.1f} ")  # the deadline is the time of the other
+
+
+def test_less_than_a_second_is_in_milliseconds_and_a_small_cost_has_no_exponent() -> None:
+    svg = chart(scatter([Point("one", 0.5 / 3600, 5e-5, "")], [], None, title="t"))
+    texts = {text.text or "" for text in svg.iter("text")}
+    assert "milliseconds" in texts
+    assert "$0.00005" in texts
+    assert not any("e-" in text and text.startswith("$") for text in texts)
+
+
+def test_points_at_one_place_share_a_label() -> None:
+    svg = chart(scatter([Point("H100", 1, 9, ""), Point("H200", 1.001, 9, ""), Point("T4", 5, 2, "")], [], 3, title=""))
+    names = [text.text for text in svg.iter("text") if text.attrib["class"].startswith("name")]
+    assert names == ["H100, H200", "T4"]
+    assert len(list(svg.iter("circle"))) == 3
+
+
 def test_labels_of_points_that_are_close_do_not_cover_each_other() -> None:
-    svg = chart(scatter([Point(f"GPU-{n}", 5 + n / 50, 5, "") for n in range(3)], [], None, title="t"))
+    svg = chart(scatter([Point(f"GPU-{n}", 5 + n / 8, 5, "") for n in range(3)], [], None, title="t"))
     labels = [text for text in svg.iter("text") if (text.text or "").startswith("GPU-")]
     boxes = [
         _box((float(text.attrib["x"]), float(text.attrib["y"]), text.attrib["text-anchor"]), 40) for text in labels
