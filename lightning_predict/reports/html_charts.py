@@ -21,7 +21,7 @@ CHARACTER: Final = 7.6
 """Mean width of a character of the charts' text in pixels (12 px system font), a little generous."""
 _BAR_HEIGHT: Final = 26
 _TICKS: Final = 6
-COLOURS: Final = 8
+COLOURS: Final = 12
 """Colours that the style sheet has for the parts of a bar."""
 
 

@@ -26,6 +26,10 @@ from lightning_predict.reports.html_charts import (
 )
 
 _HEIGHT: Final = 380
+_OFFSETS: Final = (4, -8, 16, -20, 28, -32, 40, -44, 52)
+"""Heights at which a label is tried, in pixels below the point's, the nearest first."""
+_FAR: Final = 24
+"""Pixels between a point and its label from which a line joins them."""
 _TOUCHING: Final = 4
 """Pixels between two points below which they look like one."""
 
@@ -75,8 +79,10 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
         parts.append(f'<circle class="point {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="5">{title}</circle>')
     groups = _together(points, placed)
     names = [", ".join(point.name for point in group) for group in groups.values()]
-    for group, name, place in zip(groups.values(), names, _place_labels(names, list(groups)), strict=True):
+    for (at, group), name, place in zip(groups.items(), names, _place_labels(names, list(groups)), strict=True):
         kinds = {point.kind for point in group}
+        if abs(place[1] - at[1]) > _FAR:
+            parts.append(grid_line(*at, place[0], place[1] - 4))
         parts.append(text_at(*place[:2], name, place[2], f"name {kinds.pop() if len(kinds) == 1 else ''}"))
     return svg_of(parts, _HEIGHT, title)
 
@@ -105,7 +111,7 @@ def _place_labels(names: Sequence[str], places: Sequence[tuple[float, float]]) -
     for name, (x, y) in zip(names, places, strict=True):
         width = CHARACTER * len(name)
         beside = ((10, "start"), (-10, "end"))
-        choices = [(x + dx, y + dy, anchor) for dy in (4, -8, 16, -20, 28) for dx, anchor in beside]
+        choices = [(x + dx, y + dy, anchor) for dy in _OFFSETS for dx, anchor in beside]
         choices[2:2] = [(x, y - 10, "middle"), (x, y + 20, "middle")]
         boxes = [_box(choice, width) for choice in choices]
         free = [

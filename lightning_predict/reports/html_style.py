@@ -49,6 +49,7 @@ svg .name.used { fill: var(--used); font-weight: 600; } svg .name.unfit { fill: 
 svg .bar { fill: var(--accent); } svg .bar.used { fill: var(--used); } svg .bar.unfit { fill: var(--muted); }
 svg .p0 { fill: #4477aa; } svg .p1 { fill: #ee6677; } svg .p2 { fill: #228833; } svg .p3 { fill: #ccbb44; }
 svg .p4 { fill: #66ccee; } svg .p5 { fill: #aa3377; } svg .p6 { fill: #997700; } svg .p7 { fill: #bbbbbb; }
+svg .p8 { fill: #44aa99; } svg .p9 { fill: #882255; } svg .p10 { fill: #ddaa66; } svg .p11 { fill: #777777; }
 svg .whisker { stroke: var(--text); stroke-width: 1.2; fill: none; opacity: 0.75; }
 svg .point { fill: var(--accent); stroke: var(--card); stroke-width: 1.5; } svg .point.used { fill: var(--used); }
 svg .point.unfit { fill: var(--muted); }
