@@ -24,9 +24,11 @@ import numpy as np
 
 from lightning_predict.fitting.evaluation_groups import evaluate_in_groups
 from lightning_predict.fitting.evaluation_scaling_cases import ScalingCase, read_scaling_cases
+from lightning_predict.fitting.evaluation_scaling_uniform import UNIFORM_BENCHMARKS, uniform_step
 from lightning_predict.fitting.workloads.benchmarks import benchmark_trace
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.fabric import Interconnect, bus_factor, collective
 from lightning_predict.kernels.models import kernel_models
@@ -153,23 +155,31 @@ def _mean_error(rows: Sequence[ScalingResult], friction: Friction) -> float:
 
 def _predicted(cases: Sequence[ScalingCase], weights: Path | None) -> list[ScalingResult]:
     """Results of cases that ran the same step, which is recorded once."""
-    first = cases[0]
-    recorded = benchmark_trace(first.model, precision=first.precision, batch=first.batch)
     names = tuple(dict.fromkeys(case.gpu for case in cases))
     gpus = [find_gpu(name) for name in names]
-    models = kernel_models(names, None if weights is None else str(weights))
-    timed = timed_work(recorded.trace, gpus, origin=None, models=models, method="auto")
-    steps = iterations(recorded.trace, timed, gpus)
-    shared = SharedStep(recorded.trace, timed, gpus)
+    steps, shared, units = _prepared(cases[0], gpus, weights)
     results = []
     for case in cases:
         row = names.index(case.gpu)
-        seconds = recorded.units / case.single_per_second
+        seconds = units / case.single_per_second
         measured = replace(steps[row], seconds=seconds, low_seconds=seconds, high_seconds=seconds)
         found = shared.on(Layout(gpus[row], case.count), measured, row, Strategy())
         ends = (seconds / found.seconds, seconds / found.high_seconds, seconds / found.low_seconds)
         results.append(ScalingResult(case, _study(shared, measured, row, Layout(gpus[row], case.count)), *ends))
     return results
+
+
+def _prepared(
+    case: ScalingCase, gpus: Sequence[Gpu], weights: Path | None
+) -> tuple[Sequence[Iteration], SharedStep, float]:
+    """The step of a case on one of each GPU, ready to be shared, and what it processes."""
+    if case.model in UNIFORM_BENCHMARKS:
+        uniform = uniform_step(case.model, precision=case.precision, gpus=gpus)
+        return uniform.singles, uniform.shared, case.batch * UNIFORM_BENCHMARKS[case.model].units_per_sample
+    recorded = benchmark_trace(case.model, precision=case.precision, batch=case.batch)
+    models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
+    timed = timed_work(recorded.trace, gpus, origin=None, models=models, method="auto")
+    return iterations(recorded.trace, timed, gpus), SharedStep(recorded.trace, timed, gpus), recorded.units
 
 
 def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Study:

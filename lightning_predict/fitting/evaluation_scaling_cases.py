@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, final
 
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.fitting.evaluation_scaling_uniform import UNIFORM_BENCHMARKS
 from lightning_predict.fitting.workloads.benchmarks import BENCHMARKS
 from lightning_predict.gpus import gpu as find_gpu
 
@@ -101,7 +102,7 @@ def _case(row: Mapping[str, str], key: Key, singles: Mapping[str, float]) -> Sca
     count = int(row["n_gpus"])
     if not row["batch"].replace(".", "", 1).isdigit():
         return "the batch is not stated as one number"
-    if model not in BENCHMARKS:
+    if model not in BENCHMARKS and model not in UNIFORM_BENCHMARKS:
         return "no model of this benchmark is written here"
     total = float(row["batch"])
     for batch, throughput in singles.items():

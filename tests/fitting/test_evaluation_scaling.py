@@ -20,7 +20,12 @@ from lightning_predict.fitting.evaluation_scaling import (
 )
 from lightning_predict.fitting.evaluation_scaling_cases import ScalingCase, read_scaling_cases
 from lightning_predict.fitting.evaluation_scaling_tables import scaling_tables
+from lightning_predict.fitting.evaluation_scaling_uniform import uniform_step
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.scaling.friction import Friction, slowest_of
+from lightning_predict.scaling.strategy import Strategy
 
 HEADER = "gpu_reported,n_gpus,model,precision_label,batch,pytorch,unit,throughput\n"
 ROWS = """\
@@ -30,8 +35,8 @@ NVIDIA GeForce RTX 3090,4,ncf,FP32,4000,1.13,samples/s,300
 NVIDIA GeForce RTX 3090,2,ncf,FP32,3000,1.13,samples/s,180
 NVIDIA GeForce RTX 3090,2,ncf,FP32,1000,1.4,samples/s,180
 NVIDIA GeForce RTX 3090,8,ncf,FP32,1000,1.13,samples/s,900
-NVIDIA GeForce RTX 3090,1,ssd,FP32,8,1.13,img/s,10
-NVIDIA GeForce RTX 3090,2,ssd,FP32,8,1.13,img/s,19
+NVIDIA GeForce RTX 3090,1,bert_tiny,FP32,8,1.13,img/s,10
+NVIDIA GeForce RTX 3090,2,bert_tiny,FP32,8,1.13,img/s,19
 NVIDIA GeForce RTX 3090,2,ncf,FP32,10/8,1.13,samples/s,19
 """
 
@@ -42,10 +47,10 @@ def table(tmp_path: Path, rows: str = ROWS) -> Path:
     return path
 
 
-def result(gpu: str, efficiency: float, measured: float, *, walked: float = 1.0, hidden: float = 0.0) -> ScalingResult:
+def result(name: str, efficiency: float, measured: float, *, walked: float = 1.0, hidden: float = 0.0) -> ScalingResult:
     case = ScalingCase(
-        gpu=gpu,
-        system=f"{gpu}, torch 1",
+        gpu=name,
+        system=f"{name}, torch 1",
         count=2,
         model="ncf",
         precision="FP32",
@@ -111,3 +116,24 @@ def test_the_report_prints_errors_by_link_and_machines() -> None:
     assert "RTX-3090, torch 1" in text
     assert "its efficiency is above 1.05" in text
     assert "5.0" in text  # |0.45 - 0.5| in points
+
+
+def test_a_benchmark_of_known_size_exchanges_its_parameters_evenly() -> None:
+    # 87.9 million gradients of 4 bytes, on two GPUs once over a bus of 1 GB/s, twice as slow beside the step.
+    t4 = gpu("T4")
+    step = uniform_step("waveglow", precision="FP32", gpus=[t4])
+    links = Interconnect(intra_node_bytes_per_second=1e9)
+    single = step.singles[0]
+    assert single.seconds == pytest.approx(1.0, rel=1e-3)
+    found = step.shared.on(Layout(t4, 2), single, 0, Strategy(), links)
+    assert found.communication_seconds == pytest.approx(2 * 87.9e6 * 4 / 1e9, rel=1e-3)
+    # The first bucket is ready after a third and a twentieth of the backward pass: most of it hides behind the rest.
+    assert 0.05 < found.added_seconds < 0.7
+    half = uniform_step("waveglow", precision="FP16", gpus=[t4]).shared.on(Layout(t4, 2), single, 0, Strategy(), links)
+    assert half.communication_seconds == pytest.approx(found.communication_seconds / 2, rel=1e-3)
+
+
+def test_a_row_of_a_benchmark_without_a_model_is_predicted_from_its_size(tmp_path: Path) -> None:
+    rows = "Tesla T4,1,SSD,FP32,8,1.7,img/s,10\nTesla T4,2,SSD,FP32,8,1.7,img/s,19\n"
+    report = evaluate_scaling(table(tmp_path, rows), jobs=1)
+    assert 0.8 < report.results[0].efficiency < 1
