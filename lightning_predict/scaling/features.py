@@ -63,6 +63,7 @@ def terms_of(
     degree: int = 2,
     inverses: bool = True,
     not_inverted: Collection[Variable] = (),
+    only_inverted: Collection[Variable] = (),
 ) -> tuple[Term, ...]:
     """All products of up to `degree` different variables, the short ones first.
 
@@ -71,10 +72,20 @@ def terms_of(
         degree: Factors of a product at most; 1 makes no products.
         inverses: Take each factor inverted, too.
         not_inverted: Variables that are not inverted, as they can be 0.
+        only_inverted: Variables that are inverted in every term; without effect where there are no inverses.
     """
     terms: list[Term] = []
     for length in range(1, min(degree, len(variables)) + 1):
         for chosen in combinations(variables, length):
-            powers = [(1, -1) if inverses and name not in not_inverted else (1,) for name in chosen]
+            powers = [_powers(name, inverses, not_inverted, only_inverted) for name in chosen]
             terms += [Term(chosen, exponents) for exponents in product(*powers)]
     return tuple(terms)
+
+
+def _powers(
+    name: Variable, inverses: bool, not_inverted: Collection[Variable], only_inverted: Collection[Variable]
+) -> tuple[int, ...]:
+    """How a variable enters a product."""
+    if not inverses or name in not_inverted:
+        return (1,)
+    return (-1,) if name in only_inverted else (1, -1)

@@ -2,7 +2,8 @@
 
 Seconds per iteration are a linear function of the setting's variables, their inverses and products, of which a stepwise
 selection keeps the significant ones (Gianniti, Zhang and Ardagna, CLOSER 2019, regress the whole run's time, which is
-iterations times that). Relative errors are minimised, as runs differ by orders of magnitude. Example::
+iterations times that). Relative errors are minimised, as runs differ by orders of magnitude, and terms that cannot hold
+beyond the runs are left out: see `RegressionOptions`, which can be set as published. Example::
 
     >>> from lightning_predict.scaling.runs import PastRun, RunSetting
     >>> settings = [RunSetting(iterations=100, batch_size=size, gpu="T4") for size in (8, 16, 32, 64, 128)]
@@ -47,6 +48,10 @@ class RegressionOptions:
         p_remove: A feature leaves above this p-value.
         runs_per_term: Runs that each term needs: among a hundred candidates some fit a handful of runs by chance.
         relative: Minimise relative errors; absolute ones otherwise, as the published regressions do.
+        only_inverted: Variables that are inverted in every term. The published regressions take them as they are, too;
+            but no term that grows with the computing power can hold for a faster GPU, and what each of n GPUs exchanges
+            grows as (n - 1) / n.
+        costs_add_up: Terms without the number of GPUs are costs, and so is the constant: none of them is negative.
     """
 
     degree: int = 2
@@ -55,6 +60,8 @@ class RegressionOptions:
     p_remove: float = 0.1
     runs_per_term: int = 3
     relative: bool = True
+    only_inverted: tuple[Variable, ...] = ("flops_per_second", "num_gpus")
+    costs_add_up: bool = True
 
 
 DEFAULT_OPTIONS: Final = RegressionOptions()
@@ -123,14 +130,24 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
     columns = columns_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
     zero = tuple(name for name in varying if (columns[name] == 0).any())
-    terms = terms_of(varying, degree=options.degree, inverses=options.inverses, not_inverted=zero)
+    terms = terms_of(
+        varying,
+        degree=options.degree,
+        inverses=options.inverses,
+        not_inverted=zero,
+        only_inverted=options.only_inverted,
+    )
     target = np.array([run.seconds_per_iteration for run in chosen])
     # scikit-learn refuses a table without columns; one of ones is never selected beside the intercept.
     matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])
     # Divided by their size, so that rounding treats 1e14 FLOP/s like 4 GPUs; the intercept stands for their means.
     scales = np.sqrt((matrix**2).mean(axis=0))
     estimator = StepwiseRegression(
-        p_enter=options.p_enter, p_remove=options.p_remove, max_features=max(1, len(chosen) // options.runs_per_term)
+        p_enter=options.p_enter,
+        p_remove=options.p_remove,
+        max_features=max(1, len(chosen) // options.runs_per_term),
+        non_negative=_costs(terms) if options.costs_add_up else (),
+        non_negative_intercept=options.costs_add_up,
     )
     estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
     kept = estimator.selected_
@@ -184,6 +201,11 @@ def _known_variables(runs: Sequence[PastRun]) -> tuple[tuple[Variable, ...], tup
             )
         (known if count else unknown).append(name if count else WORDS[name])  # type: ignore[arg-type]
     return tuple(known), ((f"Not known of the runs, and left out: {', '.join(unknown)}.",) if unknown else ())
+
+
+def _costs(terms: Sequence[Term]) -> tuple[int, ...]:
+    """Indices of the terms that are costs. Those of 1 / n are not: (n - 1) / n has them with a minus."""
+    return tuple(index for index, term in enumerate(terms) if "num_gpus" not in term.variables)
 
 
 def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str, ...]:

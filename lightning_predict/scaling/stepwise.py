@@ -13,6 +13,7 @@ Regression Analysis, chapter 15). It is a scikit-learn estimator. Example::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -48,6 +49,9 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         p_remove: A feature leaves where the p-value of its t-test is above; at least `p_enter`.
         max_rounds: Rounds of entering and leaving at most.
         max_features: Features in the model at most; None for any number.
+        non_negative: Indices of features that only enter with a coefficient above 0, and leave for good where it falls
+            to 0 or below.
+        non_negative_intercept: Fit the selected features through the origin where the intercept would be negative.
 
     Attributes:
         selected_: Indices of the features in the model, in the order of entering, shape (selected,).
@@ -66,11 +70,15 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         p_remove: float = 0.1,
         max_rounds: int = 100,
         max_features: int | None = None,
+        non_negative: Sequence[int] = (),
+        non_negative_intercept: bool = False,
     ) -> None:
         self.p_enter = p_enter
         self.p_remove = p_remove
         self.max_rounds = max_rounds
         self.max_features = max_features
+        self.non_negative = non_negative
+        self.non_negative_intercept = non_negative_intercept
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StepwiseRegression:  # noqa: N803  # scikit-learn's name
         """Select and fit.
@@ -91,15 +99,17 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         design = np.column_stack([np.ones(len(features)), features])[kept] * root[kept, None]
         weighted = np.asarray(target, dtype=np.float64)[kept] * root[kept]
         selected: list[int] = []
+        barred: set[int] = set()
         rounds = 0
         for rounds in range(1, self.max_rounds + 1):  # noqa: B007  # kept as n_iter_
             before = list(selected)
             is_full = self.max_features is not None and len(selected) >= self.max_features
-            entering = None if is_full else _entering(design, weighted, selected, self.p_enter)
-            selected += [] if entering is None else [entering]
-            leaving = _leaving(design, weighted, selected, self.p_remove)
-            if leaving is not None:
-                selected.remove(leaving)
+            if not is_full:
+                selected += _entering(design, weighted, selected, barred, self.non_negative, self.p_enter)
+            wrong = _of_wrong_sign(design, weighted, selected, self.non_negative)
+            barred |= set(wrong)
+            leaving = wrong or _leaving(design, weighted, selected, self.p_remove)
+            selected = [index for index in selected if index not in leaving]
             if selected == before:
                 break
         self.n_iter_ = rounds
@@ -115,6 +125,10 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
     def _finish(self, design: FloatArray, target: FloatArray, selected: list[int]) -> StepwiseRegression:
         used = design[:, [0, *(index + 1 for index in selected)]]
         solution, residual, inverse = _least_squares(used, target)
+        if self.non_negative_intercept and solution[0] < 0 and selected:
+            through_origin = _least_squares(used[:, 1:], target)
+            solution = np.concatenate([[0.0], through_origin[0]])
+            residual, inverse = through_origin[1], np.pad(through_origin[2], ((1, 0), (1, 0)))
         self.selected_: IndexArray = np.array(selected, dtype=np.intp)
         self.coef_: FloatArray = np.zeros(design.shape[1] - 1)
         self.coef_[self.selected_] = solution[1:]
@@ -152,41 +166,61 @@ def _weights(given: Any, rows: int) -> FloatArray:
     return weights
 
 
-def _entering(design: FloatArray, target: FloatArray, selected: list[int], p_enter: float) -> int | None:
-    """The feature with the highest partial correlation, where significant; None otherwise.
+def _entering(
+    design: FloatArray,
+    target: FloatArray,
+    selected: list[int],
+    barred: set[int],
+    non_negative: Sequence[int],
+    p_enter: float,
+) -> list[int]:
+    """The feature with the highest partial correlation, where significant; none otherwise.
 
-    Adding z, the part of a feature that the model does not hold, takes (z·r)² / z·z off the residual sum of squares.
+    Adding z, the part of a feature that the model does not hold, takes (z·r)² / z·z off the residual sum of squares,
+    with a coefficient of the sign of z·r.
     """
     basis, _ = np.linalg.qr(design[:, [0, *(index + 1 for index in selected)]])
     residual = target - basis @ (basis.T @ target)
     parts = design[:, 1:] - basis @ (basis.T @ design[:, 1:])
-    squares, whole = (parts**2).sum(axis=0), (design[:, 1:] ** 2).sum(axis=0)
+    squares, whole, along = (parts**2).sum(axis=0), (design[:, 1:] ** 2).sum(axis=0), parts.T @ residual
     usable = squares > COLLINEAR * whole
-    usable[selected] = False
+    usable[[*selected, *barred]] = False
+    usable[[index for index in non_negative if along[index] <= 0]] = False
     freedom = len(target) - len(selected) - 2
     left = float(residual @ residual)
     if freedom < 1 or not usable.any() or left <= EXACT * float(target @ target):
-        return None
-    explained = np.where(usable, (parts.T @ residual) ** 2 / np.where(usable, squares, 1.0), -1.0)
+        return []
+    explained = np.where(usable, along**2 / np.where(usable, squares, 1.0), -1.0)
     best = int(explained.argmax())
     remaining = max(left - explained[best], 0.0)
     t_value = np.inf if remaining == 0 else np.sqrt(explained[best] * freedom / remaining)
-    return best if 2 * stats.t.sf(t_value, freedom) < p_enter else None
+    return [best] if 2 * stats.t.sf(t_value, freedom) < p_enter else []
 
 
-def _leaving(design: FloatArray, target: FloatArray, selected: list[int], p_remove: float) -> int | None:
-    """The least significant feature of the model, where it is not significant; None otherwise."""
+def _of_wrong_sign(
+    design: FloatArray, target: FloatArray, selected: list[int], non_negative: Sequence[int]
+) -> list[int]:
+    """Features of the model whose coefficient must be above 0 and is not."""
+    bound = set(selected) & set(non_negative)
+    if not bound:
+        return []
+    solution, _, _ = _least_squares(design[:, [0, *(index + 1 for index in selected)]], target)
+    return [index for index, value in zip(selected, solution[1:], strict=True) if index in bound and value <= 0]
+
+
+def _leaving(design: FloatArray, target: FloatArray, selected: list[int], p_remove: float) -> list[int]:
+    """The least significant feature of the model, where it is not significant; none otherwise."""
     freedom = len(target) - len(selected) - 1
     if not selected or freedom < 1:
-        return None
+        return []
     solution, residual, inverse = _least_squares(design[:, [0, *(index + 1 for index in selected)]], target)
     left = float(residual @ residual)
     if left <= EXACT * float(target @ target):
-        return None
+        return []
     errors = np.sqrt(left / freedom * np.diag(inverse)[1:])
     t_values = np.abs(solution[1:]) / errors
     worst = int(t_values.argmin())
-    return selected[worst] if 2 * stats.t.sf(t_values[worst], freedom) > p_remove else None
+    return [selected[worst]] if 2 * stats.t.sf(t_values[worst], freedom) > p_remove else []
 
 
 def _least_squares(design: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -32,6 +32,17 @@ def test_a_degree_of_1_makes_no_products_and_0_is_not_inverted() -> None:
     assert [term.name for term in terms_of(["num_gpus"], inverses=False)] == ["num_gpus"]
 
 
+def test_what_is_only_inverted_is_so_in_every_product() -> None:
+    terms = terms_of(["batch_size", "flops_per_second"], only_inverted=["flops_per_second"])
+    assert [term.name for term in terms] == [
+        "batch_size",
+        "1 / batch_size",
+        "1 / flops_per_second",
+        "batch_size / flops_per_second",
+        "1 / batch_size / flops_per_second",
+    ]
+
+
 @given(count=st.integers(0, len(VARIABLES)), degree=st.integers(1, 3))
 def test_the_number_of_terms(count: int, degree: int) -> None:
     # Each of C(n, k) choices of k variables has 2^k ways to invert some of them.

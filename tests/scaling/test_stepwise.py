@@ -110,6 +110,37 @@ def test_no_more_features_than_asked() -> None:
         assert StepwiseRegression(max_features=limit).fit(features, target).selected_.tolist() == selected
 
 
+def test_features_that_must_not_be_negative_do_not_enter_below_0() -> None:
+    features, target = example(40, 0.0)  # 5 + 2 x1 - 3 x4
+    found = StepwiseRegression(non_negative=range(8)).fit(features, target)
+    assert found.coef_[4] == 0
+    assert (found.coef_ >= 0).all()
+    assert 1 in found.selected_
+    assert StepwiseRegression(non_negative=[1]).fit(features, target).selected_.tolist() == [4, 1]
+
+
+def test_a_feature_whose_coefficient_turns_negative_leaves_for_good() -> None:
+    # The first is nearly the sum of the others, and enters; beside both of them its coefficient is -1.
+    draw = np.random.default_rng(0)
+    a, b, error = draw.normal(size=(3, 200))
+    total = a + b + 0.3 * error
+    features = np.column_stack([total, a, b])
+    target = 2 * a + 2 * b - total + 5 * a
+    assert StepwiseRegression(max_rounds=1).fit(features, a + b).selected_.tolist() == [0]
+    found = StepwiseRegression(non_negative=[0]).fit(features, target)
+    assert 0 not in found.selected_
+    assert StepwiseRegression().fit(features, target).coef_ == pytest.approx([-1, 7, 2])
+
+
+def test_a_negative_intercept_can_be_refused() -> None:
+    # Through (1, 1), (2, 4), (3, 9) the line is -10/3 + 4x; through the origin it has slope (1 + 8 + 27) / 14.
+    x, y = [[1.0], [2.0], [3.0]], [1.0, 4.0, 9.0]
+    assert StepwiseRegression(p_enter=0.5, p_remove=0.5).fit(x, y).intercept_ == pytest.approx(-10 / 3)
+    found = StepwiseRegression(p_enter=0.5, p_remove=0.5, non_negative_intercept=True).fit(x, y)
+    assert (found.intercept_, found.coef_.tolist()) == (0.0, [pytest.approx(36 / 14)])
+    assert found.unscaled_covariance_ == pytest.approx(np.array([[0, 0], [0, 1 / 14]]))
+
+
 def test_rows_too_few_for_a_t_test_give_the_mean() -> None:
     found = StepwiseRegression().fit([[1.0], [2.0]], [1.0, 3.0])
     assert found.selected_.tolist() == []
