@@ -12,7 +12,7 @@ simulation of that very GPU takes as long as was measured. Example::
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from lightning_predict.timeline.overheads import HostModel, host_model
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, Simulated, simulate
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
-from lightning_predict.tracing.records import Kernel, Operation, Trace
+from lightning_predict.tracing.records import PHASES, Kernel, Operation, Phase, Trace
 
 HOST_SPREAD: Final = 2.0
 """Factor up and down around a host time that was not measured: hosts differ, and so do operators."""
@@ -68,8 +68,10 @@ def iterations(
     low_device, high_device = interval_of_sum(timed, correlation)
     work = launchings(trace, timed, timed.seconds)
     middle = simulate(work, host, gpus=len(gpus))
-    faster = simulate(launchings(trace, timed, timed.seconds / FASTER), host, gpus=len(gpus))
+    faster = simulate(work, host, gpus=len(gpus), speed=FASTER)
     low, high = _ends(middle, host, low_device, high_device)
+    phases = np.array(timed.phases, dtype=np.str_)
+    by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
     return tuple(
         _iteration(
@@ -77,6 +79,7 @@ def iterations(
             row,
             middle,
             (float(low[row]), float(high[row])),
+            by_phase=by_phase,
             measured=trace.step_seconds if target == origin else (),
             gpu=target.name,
             verdict=verdict,
@@ -123,7 +126,8 @@ def _launching(
             streams = tuple(COMPUTE_STREAM if k.stream == main else k.stream + 1 for k in kernels)
             calls = _calls(kernels)
         else:
-            seconds = np.repeat(seconds / item.launches, item.launches, axis=1)
+            if item.launches > 1:
+                seconds = np.repeat(seconds / item.launches, item.launches, axis=1)
             streams = (COMPUTE_STREAM,) * item.launches
     return Launching(
         name=operation.name,
@@ -231,6 +235,7 @@ def _iteration(
     simulated: Simulated,
     ends: tuple[float, float],
     *,
+    by_phase: Mapping[Phase, Array],
     measured: Sequence[float],
     gpu: str,
     verdict: Verdict,
@@ -240,10 +245,6 @@ def _iteration(
     if measured:
         seconds, low, high = statistics.median(measured), min(measured), max(measured)
     total = float(timed.seconds[row].sum())
-
-    def seconds_of(phase: str) -> float:
-        return float(timed.seconds[row][np.array([own == phase for own in timed.phases], dtype=bool)].sum())
-
     shares = {name: float((share[row] * timed.seconds[row]).sum()) for name, share in timed.shares.items()}
     return Iteration(
         gpu=gpu,
@@ -253,8 +254,8 @@ def _iteration(
         device_seconds=float(simulated.active_seconds[row]),
         host_seconds=simulated.host_seconds,
         coverage={name: share / total for name, share in shares.items() if share > 0} if total else {},
-        forward_seconds=seconds_of("forward"),
-        optimizer_seconds=seconds_of("optimizer"),
+        forward_seconds=float(by_phase["forward"][row]),
+        optimizer_seconds=float(by_phase["optimizer"][row]),
         verdict=verdict,
         notes=notes,
     )

@@ -124,7 +124,9 @@ class _Plan:
     host_seconds: float
 
 
-def simulate(operations: Sequence[Launching], host: HostModel, *, gpus: int, steps: int = STEADY_STEPS) -> Simulated:
+def simulate(
+    operations: Sequence[Launching], host: HostModel, *, gpus: int, steps: int = STEADY_STEPS, speed: float = 1.0
+) -> Simulated:
     """Simulate a step that is repeated.
 
     Args:
@@ -132,8 +134,9 @@ def simulate(operations: Sequence[Launching], host: HostModel, *, gpus: int, ste
         host: Overheads.
         gpus: Number of GPUs (rows of every `seconds`).
         steps: Steps to run; the last one's time counts. 1 starts with an idle device.
+        speed: How many times as fast as stated the kernels are.
     """
-    plan = _plan(operations, host, gpus)
+    plan = _plan(operations, host, gpus, speed)
     clocks = _Clocks(gpus)
     previous = np.zeros(gpus)
     last = _Placed(plan)
@@ -156,7 +159,7 @@ def simulate(operations: Sequence[Launching], host: HostModel, *, gpus: int, ste
     )
 
 
-def _plan(operations: Sequence[Launching], host: HostModel, gpus: int) -> _Plan:
+def _plan(operations: Sequence[Launching], host: HostModel, gpus: int, speed: float) -> _Plan:
     clock = 0.0
     launched: list[float] = []
     streams: list[int] = []
@@ -178,7 +181,7 @@ def _plan(operations: Sequence[Launching], host: HostModel, gpus: int) -> _Plan:
             waits.append((index + 1, len(launched), clock))
     parts = [operation.seconds for operation in operations if operation.seconds.shape[1]]
     return _Plan(
-        durations=np.concatenate(parts, axis=1) if parts else np.zeros((gpus, 0)),
+        durations=np.concatenate(parts, axis=1) / speed if parts else np.zeros((gpus, 0)),
         launched=np.array(launched),
         streams=np.array(streams, dtype=np.intp),
         owners=np.array(owners, dtype=np.intp),

@@ -9,7 +9,6 @@ Example::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -109,7 +108,7 @@ def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
         groups |= finer
         depths |= {module: depths[module] + 1 for module in finer}
     large = _large(groups, seconds)
-    few = len(set(groups.values()) - large) < 2
+    few = len(set(groups.values()).difference(large)) < 2
     return {module: group if few or group in large else OTHERS for module, group in groups.items()}
 
 
@@ -120,7 +119,7 @@ def _finer(
     seconds: Mapping[str, float],
 ) -> dict[str, str] | None:
     """New groups for the modules of the largest group that can be split; None where none can."""
-    for group in sorted(set(groups.values()), key=lambda one: (-_seconds_of(groups, seconds, one), one)):
+    for group in _large(groups, seconds):
         members = [module for module, own in groups.items() if own == group]
         if all(depths[module] >= len(rest[module]) for module in members):
             continue
@@ -137,13 +136,13 @@ def _child(group: str, below: Sequence[str], *, is_merged: bool) -> str:
     return f"{group}.{'*' if is_merged and below[0].isdigit() else below[0]}"
 
 
-def _seconds_of(groups: Mapping[str, str], seconds: Mapping[str, float], group: str) -> float:
-    return math.fsum(seconds[module] for module, own in groups.items() if own == group)
-
-
-def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> set[str]:
-    least = SMALLEST_SHARE * math.fsum(seconds.values())
-    return {group for group in set(groups.values()) if _seconds_of(groups, seconds, group) >= least}
+def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]:
+    """Groups that take `SMALLEST_SHARE` of the time, the longest first."""
+    together: dict[str, float] = {}
+    for module, group in groups.items():
+        together[group] = together.get(group, 0.0) + seconds[module]
+    least = SMALLEST_SHARE * sum(seconds.values())
+    return sorted((one for one in together if together[one] >= least), key=lambda one: (-together[one], one))
 
 
 def _parts(work: Sequence[Launching], spent: Array) -> list[str]:

@@ -111,6 +111,12 @@ def test_gpus_are_simulated_apart() -> None:
     np.testing.assert_allclose(result.seconds * 1e6, [100, 10])
 
 
+def test_faster_kernels_are_what_shorter_ones_are() -> None:
+    fast, short = simulate([work(100, 30)], HOST, gpus=1, steps=1, speed=2), run(work(50, 15))
+    assert microseconds(fast) == microseconds(short) == pytest.approx(8 + 65)
+    np.testing.assert_array_equal(fast.kernel_seconds, short.kernel_seconds)
+
+
 def test_nothing_takes_no_time() -> None:
     assert microseconds(run()) == 0
 

@@ -24,8 +24,8 @@ from tests.timeline.test_simulation import HOST, work
 
 def verdict(*operations: Launching) -> Verdict:
     """Of a running loop."""
-    faster = [replace(one, seconds=one.seconds / FASTER) for one in operations]
-    (found,) = verdicts(operations, simulate(operations, HOST, gpus=1), simulate(faster, HOST, gpus=1))
+    step, faster = (simulate(operations, HOST, gpus=1, speed=speed) for speed in (1, FASTER))
+    (found,) = verdicts(operations, step, faster)
     return found
 
 
@@ -95,7 +95,7 @@ def test_nothing_at_all_is_no_share_of_anything() -> None:
 
 def test_gpus_have_verdicts_of_their_own() -> None:
     both = Launching(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
-    step, faster = (simulate([replace(both, seconds=both.seconds / n)], HOST, gpus=2) for n in (1, FASTER))
+    step, faster = (simulate([both], HOST, gpus=2, speed=speed) for speed in (1, FASTER))
     assert [one.bound_by for one in verdicts([both], step, faster)] == ["device", "host"]
 
 
