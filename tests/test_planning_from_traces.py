@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import lightning_predict as lp
 from lightning_predict.planning.files import read_problem
 from lightning_predict.planning.records import Configuration, MachineType
 from lightning_predict.planning_from_traces import times_of_trace
-from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+from lightning_predict.tracing.records import Operation, Parameter, TensorInfo, Trace
 
 MACHINES = (
     MachineType(name="one", gpu="T4", num_gpus=1, usd_per_hour=0.5),
@@ -27,7 +28,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_times_are_the_predicted_steps_on_one_gpu_of_each_machine(trace: Path) -> None:
+def test_a_trace_without_parameters_has_times_on_one_gpu_of_each_machine(trace: Path) -> None:
     times = times_of_trace(trace, 1000, MACHINES)
     predicted = lp.predict(Trace.load(str(trace)), gpus=["T4", "A10"])
     assert times == {
@@ -35,6 +36,24 @@ def test_times_are_the_predicted_steps_on_one_gpu_of_each_machine(trace: Path) -
         Configuration(machine="four", num_gpus=1): pytest.approx(1000 * predicted["T4"].iteration_seconds),
         Configuration(machine="box", num_gpus=1): pytest.approx(1000 * predicted["A10"].iteration_seconds),
     }
+
+
+def test_several_gpus_of_a_machine_do_the_same_samples_in_fewer_steps(trace: Path, tmp_path: Path) -> None:
+    whole = replace(Trace.load(str(trace)), parameters=(Parameter(name="weight", shape=(1024, 1024), dtype="float32"),))
+    path = tmp_path / "whole.json"
+    whole.save(str(path))
+    times = times_of_trace(path, 1000, MACHINES)
+    assert sorted((one.machine, one.num_gpus) for one in times) == [
+        ("box", 1),
+        ("box", 2),
+        ("four", 1),
+        ("four", 2),
+        ("four", 4),
+        ("one", 1),
+    ]
+    four = lp.predict(whole, gpus=["4xT4"], iterations=1000)["4xT4"]
+    assert four.iterations == 250
+    assert times[Configuration(machine="four", num_gpus=4)] == four.total_seconds
 
 
 def test_a_file_of_jobs_can_name_traces(trace: Path, tmp_path: Path) -> None:

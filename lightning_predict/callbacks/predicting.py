@@ -22,6 +22,7 @@ from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment, Position, Remaining, remaining, workload
 from lightning_predict.callbacks.strategies import strategy_of_trainer
 from lightning_predict.callbacks.trainer_state import loader_of, position_of, savings_of, workers_of
+from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import fingerprint_of, model_fingerprint_of, read_history
@@ -49,6 +50,7 @@ class Question:
         samples_per_epoch: The same in samples, over all processes.
         learns: Earlier runs of the same model count.
         strategy: How several GPUs share the work; None for the Trainer's own way.
+        interconnect: What is known of the links between GPUs; None takes the catalogue's.
         cores_per_node: Processor cores of the machines that are predicted; None where not said.
     """
 
@@ -60,6 +62,7 @@ class Question:
     samples_per_epoch: int | None = None
     learns: bool = True
     strategy: Strategy | None = None
+    interconnect: Interconnect | None = None
     cores_per_node: int | None = None
 
 
@@ -120,6 +123,7 @@ def predict_rest(
         workload=work,
         validation=validation,
         strategy=strategy_of_trainer(trainer) if question.strategy is None else question.strategy,
+        interconnect=question.interconnect,
         cores_per_node=question.cores_per_node,
         method=question.method,
         usd_per_hour=question.usd_per_hour,

@@ -34,6 +34,7 @@ from lightning_predict.cost.quotes import check_price
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.kernels.choice import check_method
+from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.batch_size import BatchSizeOption
 from lightning_predict.scaling.strategy import Strategy, strategy_of
@@ -64,6 +65,7 @@ class RuntimePredictor(Callback):
         learn_from_history: Let earlier runs of the same model on the same GPU correct predictions, and remember this
             one (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's folder for data).
         strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None: as the Trainer does.
+        interconnect: What you know of the links between GPUs; None takes what their names promise.
         cores_per_node: Processor cores of the machines to predict, which the loaders of their GPUs share; None: each
             loader has cores enough.
         meta_step: Makes a training step on the meta device from a batch size (see `callbacks/batch_sizes.py`), for the
@@ -99,6 +101,7 @@ class RuntimePredictor(Callback):
         samples_per_epoch: int | None = None,
         learn_from_history: bool = True,
         strategy: str | Strategy | None = None,
+        interconnect: Interconnect | None = None,
         cores_per_node: int | None = None,
         meta_step: MetaStep | None = None,
     ) -> None:
@@ -129,6 +132,7 @@ class RuntimePredictor(Callback):
             samples_per_epoch=samples_per_epoch,
             learns=learn_from_history,
             strategy=None if strategy is None else strategy_of(strategy),
+            interconnect=interconnect,
             cores_per_node=cores_per_node,
         )
         self.batch_sizes: tuple[BatchSizeOption, ...] = ()
