@@ -224,3 +224,13 @@ def test_no_operation_is_faster_than_its_bound(gpu: str, dtype: str) -> None:
 def test_an_unknown_operation_lists_the_known_ones() -> None:
     with pytest.raises(UnknownOperationError, match=r"'lineer' is not known. Known operations: .*linear"):
         lp.operator_seconds("lineer", "T4", m=1, n=1, k=1)
+
+
+def test_float8_takes_half_of_bfloat16_where_there_are_units_and_is_refused_elsewhere() -> None:
+    sixteen, eight = (
+        float(lp.operator_seconds("linear", "H100-SXM-80GB", dtype=dtype, m=8192, n=8192, k=8192))
+        for dtype in ("bfloat16", "float8")
+    )
+    assert eight == pytest.approx(sixteen * 989.4 / 1979)  # TFLOP/s
+    with pytest.raises(InvalidArgumentError, match="A100-SXM-80GB has no units for float8"):
+        lp.operator_seconds("linear", "A100-SXM-80GB", dtype="float8", m=64, n=64, k=64)

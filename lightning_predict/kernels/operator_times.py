@@ -33,7 +33,8 @@ def operator_seconds(
     Args:
         operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`.
         gpu: Name of a GPU.
-        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`.
+        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. No public table times float8 or TF32: they
+            are bfloat16's times, scaled by the ratio of the rooflines.
         weights: See `predict`.
         **shape: The operation's shape words, scalars or arrays that broadcast: `b`, `m`, `n`, `k` for products;
             `batch`, `in_channels`, `out_channels`, `kernel_size`, `image_size`, `stride`, `padding` for convolutions;
@@ -44,7 +45,7 @@ def operator_seconds(
 
     Raises:
         UnknownOperationError: The operation or one of its words is not known; the message lists those there are.
-        InvalidArgumentError: A dtype or a value out of range.
+        InvalidArgumentError: A dtype or a value out of range, or float8 on a GPU without units for it.
         UnknownGpuError: The GPU is not in the catalogue.
     """
     target = find_gpu(gpu)
