@@ -1,4 +1,4 @@
-"""Fused scaled-dot-product attention, forward and backward.
+"""Scaled-dot-product attention, fused and eager, forward and backward.
 
 Forward: two products of (seq x head_dim) and (kv_seq x head_dim) a head, 4·B·H·S·T·D; a causal mask over a square needs
 (S + 1) / 2S of it. Backward: five such products, so 2.5 times the forward (the scores are recomputed). Traffic: q and
@@ -36,9 +36,16 @@ def _visible_share(c: Columns) -> Array:
     return np.where(c["causal"] > 0, visible / (seq * kv_seq), 1.0)
 
 
+def _scores(c: Columns) -> Array:
+    return c["batch"] * c["heads"] * c["seq"] * c["kv_seq"]
+
+
+def _all_flops(c: Columns) -> Array:
+    return 4 * _scores(c) * c["head_dim"]
+
+
 def _flops(c: Columns) -> Array:
-    scores = c["batch"] * c["heads"] * c["seq"] * c["kv_seq"]
-    return 4 * scores * c["head_dim"] * _visible_share(c)
+    return _all_flops(c) * _visible_share(c)
 
 
 def _queries(c: Columns) -> Array:
@@ -65,6 +72,23 @@ register(
         units="tensor",
         flops=lambda c: BACKWARD_PRODUCTS * _flops(c),
         elements_moved=lambda c: 4 * _queries(c) + 4 * _keys(c),
+    ),
+    # Eager: all scores are computed and pass through memory, masked or not; the backward pass keeps them.
+    OperationKind(
+        name="eager_attention",
+        words=_WORDS,
+        defaults=_DEFAULTS,
+        units="tensor",
+        flops=_all_flops,
+        elements_moved=lambda c: 2 * _queries(c) + 2 * _keys(c) + _scores(c),
+    ),
+    OperationKind(
+        name="eager_attention_backward",
+        words=_WORDS,
+        defaults=_DEFAULTS,
+        units="tensor",
+        flops=lambda c: 2 * _all_flops(c),
+        elements_moved=lambda c: 4 * _queries(c) + 4 * _keys(c) + _scores(c),
     ),
 )
 

@@ -52,16 +52,20 @@ def _at_least_one(steps: Array) -> Array:
     return positions
 
 
+def output_size(c: Columns, side: str) -> Array:
+    """Positions of the output along `height`, `width` or `depth`, at least 1."""
+    reach = c[f"dilation_{side}"] * (c[f"kernel_{side}"] - 1) + 1
+    return _at_least_one((c[side] + 2 * c[f"padding_{side}"] - reach) / c[f"stride_{side}"])
+
+
 def output_height(c: Columns) -> Array:
     """Rows of the output, at least 1."""
-    reach = c["dilation_height"] * (c["kernel_height"] - 1) + 1
-    return _at_least_one((c["height"] + 2 * c["padding_height"] - reach) / c["stride_height"])
+    return output_size(c, "height")
 
 
 def output_width(c: Columns) -> Array:
     """Columns of the output, at least 1."""
-    reach = c["dilation_width"] * (c["kernel_width"] - 1) + 1
-    return _at_least_one((c["width"] + 2 * c["padding_width"] - reach) / c["stride_width"])
+    return output_size(c, "width")
 
 
 def _flops(c: Columns) -> Array:

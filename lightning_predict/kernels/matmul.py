@@ -1,6 +1,7 @@
 """Matrix products: `linear` and `bmm`, (b, m, k) x (b, k, n).
 
-Work: 2·b·m·n·k. Traffic: both factors read, the product written. Example::
+Work: 2·b·m·n·k. Traffic: both factors read, the product written. The backward pass is two products of the same size,
+the gradients to either factor. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> float(problem_batch("bmm", "float32", b=2, m=3, n=5, k=4).flops[0])  # 2 x 2 x 3 x 5 x 4
@@ -45,6 +46,23 @@ register(
         units="tensor",
         flops=_flops,
         elements_moved=_bmm_elements,
+    ),
+    # Gradient and factors read, the gradients to both factors written: each factor counts twice.
+    OperationKind(
+        name="linear_backward",
+        words=("b", "m", "n", "k"),
+        defaults={"b": 1},
+        units="tensor",
+        flops=lambda c: 2 * _flops(c),
+        elements_moved=lambda c: 2 * _linear_elements(c) - c["b"] * c["m"] * c["n"],
+    ),
+    OperationKind(
+        name="bmm_backward",
+        words=("b", "m", "n", "k"),
+        defaults={},
+        units="tensor",
+        flops=lambda c: 2 * _flops(c),
+        elements_moved=lambda c: 2 * _bmm_elements(c) - c["b"] * c["m"] * c["n"],
     ),
 )
 

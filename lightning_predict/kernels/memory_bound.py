@@ -1,4 +1,4 @@
-"""Operations known by the bytes they move alone: reductions, pooling, copies, sorting, optimizer updates.
+"""Operations known by the bytes they move alone: more element-wise ones, reductions, pooling, copies, sorting, updates.
 
 No table measured them; they are timed as a transfer of their traffic (`reductions.py`). Example::
 
@@ -18,9 +18,16 @@ from lightning_predict.kernels.operations import Array, Columns, OperationKind, 
 
 # Elements read and written of a (rows, cols) tensor.
 BY_ELEMENT: Final[dict[str, tuple[float, float]]] = {
+    **dict.fromkeys(("neg", "exp", "log", "sqrt", "sigmoid", "silu", "leaky_relu", "log_softmax"), (1, 1)),
+    **dict.fromkeys(("sub", "where"), (2, 1)),
+    # Gradient and what the forward pass kept; of dropout, the mask: a byte an element.
+    **dict.fromkeys([f"{name}_backward" for name in ("relu", "gelu", "tanh", "sigmoid", "silu")], (2, 1)),
+    "log_softmax_backward": (2, 1),
+    "dropout_backward": (1.25, 1),
     "sum": (1, 0),
     "mean": (1, 0),
     "max": (1, 0),
+    "argmax": (1, 0),
     "concat": (1, 1),
     "copy": (1, 1),
     "gather": (1, 1),
@@ -32,7 +39,13 @@ BY_ELEMENT: Final[dict[str, tuple[float, float]]] = {
 
 # Elements moved a parameter by a fused kernel, and by the multi-tensor implementation.
 # Adam: parameter, gradient, two moments; multi-tensor: lerp, mul, addcmul, sqrt, div, add, addcdiv and the decay.
-OPTIMIZERS: Final[dict[str, tuple[float, float]]] = {"adam": (7, 19), "adamw": (7, 21), "sgd": (5, 8)}
+# Adagrad: parameter, gradient, sum of squares; multi-tensor: addcmul, sqrt, add, mul, addcdiv.
+OPTIMIZERS: Final[dict[str, tuple[float, float]]] = {
+    "adam": (7, 19),
+    "adamw": (7, 21),
+    "sgd": (5, 8),
+    "adagrad": (5, 13),
+}
 
 POOLING_WORDS: Final = ("batch", "channels", "height", "width", "kernel_size", "stride")
 
@@ -92,6 +105,9 @@ register(
     *(_update(name, *counts) for name, counts in OPTIMIZERS.items()),
     _pooling("avg_pool2d", _pooled),
     _pooling("max_pool2d", lambda c: 3 * _pooled(c)),  # the value, and its place as 8 bytes
+    # The same tensors the other way round: the gradient and the places are read, the image is written.
+    _pooling("avg_pool2d_backward", _pooled),
+    _pooling("max_pool2d_backward", lambda c: 3 * _pooled(c)),
     OperationKind(
         name="cast",
         words=("rows", "cols", "source_bytes", "target_bytes"),
@@ -103,5 +119,6 @@ register(
     ),
 )
 
-MEMORY_BOUND: Final = (*BY_ELEMENT, *OPTIMIZERS, "avg_pool2d", "max_pool2d", "cast")
+POOLING: Final = ("avg_pool2d", "max_pool2d", "avg_pool2d_backward", "max_pool2d_backward")
+MEMORY_BOUND: Final = (*BY_ELEMENT, *OPTIMIZERS, *POOLING, "cast")
 """Names of all of them."""

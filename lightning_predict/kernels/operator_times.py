@@ -28,10 +28,11 @@ def operator_seconds(
     weights: str | None = None,
     **shape: float | Sequence[float] | npt.NDArray[np.generic],
 ) -> float | npt.NDArray[np.float64]:
-    """Device seconds of one forward call of an operation.
+    """Device seconds of one call of an operation.
 
     Args:
-        operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`.
+        operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`; with `_backward` behind it,
+            its backward pass (of convolutions, `_backward_input` and `_backward_weight`).
         gpu: Name of a GPU.
         dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. No public table times float8 or TF32: they
             are bfloat16's times, scaled by the ratio of the rooflines.

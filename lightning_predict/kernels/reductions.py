@@ -18,6 +18,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.kernels.convolution import output_height, output_width
+from lightning_predict.kernels.convolution_variants import PASSES, VARIANTS, Variant, plane_columns
 from lightning_predict.kernels.memory_bound import MEMORY_BOUND
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, batch_of, operation_kind
 from lightning_predict.kernels.recurrent import GATES
@@ -95,6 +96,54 @@ def _convolution_backward(problem: Problem) -> tuple[Part, ...]:
     return (Part(ratio, Problem("conv2d", problem.dtype, problem.dims)),)
 
 
+def _convolution_variant(variant: Variant) -> Reduction:
+    """The two-dimensional convolution that this one amounts to."""
+
+    def reduction(problem: Problem) -> tuple[Part, ...]:
+        columns = {word: np.array([value]) for word, value in _words(problem).items()}
+        plane = plane_columns(variant, columns)
+        name = f"conv2d{variant.plane_passes[problem.operation.removeprefix(variant.name)]}"
+        return (Part(1.0, Problem(name, problem.dtype, tuple(float(values[0]) for values in plane.values()))),)
+
+    return reduction
+
+
+def _product_backward(problem: Problem) -> tuple[Part, ...]:
+    """Two products: gradient x weight for the data, data x gradient for the weight."""
+    b, m, n, k = problem.dims
+    if problem.operation == "linear_backward":
+        shapes = ((1.0, b * m, k, n), (1.0, k, n, b * m))
+    else:
+        shapes = ((b, m, k, n), (b, k, n, m))
+    name = problem.operation.removesuffix("_backward")
+    return tuple(Part(1.0, Problem(name, problem.dtype, shape)) for shape in shapes)
+
+
+def _eager_attention(problem: Problem) -> tuple[Part, ...]:
+    """Scores, their scaling, the mask where there is one, softmax, and the product with the values.
+
+    Backward: two products for each of the forward's, the gradient of the softmax, and the scaling.
+    """
+    w = _words(problem)
+    b, dtype = w["batch"] * w["heads"], problem.dtype
+    scores = Problem("bmm", dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
+    values = Problem("bmm", dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
+    matrix = (b * w["seq"], w["kv_seq"])
+    scaling = Part(1.0, Problem("mul_scalar", dtype, matrix))
+    if problem.operation.endswith("_backward"):
+        softmax = Part(1.0, Problem("softmax_backward", dtype, matrix))
+        transposed = Problem("bmm", dtype, (b, w["kv_seq"], w["head_dim"], w["seq"]))
+        return Part(1.0, scores), Part(1.0, values), Part(2.0, transposed), softmax, scaling
+    mask = (Part(1.0, Problem("add_scalar", dtype, matrix)),) if w["causal"] else ()
+    return Part(1.0, scores), scaling, *mask, Part(1.0, Problem("softmax", dtype, matrix)), Part(1.0, values)
+
+
+def _log_softmax(problem: Problem) -> tuple[Part, ...]:
+    """As long as the softmax, which reads and writes as much."""
+    name = problem.operation.removeprefix("log_")
+    return (Part(1.0, Problem(name, problem.dtype, problem.dims)),)
+
+
 def _norm_backward(problem: Problem) -> tuple[Part, ...]:
     forward = Problem(problem.operation.removesuffix("_backward"), problem.dtype, problem.dims)
     return (Part(NORM_BACKWARD_RATIOS[problem.operation], forward),)
@@ -156,4 +205,8 @@ _REDUCTIONS: Final[dict[str, Reduction]] = {
         _as_transfer,
     ),
     **dict.fromkeys(MEMORY_BOUND, _as_transfer),
+    **dict.fromkeys(("log_softmax", "log_softmax_backward"), _log_softmax),
+    **dict.fromkeys(("linear_backward", "bmm_backward"), _product_backward),
+    **dict.fromkeys(("eager_attention", "eager_attention_backward"), _eager_attention),
+    **{variant.name + suffix: _convolution_variant(variant) for variant in VARIANTS for suffix in PASSES},
 }

@@ -21,6 +21,10 @@ def test_traffic_by_hand() -> None:
     # 8 x 8 images pooled by 2: a quarter of the elements come out; the maximum's place is 8 bytes more each.
     assert moved("avg_pool2d", batch=1, channels=1, image_size=8) == 4 * (64 + 16)
     assert moved("max_pool2d", batch=1, channels=1, image_size=8) == 4 * (64 + 3 * 16)
+    assert moved("max_pool2d_backward", batch=1, channels=1, image_size=8) == 4 * (64 + 3 * 16)
+    assert moved("gelu_backward", rows=10, cols=10) == 4 * 300
+    assert moved("dropout_backward", rows=10, cols=10) == 400 + 100 + 400  # gradient in, a byte of mask each, out
+    assert moved("adagrad", parameters=100, fused=1) == 4 * 500
 
 
 @pytest.mark.parametrize("operation", MEMORY_BOUND)

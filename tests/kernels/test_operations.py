@@ -39,7 +39,7 @@ def test_batch_of_restores_the_columns() -> None:
 
 
 def test_an_unknown_operation_lists_the_known_ones() -> None:
-    message = r"'matmul' is not known. Known operations: adam, adamw, add, .*linear"
+    message = r"'matmul' is not known. Known operations: adagrad, adam, adamw, add, .*linear"
     with pytest.raises(UnknownOperationError, match=message):
         operation_kind("matmul")
 

@@ -56,6 +56,40 @@ def test_attention_without_a_fused_model_is_two_products() -> None:
     assert total_flops(item) == float(batch_of([item]).flops[0])
 
 
+@pytest.mark.parametrize("name", ["linear_backward", "bmm_backward"])
+def test_the_backward_pass_of_a_product_is_two_products_of_its_size(name: str) -> None:
+    item = problem(name, "float32", b=3, m=5, n=7, k=11)
+    to_data, to_weight = reduced(item)
+    assert total_flops(item) == float(batch_of([item]).flops[0]) == 2 * (2 * 3 * 5 * 7 * 11)
+    if name == "linear_backward":  # (15 x 7) · (7 x 11) and (11 x 15) · (15 x 7)
+        assert (to_data.problem.dims, to_weight.problem.dims) == ((1, 15, 11, 7), (1, 11, 7, 15))
+    else:
+        assert (to_data.problem.dims, to_weight.problem.dims) == ((3, 5, 11, 7), (3, 11, 7, 5))
+    # Gradient, data and weight in; the gradients to data and weight out.
+    weight = 7 * 11 * (3 if name == "bmm_backward" else 1)
+    assert float(batch_of([item]).bytes_moved[0]) == 4 * (3 * 5 * 7 + 2 * 3 * 5 * 11 + 2 * weight)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_eager_attention_is_its_parts(causal: int) -> None:
+    words = {"batch": 2, "heads": 3, "seq": 16, "kv_seq": 32, "head_dim": 8, "causal": causal}
+    item, backward = (problem(name, "float32", **words) for name in ("eager_attention", "eager_attention_backward"))
+    names = [part.problem.operation for part in reduced(item)]
+    assert names == ["bmm", "mul_scalar", *["add_scalar"] * causal, "softmax", "bmm"]
+    for one in (item, backward):
+        products = [part for part in reduced(one) if part.problem.operation == "bmm"]
+        flops = sum(part.times * float(batch_of([part.problem]).flops[0]) for part in products)
+        assert flops == float(batch_of([one]).flops[0])  # no product is spared by the mask
+    assert float(batch_of([backward]).flops[0]) == 2 * float(batch_of([item]).flops[0])
+
+
+def test_the_logarithm_of_a_softmax_takes_as_long_as_the_softmax() -> None:
+    words = {"rows": 64, "cols": 100}
+    for suffix in ("", "_backward"):
+        (part,) = reduced(problem(f"log_softmax{suffix}", "float32", **words))
+        assert part.problem == problem(f"softmax{suffix}", "float32", **words)
+
+
 def test_backward_passes_are_multiples_of_the_forward() -> None:
     forward = problem("layer_norm", "float32", rows=8, cols=16)
     (part,) = reduced(Problem("layer_norm_backward", forward.dtype, forward.dims))

@@ -118,7 +118,8 @@ def test_training_reads_what_was_measured(tmp_path: Path) -> None:
     from lightning_predict.fitting.tables import read_tables
 
     measure(tmp_path, operations=["gelu"], dtypes=["float32"], problems=2, device="cpu", gpu="T4")
-    (group,) = read_tables(tmp_path)
+    group, backward = read_tables(tmp_path)
     assert (group.gpu, group.source, group.batch.operation) == ("T4", "own", "gelu")
+    assert backward.batch.operation == "gelu_backward"
     assert len(group.seconds) == 2
     assert group.floor_seconds == 0

@@ -1,0 +1,100 @@
+"""Each variant against torch's own count of FLOPs, and against what a recorded call of it is translated to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import lightning_predict as lp
+from lightning_predict.kernels.convolution_variants import PASSES
+from lightning_predict.kernels.operations import batch_of, problem
+from lightning_predict.kernels.reductions import reduced
+from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.records import Flags
+
+SETTINGS: list[dict[str, int]] = [
+    {},
+    {"stride": 2, "padding": 1},
+    {"padding": 2, "dilation": 2},
+    {"stride": 2, "padding": 1, "groups": 4},
+]
+LAYERS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
+    "conv1d": (torch.nn.Conv1d, (17,), (3,)),
+    "conv3d": (torch.nn.Conv3d, (9, 20, 17), (3, 5, 2)),
+    "conv_transpose2d": (torch.nn.ConvTranspose2d, (20, 17), (3, 5)),
+}
+
+
+def words_of(name: str, settings: dict[str, int]) -> dict[str, float]:
+    _, sizes, kernel = LAYERS[name]
+    words: dict[str, float] = {"batch": 2, "in_channels": 8, "out_channels": 12, **settings}
+    if name == "conv1d":
+        return words | {"length": sizes[0], "kernel_size": kernel[0]}
+    sides = ("depth", "height", "width")[-len(sizes) :]
+    words |= dict(zip(sides, sizes, strict=True))
+    return words | {f"kernel_{side}": taps for side, taps in zip(sides, kernel, strict=True)}
+
+
+def layer_and_data(name: str, settings: dict[str, int]) -> tuple[torch.nn.Module, torch.Tensor]:
+    make, sizes, kernel = LAYERS[name]
+    layer = make(8, 12, kernel, bias=False, device="meta", **settings)
+    return layer, torch.empty(2, 8, *sizes, device="meta", requires_grad=True)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_it_has_the_flops_that_torch_counts_forward_and_backward(name: str, settings: dict[str, int]) -> None:
+    layer, data = layer_and_data(name, settings)
+    with FlopCounterMode(display=False) as counter:
+        output = layer(data)
+    forward, *backward = (
+        float(batch_of([problem(name + suffix, "float32", **words_of(name, settings))]).flops[0]) for suffix in PASSES
+    )
+    assert forward == counter.get_total_flops()
+    if settings.get("groups", 1) == 1:  # torch counts the backward pass of groups otherwise
+        with FlopCounterMode(display=False) as counter:
+            output.backward(torch.empty_like(output))
+        assert sum(backward) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_it_amounts_to_what_a_recorded_call_is_translated_to(name: str, settings: dict[str, int]) -> None:
+    layer, data = layer_and_data(name, settings)
+    trace = lp.capture(lambda: layer(data), warmup_steps=0)
+    (operation,) = (one for one in trace.operations if one.name == "aten::convolution")
+    (part,) = reduced(problem(name, "float32", **words_of(name, settings)))
+    assert (part.times, (part.problem,)) == (1.0, translate(operation, Flags(cudnn_tf32=False)))
+
+
+def test_the_passes_of_a_transposed_convolution_change_places() -> None:
+    words = words_of("conv_transpose2d", {})
+    names = [
+        reduced(problem(f"conv_transpose2d{suffix}", "float32", **words))[0].problem.operation for suffix in PASSES
+    ]
+    assert names == ["conv2d_backward_input", "conv2d", "conv2d_backward_weight"]
+
+
+def test_a_volume_is_read_once_and_not_once_for_each_tap_of_depth() -> None:
+    item = problem("conv3d", "float32", batch=2, in_channels=3, out_channels=5, image_size=8, kernel_size=3)
+    # 2 x 3 x 8³ read, 5 x 3 x 27 filters, 2 x 5 x 6³ written.
+    assert float(batch_of([item]).bytes_moved[0]) == 4 * (2 * 3 * 8**3 + 5 * 3 * 27 + 2 * 5 * 6**3)
+
+
+def test_output_padding_makes_the_output_larger() -> None:
+    words = {
+        "batch": 1,
+        "in_channels": 4,
+        "out_channels": 4,
+        "image_size": 7,
+        "kernel_size": 3,
+        "stride": 2,
+        "padding": 1,
+    }
+    layer = torch.nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1, bias=False, device="meta")
+    image = layer(torch.empty(1, 4, 7, 7, device="meta"))
+    (part,) = reduced(problem("conv_transpose2d", "float32", output_padding=1, **words))
+    assert part.problem.dims[3:5] == tuple(image.shape[2:])
