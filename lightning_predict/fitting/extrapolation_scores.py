@@ -1,7 +1,8 @@
 """How far end-to-end regressions reach: along batch size, number of GPUs, computing power and depth.
 
 Each axis is split as in the published experiments: what is below a limit is fitted, what is above is predicted. The
-sweeps are simulated by this package (`sweeps.py`), but for one that is measured on the processor at hand. Example::
+sweeps are simulated by this package (`sweeps.py`), but for published throughputs on one to eight GPUs, and a sweep that
+is measured on the processor at hand. Example::
 
     for score in axis_scores(AXES, models=("AlexNet",)):
         print(score.model, score.axis, score.where, score.score.mean_error)
@@ -9,16 +10,19 @@ sweeps are simulated by this package (`sweeps.py`), but for one that is measured
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, final
 
 from lightning_predict.fitting.cpu_sweep import measured_sweep
+from lightning_predict.fitting.evaluation_scaling_cases import ScalingCase, read_scaling_cases
 from lightning_predict.fitting.sweeps import depth_sweep, simulated_sweep
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.scaling.extrapolation import ExtrapolationScore, extrapolation_score
 from lightning_predict.scaling.regression_fit import RegressionOptions
-from lightning_predict.scaling.runs import PastRun, Variable
+from lightning_predict.scaling.runs import PastRun, RunSetting, Variable
 
 SEED_SOURCE: Final = "Gianniti, Zhang and Ardagna, CLOSER 2019; measured on K80, M60, P600 and GTX 1080 Ti"
 
@@ -41,6 +45,10 @@ PUBLISHED: Final[Mapping[tuple[str, Variable], str]] = {
 
 AS_PUBLISHED: Final = RegressionOptions(relative=False, only_inverted=(), costs_add_up=False)
 """All inverses and products, coefficients of either sign, absolute errors. Runs for each term are ours."""
+
+
+PUBLISHED_LARGEST_FITTED: Final = 4
+"""GPUs up to which published throughputs are fitted."""
 
 
 @final
@@ -128,6 +136,52 @@ def cpu_scores(
     """
     runs = measured_sweep(batch_sizes=batch_sizes, steps=steps)
     return [_scored("small network", "this processor", runs, "batch_size", largest_fitted, is_measured=True)]
+
+
+def published_number_scores(path: Path) -> list[AxisScore]:
+    """Published training throughputs: one to four GPUs are fitted and eight predicted, each benchmark by itself.
+
+    Args:
+        path: `training_throughput.csv`, of which the rows count that the scaling report takes.
+
+    Raises:
+        MeasurementTableError: A missing column.
+        OSError: The file cannot be read.
+    """
+    sweeps: dict[tuple[str, str, str, int], list[PastRun]] = {}
+    for case in read_scaling_cases(path)[0]:
+        key = (case.model, case.system, case.precision, case.batch)
+        alone = case.batch / case.single_per_second  # in proportion to the seconds, whatever units the table counts
+        runs = sweeps.setdefault(key, [_published_run(case, 1, alone)])
+        runs.append(_published_run(case, case.count, alone / case.efficiency))
+    scores: dict[str, list[AxisScore]] = {}
+    for (model, system, _, _), runs in sweeps.items():
+        numbers = {run.setting.num_gpus for run in runs}
+        if {1, 2, 4, 8} <= numbers:
+            score = _scored(model, system, runs, "num_gpus", PUBLISHED_LARGEST_FITTED, is_measured=True)
+            scores.setdefault(model, []).append(score)
+    return [_pooled(model, members) for model, members in sorted(scores.items())]
+
+
+def _published_run(case: ScalingCase, count: int, seconds: float) -> PastRun:
+    setting = RunSetting(iterations=1, batch_size=case.batch, gpu=case.gpu, num_gpus=count)
+    return PastRun(model=case.model, setting=setting, seconds=seconds)
+
+
+def _pooled(model: str, members: Sequence[AxisScore]) -> AxisScore:
+    """Several regressions of one benchmark as one score."""
+    errors = tuple(error for one in members for error in one.score.errors)
+    hits = [one.score.inside for one in members if one.score.inside is not None]
+    score = ExtrapolationScore(
+        variable="num_gpus",
+        limit=PUBLISHED_LARGEST_FITTED,
+        fitted=sum(one.score.fitted for one in members),
+        errors=errors,
+        inside=statistics.fmean(hits) if hits else None,
+        formula=f"{len(members)} regressions",
+    )
+    published = statistics.fmean(one.error_as_published for one in members)
+    return AxisScore(model, f"{len(members)} published sweeps", score, published, is_measured=True)
 
 
 def _scored(

@@ -3,7 +3,7 @@
 Published errors of the same kind stand beside them for context: they were measured on other GPUs, frameworks and
 settings. Example::
 
-    python -m lightning_predict.fitting.regression_scores measurements --measure-cpu
+    python -m lightning_predict.fitting.regression_scores measurements --throughput training_throughput.csv
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
-from lightning_predict.fitting.extrapolation_scores import SEED_SOURCE, AxisScore, SweepPlan, axis_scores, cpu_scores
+from lightning_predict.fitting.extrapolation_scores import (
+    SEED_SOURCE,
+    AxisScore,
+    SweepPlan,
+    axis_scores,
+    cpu_scores,
+    published_number_scores,
+)
 from lightning_predict.fitting.layer_scores import (
     METHODS,
     ConvolutionScore,
@@ -64,6 +71,7 @@ def evaluate_regressions(
     *,
     plan: SweepPlan = SweepPlan(),  # noqa: B008  # frozen
     with_networks: bool = True,
+    throughputs: Path | None = None,
     measures_cpu: bool = False,
 ) -> RegressionReport:
     """Fit and score everything.
@@ -72,6 +80,7 @@ def evaluate_regressions(
         tables: Folder with `conv2d_train_step.csv.gz`; None leaves the measured layers out.
         plan: Of the simulated sweeps.
         with_networks: Score networks by their layers, too.
+        throughputs: Table of published training throughputs; None leaves them out.
         measures_cpu: Measure a sweep on this processor, too.
 
     Raises:
@@ -89,7 +98,8 @@ def evaluate_regressions(
     networks: tuple[NetworkScore, ...] = ()
     if with_networks:
         networks = network_scores(LAYER_GPUS, fitted_sizes=FITTED_LAYER_SIZES, predicted_sizes=PREDICTED_LAYER_SIZES)
-    measured = cpu_scores() if measures_cpu else []
+    measured = [] if throughputs is None else published_number_scores(throughputs)
+    measured += cpu_scores() if measures_cpu else []
     return RegressionReport(convolutions=convolutions, networks=networks, axes=(*axis_scores(plan), *measured))
 
 
@@ -196,10 +206,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m lightning_predict.fitting.regression_scores", description=__doc__.split("\n")[0]
     )
     parser.add_argument("tables", type=Path, nargs="?", default=None, help=f"folder with {CONVOLUTION_TABLE}")
+    parser.add_argument("--throughput", type=Path, default=None, help="training_throughput.csv, on one to eight GPUs")
     parser.add_argument("--measure-cpu", action="store_true", help="measure a sweep on this processor, too")
     options = parser.parse_args(arguments)
     try:
-        print_report(evaluate_regressions(options.tables, measures_cpu=options.measure_cpu), Console(width=WIDTH))
+        report = evaluate_regressions(options.tables, throughputs=options.throughput, measures_cpu=options.measure_cpu)
+        print_report(report, Console(width=WIDTH))
     except (LightningPredictError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -11,7 +11,14 @@ from rich.console import Console
 
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.fitting import regression_scores
-from lightning_predict.fitting.extrapolation_scores import PUBLISHED, AxisScore, SweepPlan, axis_scores, cpu_scores
+from lightning_predict.fitting.extrapolation_scores import (
+    PUBLISHED,
+    AxisScore,
+    SweepPlan,
+    axis_scores,
+    cpu_scores,
+    published_number_scores,
+)
 from lightning_predict.fitting.layer_scores import METHODS, ConvolutionScore, NetworkScore
 from lightning_predict.fitting.regression_scores import RegressionReport, evaluate_regressions, main, print_report
 from lightning_predict.scaling.extrapolation import ExtrapolationScore
@@ -70,6 +77,29 @@ def test_a_measured_sweep_says_so() -> None:
     assert (score.score.fitted, len(score.score.errors)) == (3, 1)
 
 
+def test_published_throughputs_of_eight_gpus_are_predicted_from_fewer(tmp_path: Path) -> None:
+    lines = ["gpu_reported,n_gpus,model,precision_label,batch,pytorch,throughput"]
+    # Without any loss, and with an efficiency of 80 % from the second GPU on; and a sweep that ends at four GPUs.
+    for precision, efficiency, numbers in (
+        ("FP32", 1.0, (1, 2, 4, 8)),
+        ("AMP", 0.8, (1, 2, 4, 8)),
+        ("FP16", 1.0, (1, 4)),
+    ):
+        for count in numbers:
+            rate = 100 * count * (efficiency if count > 1 else 1.0)
+            lines.append(f"Tesla V100-SXM2-16GB,{count},resnet50,{precision},32,1.13.0a0,{rate}")
+    path = tmp_path / "training_throughput.csv"
+    path.write_text("\n".join(lines) + "\n")
+    (score,) = published_number_scores(path)
+    assert (score.model, score.where, score.is_measured) == ("resnet50", "2 published sweeps", True)
+    assert score.score.fitted == 6  # one, two and four GPUs, twice
+    lossless, lossy = score.score.errors
+    assert lossless == pytest.approx(0)
+    # Three runs that take 1, 1.25 and 1.25 do not differ significantly: their mean, each weighted by 1 / t², is
+    # (1 + 2 / 1.25) / (1 + 2 / 1.5625) = 1.1404, where eight GPUs take 1.25.
+    assert lossy == pytest.approx((1 + 2 / 1.25) / (1 + 2 / 1.5625) / 1.25 - 1)
+
+
 def test_everything_is_printed(axes: list[AxisScore]) -> None:
     report = RegressionReport(
         convolutions=(ConvolutionScore("V100", "forward", 7, {METHODS[0]: 0.5}, {METHODS[0]: 0.25}),),
@@ -96,16 +126,16 @@ def test_everything_is_printed(axes: list[AxisScore]) -> None:
 def test_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], axes: list[AxisScore], tmp_path: Path
 ) -> None:
-    asked: list[tuple[Path | None, bool]] = []
+    asked: list[tuple[Path | None, Path | None, bool]] = []
 
-    def evaluated(tables: Path | None, *, measures_cpu: bool) -> RegressionReport:
-        asked.append((tables, measures_cpu))
+    def evaluated(tables: Path | None, *, throughputs: Path | None, measures_cpu: bool) -> RegressionReport:
+        asked.append((tables, throughputs, measures_cpu))
         return RegressionReport(convolutions=(), networks=(), axes=tuple(axes))
 
     monkeypatch.setattr(regression_scores, "evaluate_regressions", evaluated)
-    assert main([str(tmp_path), "--measure-cpu"]) == 0
+    assert main([str(tmp_path), "--throughput", "table.csv", "--measure-cpu"]) == 0
     assert main([]) == 0
-    assert asked == [(tmp_path, True), (None, False)]
+    assert asked == [(tmp_path, Path("table.csv"), True), (None, None, False)]
     assert "AlexNet" in capsys.readouterr().out
 
 
