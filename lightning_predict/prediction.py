@@ -190,7 +190,7 @@ def predict_workload(
         )
         run = run_of(step, own, check, batches=trace.batches)
         correction = learnt[row]
-        run = run if correction is None else correction.run_of(run)
+        run = (run if correction is None else correction.run_of(run)).cut_off(own.time_limit_seconds)
         single_bytes = None if memory is None else memory.bytes_on(layout.gpu)
         quote = quote_of(
             run,
@@ -320,6 +320,7 @@ def _flat(
         checkpoint_seconds=run.checkpoint_seconds,
         checkpoint_is_estimated=run.checkpoint_is_estimated,
         at_most=run.at_most,
+        is_cut_off=run.is_cut_off,
         samples_per_second=None if samples is None else samples / step.seconds,
         usd_per_hour=quote.usd_per_hour,
         cost_usd=quote.cost_usd,

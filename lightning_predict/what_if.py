@@ -126,9 +126,7 @@ def compile_what_if(
         InvalidArgumentError: A step that was compiled already, or whose tensors were not followed.
         LightningPredictError: As `predict`.
     """
-    return predict(
-        fused(trace), gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False
-    )
+    return predict(fused(trace), gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
 
 
 def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:

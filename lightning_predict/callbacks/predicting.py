@@ -21,7 +21,7 @@ from lightning_predict.callbacks.checkpoints import checkpoints_left
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment, Position, Remaining, remaining, workload
 from lightning_predict.callbacks.strategies import strategy_of_trainer
-from lightning_predict.callbacks.trainer_state import loader_of, position_of, savings_of, workers_of
+from lightning_predict.callbacks.trainer_state import loader_of, position_of, savings_of, seconds_left, workers_of
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.predictions import Predictions
@@ -147,6 +147,7 @@ def _workload(
         loader=loader_of(trainer, trace.loader_seconds, step_seconds=step or 0.0, batches_per_step=trace.batches),
         loader_workers=workers_of(trainer),
         checkpoints=checkpoints_left(savings_of(trainer), position, seconds=checkpoint_seconds, memory=trace.memory),
+        time_limit_seconds=seconds_left(trainer),
     )
 
 
@@ -202,7 +203,7 @@ def _expected(
         batch_seconds=run.cycle_seconds / trace.batches,
         batches=left.batches,
         total_seconds=run.total_seconds,
-        shown_seconds=None if shown is None else shown.total_seconds,
+        shown_seconds=None if shown is None or shown.is_cut_off else shown.total_seconds,
         usd_per_hour=None if shown is None else shown.usd_per_hour,
     )
 

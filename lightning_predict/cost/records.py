@@ -112,6 +112,7 @@ class Prediction:
         checkpoint_seconds: The part of `total_seconds` in which checkpoints are written.
         checkpoint_is_estimated: That part follows from the size of the state, and was not timed.
         at_most: The run may end earlier.
+        is_cut_off: The Trainer's time limit ends the run; the totals are what is left until then.
         communication_seconds: Time of a step's collectives between GPUs, hidden or not; 0 on one.
         added_seconds: By how much a step is longer than on one GPU: communication that no work hides, and the wait for
             the slowest.
@@ -151,6 +152,7 @@ class Prediction:
     checkpoint_seconds: float | None = None
     checkpoint_is_estimated: bool = False
     at_most: bool = False
+    is_cut_off: bool = False
     samples_per_second: float | None = None
     usd_per_hour: float | None = None
     cost_usd: float | None = None

@@ -58,6 +58,7 @@ def total_notes(predictions: Predictions) -> Iterable[str]:
         yield "≤: the run may end earlier."
     if any(prediction.validation_is_estimated for prediction in predictions.values()):
         yield "Total: the time of validation is estimated from the forward part of a training step."
+    yield from time_limit_note(predictions)
     writing = [one for one in predictions.values() if _checkpoint_share(one) >= SHARE_TO_MENTION]
     if writing:
         how = ", estimated from their size" if any(one.checkpoint_is_estimated for one in writing) else ""
@@ -141,6 +142,17 @@ def tight_note(predictions: Predictions) -> Iterable[str]:
     ]
     if tight:
         yield f"Tight: it fits as predicted, but without a margin of {share(MARGIN)} ({', '.join(tight)})."
+
+
+def time_limit_note(predictions: Predictions) -> Iterable[str]:
+    """How far a run gets that a time limit ends."""
+    reached = [
+        f"{one.gpu} {one.total_seconds / one.cycle_seconds:,.0f}"
+        for one in predictions.values()
+        if one.is_cut_off and one.total_seconds is not None and one.cycle_seconds
+    ]
+    if reached:
+        yield f"The time limit ends the run. Steps until then, without validation: {', '.join(reached)}."
 
 
 def coverage_note(predictions: Predictions) -> Iterable[str]:

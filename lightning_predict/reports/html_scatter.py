@@ -79,11 +79,12 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
         parts.append(f'<circle class="point {point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="5">{title}</circle>')
     groups = _together(points, placed)
     names = [", ".join(point.name for point in group) for group in groups.values()]
-    for (at, group), name, place in zip(groups.items(), names, _place_labels(names, list(groups)), strict=True):
+    labels = _place_labels(names, list(groups))
+    for ((x, y), group), name, (label_x, label_y, anchor) in zip(groups.items(), names, labels, strict=True):
         kinds = {point.kind for point in group}
-        if abs(place[1] - at[1]) > _FAR:
-            parts.append(grid_line(*at, place[0], place[1] - 4))
-        parts.append(text_at(*place[:2], name, place[2], f"name {kinds.pop() if len(kinds) == 1 else ''}"))
+        if abs(label_y - y) > _FAR:
+            parts.append(grid_line(x, y, label_x, label_y - 4))
+        parts.append(text_at(label_x, label_y, name, anchor, f"name {kinds.pop() if len(kinds) == 1 else ''}"))
     return svg_of(parts, _HEIGHT, title)
 
 

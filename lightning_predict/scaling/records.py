@@ -10,7 +10,7 @@ Example::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 
@@ -101,6 +101,7 @@ class Workload:
         loader_workers: Workers of each GPU's loader; None where unknown.
         checkpoints: Checkpoints still to be written.
         at_most: The run may end earlier (early stopping, a time limit).
+        time_limit_seconds: Until the Trainer's time limit ends the run; None without one.
     """
 
     training_iterations: int | None = None
@@ -113,6 +114,7 @@ class Workload:
     loader_workers: int | None = None
     checkpoints: Checkpoints = Checkpoints()
     at_most: bool = False
+    time_limit_seconds: float | None = None
 
 
 @final
@@ -135,6 +137,7 @@ class Run:
         checkpoint_is_estimated: No checkpoint was timed.
         validation_is_estimated: The time of a validation batch comes from the forward share of a training step.
         at_most: The run may end earlier.
+        is_cut_off: The Trainer's time limit ends it; the totals are what is left until then.
     """
 
     gpu: str
@@ -150,3 +153,22 @@ class Run:
     checkpoint_is_estimated: bool = False
     validation_is_estimated: bool = False
     at_most: bool = False
+    is_cut_off: bool = False
+
+    def cut_off(self, time_limit_seconds: float | None) -> Run:
+        """The run under a time limit of the Trainer; without a known end of its own it lasts until then.
+
+        Args:
+            time_limit_seconds: What is left; None is no limit.
+        """
+        limit, total = time_limit_seconds, self.total_seconds
+        if limit is None or (total is not None and (self.total_high_seconds or total) <= limit):
+            return self
+        low, high = self.total_low_seconds, self.total_high_seconds
+        return replace(
+            self,
+            total_seconds=limit if total is None else min(total, limit),
+            total_low_seconds=limit if low is None else min(low, limit),
+            total_high_seconds=limit if high is None else min(high, limit),
+            is_cut_off=total is None or total > limit,
+        )

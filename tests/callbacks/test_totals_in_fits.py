@@ -192,6 +192,70 @@ def test_waits_for_the_loader_count_on_every_gpu(small: Small, tmp_path: Path, c
     assert "Bound by loader: it takes 1,000 ms for the batches of an iteration" in str(predictor.predictions)
 
 
+@pytest.mark.parametrize(
+    ("options", "batches_left"),
+    [
+        ({"max_epochs": 3}, 3 * 4 - 3),
+        ({"max_steps": 10}, 10 - 3),
+        ({"max_epochs": 2, "stream": 4}, None),
+        ({"max_steps": 5, "stream": 9}, 5 - 3),
+        ({"max_epochs": -1, "stream": 9}, None),
+        ({"max_epochs": 2, "limit_train_batches": 7, "stream": 9}, 2 * 7 - 3),
+        # Windows of 3 and of 1 batches: the second full one, which ends at the seventh batch, is recorded.
+        ({"max_epochs": 2, "accumulate_grad_batches": 3}, 2 * 4 - 7),
+    ],
+)
+def test_the_total_of_every_way_to_say_how_long(
+    small: Small, tmp_path: Path, options: dict[str, Any], batches_left: int | None
+) -> None:
+    """A second of waiting for each batch, and next to nothing for the step on a GPU."""
+    predictor = RuntimePredictor(["T4"], warmup_steps=2)
+    settings = dict(options)
+    stream = settings.pop("stream", None)
+    loader = small.loader(4) if stream is None else small.stream(stream)
+    fit(small, tmp_path, loader, predictor=predictor, callbacks=[stopping_after(small, 20)], **settings)
+    assert predictor.predictions is not None
+    found = predictor.predictions["T4"]
+    if batches_left is None:
+        assert (found.total_seconds, found.cost_usd) == (None, None)
+        assert "1,000 steps of training take: T4 16 min 40 s." in str(predictor.predictions)
+        return
+    assert found.total_seconds == pytest.approx(batches_left * 1.0, rel=1e-2)
+    assert found.cost_usd == pytest.approx((found.total_seconds or 0) / 3600 * (found.usd_per_hour or 0))
+
+
+def test_the_total_of_a_trainer_that_was_told_nothing(small: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(["T4"], warmup_steps=2)
+    with pytest.warns(UserWarning, match="Setting it to 1000 epochs"):
+        fit(small, tmp_path, small.loader(4), predictor=predictor, callbacks=[stopping_after(small, 6)])
+    assert predictor.predictions is not None
+    assert predictor.predictions["T4"].total_seconds == pytest.approx(1000 * 4 - 3, rel=1e-2)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_epochs": 10**6}])
+def test_a_time_limit_is_the_total_where_it_comes_first(small: Small, tmp_path: Path, options: dict[str, Any]) -> None:
+    predictor = RuntimePredictor(["T4", "L4"], warmup_steps=2)
+    stop = stopping_after(small, 6)
+    fit(small, tmp_path, small.loader(4), predictor=predictor, callbacks=[stop], max_time="00:02:00:00", **options)
+    assert predictor.predictions is not None
+    for found in predictor.predictions.values():
+        assert found.total_seconds is not None
+        assert 7100 < found.total_seconds <= 7200  # less what has gone by
+        assert found.is_cut_off
+        assert found.at_most
+    text = " ".join(str(predictor.predictions).split())
+    assert "The time limit ends the run. Steps until then, without validation: T4 7," in text  # a second a step
+    assert "The length of this run is not known" not in text
+
+
+def test_a_time_limit_that_comes_later_changes_no_total(lightning: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(["T4"], warmup_steps=2)
+    fit(lightning, tmp_path, lightning.loader(4), predictor=predictor, max_time="00:02:00:00", max_epochs=3)
+    assert predictor.predictions is not None
+    assert predictor.predictions["T4"].total_seconds == pytest.approx(3 * 4 - 3, rel=1e-2)
+    assert not predictor.predictions["T4"].is_cut_off
+
+
 class FakeTrainer:
     def __init__(self, *workers: int) -> None:
         self.train_dataloader = [uneven(8, num_workers=number) for number in workers]

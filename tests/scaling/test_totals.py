@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.scaling.records import Batches, Checkpoints, Loader, Workload
+from lightning_predict.scaling.records import Batches, Checkpoints, Loader, Run, Workload
 from lightning_predict.scaling.totals import run_of, training_seconds
 from lightning_predict.timeline.records import Iteration
 
@@ -134,3 +134,29 @@ def test_a_run_of_unknown_length_has_the_time_of_an_epoch() -> None:
     assert run.total_seconds is None
     assert run.cycle_seconds == pytest.approx(0.6)
     assert run.epoch_seconds == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "total", "high", "is_cut_off"),
+    [(None, 20.0, 30.0, False), (40.0, 20.0, 30.0, False), (25.0, 20.0, 25.0, False), (15.0, 15.0, 15.0, True)],
+)
+def test_a_time_limit_cuts_the_total_and_its_interval_off(
+    limit: float | None, total: float, high: float, is_cut_off: bool
+) -> None:
+    run = Run(
+        gpu="T4",
+        training_seconds=20.0,
+        validation_seconds=0.0,
+        total_seconds=20.0,
+        total_low_seconds=10.0,
+        total_high_seconds=30.0,
+        cycle_seconds=1.0,
+    ).cut_off(limit)
+    assert (run.total_low_seconds, run.total_seconds, run.total_high_seconds) == (10.0, total, high)
+    assert run.is_cut_off == is_cut_off
+
+
+def test_a_run_without_an_end_of_its_own_lasts_until_the_limit() -> None:
+    run = run_of(STEP, Workload()).cut_off(60.0)
+    assert (run.total_low_seconds, run.total_seconds, run.total_high_seconds) == (60.0, 60.0, 60.0)
+    assert run.is_cut_off
