@@ -1,0 +1,138 @@
+"""Published kinds of transformers, recorded on the meta device, over GPUs that share their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lightning_predict as lp
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.prediction import predict_workload
+from lightning_predict.scaling.records import Workload
+from lightning_predict.tracing.records import Trace
+from tests.workloads.gpt import Gpt, GptConfig
+from tests.workloads.sequences import Llama
+
+VOCABULARY, LENGTH, SAMPLES = 32_000, 1024, 8
+
+
+def recorded(network: Callable[[], nn.Module], *, trains: bool = True) -> Trace:
+    """A step in bfloat16."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            model = network()
+            tokens = torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def loss() -> Tensor:
+            return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+
+        def check() -> None:
+            with torch.no_grad():
+                loss()
+
+        return lp.capture(step if trains else check, samples_per_step=SAMPLES)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def llama() -> nn.Module:
+    return Llama(layers=4, hidden=4096, heads=32, kv_heads=8, inner=11008, vocabulary=VOCABULARY)
+
+
+def gpt() -> nn.Module:
+    return Gpt(GptConfig(layers=4, hidden=2048, heads=16, vocabulary=VOCABULARY, context=LENGTH))
+
+
+@pytest.fixture(scope="module")
+def llama_trace() -> Trace:
+    return recorded(llama)
+
+
+def seconds(trace: Trace, gpus: str, strategy: str = "ddp") -> float:
+    return lp.predict(trace, [gpus], strategy=strategy, history=False)[gpus].iteration_seconds
+
+
+@pytest.mark.parametrize("network", [llama, gpt])
+def test_eight_gpus_take_between_an_eighth_and_the_whole_of_the_time(network: Callable[[], nn.Module]) -> None:
+    trace = recorded(network)
+    single = seconds(trace, "H100-SXM-80GB")
+    by_degree = [seconds(trace, f"{count}xH100-SXM-80GB", f"ddp,tensor={count}") for count in (2, 4, 8)]
+    for count, shared in zip((2, 4, 8), by_degree, strict=True):
+        assert single / count < shared < single
+    assert sorted([single, *by_degree], reverse=True) == [single, *by_degree]
+    pipeline = seconds(trace, "4xH100-SXM-80GB", "ddp,pipeline=4,micro_batches=8")
+    # Three turns of eleven are waiting: at least 11 / 8 of a quarter of the time.
+    assert single / 4 * 11 / 8 * 0.99 < pipeline < single
+
+
+def test_eight_gpus_beside_one_in_one_table(llama_trace: Trace) -> None:
+    result = lp.predict(llama_trace, ["H100-SXM-80GB", "8xH100-SXM-80GB"], strategy="ddp,tensor=8", history=False)
+    single, shared = result.values()
+    assert single.iteration_seconds == seconds(llama_trace, "H100-SXM-80GB")
+    # One replica: eight samples a step, whoever takes them.
+    assert shared.samples_per_second == pytest.approx(SAMPLES / shared.iteration_seconds)
+    assert shared.memory_bytes is not None
+    assert single.memory_bytes is not None
+    assert single.memory_bytes / 8 < shared.memory_bytes < single.memory_bytes / 2
+    assert any("split over 8 GPUs" in note for note in shared.notes)
+    assert not any("split over" in note for note in single.notes)
+
+
+def test_replicas_of_shared_blocks_take_more_samples(llama_trace: Trace) -> None:
+    one, two = (
+        lp.predict(llama_trace, [name], strategy="ddp,tensor=4", iterations=100, history=False)[name]
+        for name in ("4xH100-SXM-80GB", "8xH100-SXM-80GB")
+    )
+    assert (one.iterations, two.iterations) == (100, 50)
+    assert one.iteration_seconds < two.iteration_seconds < 2 * one.iteration_seconds
+
+
+def test_slower_links_cost_more(llama_trace: Trace) -> None:
+    nvlink, pcie = (
+        lp.predict(
+            llama_trace,
+            ["8xH100-SXM-80GB"],
+            strategy="ddp,tensor=8",
+            history=False,
+            interconnect=Interconnect(intra_node_bytes_per_second=bandwidth),
+        )["8xH100-SXM-80GB"]
+        for bandwidth in (400e9, 20e9)
+    )
+    assert pcie.communication_seconds == pytest.approx(20 * nvlink.communication_seconds, rel=0.1)
+    assert pcie.iteration_seconds > nvlink.iteration_seconds
+
+
+def test_validation_is_shared_too(llama_trace: Trace) -> None:
+    validation = recorded(llama, trains=False)
+    workload = Workload(training_iterations=100, validation_iterations=10)
+    alone, shared = (
+        predict_workload(llama_trace, [gpus], workload=workload, validation=validation, strategy="ddp,tensor=8")[
+            gpus
+        ].validation_seconds
+        for gpus in ("H100-SXM-80GB", "8xH100-SXM-80GB")
+    )
+    assert alone is not None
+    assert shared is not None
+    assert alone / 8 < shared < alone
+
+
+def test_degrees_that_do_not_fit_the_model(llama_trace: Trace) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"tensor=16 does not divide the 32 heads with 8 of keys and values"):
+        seconds(llama_trace, "16xH100-SXM-80GB", "ddp,tensor=16")
+    with pytest.raises(InvalidArgumentError, match=r"tensor=3 does not divide the 32 heads.*one of 1, 2, 4, 8\."):
+        seconds(llama_trace, "3xH100-SXM-80GB", "ddp,tensor=3")
+    with pytest.raises(InvalidArgumentError, match="pipeline=8 stages for 4 transformer block"):
+        seconds(llama_trace, "8xH100-SXM-80GB", "ddp,pipeline=8")
+    with pytest.raises(InvalidArgumentError, match=r"micro_batches=16 of a batch of 8 sample\(s\)"):
+        seconds(llama_trace, "2xH100-SXM-80GB", "ddp,pipeline=2,micro_batches=16")
