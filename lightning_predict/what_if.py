@@ -140,7 +140,7 @@ def _in_words(option: BatchSizeOption) -> str:
         return "not even one sample fits"
     cost = ""
     if option.usd_per_million_samples is not None:
-        cost = f", {usd(option.usd_per_million_samples)} for a million"
+        cost = f", {usd(option.usd_per_million_samples)} for a million" + (f" ({option.offer})" if option.offer else "")
     memory = "" if option.memory_bytes is None else f", {gibibytes(option.memory_bytes)} GiB"
     return (
         f"batch size {option.batch_size:,}: {duration(option.step_seconds)} a step{memory}, "
@@ -166,6 +166,7 @@ def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line]) -> BatchS
         memory_bytes=max(line.at(size) for line in memory),
         samples_per_second=rate,
         usd_per_hour=price,
+        offer=first.offer,
         usd_per_million_samples=None if price is None else seconds_to_hours(MEGA / rate) * price,
         is_extrapolated=size > max(by_size),
     )

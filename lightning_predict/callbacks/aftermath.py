@@ -39,6 +39,7 @@ class Expected:
         shown_seconds: The rest of the run as it was shown, which earlier runs may have corrected; None where this GPU
             was not asked for.
         usd_per_hour: Price; None where unknown.
+        offer: Where the price comes from, with its date.
         model: Fingerprint of the model whatever its batch size; None where unknown.
         num_gpus: GPUs that share the run.
     """
@@ -52,6 +53,7 @@ class Expected:
     total_seconds: float | None
     shown_seconds: float | None = None
     usd_per_hour: float | None = None
+    offer: str | None = None
     model: str | None = None
     num_gpus: int = 1
 
@@ -130,7 +132,8 @@ class Outcome:
         actual, predicted = (
             usd(seconds_to_hours(seconds) * price) for seconds in (self.actual_seconds, self.predicted_seconds)
         )
-        return f"; it cost {actual}, and {predicted} were predicted"
+        offer = "" if self.expected.offer is None else f" (price: {self.expected.offer})"
+        return f"; it cost {actual}, and {predicted} were predicted{offer}"
 
 
 @final

@@ -13,13 +13,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, final
 
 from lightning_predict.callbacks.arguments import check_amount, future_time
-from lightning_predict.callbacks.bases import warn
+from lightning_predict.callbacks.bases import rank_zero_info, warn
 from lightning_predict.callbacks.ledger import Ledger
 from lightning_predict.callbacks.limits import Limit, limits_of_fit
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.cost.quotes import check_price
 from lightning_predict.cost.records import Offer
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
@@ -98,4 +99,6 @@ class Terms:
             ledger.usd_per_second = seconds_to_hours(price.usd_per_hour or 0.0)
             if price.warning is not None:
                 warn(f"CostBudget: {price.warning}.")
+            elif price.usd_per_hour is not None:
+                rank_zero_info(f"CostBudget counts {in_words(price.usd_per_hour)} ({price.source}).")
         return limits_of_fit(ledger, usd=self.usd, hours=self.hours, deadline=self.deadline)

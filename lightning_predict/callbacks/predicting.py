@@ -205,6 +205,7 @@ def _expected(
         total_seconds=run.total_seconds,
         shown_seconds=None if shown is None or shown.is_cut_off else shown.total_seconds,
         usd_per_hour=None if shown is None else shown.usd_per_hour,
+        offer=None if shown is None else shown.offer,
     )
 
 

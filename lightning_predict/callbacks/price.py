@@ -30,10 +30,12 @@ class RunPrice:
     Attributes:
         usd_per_hour: Of all machines of the run; None where no price is known.
         warning: What is doubtful about it; None where nothing is.
+        source: Where it comes from, with its date; None where there is none, or the warning says it.
     """
 
     usd_per_hour: float | None
     warning: str | None = None
+    source: str | None = None
 
 
 def named_offer(name: str) -> Offer:
@@ -89,9 +91,10 @@ def price_of_run(
         num_nodes: Machines of the run.
     """
     if usd_per_hour is not None:
-        return RunPrice(usd_per_hour)
+        return RunPrice(usd_per_hour, source="your own price")
     if offer is not None:
-        return RunPrice(offer.usd_per_hour * max(num_nodes, math.ceil(world_size / offer.num_gpus)))
+        machines = max(num_nodes, math.ceil(world_size / offer.num_gpus))
+        return RunPrice(offer.usd_per_hour * machines, source=offer.label)
     if gpu is None:
         return RunPrice(
             None, "the price of this machine is not known, so usd has no effect; give usd_per_hour or name an offer"
@@ -101,7 +104,7 @@ def price_of_run(
         return RunPrice(None, f"no price of {gpu} is listed, so usd has no effect; give usd_per_hour")
     dearest = max(offers, key=lambda one: one.usd_per_gpu_hour)
     if len({one.usd_per_gpu_hour for one in offers}) == 1:
-        return RunPrice(dearest.usd_per_gpu_hour * world_size)
+        return RunPrice(dearest.usd_per_gpu_hour * world_size, source=dearest.label)
     low, high = (price_in_words(one.usd_per_gpu_hour) for one in (offers[0], dearest))
     return RunPrice(
         dearest.usd_per_gpu_hour * world_size,

@@ -51,6 +51,7 @@ class BatchSizeOption:
         memory_bytes: That it needs.
         samples_per_second: Throughput.
         usd_per_hour: Price of the GPU; None where unknown.
+        offer: Where the price comes from, with its date; None where unknown.
         usd_per_million_samples: Cost of training on a million samples; None where no price is known.
         is_extrapolated: The size is over those that were captured.
     """
@@ -61,6 +62,7 @@ class BatchSizeOption:
     memory_bytes: float | None = None
     samples_per_second: float | None = None
     usd_per_hour: float | None = None
+    offer: str | None = None
     usd_per_million_samples: float | None = None
     is_extrapolated: bool = False
 

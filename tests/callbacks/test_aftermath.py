@@ -29,6 +29,7 @@ EXPECTED = Expected(
     total_seconds=60.0,
     shown_seconds=60.0,
     usd_per_hour=3.6,
+    offer="AWS g4dn.xlarge (2026-09-17)",
 )
 """100 batches of half a second and 10 s of validation, at a tenth of a cent a second."""
 
@@ -42,7 +43,7 @@ def test_a_run_that_went_to_its_end() -> None:
     ended = outcome(EXPECTED, seconds=66.0, batches=100)
     assert ended.sentence == (
         "the rest of this run took 1 min 6 s on T4, and 1 min were predicted (10 % more); "
-        "it cost $0.0660, and $0.0600 were predicted"
+        "it cost $0.0660, and $0.0600 were predicted (price: AWS g4dn.xlarge (2026-09-17))"
     )
     assert ended.metrics() == {
         "actual_hours": pytest.approx(66 / 3600),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -317,8 +318,10 @@ def test_without_a_price_hours_still_count(lightning: Small, tmp_path: Path) -> 
         assert fit(lightning, tmp_path, CostBudget(usd=1000, hours=1e-9)).batches_trained == 3
 
 
-def test_a_named_offer_is_a_price(lightning: Small, tmp_path: Path) -> None:
-    assert fit(lightning, tmp_path, CostBudget(usd=1e-9, offer="AWS g5.xlarge")).batches_trained == 3
+def test_a_named_offer_is_a_price(lightning: Small, tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO):
+        assert fit(lightning, tmp_path, CostBudget(usd=1e-9, offer="AWS g5.xlarge")).batches_trained == 3
+    assert re.search(r"CostBudget counts \$\d\.\d\d/h \(AWS g5\.xlarge \(\d{4}-\d\d(-\d\d)?\)\)\.", caplog.text)
 
 
 def test_a_deadline(lightning: Small, tmp_path: Path, time: Time) -> None:

@@ -27,14 +27,15 @@ EIGHT = Offer(provider="A", instance="big", gpu="T4", num_gpus=8, usd_per_hour=1
 
 
 def test_the_users_price_comes_first_and_is_for_all() -> None:
-    assert price(usd_per_hour=3.0, offer=EIGHT, gpu="T4", world_size=16) == RunPrice(3.0)
+    assert price(usd_per_hour=3.0, offer=EIGHT, gpu="T4", world_size=16) == RunPrice(3.0, source="your own price")
 
 
 @pytest.mark.parametrize(
     ("world_size", "num_nodes", "machines"), [(1, 1, 1), (8, 1, 1), (9, 1, 2), (16, 2, 2), (2, 2, 2)]
 )
 def test_of_a_named_offer_whole_machines_are_paid(world_size: int, num_nodes: int, machines: int) -> None:
-    assert price(offer=EIGHT, world_size=world_size, num_nodes=num_nodes) == RunPrice(16.0 * machines)
+    found = price(offer=EIGHT, world_size=world_size, num_nodes=num_nodes)
+    assert found == RunPrice(16.0 * machines, source="A big (2026-01-01)")
 
 
 def test_of_several_prices_the_highest_counts_and_is_named() -> None:
@@ -50,7 +51,7 @@ def test_of_several_prices_the_highest_counts_and_is_named() -> None:
 
 def test_a_single_price_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_predict.callbacks.price.offers_for", lambda gpu: (EIGHT,))
-    assert price(gpu="T4", world_size=3) == RunPrice(3 * 2.0)
+    assert price(gpu="T4", world_size=3) == RunPrice(3 * 2.0, source="A big (2026-01-01)")
 
 
 def test_a_gpu_that_nobody_rents_out_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
