@@ -157,6 +157,8 @@ def _gaps(operations: Sequence[Operation]) -> dict[Phase, list[float]]:
             continue
         end = (earlier.host_start_seconds or 0.0) + (earlier.host_seconds or 0.0)
         gap = (later.host_start_seconds or 0.0) - end
+        if earlier.module != later.module:
+            gap -= 2 * PROFILER_EVENT_SECONDS  # the mark of one call ends there, and another's begins
         if SHORTEST_GAP_SECONDS < gap < LONGEST_GAP_SECONDS:
             gaps.setdefault(later.phase, []).append(gap)
     return gaps

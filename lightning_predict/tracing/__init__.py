@@ -16,6 +16,7 @@ How a step is recorded, with torch:
 * `recording.py`: `capture`, for a step of your own; `session.py`: `CaptureSession`, for somebody else's loop.
 * `dispatch.py`: the recorder for the CPU and the meta device, on the modes of `modes.py`, the hooks of `hooks.py` and
   the values of `tensors.py`.
-* `profiler.py`: the recorder for CUDA and for compiled code, which hands its events to `kineto.py`.
+* `profiler.py`: the recorder for CUDA and for compiled code, which hands its events to `kineto.py`; marks around the
+  modules' calls (`hooks.py`) tell it whose they are, except in compiled code.
 * `environment.py`: parameters, memory, switches and compiled code around the step.
 """

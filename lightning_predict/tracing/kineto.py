@@ -121,6 +121,7 @@ def _phases(found: Sequence[Found], updates: Sequence[_Update]) -> list[Phase]:
             builds_graph=item.builds_graph,
             # Files tell gradients on by the sequence number, which calls without a tensor never have.
             grad_enabled=item.grad_enabled or not tensors_of(item.call),
+            in_module=item.module is not None and not item.in_backward,
             between_devices=_is_between_devices(item),
         )
         phases.append("other" if item.zeroes else phase)
@@ -139,6 +140,7 @@ def _operation(item: Found, phase: Phase, profile: Profile) -> Operation:
         inputs=inputs if item.whole_forward is None else backward_inputs(item.whole_forward.name, inputs),
         outputs=() if item.call is None or item.whole_forward is not None else outputs_of(item.call),
         arguments={} if item.call is None else arguments_of(item.call),
+        module=item.module,
         kernels=tuple(_kernel(work, launch, profile) for work, launch in item.work),
         host_start_seconds=None if item.duration is None else microseconds_to_seconds(item.start - profile.start),
         host_seconds=None if item.duration is None else microseconds_to_seconds(item.duration),

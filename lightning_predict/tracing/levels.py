@@ -28,6 +28,9 @@ UNATTRIBUTED: Final = "unattributed"
 CUDA_GRAPH: Final = "cuda_graph"
 """Name of a CUDA graph's launch, whose kernels no call is known for."""
 
+MODULE_MARK: Final = "nn.Module#"
+"""What the name of a mark begins with that our recorder puts around a module's call; the module's name follows."""
+
 FUSED_PREFIX: Final = "triton_"
 _GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 
@@ -53,6 +56,7 @@ class Found:
         work: What it ran on the device, with the launch where one was recorded.
         whole_forward: The whole call whose backward pass this is; None for every other operation.
         accumulates: It adds to `.grad`.
+        module: Name of the module that called it, or whose backward pass it is; None where no call was marked.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Found:
     work: list[tuple[DeviceWork, Call | None]] = field(default_factory=list)
     whole_forward: Call | None = None
     accumulates: bool = False
+    module: str | None = None
 
 
 @final
@@ -78,6 +83,7 @@ class _Around:
     builds_graph: bool = False
     grad_enabled: bool = False
     zeroes: bool = False
+    module: str | None = None
 
 
 def select_operations(profile: Profile) -> list[Found]:
@@ -107,6 +113,11 @@ class _Nodes:
         threads = Counter(call.thread for call in counted)
         self._main: Thread = threads.most_common(1)[0][0] if threads else (None, None)
         self._threads = self._thread_numbers(profile, calls)
+        # The last call that saw a number is the one that made its node.
+        self._modules = {
+            (call.thread, call.sequence_number): _module_around(call)
+            for call in sorted(counted, key=lambda one: one.start)
+        }
         nodes = [call for call in calls if call.name.startswith(_NODE) and call.sequence_number is not None]
         numbers: dict[Thread, set[int]] = {}
         for node in nodes:
@@ -133,6 +144,10 @@ class _Nodes:
             return None
         index = bisect_right(regions, number, key=lambda region: region[0]) - 1
         return regions[index][2] if index >= 0 and number < regions[index][1] else None
+
+    def module(self, node: Call) -> str | None:
+        """Name of the module whose call created a node."""
+        return self._modules.get((self._forward_thread(node), node.sequence_number))
 
     def builds_graph(self, call: Call) -> bool:
         """True where a node of this step's backward pass was created by the call."""
@@ -191,7 +206,13 @@ class _Selector:
     def _within(self, call: Call, around: _Around) -> _Around:
         is_node = call.name.startswith(_NODE)
         is_counted = call.sequence_number is not None and not is_backward_node(call)
+        module = around.module
+        if is_node:
+            module = self._nodes.module(call)
+        elif call.name.startswith(MODULE_MARK):
+            module = call.name.removeprefix(MODULE_MARK) or None
         return _Around(
+            module=module,
             in_backward=around.in_backward or is_node,
             accumulates=around.accumulates or call.name == _ACCUMULATES,
             builds_graph=around.builds_graph or (is_counted and self._nodes.builds_graph(call)),
@@ -233,7 +254,18 @@ class _Selector:
             zeroes=around.zeroes,
             work=work,
             accumulates=around.accumulates,
+            module=around.module,
         )
+
+
+def _module_around(call: Call) -> str | None:
+    """Name of the innermost marked module around a call."""
+    around = call.parent
+    while around is not None:
+        if around.name.startswith(MODULE_MARK):
+            return around.name.removeprefix(MODULE_MARK) or None
+        around = around.parent
+    return None
 
 
 def _work(call: Call, leave_out: Iterable[Call] = ()) -> Iterator[tuple[DeviceWork, Call | None]]:

@@ -158,7 +158,7 @@ class CaptureSession:
             return
         self._recorder = ProfilerRecorder(cuda=is_cuda)
         if not self._compiled:  # hooks would make compiled code compile again
-            self._module_watch = ModuleWatch() if self._model is None else None
+            self._module_watch = ModuleWatch(self._model, marks=True)
             self._optimizer_watch = OptimizerWatch() if not self._optimizers else None
 
     def _reset_peak(self) -> None:

@@ -87,3 +87,10 @@ def test_the_hosts_factor_scales_all_five() -> None:
     for launches in (0, 1, 3):
         one = single.of("aten::mm", "forward").seconds(launches=launches)
         assert double.of("aten::mm", "forward").seconds(launches=launches) == pytest.approx(2 * one)
+
+
+def test_marks_around_modules_are_the_recorders_own_time() -> None:
+    # 140 to 150 between two modules: one mark ends there and another begins, beside the event of the operation.
+    first, second = (replace(one, module=name) for one, name in zip(TRACE.operations, ("a", "b"), strict=True))
+    own = host_model(replace(TRACE, operations=(first, second))).of("aten::mm", "forward")
+    assert own.between_operations * 1e6 == pytest.approx(10 - 3 * EVENT)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,10 +12,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_predict.errors import CaptureError
+from lightning_predict.tracing.dispatch import DispatchRecorder
+from lightning_predict.tracing.hooks import ModuleWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.records import PHASES, Trace
 from tests.tracing.test_dispatch import operations_of
-from tests.tracing.workloads import Step, counted, mixed_step, perceptron_step
+from tests.tracing.test_hooks import hooks_left
+from tests.tracing.workloads import Step, Training, counted, mixed_step, perceptron_step
 
 
 def profiled(step: Step) -> Trace:
@@ -118,3 +124,54 @@ def test_parts_follow_one_another() -> None:
 def test_nothing_recorded_is_an_error() -> None:
     with pytest.raises(CaptureError, match="Nothing was recorded: the profiler was not started"):
         ProfilerRecorder(cuda=False).trace()
+
+
+def marked(step: Training) -> Trace:
+    """A step as a session on CUDA records it, with a mark around each module's call."""
+    watch = ModuleWatch(step.model, marks=True)
+    watch.open()
+    try:
+        return profiled(step)
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "products"),
+    [(perceptron_step, {"0", "3"}), (partial(mixed_step, "cpu"), {"perceptron.0", "perceptron.2", "attention"})],
+)
+def test_modules_are_those_that_the_dispatch_recorder_sees(make: Callable[[], Training], products: set[str]) -> None:
+    step = make()
+    step()
+    recorder = DispatchRecorder(step.model)
+    recorder.start()
+    step()
+    recorder.stop()
+    left_out = {"aten::detach", "aten::add", "aten::add_", "aten::detach_"}  # a mode adds and detaches otherwise
+    seen, watched = (
+        Counter((o.name, o.phase, o.module) for o in operations if o.phase != "optimizer" and o.name not in left_out)
+        for operations in (marked(step).operations, recorder.operations)
+    )
+    assert seen == watched
+    assert {module for name, phase, module in seen if name == "aten::mm" and phase == "backward"} == products
+
+
+def test_marks_change_no_operation() -> None:
+    step = perceptron_step()
+    step()
+    plain, with_marks = profiled(step), marked(step)
+    assert counted(plain.operations) == counted(with_marks.operations)
+    assert {o.module for o in plain.operations} == {None}
+
+
+def test_a_mark_that_a_stop_leaves_open_is_closed() -> None:
+    watch = ModuleWatch(marks=True)
+    model = torch.nn.Linear(2, 2)
+    model.register_forward_hook(lambda *_: watch.close())  # a stop in the middle of a call
+    recorder = ProfilerRecorder(cuda=False)
+    recorder.start()
+    watch.open()
+    model(torch.zeros(1, 2))
+    recorder.stop()
+    assert hooks_left() == 0
+    assert "aten::addmm" in {o.name for o in recorder.trace().operations}
