@@ -2,7 +2,8 @@
 
 Each GPU runs the recorded step on samples of its own. The simulated step of one GPU is cut where gradients become ready
 (DDP, ZeRO) or where another unit's parameters are needed (FSDP); `timeline/communication.py` walks through the pieces
-with the collectives beside them. A layout of one GPU is the step itself, exactly. Example::
+with the collectives beside them. Where several GPUs hold the model once, a replica is the slowest stage of it
+(`model_parallel.py`). A layout of one GPU is the step itself, exactly. Example::
 
     steps = iterations(trace, timed, gpus)
     on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], strategy_of("ddp"))[0].added_seconds
@@ -63,7 +64,7 @@ def on_layouts(
         timed: Its work with device seconds, rows in the order of `gpus`.
         gpus: The GPUs of the layouts, each once.
         steps: The step on one of each.
-        layouts: Where to run it; each GPU with as many samples as the trace.
+        layouts: Where to run it; each replica of the model with as many samples as the trace.
         strategy: How they share the model.
         interconnect: What is known of the links.
         origin: GPU that the trace was recorded on.

@@ -10,7 +10,7 @@ that the host's launches, which no GPU more makes fewer, stay a floor. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -18,7 +18,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.scaling.blocks import block_of
-from lightning_predict.scaling.gradients import parameter_bytes
+from lightning_predict.scaling.gradients import has_backward, parameter_bytes
 from lightning_predict.scaling.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, turns
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.scaling.tensor_parallel import Cut, SplitModel, cut_work, split_model, vocabulary_messages
@@ -80,33 +80,29 @@ def model_stages(
         InvalidArgumentError: The model has no blocks, or none that can be shared so.
     """
     model = split_model(trace)
-    model.check(strategy.tensor)
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
     parameters = stage_parameters(trace, model, strategy)
-    everything = sum(map(parameter_bytes, trace.parameters))
-    most = max(sum(map(parameter_bytes, own)) for own in parameters)
-    updated = min(most / everything, 1.0) if everything else 1 / strategy.model_parallel
-    timed = cut_work(trace, timed, model, gpus, models, Cut(strategy.tensor, micro_batches, updated))
+    cut = Cut(strategy.tensor, micro_batches, _updated(trace, parameters, strategy))
+    timed = cut_work(trace, timed, model, gpus, models, cut)
     work = launchings(trace, timed, timed.seconds)
     owners = list(stages_of(work, model.positions, stage_of))
-    trains = any(operation.phase == "backward" for operation in work)
+    trains = has_backward(work)
     messages = _messages(trace, model, stage_of, trains=trains) if strategy.tensor > 1 else [()] * strategy.pipeline
     found = []
     for stage in range(strategy.pipeline):
-        own = [each for each, owner in zip(work, owners, strict=True) if owner in (stage, None)]
-        passes = [each for each, owner in zip(work, owners, strict=True) if owner == stage]
-        neighbours = (stage > 0) + (stage < strategy.pipeline - 1)
+        own, passes = (_of(work, owners, members) for members in ({stage, None}, {stage}))
+        is_first, is_last = stage == 0, stage == strategy.pipeline - 1
         found.append(
             Stage(
                 parameters=parameters[stage],
-                work=tuple(own),
+                work=own,
                 whole=simulate(own, host, gpus=len(gpus)),
                 passes=simulate(passes, host, gpus=len(gpus)),
                 reduced_bytes=tuple(size / micro_batches for size in messages[stage]),
-                # Forward to the next one, backward to the one before.
-                hand_overs=trace.batches * (neighbours if trains else int(stage < strategy.pipeline - 1)),
+                # Activations to the next stage, gradients to the one before.
+                hand_overs=trace.batches * ((not is_last) + (trains and not is_first)),
                 stream_bytes=max(block.stream_bytes for block in model.blocks) / micro_batches,
                 micro_batches=micro_batches,
                 turns=turns(stages=strategy.pipeline, micro_batches=micro_batches),
@@ -114,6 +110,21 @@ def model_stages(
             )
         )
     return tuple(found)
+
+
+def _of(
+    work: Sequence[Launching], owners: Sequence[int | None], members: Collection[int | None]
+) -> tuple[Launching, ...]:
+    """The operations that these stages own."""
+    return tuple(each for each, owner in zip(work, owners, strict=True) if owner in members)
+
+
+def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: Strategy) -> float:
+    """Share of the parameters that the fullest stage updates on each of its GPUs."""
+    everything = sum(map(parameter_bytes, trace.parameters))
+    if not everything:
+        return 1 / strategy.model_parallel
+    return max(sum(map(parameter_bytes, own)) for own in parameters) / everything
 
 
 def _messages(trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool) -> list[tuple[float, ...]]:
@@ -169,13 +180,15 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
     if strategy.tensor > 1:
         yield (
             f"Each block is split over {strategy.tensor} GPUs by heads and inner width, the vocabulary by rows; norms, "
-            "dropouts and shortcuts are whole on each. No work hides their all_reduces."
+            "dropouts and shortcuts are whole on each. Together they take as many samples as were recorded. No work "
+            "hides their all_reduces."
         )
     if strategy.pipeline > 1:
         bubble = (strategy.pipeline - 1) / turns(stages=strategy.pipeline, micro_batches=micro_batches)
         yield (
-            f"{strategy.pipeline} stages work through {micro_batches} micro-batches, forward and backward in turn: "
-            f"each GPU waits for {100 * bubble:.0f} % of the passes' time. The slowest stage sets the pace."
+            f"{strategy.pipeline} stages cut what was recorded into {micro_batches} micro-batches, forward and "
+            f"backward in turn: each GPU waits for {100 * bubble:.0f} % of the passes' time. The slowest stage sets "
+            "the pace."
         )
     unknown = sum(not item.problems for item in timed.items)
     if unknown:
