@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("steady", deadline=None)  # speed is for benchmarks: a busy machine fails no test
+settings.load_profile("steady")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

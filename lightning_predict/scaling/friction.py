@@ -5,7 +5,7 @@ Example::
     >>> round(slowest_of(8), 2)  # the largest of eight draws lies 1.4 standard deviations above the mean
     1.41
     >>> FRICTION.slowdown
-    2.0
+    1.5
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Friction:
             GPUs take as long as the largest of n draws.
     """
 
-    slowdown: float = 2.0
-    contention: float = 0.7
-    straggler_spread: float = 0.03
+    slowdown: float = 1.5
+    contention: float = 0.9
+    straggler_spread: float = 0.04
 
     def seconds(self, walked: Walked, single: Array, *, replicas: int, spread: Array | float = 1.0) -> Array:
         """The step.
@@ -61,3 +61,6 @@ class Friction:
 
 
 FRICTION: Final = Friction()
+
+WAITS: Final = np.array([0.0, 1.0, 2.5])
+"""Low end, middle and high end of the wait for the slowest, over its mean."""

@@ -23,7 +23,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
-from lightning_predict.scaling.friction import FRICTION, Friction
+from lightning_predict.scaling.friction import FRICTION, WAITS, Friction
 from lightning_predict.scaling.gradients import (
     ROOT,
     Visit,
@@ -131,9 +131,8 @@ class SharedStep:
         if strategy.model_parallel > 1:
             return self._divided(layout, step, row, strategy, interconnect)
         walked = self.walked(layout, step, row, strategy, interconnect)
-        spread = np.array([0.0, 1.0, 2.0])
         replicas = strategy.replicas(layout)
-        low, middle, high = FRICTION.seconds(walked, np.full(3, step.seconds), replicas=replicas, spread=spread)
+        low, middle, high = FRICTION.seconds(walked, np.full(3, step.seconds), replicas=replicas, spread=WAITS)
         return replace(
             step,
             gpu=layout.name,
@@ -180,8 +179,7 @@ class SharedStep:
         cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
         trace = replace(self._trace, parameters=pace.stage.parameters)
         walked = pace.repeated(_exchanged(trace, pace.stage.work, cutter, links, strategy))
-        spread = np.array([0.0, 1.0, 2.0])
-        seconds = FRICTION.seconds(walked, walked.seconds, replicas=layout.count, spread=spread)
+        seconds = FRICTION.seconds(walked, walked.seconds, replicas=layout.count, spread=WAITS)
         return divided_step(step, self._work, self._simulated, pace, layout, seconds, walked)
 
 
