@@ -95,7 +95,7 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
 def evaluate(
     tables: Path,
     *,
-    of: Literal["operators", "iterations"] = "operators",
+    of: Literal["operators", "iterations"] | None = None,
     weights: Path | None = None,
     seed: int = 0,
     baselines: bool = False,
@@ -104,20 +104,34 @@ def evaluate(
 
     Args:
         tables: Folder of the measurement tables, or of the tables of published iteration times.
-        of: What the folder holds measurements of.
+        of: What to score: operators or iterations (default: what the folder holds tables of).
         weights: Weights to score, a folder or a file (default: the cache, then those that ship with the package).
         seed: Seed of the choice of held-out rows, as given to `train`.
         baselines: Train networks on raw latency to compare operators with, for a few minutes.
     """
     from rich.console import Console
 
+    from lightning_predict.fitting.evaluation import (
+        THROUGHPUT_TABLE,
+        TRANSFORMERS_TABLE,
+        evaluate_published,
+        print_report,
+    )
+    from lightning_predict.fitting.evaluation_reach import goals_of
+
+    if of is None:
+        holds_iterations = any((tables / name).is_file() for name in (TRANSFORMERS_TABLE, THROUGHPUT_TABLE))
+        of = "iterations" if holds_iterations else "operators"
     waiting = Console(stderr=True).status(f"Scoring {of} of {tables} ...")
     if of == "iterations":
-        from lightning_predict.fitting.evaluation import evaluate_published, print_report
-
         with waiting:
             published = evaluate_published(tables, weights=weights)
-        return Answer(data=lambda: json_value(published), show=lambda: print_report(published, Console(width=WIDTH)))
+        goals = goals_of(published.transformers, published.throughput)
+        held = [{**json_value(goal), "is_held": goal.is_held} for goal in goals]
+        return Answer(
+            data=lambda: {**json_value(published), "goals": held},
+            show=lambda: print_report(published, Console(width=WIDTH)),
+        )
     from lightning_predict.fitting.__main__ import evaluate as evaluate_weights
     from lightning_predict.fitting.__main__ import manifest_of
     from lightning_predict.fitting.scores import score_table

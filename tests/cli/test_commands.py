@@ -17,6 +17,7 @@ from lightning_predict.fitting.training import TrainingPlan
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
 from tests.cli.conftest import Run
 from tests.fitting.example import write_matmul_table
+from tests.fitting.test_evaluation import TRANSFORMERS
 from tests.weights.example import publish
 
 
@@ -281,6 +282,15 @@ def test_evaluate_scores_weights_on_tables(run: Run, tmp_path: Path) -> None:
     assert ran.code == 2
     ran = run("evaluate", tmp_path, "--of", "iterations")
     assert "No table of published iterations" in ran.err
+
+
+def test_evaluate_knows_published_iterations_by_their_tables(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "transformers_fp32.csv").write_text(TRANSFORMERS, encoding="utf-8")
+    found = run("evaluate", tmp_path, "--json").json
+    assert len(found["transformers"]) == 4
+    mean, inside = found["goals"]
+    assert (mean["cases"], mean["is_held"]) == (3, mean["reached"] <= 0.05)
+    assert inside["cases"] == 4
 
 
 def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) -> None:
