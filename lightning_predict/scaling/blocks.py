@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -91,7 +91,8 @@ def find_blocks(trace: Trace) -> tuple[Block, ...]:
         InvalidArgumentError: There are none.
     """
     units = {name: unit for name, unit in _units(trace).items() if unit.is_block()}
-    chosen = _repeated(units) or _innermost(units)
+    chosen = _repeated(units)
+    chosen |= _innermost(name for name in units if not _are_nested(name, chosen))
     if not chosen:
         modules = {operation.module for operation in trace.operations} - {None}
         raise InvalidArgumentError(
@@ -145,10 +146,16 @@ def _repeated(units: Mapping[str, _Unit]) -> set[str]:
     return {name for name in inside if not any(outer in inside for outer in list(numbered_modules(name))[:-1])}
 
 
-def _innermost(units: Mapping[str, _Unit]) -> set[str]:
-    """Modules without another inside them: a model of a single block."""
-    outer = {name for unit in units for name in list(numbered_modules(unit))[:-1]}
-    return set(units) - outer
+def _innermost(units: Iterable[str]) -> set[str]:
+    """Modules without another inside them: blocks that have no like."""
+    names = set(units)
+    return names - {outer for name in names for outer in list(numbered_modules(name))[:-1]}
+
+
+def _are_nested(name: str, chosen: Collection[str]) -> bool:
+    """A module is one of these, holds one or lies in one."""
+    around = set(numbered_modules(name))
+    return any(other in around or name in numbered_modules(other) for other in chosen)
 
 
 def _container(name: str) -> str:

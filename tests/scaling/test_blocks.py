@@ -83,6 +83,13 @@ def test_a_model_of_one_block() -> None:
     assert [each.name for each in find_blocks(renamed(trace, {"blocks": "0.layers"}))] == ["0.layers.0"]
 
 
+def test_a_block_without_like_beside_others() -> None:
+    encoder = renamed(trace_of(2)[0], {"blocks": "encoder"})
+    decoder = renamed(trace_of(1)[0], {"blocks": "1.decoder"})
+    both = replace(encoder, operations=(*encoder.operations, *decoder.operations))
+    assert [each.name for each in find_blocks(both)] == ["encoder.0", "encoder.1", "1.decoder.0"]
+
+
 def test_a_block_unlike_its_siblings_is_one_nevertheless() -> None:
     trace, _ = trace_of(3)
     wider = Operation(
