@@ -95,7 +95,7 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
 def evaluate(
     tables: Path,
     *,
-    of: Literal["operators", "iterations"] | None = None,
+    of: Literal["operators", "iterations", "regressions"] | None = None,
     weights: Path | None = None,
     seed: int = 0,
     baselines: bool = False,
@@ -104,7 +104,8 @@ def evaluate(
 
     Args:
         tables: Folder of the measurement tables, or of the tables of published iteration times.
-        of: What to score: operators or iterations (default: what the folder holds tables of).
+        of: What to score: operators or iterations (default: what the folder holds tables of), or the regressions on
+            past runs, for which sweeps are simulated.
         weights: Weights to score, a folder or a file (default: the cache, then those that ship with the package).
         seed: Seed of the choice of held-out rows, as given to `train`.
         baselines: Train networks on raw latency to compare operators with, for a few minutes.
@@ -123,6 +124,9 @@ def evaluate(
         holds_iterations = any((tables / name).is_file() for name in (TRANSFORMERS_TABLE, THROUGHPUT_TABLE))
         of = "iterations" if holds_iterations else "operators"
     waiting = Console(stderr=True).status(f"Scoring {of} of {tables} ...")
+    if of == "regressions":
+        with waiting:
+            return _regressions(tables)
     if of == "iterations":
         with waiting:
             published = evaluate_published(tables, weights=weights)
@@ -150,6 +154,21 @@ def evaluate(
             Console(width=SCORES_WIDTH).print(unseen_table(manifest))
 
     return Answer(data=lambda: {"scores": json_value(scores)}, show=show)
+
+
+def _regressions(tables: Path) -> Answer:
+    """Scores of the regressions: simulated sweeps, and what the folder has measurements for."""
+    from rich.console import Console
+
+    from lightning_predict.fitting.evaluation import THROUGHPUT_TABLE
+    from lightning_predict.fitting.regression_scores import CONVOLUTION_TABLE, evaluate_regressions, print_report
+
+    throughputs = tables / THROUGHPUT_TABLE
+    report = evaluate_regressions(
+        tables if (tables / CONVOLUTION_TABLE).is_file() else None,
+        throughputs=throughputs if throughputs.is_file() else None,
+    )
+    return Answer(data=lambda: json_value(report), show=lambda: print_report(report, Console(width=WIDTH)))
 
 
 def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> Answer:

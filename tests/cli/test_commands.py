@@ -12,7 +12,10 @@ import yaml
 
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.fitting import __main__ as fitting
+from lightning_predict.fitting import regression_scores
+from lightning_predict.fitting.layer_scores import NetworkScore
 from lightning_predict.fitting.recipes import RECIPES
+from lightning_predict.fitting.regression_scores import RegressionReport
 from lightning_predict.fitting.training import TrainingPlan
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
 from tests.cli.conftest import Run
@@ -282,6 +285,24 @@ def test_evaluate_scores_weights_on_tables(run: Run, tmp_path: Path) -> None:
     assert ran.code == 2
     ran = run("evaluate", tmp_path, "--of", "iterations")
     assert "No table of published iterations" in ran.err
+
+
+def test_evaluate_scores_regressions_with_the_tables_that_are_there(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path | None, Path | None]] = []
+
+    def evaluated(tables: Path | None, *, throughputs: Path | None) -> RegressionReport:
+        asked.append((tables, throughputs))
+        return RegressionReport(convolutions=(), networks=(NetworkScore("T4", "a", "b", (0.5,)),), axes=())
+
+    monkeypatch.setattr(regression_scores, "evaluate_regressions", evaluated)
+    assert "50.0" in run("evaluate", tmp_path, "--of", "regressions").out
+    (tmp_path / "conv2d_train_step.csv.gz").touch()
+    (tmp_path / "training_throughput.csv").touch()
+    found = run("evaluate", tmp_path, "--of", "regressions", "--json").json
+    assert found["networks"] == [{"gpu": "T4", "fitted": "a", "predicted": "b", "errors": [0.5]}]
+    assert asked == [(None, None), (tmp_path, tmp_path / "training_throughput.csv")]
 
 
 def test_evaluate_knows_published_iterations_by_their_tables(run: Run, tmp_path: Path) -> None:
