@@ -12,6 +12,7 @@ Example::
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final
@@ -88,7 +89,8 @@ class BudgetWatch:
         self._warmup_steps = warmup_steps
         self._clock = clock
         self._ranks_agree = ranks_agree
-        self._quiet_until_seconds = min((limit.reached_seconds(WARNING_SHARE) for limit in limits), default=0.0)
+        self._wake_seconds = 0.0
+        self._slept = False
         self._validation_seconds = validation_seconds
         self._windows = WindowWatch(optimizer_steps_done=optimizer_steps_done)
         self._measured: list[Window] = []
@@ -124,7 +126,16 @@ class BudgetWatch:
 
     def batch_starts(self) -> None:
         """A batch is about to be trained."""
-        self._windows.batch_starts(self._now())
+        if self._ledger.elapsed_seconds >= self._wake_seconds:
+            self._windows.batch_starts(self._now())
+
+    def batch_passes_quietly(self) -> bool:
+        """A batch was trained, and nothing can have come of it yet: then it costs no more than a look at the clock."""
+        if self._ledger.elapsed_seconds >= self._wake_seconds:
+            return False
+        self._windows.batches_seen += 1
+        self._slept = True
+        return True
 
     def batch_ends(self, *, optimizer_steps_done: int) -> Question | None:
         """A batch was trained.
@@ -135,18 +146,22 @@ class BudgetWatch:
         Returns:
             What is to be judged now; None within a window and between checks.
         """
+        if self._slept:  # The batch may lie within a window, so the end of the next one is waited for.
+            self._slept = False
+            self._windows.resume(optimizer_steps_done=optimizer_steps_done)
+            return None
         was_warming_up = self.is_warming_up
         window = self._windows.batch_ends(self._now(), optimizer_steps_done=optimizer_steps_done)
         if window is None:
             return None
         if not was_warming_up:
             since = self._windows.windows_seen - self._warmup_steps
-            is_due = since % self.windows_between_checks == 0
-            return "use" if is_due and (self._ranks_agree or not self._is_quiet) else None
+            return "use" if since % self.windows_between_checks == 0 else None
         self._measured.append(window)
         if self.is_warming_up:
             return None
         self._stretch = self._now_marked()
+        self._sleep()
         if self._ranks_agree:
             self.windows_between_checks = max(1, math.ceil(CHECK_SECONDS / max(window.interval_seconds, 1e-9)))
         return "forecast"
@@ -159,7 +174,8 @@ class BudgetWatch:
         """
         if not is_manual or not self._measured:
             return Pace()
-        return Pace(batches_per_window=self._measured[-1].batches, steps_per_window=self._windows.steps_per_window)
+        steps = statistics.mean(window.optimizer_steps for window in self._measured)
+        return Pace(batches_per_window=self._measured[-1].batches, steps_per_window=steps or 1.0)
 
     def metrics(self) -> dict[str, float]:
         """Values for loggers by name."""
@@ -204,6 +220,7 @@ class BudgetWatch:
         validating = now.validation_seconds - before.validation_seconds
         seconds = now.elapsed_seconds - before.elapsed_seconds - validating
         self._stretch = now
+        self._sleep()
         self._stretch_seconds.append(seconds / (now.batches - before.batches))
         if left.batches is None:
             return GO_ON
@@ -218,10 +235,16 @@ class BudgetWatch:
         ).cut_off(seconds_left)
         return judge_forecast(self.limits, self._ledger.elapsed_seconds, self.forecast)
 
-    @property
-    def _is_quiet(self) -> bool:
-        """Nothing can have come of the use yet, so that a step costs no more than a look at the clock."""
-        return self._ledger.elapsed_seconds < self._quiet_until_seconds and not self.refresh_is_due
+    def _sleep(self) -> None:
+        """Look at nothing but the clock until a forecast is due, or two windows before a limit is 80 % used up.
+
+        Ranks that judge together count their windows instead.
+        """
+        if self._ranks_agree:
+            return
+        two_windows = 2 * max(window.interval_seconds for window in self._measured)
+        narrow = min((limit.reached_seconds(WARNING_SHARE) for limit in self.limits), default=0.0) - two_windows
+        self._wake_seconds = min(narrow, self._stretch.elapsed_seconds + REFRESH_SECONDS)
 
     def _now_marked(self) -> _Mark:
         return replace(self._mark, elapsed_seconds=self._ledger.elapsed_seconds, batches=self._windows.batches_seen)

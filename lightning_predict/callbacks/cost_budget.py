@@ -215,8 +215,10 @@ class CostBudget(Callback):
     ) -> None:
         """At the end of a step, forecast once after the warm-up and look at the actual use from then on."""
         watch = self._watch
-        question = None if watch is None else watch.batch_ends(optimizer_steps_done=trainer.global_step)
-        if watch is None or question is None:
+        if watch is None or watch.batch_passes_quietly():
+            return
+        question = watch.batch_ends(optimizer_steps_done=trainer.global_step)
+        if question is None:
             return
         pace = watch.pace(is_manual=not pl_module.automatic_optimization)
 

@@ -133,6 +133,17 @@ class WindowWatch:
         self._forget_window()
         return window
 
+    def resume(self, *, optimizer_steps_done: int) -> None:
+        """A batch was trained, and others before it that were not told; windows begin anew with the next update.
+
+        Args:
+            optimizer_steps_done: `trainer.global_step`.
+        """
+        self.batches_seen += 1
+        self._steps_before_window = optimizer_steps_done
+        self._batch_start = self._last_end = None
+        self._forget_window()
+
     def pause(self) -> None:
         """Something other than the loader happens before the next batch: validation, a checkpoint, a new epoch."""
         self._last_end = None

@@ -34,6 +34,8 @@ class Run:
         self.watch.batch_starts()
         self.seconds += 1.0
         self.batches += 1
+        if self.watch.batch_passes_quietly():
+            return None
         return self.watch.batch_ends(optimizer_steps_done=steps * (self.batches // accumulates))
 
 
@@ -49,19 +51,32 @@ def left(batches: int | None, *, validation_batches: int | None = 0) -> Remainin
 
 
 def test_alone_it_asks_after_the_warmup_and_at_every_window_once_it_gets_narrow() -> None:
-    run = Run(hours=6 / 3600)  # 80 % are 4.8 s
-    assert [run.batch() for _ in range(6)] == [None, "forecast", None, None, "use", "use"]
+    # 80 % are 8 s, and two windows less are 6; the sixth batch may lie within a window.
+    run = Run(hours=10 / 3600)
+    assert [run.batch() for _ in range(9)] == [None, "forecast", None, None, None, None, "use", "use", "use"]
+
+
+def test_a_batch_that_wakes_it_within_a_window_is_not_the_end_of_one() -> None:
+    # Windows of 2 batches: 80 % are 16 s, less two windows 12; at 13 s the clock is looked at within a window.
+    run = Run(hours=20 / 3600)
+    for _ in range(4):
+        run.batch(accumulates=2)
+    run.seconds += 0.5
+    questions = [run.batch(accumulates=2) for _ in range(12)]
+    assert [number for number, question in enumerate(questions, start=5) if question] == [14, 16]
 
 
 def test_once_a_minute_it_asks_for_another_forecast() -> None:
     run = Run()
     questions = [run.batch() for _ in range(2 + 2 * 60)]
-    assert [number for number, question in enumerate(questions, start=1) if question == "use"] == list(range(62, 123))
-    run = Run()
-    for number in range(1, 123):
+    # Due at 2 + 60 s, at the next window; until somebody asks for the forecast.
+    assert [number for number, question in enumerate(questions, start=1) if question == "use"] == list(range(63, 123))
+    run, asked = Run(), []
+    for number in range(1, 126):
         if run.batch() == "use":
             run.watch.refresh(left(200 - number))
-            assert number in (62, 122)
+            asked.append(number)
+    assert asked == [63, 63 + 60 + 1]
 
 
 def test_never_within_a_window() -> None:

@@ -240,8 +240,8 @@ def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, ti
 
 
 def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_path: Path, time: Time) -> None:
-    # Forecast from the warm-up: 60 s of 100. From the fourth on batches take 2 s, so that 30 of them are a minute. Then
-    # 3 + 60 s are used and 27 batches are left: 117 s in all, which is said once; and the run goes on to 100 s.
+    # Forecast from the warm-up: 60 s of 100. From the fourth on batches take 2 s, so that 30 of them are a minute. One
+    # window later 3 + 62 s are used and 26 batches are left: 117 s in all; the run goes on to 100 s.
     logger = small.lightning.loggers.CSVLogger(tmp_path)
     budget = hours_of(100.0)
     model = timed_model(small, time, [1.0, 1.0, 1.0, 2.0])
@@ -249,7 +249,7 @@ def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_pat
         fit(small, tmp_path, budget, model=model, batches=60, logger=logger)
     said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
     assert len(said) == 2
-    assert "forecast to need 1 min 57 s (1 min 57 s to 1 min 57 s), 1 min 3 s of it used so far" in said[0]
+    assert "forecast to need 1 min 57 s (1 min 57 s to 1 min 57 s), 1 min 5 s of it used so far" in said[0]
     assert "the run goes on until the budget is used up" in said[0]
     assert "1 min 21 s of 1 min 40 s (hours) are used" in said[1]
     assert model.batches_trained == 3 + 49  # 3 + 98 s are the first that are over 100 s
@@ -258,7 +258,7 @@ def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_pat
         rows = list(csv.DictReader(file))
     forecasts = [float(row["budget/hours_forecast"]) * 3600 for row in rows if row["budget/hours_forecast"]]
     assert forecasts[:2] == [pytest.approx(60.0), pytest.approx(117.0)]
-    assert [row["step"] for row in rows if row["budget/warned"]] == ["33", "42"]
+    assert [row["step"] for row in rows if row["budget/warned"]] == ["34", "42"]
     assert float(rows[-1]["budget/exceeded"]) == 1.0
 
 
@@ -279,9 +279,9 @@ def test_validation_is_forecast_from_what_it_took(lightning: Small, tmp_path: Pa
     trainer.fit(model, lightning.loader(10), lightning.loader(2))
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["budget/hours_forecast"]]
-    # At the fourth batch of the third epoch 24 s of training and 40 s of validation have passed, 61 s after the
-    # warm-up; two validations are left, of 20 s each as they were: 40 + 80 s in all.
-    assert [row["step"] for row in rows] == ["3", "23"]
+    # At the third batch of the third epoch 23 s of training and 40 s of validation have passed, 60 s after the warm-up,
+    # and the next window is judged; two validations are left, of 20 s each as they were: 40 + 80 s in all.
+    assert [row["step"] for row in rows] == ["3", "24"]
     assert float(rows[1]["budget/hours_forecast"]) * 3600 == pytest.approx(40 + 4 * 20)
 
 
