@@ -59,9 +59,9 @@ def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMe
     whole = _of_parameters(trace, trace.parameters)
     lasting = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
     activations = max(single_bytes - lasting, 0.0)
-    if strategy.model_parallel == 1:
+    if strategy.is_whole:
         return replace(whole, peak_bytes=single_bytes)
-    model = split_model(trace)
+    model = split_model(trace, needs_blocks=strategy.model_parallel > 1)
     stages = [_of_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
     shares = activation_shares(trace, model, strategy)
     held = (

@@ -40,6 +40,7 @@ class Pace:
         seconds: The micro-batch.
         communication_seconds: Its collectives inside the model.
         exposed: What of them makes it longer.
+        update_seconds: The update behind the last micro-batch.
     """
 
     stage: Stage
@@ -47,11 +48,21 @@ class Pace:
     seconds: Ends
     communication_seconds: Ends
     exposed: Ends
+    update_seconds: Ends
 
-    def repeated(self, walked: Walked) -> Walked:
-        """A whole step: the last micro-batch with what the replicas exchange beside it, and all turns before it."""
-        before = (self.stage.turns - 1) * self.seconds
-        return Walked(before + walked.seconds, walked.communication_seconds, walked.exposed_seconds)
+    def repeated(self, walked: Walked, turns: float, *, exchanges: int) -> Walked:
+        """A whole step: the last micro-batch and the update with what replicas exchange beside them, and those before.
+
+        Args:
+            walked: The last micro-batch and the update.
+            turns: Micro-batches' worth of time of a step.
+            exchanges: Micro-batches that are exchanged so; the others are not.
+        """
+        exchanged = walked.seconds - self.update_seconds
+        before = (exchanges - 1) * exchanged + (turns - exchanges) * self.seconds
+        return Walked(
+            before + walked.seconds, exchanges * walked.communication_seconds, exchanges * walked.exposed_seconds
+        )
 
 
 def pace_of(
@@ -71,7 +82,8 @@ def pace_of(
     passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
     # The device waits for the host or for the collectives, whichever is longer.
     exposed = np.maximum(communication - (passes - active), 0.0)
-    return Pace(stage, row, passes + exposed, communication, exposed)
+    update = (stage.whole.seconds[row] - stage.passes.seconds[row]) * factors
+    return Pace(stage, row, passes + exposed, communication, exposed, np.maximum(update, 0.0))
 
 
 def _communication(stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
@@ -88,6 +100,7 @@ def divided_step(
     work: Sequence[Launching],
     simulated: Simulated,
     pace: Pace,
+    turns: float,
     layout: Layout,
     seconds: Ends,
     walked: Walked,
@@ -99,6 +112,7 @@ def divided_step(
         work: Its operations.
         simulated: The same, simulated.
         pace: The slowest stage.
+        turns: Times that its micro-batch fits into the passes of a step.
         layout: The GPUs.
         seconds: The step on them; (low, middle, high).
         walked: What the replicas exchange in it.
@@ -108,8 +122,8 @@ def divided_step(
     again = stage.micro_batches - 1
     device = stage.whole.active_seconds[row] + again * stage.passes.active_seconds[row]
     host = stage.whole.host_seconds + again * stage.passes.host_seconds
-    forward = _phase_share(stage.work, work, "forward", row) * stage.turns
-    waiting = stage.turns * float(pace.exposed[1]) / (2 if has_backward(work) else 1)
+    forward = _phase_share(stage.work, work, "forward", row) * turns
+    waiting = turns * float(pace.exposed[1]) / (2 if has_backward(work) else 1)
     return replace(
         step,
         gpu=layout.name,

@@ -35,6 +35,7 @@ from lightning_predict.scaling.gradients import (
 )
 from lightning_predict.scaling.model_parallel import divided_step, pace_of
 from lightning_predict.scaling.pieces import Cutter, Ends, Links
+from lightning_predict.scaling.pipeline_parallel import turns
 from lightning_predict.scaling.stages import Stage, model_stages
 from lightning_predict.scaling.strategy import Strategy, data_group
 from lightning_predict.timeline.communication import Piece, Transfer, Walked, walk
@@ -128,7 +129,7 @@ class SharedStep:
         """
         if layout.count == 1:
             return step
-        if strategy.model_parallel > 1:
+        if not strategy.is_whole:
             return self._divided(layout, step, row, strategy, interconnect)
         walked = self.walked(layout, step, row, strategy, interconnect)
         replicas = strategy.replicas(layout)
@@ -166,7 +167,7 @@ class SharedStep:
     def _divided(
         self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect
     ) -> Iteration:
-        """The step where several GPUs hold the model once: the slowest stage sets the pace of all."""
+        """The step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
         group = data_group(layout, strategy)
         if strategy not in self._stages:
             self._stages[strategy] = model_stages(
@@ -178,9 +179,14 @@ class SharedStep:
         links = Links(group.layout, interconnect, FRICTION.slowdown, group.groups_per_node)
         cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
         trace = replace(self._trace, parameters=pace.stage.parameters)
-        walked = pace.repeated(_exchanged(trace, pace.stage.work, cutter, links, strategy))
+        each = turns([float(own.seconds[1]) for own in paces], pace.stage.micro_batches)
+        # A pipeline keeps the parameters that it gathered; else each micro-batch gathers them again.
+        is_sharded = strategy.data in ("fsdp", "hybrid") and strategy.pipeline == 1
+        exchanges = pace.stage.micro_batches if is_sharded else 1
+        last = _exchanged(trace, pace.stage.work, cutter, links, strategy)
+        walked = pace.repeated(last, each, exchanges=exchanges)
         seconds = FRICTION.seconds(walked, walked.seconds, replicas=layout.count, spread=WAITS)
-        return divided_step(step, self._work, self._simulated, pace, layout, seconds, walked)
+        return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
 
 
 def _ends(step: Iteration) -> Ends:

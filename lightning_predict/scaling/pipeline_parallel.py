@@ -1,13 +1,14 @@
 """Pipeline parallelism: blocks in stages, a batch in micro-batches, and the time that stages wait for each other.
 
-Every stage runs the forward and the backward pass of each micro-batch (1F1B, Narayanan et al., 2021). With p stages and
-m micro-batches the last stage begins after p - 1 others, so that a step takes m + p - 1 times what the slowest stage
-needs for one micro-batch: (p - 1) / m of the work is waiting, the bubble. Example::
+Every stage runs the forward and the backward pass of each micro-batch (1F1B, Narayanan et al., 2021). The first
+micro-batch passes all stages, and the slowest one sets the pace of the others: with p equal stages and m micro-batches
+a step takes m + p - 1 times what one of them needs, so that (p - 1) / m of the work is waiting, the bubble. Without a
+pipeline, micro-batches follow each other, and their gradients add up. Example::
 
     >>> stage_of_blocks(5, 2)
     (0, 0, 0, 1, 1)
-    >>> turns(stages=4, micro_batches=16)
-    19
+    >>> turns([2.0, 2.0, 2.0, 2.0], micro_batches=16)
+    19.0
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ MICRO_BATCHES_PER_STAGE: Final = 4
 """Micro-batches where nobody says: the bubble is a quarter of the work at most."""
 
 
-def turns(*, stages: int, micro_batches: int) -> int:
-    """Micro-batches' worth of time from the first stage's begin to its end."""
-    return micro_batches + stages - 1
+def turns(seconds: Sequence[float], micro_batches: int) -> float:
+    """How many times the slowest stage's micro-batch fits into the passes of a step.
+
+    Args:
+        seconds: Of a micro-batch, forward and backward, in each stage.
+        micro_batches: Micro-batches of a step.
+    """
+    slowest = max(seconds)
+    return micro_batches - 1 + (sum(seconds) / slowest if slowest > 0 else len(seconds))
 
 
 def stage_of_blocks(blocks: int, stages: int) -> tuple[int, ...]:
@@ -40,7 +47,7 @@ def stage_of_blocks(blocks: int, stages: int) -> tuple[int, ...]:
     Raises:
         InvalidArgumentError: Fewer blocks than stages.
     """
-    if blocks < stages:
+    if blocks < stages > 1:
         raise InvalidArgumentError(
             f"strategy: pipeline={stages} stages for {blocks} transformer block(s); a stage has at least one block, so "
             f"choose at most {blocks}."
@@ -50,18 +57,19 @@ def stage_of_blocks(blocks: int, stages: int) -> tuple[int, ...]:
 
 
 def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
-    """Micro-batches of a batch; 1 without a pipeline.
+    """Micro-batches of a batch.
 
     Args:
-        strategy: What was asked for; where it does not say, four a stage, or as many as there are samples.
+        strategy: What was asked for; where it does not say, four a stage of a pipeline, or as many as there are
+            samples, and one without a pipeline.
         samples: Samples of a batch; None where nobody said.
 
     Raises:
         InvalidArgumentError: More micro-batches than samples.
     """
-    if strategy.pipeline == 1:
-        return 1
     if strategy.micro_batches is None:
+        if strategy.pipeline == 1:
+            return 1
         wanted = MICRO_BATCHES_PER_STAGE * strategy.pipeline
         return wanted if samples is None else min(wanted, samples)
     if samples is not None and strategy.micro_batches > samples:

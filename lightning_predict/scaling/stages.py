@@ -19,7 +19,7 @@ from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.scaling.blocks import block_of
 from lightning_predict.scaling.gradients import has_backward, parameter_bytes
-from lightning_predict.scaling.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, turns
+from lightning_predict.scaling.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.scaling.tensor_parallel import Cut, SplitModel, cut_work, split_model, vocabulary_messages
 from lightning_predict.timeline.overheads import HostModel
@@ -42,7 +42,6 @@ class Stage:
         hand_overs: Activations and gradients that it sends to a neighbour, a micro-batch.
         stream_bytes: Size of each of them.
         micro_batches: Micro-batches of a step.
-        turns: Micro-batches' worth of time of a step.
         notes: What was assumed, in words.
     """
 
@@ -54,7 +53,6 @@ class Stage:
     hand_overs: int
     stream_bytes: float
     micro_batches: int
-    turns: int
     notes: tuple[str, ...]
 
 
@@ -79,7 +77,7 @@ def model_stages(
     Raises:
         InvalidArgumentError: The model has no blocks, or none that can be shared so.
     """
-    model = split_model(trace)
+    model = split_model(trace, needs_blocks=strategy.model_parallel > 1)
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
@@ -103,9 +101,8 @@ def model_stages(
                 reduced_bytes=tuple(size / micro_batches for size in messages[stage]),
                 # Activations to the next stage, gradients to the one before.
                 hand_overs=trace.batches * ((not is_last) + (trains and not is_first)),
-                stream_bytes=max(block.stream_bytes for block in model.blocks) / micro_batches,
+                stream_bytes=max((block.stream_bytes for block in model.blocks), default=0.0) / micro_batches,
                 micro_batches=micro_batches,
-                turns=turns(stages=strategy.pipeline, micro_batches=micro_batches),
                 notes=tuple(_notes(timed, strategy, micro_batches)),
             )
         )
@@ -168,9 +165,11 @@ def _part(parameter: Parameter, is_split: bool, tensor: int) -> Parameter:
 
 
 def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
-    """Modules outside of blocks whose forward operations all come after the last block's."""
+    """Modules outside of blocks whose forward operations all come after the last block's; none without blocks."""
     forward = [operation for operation in trace.operations if operation.phase == "forward"]
     inside = [index for index, each in enumerate(forward) if model.block(each.module) is not None]
+    if not inside:
+        return set()
     before = {each.module for each in forward[: inside[-1]]}
     return {each.module for each in forward[inside[-1] :] if each.module is not None} - before
 
@@ -184,12 +183,13 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
             "hides their all_reduces."
         )
     if strategy.pipeline > 1:
-        bubble = (strategy.pipeline - 1) / turns(stages=strategy.pipeline, micro_batches=micro_batches)
+        bubble = (strategy.pipeline - 1) / (strategy.pipeline - 1 + micro_batches)
         yield (
             f"{strategy.pipeline} stages cut what was recorded into {micro_batches} micro-batches, forward and "
-            f"backward in turn: each GPU waits for {100 * bubble:.0f} % of the passes' time. The slowest stage sets "
-            "the pace."
+            f"backward in turn; equal stages wait for {100 * bubble:.0f} % of the passes' time, others for the slowest."
         )
+    elif micro_batches > 1:
+        yield f"What was recorded is cut into {micro_batches} micro-batches, one behind the other."
     unknown = sum(not item.problems for item in timed.items)
     if unknown:
         yield f"{unknown} operations of unknown shape (fused kernels) are taken to be whole on each GPU."

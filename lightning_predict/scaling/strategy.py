@@ -3,7 +3,7 @@
 `"ddp"` replicates the model; `"zero1"`, `"zero2"` and `"fsdp"` (`"zero3"`) split the optimizer's state, the gradients
 and the parameters over the GPUs; `"hybrid"` splits them inside a machine and replicates over machines. Behind a comma:
 `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 a quarter of the blocks,
-`micro_batches=16` of a pipeline, `bucket_cap_mb=25` of DDP. Example::
+`micro_batches=16` cuts a batch, `bucket_cap_mb=25` is of DDP. Example::
 
     >>> strategy_of("fsdp")
     Strategy(data='fsdp', tensor=1, pipeline=1, micro_batches=None, bucket_cap_mb=25.0)
@@ -54,7 +54,8 @@ class Strategy:
         data: What the data-parallel groups split.
         tensor: GPUs that share every transformer block.
         pipeline: GPUs in a row that share the blocks.
-        micro_batches: Parts that a pipeline cuts a batch into; None takes four times its length.
+        micro_batches: Parts that a batch is cut into, whose gradients add up; None takes four times the length of a
+            pipeline, and the whole batch without one.
         bucket_cap_mb: Size of DDP's buckets of gradients, in MiB as torch counts them.
 
     Raises:
@@ -81,6 +82,11 @@ class Strategy:
     def model_parallel(self) -> int:
         """GPUs that hold the model once."""
         return self.tensor * self.pipeline
+
+    @property
+    def is_whole(self) -> bool:
+        """Each GPU runs the whole model on a whole batch at once."""
+        return self.model_parallel == 1 and self.micro_batches in (None, 1)
 
     def replicas(self, layout: Layout) -> int:
         """Data-parallel groups of a layout, each with its own samples; a single GPU is one, whatever the degrees.

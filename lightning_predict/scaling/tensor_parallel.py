@@ -114,17 +114,21 @@ class SplitModel:
         return elements > block.tokens and not is_stream
 
 
-def split_model(trace: Trace) -> SplitModel:
+def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
     """The model of a trace.
+
+    Args:
+        trace: The step of one GPU.
+        needs_blocks: Blocks are to be shared; else the model is one piece.
 
     Raises:
         InvalidArgumentError: It has no transformer blocks.
     """
-    blocks = find_blocks(trace)
+    blocks = find_blocks(trace) if needs_blocks else ()
     positions = positions_of(blocks)
-    hidden = blocks[0].hidden
+    hidden = blocks[0].hidden if blocks else None
     outside = [parameter for parameter in trace.parameters if block_of(parameter.name, positions) is None]
-    widths = [max(parameter.shape) for parameter in outside if len(parameter.shape) == 2 and hidden in parameter.shape]
+    tables = (parameter.shape for parameter in outside if len(parameter.shape) == 2 and hidden in parameter.shape)
     shapes = {parameter.shape for parameter in trace.parameters if len(parameter.shape) > 1}
     linears = (
         problem
@@ -135,7 +139,7 @@ def split_model(trace: Trace) -> SplitModel:
     )
     return SplitModel(
         blocks=blocks,
-        vocabulary=max((width for width in widths if width > hidden), default=None),
+        vocabulary=max((max(shape) for shape in tables if hidden == min(shape) < max(shape)), default=None),
         weights=frozenset((int(problem.dims[2]), int(problem.dims[3])) for problem in linears),
         parameters=frozenset(shapes | {shape[::-1] for shape in shapes}),
     )

@@ -79,6 +79,11 @@ def test_a_pipeline_of_two_stages() -> None:
     assert memory("ddp", 2, pipeline=2, micro_batches=1) == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES)
 
 
+def test_micro_batches_leave_less_to_the_backward_pass() -> None:
+    expected = 2 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4) + 2 * WEIGHT_BYTES  # and DDP's buckets
+    assert memory("ddp", 2, micro_batches=4) == pytest.approx(expected)
+
+
 def test_replicas_share_a_part_of_the_model() -> None:
     # Two replicas: of the part's 2 x 16 MiB, half of gradients and states stay, and all parameters pass by.
     part = 2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2))

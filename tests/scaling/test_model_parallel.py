@@ -109,9 +109,42 @@ def test_a_pipeline_of_two_stages() -> None:
 
 
 def test_the_longest_stage_sets_the_pace() -> None:
-    # Three blocks in two stages: two of them in the first one.
+    # Three blocks in two stages, two of them in the first one: 7.3 and 3.65 s a micro-batch. The first one passes both,
+    # the second one waits for the longer.
     found = on(3, Strategy(pipeline=2, micro_batches=2), 2)
-    assert found.seconds == pytest.approx((3 * 2 * 7.3 / 2 + UPDATE * 2 / 3) * waiting(2), rel=1e-3)
+    assert found.seconds == pytest.approx((7.3 + 3.65 + 7.3 + UPDATE * 2 / 3) * waiting(2), rel=1e-3)
+
+
+def test_micro_batches_without_a_pipeline_follow_each_other() -> None:
+    # Four times a quarter, and one update; gradients are exchanged beside the last one.
+    bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.5)
+    found = on(2, Strategy(micro_batches=4), 2, interconnect=bus)
+    whole = on(2, Strategy(), 2, interconnect=bus)
+    assert found.device_seconds == pytest.approx(whole.device_seconds, rel=1e-3)
+    assert found.communication_seconds == pytest.approx(whole.communication_seconds, rel=1e-3)
+    assert found.seconds >= whole.seconds
+    nameless, seconds = trace_of(2)
+    nameless = replace(nameless, operations=tuple(replace(each, module=None) for each in nameless.operations))
+    (same,) = on_layouts(
+        nameless,
+        timed_as(nameless, seconds),
+        [A100],
+        [single(2)],
+        [Layout(A100, 2)],
+        Strategy(micro_batches=4),
+        interconnect=FAST,
+        models=MODELS,
+    )
+    assert same.seconds == pytest.approx(on(2, Strategy(micro_batches=4), 2).seconds, rel=1e-2)
+
+
+def test_fsdp_gathers_for_each_micro_batch() -> None:
+    bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.01)
+    once, often = (on(2, Strategy(data="fsdp", micro_batches=parts), 2, interconnect=bus) for parts in (1, 4))
+    assert often.communication_seconds == pytest.approx(4 * once.communication_seconds, rel=1e-2)
+    # A pipeline keeps what it gathered.
+    piped = on(2, Strategy(data="fsdp", pipeline=2, micro_batches=4), 4, interconnect=bus)
+    assert piped.communication_seconds < once.communication_seconds
 
 
 def test_what_stages_hand_over_stands_in_the_way() -> None:

@@ -40,13 +40,24 @@ def test_stages_differ_by_one_block_at_most(blocks: int, stages: int) -> None:
 
 def test_the_bubble() -> None:
     # Four stages, eight micro-batches: three turns of eleven are waiting, (p - 1) / m = 3 / 8 of the ideal.
-    assert turns(stages=4, micro_batches=8) == 11
-    assert turns(stages=1, micro_batches=1) == 1
+    assert turns([5.0] * 4, 8) == 11
+    assert turns([5.0], 1) == 1
+    assert turns([5.0], 8) == 8
+    # 2 + 1 s for the first micro-batch, and 2 s for each of three others: 9 s are 4.5 times the slowest one's 2 s.
+    assert turns([2.0, 1.0], 4) == 4.5
+    assert turns([0.0, 0.0], 3) == 4
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=16), st.integers(1, 64))
+def test_no_bubble_is_larger_than_that_of_equal_stages(seconds: list[float], micro_batches: int) -> None:
+    assert (
+        micro_batches * (1 - 1e-9) <= turns(seconds, micro_batches) <= (micro_batches + len(seconds) - 1) * (1 + 1e-9)
+    )
 
 
 def test_micro_batches() -> None:
     assert micro_batches_of(Strategy(), 7) == 1
-    assert micro_batches_of(Strategy(micro_batches=4), 7) == 1  # there is no pipeline
+    assert micro_batches_of(Strategy(micro_batches=4), 7) == 4
     assert micro_batches_of(Strategy(pipeline=4), None) == 16
     assert micro_batches_of(Strategy(pipeline=4), 6) == 6
     assert micro_batches_of(Strategy(pipeline=4, micro_batches=5), 6) == 5
