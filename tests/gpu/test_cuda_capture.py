@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 
 from lightning_predict.tracing.dispatch import DispatchRecorder
+from lightning_predict.tracing.levels import CUDA_GRAPH
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
@@ -168,6 +169,7 @@ def test_attention_kernels_of_every_dtype_stay_inside_the_attention() -> None:
 
 COMPILED = """
 import torch
+from lightning_predict.tracing.levels import CUDA_GRAPH
 from lightning_predict.tracing.recording import capture
 from tests.tracing.workloads import perceptron_step
 
@@ -184,3 +186,25 @@ assert products and all(operation.kernels for operation in products)
 
 def test_compiled_code_shows_products_by_shape_and_fused_kernels_by_name() -> None:
     subprocess.run([sys.executable, "-c", COMPILED], check=True)
+
+
+def test_operations_know_their_modules_forward_and_backward() -> None:
+    step = perceptron_step("cuda")
+    products = [(o.phase, o.module) for o in capture(step).operations if o.name in ("aten::addmm", "aten::mm")]
+    assert [module for phase, module in products if phase == "forward"] == ["0", "3"]
+    assert {module for phase, module in products if phase == "backward"} == {"0", "3"}
+
+
+def test_a_cuda_graph_is_one_operation_with_all_of_its_kernels() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8))).cuda()
+    rows = torch.randn(16, 64, device="cuda")
+    with torch.no_grad():
+        model(rows)  # loads the library before it is captured
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(rows)
+    trace = capture(graph.replay, warmup_steps=2)
+    (replay,) = [operation for operation in trace.operations if operation.name == CUDA_GRAPH]
+    assert len(replay.kernels) >= 8
+    assert len({kernel.launch_start_seconds for kernel in replay.kernels}) == 1
+    assert any(note.startswith("CUDA graphs: 1 with") for note in trace.notes)
