@@ -134,3 +134,12 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "H100-SXM-80GB" in done.stdout
+
+
+def test_the_example_of_past_runs_predicts_and_compares(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "past_runs.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("seconds per iteration = ")
+    assert "batch size 128 is 2 times the largest of the past runs (64)" in done.stdout

@@ -13,7 +13,7 @@ GPUs, threads and the delay of the disk; and the inner modules, which say how de
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, final
 
 from lightning_predict.errors import InvalidArgumentError
@@ -124,20 +124,6 @@ class PastRun:
     def seconds_per_iteration(self) -> float:
         """Mean time of an iteration."""
         return self.seconds / self.setting.iterations
-
-
-def with_value(setting: RunSetting, variable: Variable, value: float) -> RunSetting:
-    """The setting with another value of one variable; another computing power is that of no GPU by name.
-
-    Raises:
-        InvalidArgumentError: The value is out of range.
-    """
-    if variable == "flops_per_second":
-        return replace(setting, flops_per_second=value, gpu=None)
-    if variable == "disk_seconds":
-        return replace(setting, disk_seconds=value)
-    whole = int(value) if float(value).is_integer() else value
-    return replace(setting, **{variable: whole})  # type: ignore[arg-type]
 
 
 def _check(name: str, value: float | None, *, above: bool) -> None:

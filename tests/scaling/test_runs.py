@@ -7,7 +7,7 @@ import pytest
 
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import gpu
-from lightning_predict.scaling.runs import VARIABLES, WORDS, PastRun, RunSetting, with_value
+from lightning_predict.scaling.runs import VARIABLES, WORDS, PastRun, RunSetting
 
 SETTING = RunSetting(iterations=1000, batch_size=64, gpu="Tesla T4", num_gpus=2)
 
@@ -30,15 +30,6 @@ def test_variables_as_numbers() -> None:
 
 def test_seconds_of_an_iteration() -> None:
     assert PastRun(model="net", setting=SETTING, seconds=50.0).seconds_per_iteration == 0.05
-
-
-def test_one_variable_changed() -> None:
-    assert with_value(SETTING, "num_gpus", 4.0).num_gpus == 4
-    assert with_value(SETTING, "disk_seconds", 0.5).disk_seconds == 0.5
-    faster = with_value(SETTING, "flops_per_second", 1e14)
-    assert (faster.gpu, faster.flops_per_second) == (None, 1e14)
-    with pytest.raises(InvalidArgumentError, match=r"batch_size=0\.5; expected a whole number of at least 1\."):
-        with_value(SETTING, "batch_size", 0.5)
 
 
 @pytest.mark.parametrize(
