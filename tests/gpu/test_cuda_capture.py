@@ -203,7 +203,12 @@ def test_a_cuda_graph_is_one_operation_with_all_of_its_kernels() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             model(rows)
-    trace = capture(graph.replay, warmup_steps=2)
+
+    def step() -> None:
+        rows.copy_(torch.randn(16, 64, device="cuda"))  # the next batch
+        graph.replay()
+
+    trace = capture(step, warmup_steps=2)
     (replay,) = [operation for operation in trace.operations if operation.name == CUDA_GRAPH]
     assert len(replay.kernels) >= 8
     assert len({kernel.launch_start_seconds for kernel in replay.kernels}) == 1
