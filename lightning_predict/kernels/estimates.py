@@ -120,10 +120,13 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
         gpus: The GPUs.
         models: Trained models; None predicts by the roofline alone.
     """
-    distinct = list(dict.fromkeys(problems))
+    position: dict[Problem, int] = {}
+    columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)
+    distinct = list(position)
     shape = (len(gpus), len(distinct))
     tables = [np.zeros(shape) for _ in range(4)]
-    with_tf32 = [compute_dtype_on("tf32", gpu) == "tf32" for gpu in gpus]
+    asks_tf32 = any(item.dtype == "tf32" for item in distinct)
+    with_tf32 = [asks_tf32 and compute_dtype_on("tf32", gpu) == "tf32" for gpu in gpus]
     for has_tf32 in sorted(set(with_tf32)):
         rows = np.flatnonzero(np.array(with_tf32) == has_tf32)
         members = [gpus[int(row)] for row in rows]
@@ -133,8 +136,6 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
         times = _times_of_equals(wanted, members, models)
         for table, part in zip(tables, times, strict=True):
             table[rows] = part
-    position = {item: index for index, item in enumerate(distinct)}
-    columns = np.array([position[item] for item in problems], dtype=np.intp)
     return ProblemTimes(*(table[:, columns] for table in tables))
 
 

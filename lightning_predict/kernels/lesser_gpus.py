@@ -2,8 +2,8 @@
 
 The base may err where no GPU like the one asked for was measured; a lesser GPU's own measurements then say what is
 slow enough. Its 90 % interval is granted on top, because its measurements may be of a throttled card. Nor is it slower
-than the base says of the same GPU with every figure a third less, but for half of the interval: where the tables show
-only launches, the base wavers between GPUs that never were. Example::
+than the base says of the same GPU with every figure a third less, and a third less again, but for half of the interval:
+where the tables show only launches, the base wavers between GPUs that never were. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> beats(gpu("V100-SXM2-32GB"), gpu("P100-PCIe-16GB"), "float32"), beats(gpu("L4"), gpu("T4"), "float32")
@@ -21,8 +21,9 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array
 
-WEAKER: Final = 1.5
-"""How much stronger a GPU must be, in every figure, before the base may not call it slower."""
+WEAKER: Final = (1.5, 2.25)
+"""How much stronger a GPU must be, in every figure, before the base may not call it slower. The second is the first
+twice: where one rise follows another, both are taken back."""
 
 
 def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
@@ -30,7 +31,7 @@ def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
 
 
-def weakened(gpu: Gpu, factor: float = WEAKER) -> Gpu:
+def weakened(gpu: Gpu, factor: float) -> Gpu:
     """The GPU with every figure divided by the factor."""
     return replace(
         gpu,

@@ -23,12 +23,12 @@ from lightning_predict.weights.records import FloatArray, NetworkWeights
 STRIP_ROWS: Final = 16
 """16 rows by layers of 128 x 128 are the 2^18 multiplications from which OpenBLAS starts threads."""
 
-BLOCK_ROWS: Final = 1024
-"""Activations of two members of 128 lanes: 1 MiB, which the caches of one core hold."""
+BLOCK_ROWS: Final = 256
+"""Activations of four members of 128 lanes: half a MiB, which the cache of one core holds."""
 
 THREADS: Final = 2
-THREADED_BLOCKS: Final = 4
-"""Starting threads takes as long as a small block: fewer blocks than this pass in the calling thread."""
+THREADED_BLOCKS: Final = 16
+"""Starting threads takes as long as a block or two: fewer blocks than this pass in the calling thread."""
 
 
 def log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray) -> Array:

@@ -35,7 +35,7 @@ from lightning_predict.kernels.features_attention import ATTENTION
 from lightning_predict.kernels.features_convolution import CONVOLUTION
 from lightning_predict.kernels.features_vector import VECTOR
 from lightning_predict.kernels.growth import MOST_UTILISATION, held_by_growth
-from lightning_predict.kernels.lesser_gpus import beats, longest_seconds, weakened
+from lightning_predict.kernels.lesser_gpus import WEAKER, beats, longest_seconds, weakened
 from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, odd_size_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch
@@ -166,16 +166,16 @@ class UtilisationModels:
     def _held_to_weaker(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu], seconds: Array) -> Array:
         """Seconds of GPUs that the base serves, not above those of the same GPU with weaker figures."""
         base = self._weights.base.families[family.name]
-        weaker = [weakened(gpu) for gpu in gpus]
         slack = math.exp(base.half_width(batch.operation, batch.dtype) / 2)
-        served = [not self.has_own_weights(gpu.name, batch.operation, batch.dtype) for gpu in gpus]
-        # Where even the reference of the weaker one is slower, nothing needs to be computed.
-        room = slack * reference_seconds(batch, weaker) < MOST_UTILISATION * seconds
-        wanted = np.array(served)[:, None] & room
+        served = np.array([[not self.has_own_weights(gpu.name, batch.operation, batch.dtype)] for gpu in gpus])
         held = seconds.copy()
-        if wanted.any():
-            limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)
-            held[wanted] = np.minimum(held[wanted], limits)
+        for factor in WEAKER:
+            weaker = [weakened(gpu, factor) for gpu in gpus]
+            # Where even the reference of the weaker one is slower, nothing needs to be computed.
+            wanted = served & (slack * reference_seconds(batch, weaker) < MOST_UTILISATION * held)
+            if wanted.any():
+                limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)
+                held[wanted] = np.minimum(held[wanted], limits)
         return held
 
     def _wanted_seconds(
@@ -187,10 +187,16 @@ class UtilisationModels:
         wanted: BoolArray,
     ) -> Array:
         """Seconds where the mask asks for them, flat, by the network of each GPU."""
-        rows = self._features(family, batch, gpus)[wanted]
-        log_utilisation = log_utilisations(networks, np.nonzero(wanted)[0], rows)
-        floor = np.maximum(roofline_seconds(batch, gpus, least=True), odd_size_seconds(batch, gpus))
-        seconds: Array = np.maximum(reference_seconds(batch, gpus)[wanted] * np.exp(-log_utilisation), floor[wanted])
+        rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
+        asked = wanted[np.ix_(rows, columns)]
+        part = ProblemBatch(
+            batch.operation, batch.dtype, {word: values[columns] for word, values in batch.columns.items()}
+        )
+        cards = [gpus[int(row)] for row in rows]
+        features = self._features(family, part, cards)[asked]
+        log_utilisation = log_utilisations([networks[int(row)] for row in rows], np.nonzero(asked)[0], features)
+        floor = np.maximum(roofline_seconds(part, cards, least=True), odd_size_seconds(part, cards))
+        seconds: Array = np.maximum(reference_seconds(part, cards)[asked] * np.exp(-log_utilisation), floor[asked])
         return seconds
 
     def _network(self, family: Family, gpu: Gpu, batch: ProblemBatch) -> NetworkWeights:

@@ -212,7 +212,7 @@ def test_no_prediction_breaks_the_bound_on_any_gpu(shipped: UtilisationModels, b
 def test_doubling_a_side_of_a_product_is_rarely_faster_on_any_gpu(
     shipped: UtilisationModels, operation: str, dtype: str, b: int
 ) -> None:
-    sides = 4.0 ** np.arange(0, 9) if operation == "linear" else 4.0 ** np.arange(1, 7)
+    sides = 8.0 ** np.arange(0, 6) if operation == "linear" else 8.0 ** np.arange(0, 5)
     m, n, k = (axis.ravel() for axis in np.meshgrid(sides, sides, sides, indexing="ij"))
     gpus = [gpu(name) for name in gpu_names()]
 
