@@ -157,3 +157,18 @@ def test_every_module_has_a_part_and_there_are_as_few_as_can_be_read(seconds: di
         > SMALLEST_SHARE * sum(seconds.values())
     }
     assert len(large - {OTHERS}) <= MOST_PARTS
+
+
+KERNELS = st.lists(st.floats(0.1, 500), max_size=3)
+
+
+@given(st.lists(st.tuples(KERNELS, st.booleans(), st.sampled_from(["a", "b", None])), min_size=1, max_size=20))
+def test_shares_are_shares(steps: list[tuple[list[float], bool, str | None]]) -> None:
+    found = verdict(*(in_module(work(*kernels, waits=waits), module) for kernels, waits, module in steps))
+    assert 0 <= found.gain <= 0.5 + 1e-9  # at twice the speed no more than half is saved
+    assert 0 <= found.idle_share <= 1
+    if any(kernels for kernels, _, _ in steps):
+        assert sum(found.critical_path.values()) == pytest.approx(1)
+        assert list(found.critical_path.values()) == sorted(found.critical_path.values(), reverse=True)
+    else:
+        assert found.critical_path == {}
