@@ -183,8 +183,8 @@ Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention
 
 ## Errors on a GPU that was left out
 
-The same rows, predicted by a base (of a shorter training) that never saw the GPU nor its like: what to expect of the
-base on a GPU without measurements.
+The same rows, predicted by a base that never saw the GPU nor its like (trained like the base, or more briefly): what to
+expect of the base on a GPU without measurements.
 
 {unseen_markdown(manifest)}
 

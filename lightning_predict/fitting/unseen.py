@@ -1,7 +1,7 @@
 """How the base does on GPUs that it never saw, as training measured and the manifest keeps it.
 
-For each GPU, a base of a shorter training that saw neither it nor its like (`Recipe.folds`) predicted the held-out rows
-that are scored for own weights. Example::
+For each GPU, a base that saw neither it nor its like (`Recipe.folds`) predicted the held-out rows that are scored for
+own weights. It was trained like the base that ships, or more briefly. Example::
 
     print(unseen_table(read_manifest(BUNDLED)))
 """

@@ -41,7 +41,8 @@ def test_every_family_draws_problems_that_it_serves() -> None:
         pairs = doubling_pairs(recipe.family, recipe.shapes, [SMALL], count=60, seed=0)
         assert np.isfinite(pairs.smaller.features).all()
         assert {shape.operation for shape in recipe.shapes} <= set(recipe.family.operations)
-        assert {shape.dtype for shape in recipe.shapes} <= set(recipe.family.dtypes)
+        learnt = {dtype for family in (recipe.family, *recipe.kin) for dtype in family.dtypes}
+        assert {shape.dtype for shape in recipe.shapes} <= learnt
 
 
 def test_training_with_pairs_undoes_most_drops_of_a_noisy_table() -> None:
