@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from lightning_predict.cost.flat import prediction_of
 from lightning_predict.cost.memory import memory_notes, step_memory
 from lightning_predict.cost.quotes import UserPrice, check_price, quote_of
-from lightning_predict.cost.records import Offer, Prediction, Quote
+from lightning_predict.cost.records import Offer
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus import gpu as find_gpu
@@ -36,12 +37,12 @@ from lightning_predict.scaling.history import (
     read_history,
 )
 from lightning_predict.scaling.parallel import on_layouts
-from lightning_predict.scaling.records import Loader, Run, Workload
+from lightning_predict.scaling.records import Loader, Workload
 from lightning_predict.scaling.sharing import crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.scaling.strategy import Strategy, strategy_of
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, same_gpu_check
+from lightning_predict.timeline.same_gpu import corrected_iterations, same_gpu_check
 from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.records import Trace
@@ -201,10 +202,17 @@ def predict_workload(
             offers=offers,
             usd_per_hour=usd_per_hour,
         )
-        found = _flat(
-            step, run, quote, own, _measured_seconds(trace) if is_used else None, same_gpu if is_used else None
+        found = prediction_of(
+            step,
+            run,
+            quote,
+            workload=own,
+            layout=layout,
+            replicas=sharing.replicas(layout),
+            measured_seconds=_measured_seconds(trace) if is_used else None,
+            same_gpu=same_gpu if is_used else None,
         )
-        predictions.append(_on(layout, sharing, found))
+        predictions.append(found)
     notes = (*trace.notes, *code_path_notes(trace), *memory_notes(trace))
     return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
 
@@ -272,65 +280,5 @@ def _as_measured(step: Iteration, seconds: Sequence[float]) -> Iteration:
     return replace(step, seconds=statistics.median(seconds), low_seconds=min(seconds), high_seconds=max(seconds))
 
 
-def _on(layout: Layout, strategy: Strategy, prediction: Prediction) -> Prediction:
-    """What the layout has more of than one of its GPUs."""
-    if layout.count == 1:
-        return prediction
-    rate = prediction.samples_per_second
-    return replace(
-        prediction,
-        num_gpus=layout.count,
-        samples_per_second=None if rate is None else rate * strategy.replicas(layout),
-    )
-
-
 def _measured_seconds(trace: Trace) -> float | None:
     return statistics.median(trace.step_seconds) if trace.step_seconds else None
-
-
-def _flat(
-    step: Iteration,
-    run: Run,
-    quote: Quote,
-    workload: Workload,
-    measured: float | None,
-    same_gpu: SameGpuCheck | None,
-) -> Prediction:
-    samples = workload.samples_per_iteration
-    coverage: Mapping[str, float] = dict(step.coverage)
-    return Prediction(
-        gpu=step.gpu,
-        iteration_seconds=step.seconds,
-        iteration_seconds_low=step.low_seconds,
-        iteration_seconds_high=step.high_seconds,
-        device_seconds=step.device_seconds,
-        host_seconds=step.host_seconds,
-        communication_seconds=step.communication_seconds,
-        added_seconds=step.added_seconds,
-        measured_seconds=measured,
-        unmeasured_seconds=None if same_gpu is None else same_gpu.predicted_seconds,
-        iterations=workload.training_iterations,
-        total_seconds=run.total_seconds,
-        total_seconds_low=run.total_low_seconds,
-        total_seconds_high=run.total_high_seconds,
-        validation_seconds=run.validation_seconds,
-        validation_is_estimated=run.validation_is_estimated,
-        cycle_seconds=run.cycle_seconds,
-        epoch_seconds=run.epoch_seconds,
-        loader_seconds=run.loader_seconds,
-        checkpoint_seconds=run.checkpoint_seconds,
-        checkpoint_is_estimated=run.checkpoint_is_estimated,
-        at_most=run.at_most,
-        is_cut_off=run.is_cut_off,
-        samples_per_second=None if samples is None else samples / step.seconds,
-        usd_per_hour=quote.usd_per_hour,
-        cost_usd=quote.cost_usd,
-        offer=None if quote.offer is None else quote.offer.label,
-        memory_bytes=quote.memory_bytes,
-        fits=quote.fits,
-        memory_fit=quote.memory_fit,
-        memory_free_bytes=quote.memory_free_bytes,
-        coverage=coverage,
-        verdict=step.verdict,
-        notes=step.notes,
-    )
