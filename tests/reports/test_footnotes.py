@@ -81,6 +81,6 @@ def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> Non
     eight = replace(MINIMAL, gpu="8xT4", iteration_seconds=1.0, added_seconds=0.6, num_gpus=8)
     notes = list(links_note(of(alone, four, eight)))
     assert notes[0] == "Several GPUs: of an iteration, they wait for each other 20 % (4xT4), 60 % (8xT4)."
-    assert "each takes as many samples as were recorded" in notes[1]
+    assert "each copy of the model takes as many samples" in notes[1]
     assert [is_bound_by_links(one) for one in (alone, four, eight)] == [False, False, True]
     assert list(links_note(of(alone))) == []
