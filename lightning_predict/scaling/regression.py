@@ -17,7 +17,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
-from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.scaling.features import Term
 from lightning_predict.scaling.run_estimates import Extrapolation, RunEstimate
 from lightning_predict.scaling.runs import WORDS, RunSetting, Variable
@@ -46,7 +46,7 @@ class EndToEndRegression:
         notes: What was left out, in words.
         residual_variance: Mean square of the relative residuals, or of the absolute ones: those of the fit, or those of
             the runs that were left out where they are larger.
-        degrees_of_freedom: Runs less coefficients.
+        degrees_of_freedom: Runs less coefficients and intercept, at least 1.
         covariance: Inverse of XᵀWX of the constant and the terms divided by `scales`.
         scales: Size of each term, shape (terms,).
         relative: Relative errors were minimised.
@@ -104,7 +104,6 @@ class EndToEndRegression:
 
         Raises:
             InvalidArgumentError: The setting lacks a variable that the runs have.
-            MissingDependencyError: SciPy is not installed.
         """
         outside = self.extrapolations(setting)
         columns = columns_of([setting], tuple({name for term in self.terms for name in term.variables}))
@@ -119,22 +118,15 @@ class EndToEndRegression:
         return RunEstimate(
             setting=setting,
             seconds=middle * iterations,
-            low_seconds=None if half is None else max(0.0, middle - half) * iterations,
-            high_seconds=None if half is None else (middle + half) * iterations,
+            low_seconds=max(0.0, middle - half) * iterations,
+            high_seconds=(middle + half) * iterations,
             extrapolations=outside,
         )
 
-    def _half_width(self, row: FloatArray, middle: float) -> float | None:
-        """Half of the interval, in seconds per iteration; None without degrees of freedom."""
-        if self.degrees_of_freedom < 1:
-            return None
-        try:
-            from scipy import stats
-        except ImportError as error:
-            raise MissingDependencyError(
-                "The interval of a regression needs SciPy, which is not installed: "
-                "pip install lightning-predict[fitting]"
-            ) from error
+    def _half_width(self, row: FloatArray, middle: float) -> float:
+        """Half of the interval, in seconds per iteration."""
+        from scipy import stats  # the fit needed it already
+
         own = middle**2 if self.relative else 1.0
         variance = self.residual_variance * (own + float(row @ self.covariance @ row))
         quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, self.degrees_of_freedom))

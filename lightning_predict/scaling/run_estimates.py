@@ -56,9 +56,8 @@ class RunEstimate:
     Attributes:
         setting: Of the run.
         seconds: Time; None where the regression falls to 0 or below, so far outside its range.
-        low_seconds: Lower end of the 90 % interval; 0 where the regression's is below. None with `seconds`, or where
-            there are no more runs than coefficients.
-        high_seconds: Upper end; None likewise.
+        low_seconds: Lower end of the 90 % interval; 0 where the regression's is below. None with `seconds`.
+        high_seconds: Upper end; None with `seconds`.
         extrapolations: Variables outside the range of the past runs.
     """
 
