@@ -55,7 +55,7 @@ def regress(
         values: What no column says, the same for all runs, for example gpu=T4,num_gpus=1.
         iterations: Training iterations of the runs to predict.
         batch_sizes: Samples of one iteration on one GPU.
-        gpus: Names of GPUs.
+        gpus: Names of GPUs, also several of one kind (8xL4).
         gflops: Computing power of one GPU in GFLOP/s, for GPUs that the catalogue does not hold.
         num_gpus: Numbers of GPUs.
         threads: Processor threads of the loaders.
@@ -137,7 +137,8 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
     """All combinations of what is asked; what is not asked is as in all runs.
 
     Raises:
-        InvalidArgumentError: Something is not asked that the runs differ in, or GPUs are asked twice.
+        InvalidArgumentError: Something is not asked that the runs differ in, or is asked twice.
+        UnknownGpuError: A GPU that the catalogue does not hold.
     """
     from itertools import product
 
@@ -146,15 +147,32 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
 
     if asked["gpu"] and asked["flops_per_second"]:
         raise InvalidArgumentError("Give one of --gpus and --gflops.")
-    powers = [{"gpu": name} for name in asked["gpu"]] + [{"flops_per_second": one} for one in asked["flops_per_second"]]
+    powers: list[dict[str, Any]] = [_cards(name) for name in asked["gpu"]]
+    if asked["num_gpus"] and any("num_gpus" in power for power in powers):
+        raise InvalidArgumentError("--gpus says how many GPUs already; leave --num-gpus out, or the numbers of --gpus.")
+    powers += [{"flops_per_second": value} for value in asked["flops_per_second"]]
     if not powers:
         _same(runs, "flops_per_second")
         powers = [{"gpu": runs[0].setting.gpu, "flops_per_second": runs[0].setting.flops_per_second}]
     names = [name for name in asked if name not in ("gpu", "flops_per_second")]
-    lists = [asked[name] or [_same(runs, name)] for name in names]
-    return tuple(
-        RunSetting(**power, **dict(zip(names, values, strict=True))) for power in powers for values in product(*lists)
-    )
+    settings = []
+    for power in powers:
+        lists = [[power[name]] if name in power else asked[name] or [_same(runs, name)] for name in names]
+        settings += [RunSetting(**power | dict(zip(names, values, strict=True))) for values in product(*lists)]
+    return tuple(settings)
+
+
+def _cards(name: str) -> dict[str, Any]:
+    """A GPU of the catalogue, and how many of them where the name says so.
+
+    Raises:
+        UnknownGpuError: The catalogue does not hold it.
+        InvalidArgumentError: A layout of no GPU.
+    """
+    from lightning_predict.gpus.layouts import layout_of
+
+    layout = layout_of(name)
+    return {"gpu": layout.gpu.name} | ({"num_gpus": layout.count} if layout.count > 1 else {})
 
 
 _OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "disk_seconds": "disk-delay-seconds"}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, final
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.layouts import layout_of
 
 Variable = Literal[
     "iterations", "batch_size", "flops_per_second", "num_gpus", "threads", "disk_seconds", "inner_modules"
@@ -57,16 +57,17 @@ class RunSetting:
     Attributes:
         iterations: Training iterations.
         batch_size: Samples of one iteration on one GPU.
-        gpu: Name of the GPU; our name once made, None where only its computing power is known.
+        gpu: Name of the GPU, or of several (`8xL4`); our name of one once made. None where only its computing power is
+            known.
         flops_per_second: Computing power of one GPU; where None, the catalogue's float32 peak of `gpu`.
-        num_gpus: GPUs of the run.
+        num_gpus: GPUs of the run, those that `gpu` names included.
         threads: Processor threads (of the loaders); None where unknown.
         disk_seconds: Delay of the disk; None where unknown.
         inner_modules: Repeated modules that the network has, for families of networks of several depths; None for one
             network.
 
     Raises:
-        InvalidArgumentError: A value outside its range, or neither `gpu` nor `flops_per_second`.
+        InvalidArgumentError: A value outside its range, neither `gpu` nor `flops_per_second`, or two numbers of GPUs.
         UnknownGpuError: The catalogue does not hold the GPU, and no computing power is given.
     """
 
@@ -89,9 +90,14 @@ class RunSetting:
         if self.flops_per_second is None:
             if self.gpu is None:
                 raise InvalidArgumentError("A run needs its GPU's name or its computing power (flops_per_second).")
-            row = find_gpu(self.gpu)
-            object.__setattr__(self, "gpu", row.name)
-            object.__setattr__(self, "flops_per_second", row.peak_flops_per_second[POWER_DTYPE])
+            layout = layout_of(self.gpu)
+            if layout.count > 1 and self.num_gpus not in (1, layout.count):
+                raise InvalidArgumentError(
+                    f"gpu={self.gpu!r} is {layout.count} GPUs and num_gpus={self.num_gpus}; leave one of them out."
+                )
+            object.__setattr__(self, "gpu", layout.gpu.name)
+            object.__setattr__(self, "num_gpus", max(self.num_gpus, layout.count))
+            object.__setattr__(self, "flops_per_second", layout.gpu.peak_flops_per_second[POWER_DTYPE])
 
     def value(self, variable: Variable) -> float | None:
         """A variable as a number; None where unknown."""

@@ -66,6 +66,14 @@ def test_columns_values_and_other_gpus(table: Path, run: Run) -> None:
     assert "8.14e+12 FLOP/s" in run("regress", table, *words, "--gflops", "8141").out
 
 
+def test_a_layout_says_how_many_gpus(table: Path, run: Run) -> None:
+    found = run("regress", table, "--batch-sizes", "8", "--gpus", "4xT4,2xT4", "--json").json["predictions"]
+    assert [(one["setting"]["gpu"], one["setting"]["num_gpus"]) for one in found] == [("T4", 4), ("T4", 2)]
+    table.write_text(table.read_text().replace("T4,2,", "2xT4,,"))  # in the table, too
+    again = run("regress", table, "--batch-sizes", "8", "--gpus", "4xT4,2xT4", "--json").json["predictions"]
+    assert [one["seconds"] for one in again] == pytest.approx([one["seconds"] for one in found])
+
+
 def test_the_history_of_ones_runs(run: Run) -> None:
     for samples in (8, 16, 32):
         append_record(replace(RECORD, model="m", samples=samples, step_seconds=0.1 + 0.01 * samples))
@@ -93,6 +101,7 @@ def test_a_regression_that_falls_to_0_is_a_dash(tmp_path: Path, run: Run) -> Non
             "The past runs have 4 values of batch_size; say with --batch-sizes which to predict for.",
         ),
         (["--gpus", "T4", "--gflops", "1"], "Give one of --gpus and --gflops."),
+        (["--gpus", "2xT4", "--num-gpus", "1"], "--gpus says how many GPUs already; leave --num-gpus out, or the numb"),
         (["--gpus", "T44", "--num-gpus", "1", "--batch-sizes", "1"], "'T44' is not a GPU of the catalogue."),
         (["--num-gpus", "0", "--batch-sizes", "1"], "num_gpus=0; expected a whole number of at least 1."),
         (["--model", "nest"], "0 past runs of 'nest' (there are runs of net); a regression needs at least 3."),

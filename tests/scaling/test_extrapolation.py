@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.scaling.extrapolation import extrapolation_score, split_beyond
@@ -62,6 +64,15 @@ def test_each_axis_is_extrapolated_where_the_terms_hold(variable: Variable) -> N
     assert score.fitted == sum((one.setting.value(variable) or 0) <= limit for one in runs)
     assert score.fitted + len(score.errors) == len(runs)
     assert score.mean_error == pytest.approx(0, abs=1e-6)
+
+
+@settings(max_examples=25)
+@given(constant=st.floats(1e-3, 1e3), slope=st.floats(1e-3, 1e3), largest=st.integers(65, 10_000))
+def test_a_line_is_extrapolated_exactly(constant: float, slope: float, largest: int) -> None:
+    runs = [
+        run(lambda one: constant + slope * one.batch_size, batch_size=size) for size in (4, 8, 16, 24, 32, 64, largest)
+    ]
+    assert extrapolation_score(runs, "batch_size", limit=64).mean_error < 1e-6
 
 
 def test_errors_are_those_of_the_line_by_hand() -> None:

@@ -23,6 +23,12 @@ def test_a_given_computing_power_needs_no_gpu_of_the_catalogue() -> None:
     ) == pytest.approx(1e12)
 
 
+def test_a_layout_is_a_gpu_and_a_number() -> None:
+    for layout, number in (("8xT4", 1), ("8xT4", 8), ("T4", 8), ("2x4xT4", 1)):
+        setting = RunSetting(iterations=1, batch_size=1, gpu=layout, num_gpus=number)
+        assert (setting.gpu, setting.num_gpus) == ("T4", 8)
+
+
 def test_variables_as_numbers() -> None:
     assert [SETTING.value(name) for name in VARIABLES] == [1000, 64, SETTING.flops_per_second, 2, None, None, None]
     assert set(WORDS) == set(VARIABLES)
@@ -42,6 +48,7 @@ def test_seconds_of_an_iteration() -> None:
         ({"disk_seconds": -0.1}, "disk_seconds=-0.1; expected a number of at least 0."),
         ({"flops_per_second": 0.0}, "flops_per_second=0.0; expected a number above 0."),
         ({"flops_per_second": float("inf")}, "flops_per_second=inf; expected a number above 0."),
+        ({"gpu": "8xT4", "num_gpus": 4}, "gpu='8xT4' is 8 GPUs and num_gpus=4; leave one of them out."),
         ({"gpu": None}, "A run needs its GPU's name or its computing power (flops_per_second)."),
     ],
 )
