@@ -24,7 +24,7 @@ from lightning_predict.scaling.extrapolation import ExtrapolationScore, extrapol
 from lightning_predict.scaling.regression_fit import RegressionOptions
 from lightning_predict.scaling.runs import PastRun, RunSetting, Variable
 
-SEED_SOURCE: Final = "Gianniti, Zhang and Ardagna, CLOSER 2019; measured on K80, M60, P600 and GTX 1080 Ti"
+PUBLISHED_SOURCE: Final = "Gianniti, Zhang and Ardagna, CLOSER 2019; measured on K80, M60, P600 and GTX 1080 Ti"
 
 PUBLISHED: Final[Mapping[tuple[str, Variable], str]] = {
     ("AlexNet", "batch_size"): "0.4 - 11",

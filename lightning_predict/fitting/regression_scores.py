@@ -22,7 +22,7 @@ from rich.table import Table
 
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.fitting.extrapolation_scores import (
-    SEED_SOURCE,
+    PUBLISHED_SOURCE,
     AxisScore,
     SweepPlan,
     axis_scores,
@@ -113,7 +113,7 @@ def print_report(report: RegressionReport, console: Console) -> None:
         console.print(_axis_table(report.axes))
         console.print(_summary_table(report.axes))
         console.print(
-            f"Published: {SEED_SOURCE}. Ours are simulated by this package's own predictions where it "
+            f"Published: {PUBLISHED_SOURCE}. Ours are simulated by this package's own predictions where it "
             "does not say measured, so they show the reach of the regression alone. All terms: every inverse and "
             "product, coefficients of either sign and absolute errors, as in the published regressions."
         )
