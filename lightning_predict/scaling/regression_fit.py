@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.scaling.features import Term, terms_of
 from lightning_predict.scaling.regression import EndToEndRegression, FloatArray, columns_of
 from lightning_predict.scaling.runs import VARIABLES, WORDS, PastRun, Variable
+
+if TYPE_CHECKING:
+    from lightning_predict.scaling.stepwise import StepwiseRegression
 
 FEWEST_RUNS: Final = 3
 """Of fewer, there is nothing to regress."""
@@ -124,8 +127,6 @@ def left_out_errors(
 
 def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
     """One selection and fit, whose interval rests on its own residuals."""
-    from lightning_predict.scaling.stepwise import StepwiseRegression
-
     known, notes = _known_variables(chosen)
     columns = columns_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
@@ -142,13 +143,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
     matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])
     # Divided by their size, so that rounding treats 1e14 FLOP/s like 4 GPUs; the intercept stands for their means.
     scales = np.sqrt((matrix**2).mean(axis=0))
-    estimator = StepwiseRegression(
-        p_enter=options.p_enter,
-        p_remove=options.p_remove,
-        max_features=max(1, len(chosen) // options.runs_per_term),
-        non_negative=_costs(terms) if options.costs_add_up else (),
-        non_negative_intercept=options.costs_add_up,
-    )
+    estimator = _estimator(terms, len(chosen), options)
     estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
     kept = estimator.selected_
     return EndToEndRegression(
@@ -166,6 +161,23 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
         covariance=estimator.unscaled_covariance_,
         scales=scales[kept],
         relative=options.relative,
+    )
+
+
+def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
+    """What selects among the terms, not yet fitted.
+
+    Raises:
+        MissingDependencyError: scikit-learn or SciPy is not installed.
+    """
+    from lightning_predict.scaling.stepwise import StepwiseRegression
+
+    return StepwiseRegression(
+        p_enter=options.p_enter,
+        p_remove=options.p_remove,
+        max_features=max(1, runs // options.runs_per_term),
+        non_negative=_costs(terms) if options.costs_add_up else (),
+        non_negative_intercept=options.costs_add_up,
     )
 
 
