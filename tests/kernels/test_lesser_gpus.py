@@ -82,7 +82,7 @@ def test_the_base_does_not_call_a_gpu_slower_than_a_much_weaker_one() -> None:
     alone = reference_seconds(LINEAR, [better]) / LOWEST
     assert (alone > 10 * plain.seconds).all()
     held = models.estimate(LINEAR, [better]).seconds
-    assert (held <= 1.2 * plain.seconds * (1 + 1e-6)).all()  # half of the interval
+    assert (held <= plain.high_seconds * (1 + 1e-6)).all()  # nor by more than the interval
 
 
 def test_a_weaker_gpu_is_the_better_one_undone() -> None:
@@ -90,7 +90,7 @@ def test_a_weaker_gpu_is_the_better_one_undone() -> None:
     assert weakened(better, 1.5) == replace(SMALL, memory_bytes=SMALL.memory_bytes / 1.5)
 
 
-def drawn(seed: int = 0, count: int = 60) -> dict[str, ProblemBatch]:
+def drawn(seed: int = 0, count: int = 40) -> dict[str, ProblemBatch]:
     """Problems of all families, even in the logarithm."""
     draw = np.random.default_rng(seed)
 
