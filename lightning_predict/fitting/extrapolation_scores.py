@@ -51,6 +51,10 @@ PUBLISHED_LARGEST_FITTED: Final = 4
 """GPUs up to which published throughputs are fitted."""
 
 
+ALL_BENCHMARKS: Final = "all benchmarks"
+"""What the published throughputs of all networks together are called."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
@@ -160,7 +164,9 @@ def published_number_scores(path: Path) -> list[AxisScore]:
         if {1, 2, 4, 8} <= numbers:
             score = _scored(model, system, runs, "num_gpus", PUBLISHED_LARGEST_FITTED, is_measured=True)
             scores.setdefault(model, []).append(score)
-    return [_pooled(model, members) for model, members in sorted(scores.items())]
+    everything = [one for members in scores.values() for one in members]
+    pooled = [_pooled(model, members) for model, members in sorted(scores.items())]
+    return [*pooled, _pooled(ALL_BENCHMARKS, everything)] if everything else []
 
 
 def _published_run(case: ScalingCase, count: int, seconds: float) -> PastRun:

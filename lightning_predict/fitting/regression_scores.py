@@ -158,7 +158,7 @@ def _axis_table(scores: Iterable[AxisScore]) -> Table:
     table = _table(
         title,
         ("network", "along", "runs", "on"),
-        ("fitted up to", "fitted", "predicted", "mean error %", "in 90 %", "all terms %"),
+        ("fitted up to", "fitted", "predicted", "mean error %", "median %", "in 90 %", "all terms %"),
     )
     for score in scores:
         one = score.score
@@ -171,6 +171,7 @@ def _axis_table(scores: Iterable[AxisScore]) -> Table:
             str(one.fitted),
             str(len(one.errors)),
             _percent(one.mean_error),
+            _percent(one.median_error),
             _percent(one.inside),
             _percent(score.error_as_published),
         )

@@ -49,6 +49,11 @@ class ExtrapolationScore:
         """Mean of the absolute errors."""
         return statistics.fmean(map(abs, self.errors))
 
+    @property
+    def median_error(self) -> float:
+        """Median of the absolute errors."""
+        return statistics.median(map(abs, self.errors))
+
 
 def split_beyond(
     runs: Sequence[PastRun], variable: Variable, limit: float

@@ -89,8 +89,11 @@ def test_published_throughputs_of_eight_gpus_are_predicted_from_fewer(tmp_path: 
             rate = 100 * count * (efficiency if count > 1 else 1.0)
             lines.append(f"Tesla V100-SXM2-16GB,{count},resnet50,{precision},32,1.13.0a0,{rate}")
     path = tmp_path / "training_throughput.csv"
+    path.write_text(lines[0] + "\n" + lines[1] + "\n")
+    assert published_number_scores(path) == []  # one GPU alone
     path.write_text("\n".join(lines) + "\n")
-    (score,) = published_number_scores(path)
+    score, together = published_number_scores(path)
+    assert (together.model, together.score) == ("all benchmarks", score.score)
     assert (score.model, score.where, score.is_measured) == ("resnet50", "2 published sweeps", True)
     assert score.score.fitted == 6  # one, two and four GPUs, twice
     lossless, lossy = score.score.errors
@@ -115,8 +118,8 @@ def test_everything_is_printed(axes: list[AxisScore]) -> None:
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert "V100 forward 7 50.0 (25.0) - - -" in lines
     assert "T4 GoogLeNet AlexNet 15.0 9.29" in lines
-    assert "AlexNet batch size simulated 1 x T4 64 6 2 20.0 50.0 50.0" in lines
-    assert "AlexNet batch size simulated 2 x T4 64 6 1 40.0 - 70.0" in lines
+    assert "AlexNet batch size simulated 1 x T4 64 6 2 20.0 20.0 50.0 50.0" in lines
+    assert "AlexNet batch size simulated 2 x T4 64 6 1 40.0 40.0 - 70.0" in lines
     # The least, the median and the largest of 20 % and 40 %; the median of 50 % and 70 %.
     assert "AlexNet batch size simulated 20.0 30.0 40.0 60.0 0.4 - 11" in lines
     assert "small network batch size measured 5.0 5.0 5.0 1.0 -" in lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -82,6 +83,9 @@ def test_errors_are_those_of_the_line_by_hand() -> None:
     score = extrapolation_score(runs, "batch_size", limit=3, options=options)
     assert score.errors == pytest.approx(((-10 / 3 + 16) / 16 - 1,))
     assert score.mean_error == pytest.approx(1 - (16 - 10 / 3) / 16)
+    several = replace(score, errors=(0.1, -0.2, 0.9))
+    assert several.mean_error == pytest.approx(0.4)
+    assert several.median_error == 0.2
 
 
 def test_a_regression_without_a_time_misses_all_of_it() -> None:
