@@ -111,7 +111,7 @@ def test_without_peer_access_more_gpus_never_gain_and_a_faster_card_gains_nothin
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_a_bandwidth_that_is_none_is_refused(value: float) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"inter_node_bytes_per_second=.* is not a bandwidth; expected bytes"):
+    with pytest.raises(InvalidArgumentError, match=r"inter_node_bytes_per_second=.* is not a bandwidth; expected"):
         Interconnect(inter_node_bytes_per_second=value)
 
 
