@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,6 +62,7 @@ def predict(
     weights: str | None = None,
     history: bool = True,
     interconnect: Interconnect | None = None,
+    host_factor: float = 1.0,
 ) -> Predictions:
     """Predict the recorded step on GPUs.
 
@@ -80,6 +82,8 @@ def predict(
         weights: Folder or file of weights; None searches the cache and the bundled files.
         history: Learn from earlier runs of this very step (see `scaling/history.py`).
         interconnect: What you know of the links between GPUs; None takes the catalogue's.
+        host_factor: Time that the processor beside those GPUs takes to launch a step over that of the one in use; below
+            1 for a faster one.
 
     Returns:
         One Prediction a GPU or layout, in the order asked.
@@ -109,6 +113,7 @@ def predict(
         weights=weights,
         history=read_history() if history else (),
         interconnect=interconnect,
+        host_factor=host_factor,
     )
 
 
@@ -127,6 +132,7 @@ def predict_workload(
     history: Sequence[HistoryRecord] = (),
     interconnect: Interconnect | None = None,
     cores_per_node: int | None = None,
+    host_factor: float = 1.0,
 ) -> Predictions:
     """Predict a run that is still to come: `predict` with validation and everything else that a Trainer knows.
 
@@ -144,6 +150,7 @@ def predict_workload(
         history: Earlier runs; those of the same model on the same GPU correct its prediction.
         interconnect: See `predict`.
         cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None where not said.
+        host_factor: See `predict`.
 
     Raises:
         LightningPredictError: As `predict`.
@@ -152,6 +159,11 @@ def predict_workload(
     sharing = strategy_of(strategy)
     check_method(method)
     check_price(usd_per_hour)
+    if not 0 < host_factor < math.inf:
+        raise InvalidArgumentError(
+            f"host_factor={host_factor} is no ratio of times; give a number above 0, for example 0.5 for a host that "
+            "is twice as fast."
+        )
     targets = list(dict.fromkeys(layout.gpu for layout in layouts))
     origin = gpu_in_use(trace)
     in_use = None if origin is None else layout_in_use(trace, origin)
@@ -160,8 +172,10 @@ def predict_workload(
     models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), weights)
     same_gpu = same_gpu_check(alone, origin, models)
     timed = timed_work(alone, targets, origin=origin, models=models, method=method)
-    steps = corrected_iterations(alone, timed, targets, origin=origin, check=same_gpu)
-    checks = _validation_steps(validation, layouts, sharing, interconnect or CATALOGUE, origin, models, method)
+    steps = corrected_iterations(alone, timed, targets, origin=origin, check=same_gpu, host_factor=host_factor)
+    checks = _validation_steps(
+        validation, layouts, sharing, interconnect or CATALOGUE, origin, models, method, host_factor
+    )
     learnt = _learnt(alone, steps, history, origin)
     steps = tuple(
         step if correction is None else correction.step_of(step) for step, correction in zip(steps, learnt, strict=True)
@@ -240,6 +254,7 @@ def _validation_steps(
     origin: Gpu | None,
     models: KernelModels | None,
     method: str,
+    host_factor: float,
 ) -> Sequence[Iteration | None]:
     """One validation batch on each layout; replicas work by themselves, the GPUs of one together."""
     if validation is None:
@@ -247,7 +262,8 @@ def _validation_steps(
     targets = list(dict.fromkeys(layout.gpu for layout in layouts))
     alone = without_collectives(validation)
     timed = timed_work(alone, targets, origin=origin, models=models, method=method)
-    steps = corrected_iterations(alone, timed, targets, origin=origin, check=same_gpu_check(alone, origin, models))
+    check = same_gpu_check(alone, origin, models)
+    steps = corrected_iterations(alone, timed, targets, origin=origin, check=check, host_factor=host_factor)
     if sharing.model_parallel == 1:
         return [steps[targets.index(layout.gpu)] for layout in layouts]
     own = replace(sharing, micro_batches=None)  # its batch has a size of its own

@@ -40,6 +40,7 @@ def predict(
     energy: bool = False,
     grid_grams_per_kwh: float | None = None,
     method: Literal["auto", "mlp", "wave"] = "auto",
+    host_factor: float = 1.0,
     weights: Path | None = None,
     html: Path | None = None,
     markdown: Path | None = None,
@@ -65,6 +66,7 @@ def predict(
         energy: Show the energy of the run.
         grid_grams_per_kwh: Show its CO2, too, at this carbon intensity of the grid.
         method: How operations are predicted; wave uses measured kernel times where the trace has them.
+        host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
         weights: Weights of the models, a folder or a file.
         html: Write a report to this file.
         markdown: Write the tables in Markdown to this file.
@@ -72,7 +74,7 @@ def predict(
     """
     prices = Prices(usd_per_hour, offers, region, spot, watts, usd_per_kwh)
     shared = Shared(strategy, nodes)
-    findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights)
+    findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights, host_factor)
     if energy or grid_grams_per_kwh is not None:
         findings = findings.with_energy(grid_grams_per_kwh)
     written = {"html": html, "markdown": markdown, "sky": sky}
@@ -98,6 +100,7 @@ def report(
     spot: bool = False,
     grid_grams_per_kwh: float | None = None,
     method: Literal["auto", "mlp", "wave"] = "auto",
+    host_factor: float = 1.0,
     weights: Path | None = None,
 ) -> Answer:
     """Write a report on a recorded training step: one file, HTML (needs no network), Markdown or JSON by its name.
@@ -116,6 +119,7 @@ def report(
         spot: Take the prices of interruptible machines.
         grid_grams_per_kwh: Show the CO2 of the run at this carbon intensity of the grid.
         method: How operations are predicted; wave uses measured kernel times where the trace has them.
+        host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
         weights: Weights of the models, a folder or a file.
     """
     from lightning_predict.errors import InvalidArgumentError
@@ -124,7 +128,7 @@ def report(
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .md or .json; give one.")
     prices = Prices(usd_per_hour, offers, region, spot)
     shared = Shared(strategy, nodes)
-    findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights)
+    findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights, host_factor)
     findings = findings.with_energy(grid_grams_per_kwh)
     texts = {".html": findings.html, ".md": findings.markdown, ".json": findings.json_text}
     output.write_text(texts[output.suffix](), encoding="utf-8")
@@ -266,6 +270,7 @@ def _findings(
     prices: Prices,
     method: str,
     weights: Path | None,
+    host_factor: float,
 ) -> Findings:
     """Predict and rank; a deadline or a price that cannot be is refused before the trace is read."""
     from dataclasses import replace
@@ -292,6 +297,7 @@ def _findings(
         offers=offers,
         usd_per_hour=prices.usd_per_hour,
         weights=None if weights is None else str(weights),
+        host_factor=host_factor,
     )
     found = replace(found, notes=(*found.notes, *notes))
     return Findings(found, rank(found, deadline_hours=deadline_hours), offers)

@@ -98,7 +98,13 @@ def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None
 
 
 def corrected_iterations(
-    trace: Trace, timed: TimedWork, gpus: Sequence[Gpu], *, origin: Gpu | None, check: SameGpuCheck | None
+    trace: Trace,
+    timed: TimedWork,
+    gpus: Sequence[Gpu],
+    *,
+    origin: Gpu | None,
+    check: SameGpuCheck | None,
+    host_factor: float = 1.0,
 ) -> tuple[Iteration, ...]:
     """One Iteration a GPU, with the check's correction where nothing better is known.
 
@@ -110,14 +116,15 @@ def corrected_iterations(
         gpus: See `iterations`.
         origin: See `iterations`.
         check: The check of this step; None without.
+        host_factor: See `iterations`.
     """
     if check is None or trace.has_measured_kernels:
-        return iterations(trace, timed, gpus, origin=origin)
+        return iterations(trace, timed, gpus, origin=origin, host_factor=host_factor)
     work = replace(
         timed,
         seconds=timed.seconds * check.device_factor,
         low_seconds=timed.low_seconds * check.device_factor,
         high_seconds=timed.high_seconds * check.device_factor,
     )
-    steps = iterations(trace, work, gpus, origin=origin, host_factor=check.host_factor)
+    steps = iterations(trace, work, gpus, origin=origin, host_factor=host_factor * check.host_factor)
     return tuple(step if step.gpu == check.gpu else replace(step, notes=(*step.notes, check.note)) for step in steps)

@@ -50,6 +50,14 @@ def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> 
     assert one["offer"].startswith("user own price")
 
 
+def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run) -> None:
+    usual, fast = (
+        run("predict", trace, "--gpus", "T4", "--host-factor", factor, "--json").json["predictions"][0]
+        for factor in ("1", "0.5")
+    )
+    assert fast["host_seconds"] == pytest.approx(usual["host_seconds"] / 2)
+
+
 def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path) -> None:
     words = ["predict", trace, "--gpus", "T4,A10G", "--iterations", "1000", "--grid-grams-per-kwh", "400", "--json"]
     html, markdown, sky = (tmp_path / name for name in ("r.html", "r.md", "t.yaml"))
@@ -110,6 +118,7 @@ def test_predict_prices_a_machine_of_ones_own_by_its_electricity(trace: Path, ru
         (["--iterations", "-1"], "iterations=-1 is negative"),
         (["--usd-per-hour", "0"], "usd_per_hour=0.0 is not a price"),
         (["--deadline-hours", "0"], "deadline_hours=0.0 is no deadline"),
+        (["--host-factor", "0"], "host_factor=0.0 is no ratio of times; give a number above 0"),
         (["--watts", "3"], "watts=3.0, usd_per_kwh=None: give either usd_per_hour, or watts and usd_per_kwh"),
         (["--watts", "3", "--usd-per-hour", "1"], "Give one of --usd-per-hour, --offers, and --watts"),
         (["--region", "r"], "--region is for a price file of your own"),
