@@ -2,8 +2,9 @@
 
 `operations.py` has the records and the table of operations, `translation.py` the way from the dispatcher's names to
 them; one file a family fills both (`matmul.py`, `convolution.py`, `attention.py`, `recurrent.py`, `vector.py`).
-`roofline.py` is the bound, `wave_scaling.py` Habitat's method, `utilisation.py` the trained models; `choice.py` decides
-which of them serves an operation.
+`roofline.py` is the bound, `wave_scaling.py` Habitat's method, `utilisation.py` the trained models, which `growth.py`
+and `lesser_gpus.py` hold to larger problems and lesser GPUs; `choice.py` decides which of them serves an operation,
+and `blending.py` how much a measurement counts.
 """
 
 from __future__ import annotations

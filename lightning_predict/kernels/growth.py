@@ -33,7 +33,7 @@ SIDES: Final = ("m", "n", "k")
 LEAST_SHARE: Final = 0.72
 """Least share of a product's time that one with a side doubled may take."""
 
-MOST_UTILISATION: Final = 0.8
+MOST_UTILISATION: Final = 0.6
 """Utilisation that the neighbours of a slow product are not taken to exceed, so that few of them need be computed."""
 
 DOUBLINGS: Final = tuple(powers for powers in product(range(3), repeat=len(SIDES)) if 0 < sum(powers) <= 2)

@@ -55,8 +55,8 @@ def test_neighbours_that_cannot_undercut_are_not_computed() -> None:
     reference = reference_seconds(PRODUCT, [SMALL])
     held_by_growth(PRODUCT, [SMALL], reference, timed)  # at full utilisation already
     assert asked == []
-    held_by_growth(PRODUCT, [SMALL], 2.5 * reference, timed)
-    assert set(asked) == {2.0}  # 2.5 x 0.72 x 0.8 leaves room for one doubling, 2.5 x 0.72² x 0.8 for none
+    held_by_growth(PRODUCT, [SMALL], 3.5 * reference, timed)
+    assert set(asked) == {2.0}  # 3.5 x 0.72 x 0.6 leaves room for one doubling, 3.5 x 0.72² x 0.6 for none
 
 
 def test_only_even_products_are_held() -> None:
