@@ -111,7 +111,7 @@ def links_note(predictions: Predictions) -> Iterable[str]:
         waits = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in shares)
         yield f"Several GPUs: of an iteration, they wait for each other {waits}."
     if several:
-        yield "Several GPUs: each copy of the model takes as many samples as were recorded; fewer steps do the same run."
+        yield "Several GPUs: each copy of the model takes as many samples as were recorded, so that steps are fewer."
 
 
 def bound_notes(predictions: Predictions) -> Iterable[str]:
