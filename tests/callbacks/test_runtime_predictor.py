@@ -191,7 +191,7 @@ def test_without_a_sanity_check_it_predicts_again_after_the_first_validation(
     assert measured.validation is not None
     assert (measured.workload.training_iterations, measured.workload.validation_iterations) == (8, 3)
     assert measured.validation.step_seconds  # the third batch was timed without a recorder
-    assert measured.trace is estimated.trace
+    assert measured.trace.operations is estimated.trace.operations
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["predict/T4/iteration_ms"]]
     assert [row["step"] for row in rows] == ["4", "8"]
