@@ -170,10 +170,8 @@ def test_a_small_gpt_is_the_same_on_the_cpu_and_on_the_meta_device() -> None:
     assert names(recorded["meta"].operations).count("aten::bmm") == 2 * (2 + 4)
 
 
-def test_gpt2_large_is_captured_on_the_meta_device_in_seconds() -> None:
-    begin = time.thread_time()
+def test_gpt2_large_is_captured_on_the_meta_device() -> None:
     trace = capture(gpt_step("meta", layers=36, width=1280, heads=20, length=1024, words=50257))
-    assert time.thread_time() - begin < 10
     # 774,030,080 shared, and the untied head's 50257 x 1280 once more: 838,359,040 parameters.
     assert sum(math.prod(parameter.shape) for parameter in trace.parameters) == 838_359_040
     assert trace.memory.parameter_bytes == 4 * 838_359_040
