@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 
 import numpy as np
-from rich import box
 from rich.table import Table
 
 from lightning_predict.fitting.evaluation_scaling import ScalingReport, ScalingResult
+from lightning_predict.fitting.report_tables import report_table
 
 KINDS: Sequence[tuple[str, Callable[[ScalingResult], bool]]] = (
     ("NVLink, as the GPU's name promises", lambda one: one.case.has_nvlink and one.has_its_links),
@@ -35,7 +35,7 @@ def scaling_tables(report: ScalingReport) -> Iterator[Table]:
 
 
 def _by_link(results: Sequence[ScalingResult]) -> Table:
-    table = _table(
+    table = report_table(
         "Scaling efficiency from 1 to 2, 3, 4, 8 GPUs: predicted less measured, in points",
         ("links",),
         (
@@ -48,11 +48,13 @@ def _by_link(results: Sequence[ScalingResult]) -> Table:
             "90th",
             "in 90 %",
         ),
+        no_wrap=False,
     )
     exchanging = [one for one in results if one.case.exchanges]
     for name, belongs in KINDS:
         _add_errors(table, name, [one for one in exchanging if belongs(one)])
     _add_errors(table, "no exchange of gradients (Transformer-XL)", [one for one in results if not one.case.exchanges])
+    _add_errors(table, "every row", results)
     return table
 
 
@@ -71,10 +73,11 @@ def _add_errors(table: Table, name: str, rows: Sequence[ScalingResult]) -> None:
 
 
 def _by_machine(results: Sequence[ScalingResult]) -> Table:
-    table = _table(
+    table = report_table(
         "By machine: means over the benchmarks that exchange gradients",
         ("machine",),
         ("GPUs", "rows", "measured", "predicted", "links over promised"),
+        no_wrap=False,
     )
     groups: dict[tuple[str, int], list[ScalingResult]] = defaultdict(list)
     for one in results:
@@ -90,18 +93,9 @@ def _by_machine(results: Sequence[ScalingResult]) -> Table:
 
 
 def _left_out(report: ScalingReport) -> Table:
-    table = _table("Left out", ("reason",), ("rows",))
+    table = report_table("Left out", ("reason",), ("rows",), no_wrap=False)
     for reason, rows in sorted(report.excluded.items()):
         table.add_row(reason, str(len(rows)))
-    return table
-
-
-def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE)
-    for heading in names:
-        table.add_column(heading)
-    for heading in numbers:
-        table.add_column(heading, justify="right")
     return table
 
 

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from rich import box
 from rich.table import Table
 
 from lightning_predict.fitting.evaluation_throughput import ThroughputReport, ThroughputResult
 from lightning_predict.fitting.evaluation_transformers import PEERS, TransformerResult
+from lightning_predict.fitting.report_tables import report_table
 from lightning_predict.units import seconds_to_milliseconds
 
 Result = TypeVar("Result")
@@ -34,18 +34,9 @@ def unsigned_percent(shares: Iterable[float | None], average: Callable[[list[flo
     return f"{100 * average(known):.1f}" if known else "-"
 
 
-def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE)
-    for heading in names:
-        table.add_column(heading, no_wrap=True)
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def case_table(results: Sequence[TransformerResult]) -> Table:
     """Every case of `transformers_fp32.csv`: scored ones first, then those shown apart."""
-    table = _table(
+    table = report_table(
         "Transformers in float32, predicted without any measurement",
         ("GPU", "model", "mode"),
         ("batch x length", "measured ms", "predicted ms", "error %", "in 90 %", *(f"{peer} %" for peer in PEERS)),
@@ -70,7 +61,7 @@ def _case_cells(result: TransformerResult) -> Iterator[str]:
 
 def summary_table(results: Sequence[TransformerResult]) -> Table:
     """Mean and median of |error| by model, by GPU and over all, with the peers on the same cases."""
-    table = _table(
+    table = report_table(
         "Absolute error over dense models, eager, on cards that held their clocks; the rest apart",
         ("cases",),
         ("n", "mean %", "median %", "bias %", "in 90 %", *(f"{peer} mean %" for peer in PEERS)),
@@ -108,7 +99,7 @@ def _add_summary(table: Table, name: str, results: Sequence[TransformerResult]) 
 
 def throughput_table(report: ThroughputReport) -> Table:
     """Every row of `training_throughput.csv` that ran on one GPU."""
-    table = _table(
+    table = report_table(
         "Training benchmarks on one GPU, predicted without any measurement",
         ("GPU", "model", "precision", "torch"),
         ("batch", "measured / s", "predicted / s", "error %", "in 90 %"),
@@ -127,7 +118,7 @@ def throughput_table(report: ThroughputReport) -> Table:
 
 def throughput_summary_table(report: ThroughputReport) -> Table:
     """Mean and median of |error| by model and precision and by GPU: absolute, and from one GPU's row to another's."""
-    table = _table(
+    table = report_table(
         "Absolute error of training benchmarks; relative: from another GPU's measured row in the same container",
         ("rows",),
         ("n", "mean %", "median %", "bias %", "in 90 %", "pairs", "relative mean %", "relative median %"),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +35,7 @@ from lightning_predict.fitting.layer_scores import (
     convolution_scores,
     network_scores,
 )
+from lightning_predict.fitting.report_tables import report_table
 from lightning_predict.scaling.runs import WORDS
 
 CONVOLUTION_TABLE: Final = "conv2d_train_step.csv.gz"
@@ -119,22 +119,13 @@ def print_report(report: RegressionReport, console: Console) -> None:
         )
 
 
-def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE)
-    for heading in names:
-        table.add_column(heading, no_wrap=True)
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 
 
 def _convolution_table(scores: Iterable[ConvolutionScore]) -> Table:
     title = "One-layer steps of TensorFlow 1, random shapes, held out: mean (median) error %"
-    table = _table(title, ("GPU", "steps"), ("rows", *METHODS))
+    table = report_table(title, ("GPU", "steps"), ("rows", *METHODS))
     for score in scores:
         cells = [
             f"{_percent(score.errors[method])} ({_percent(score.medians[method])})" if method in score.errors else "-"
@@ -146,7 +137,7 @@ def _convolution_table(scores: Iterable[ConvolutionScore]) -> Table:
 
 def _network_table(scores: Iterable[NetworkScore]) -> Table:
     title = "Networks by their layers: layers and networks simulated by this package"
-    table = _table(title, ("GPU", "layers of", "network"), ("mean error %", "published %"))
+    table = report_table(title, ("GPU", "layers of", "network"), ("mean error %", "published %"))
     for score in scores:
         published = PUBLISHED_LAYERS.get(score.fitted, "-")
         table.add_row(score.gpu, score.fitted, score.predicted, _percent(score.mean_error), published)
@@ -155,7 +146,7 @@ def _network_table(scores: Iterable[NetworkScore]) -> Table:
 
 def _axis_table(scores: Iterable[AxisScore]) -> Table:
     title = "Beyond the fitted runs"
-    table = _table(
+    table = report_table(
         title,
         ("network", "along", "runs", "on"),
         ("fitted up to", "fitted", "predicted", "mean error %", "median %", "in 90 %", "all terms %"),
@@ -179,7 +170,7 @@ def _axis_table(scores: Iterable[AxisScore]) -> Table:
 
 
 def _summary_table(scores: Sequence[AxisScore]) -> Table:
-    table = _table(
+    table = report_table(
         "Summary: mean errors of the extrapolations above",
         ("network", "along", "runs"),
         ("least %", "median %", "largest %", "all terms: median %", "published %"),
