@@ -24,8 +24,7 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
-from lightning_predict.kernels.choice import check_method, timed_work
-from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.reports.predictions import Predictions
@@ -37,15 +36,13 @@ from lightning_predict.scaling.history import (
     model_fingerprint_of,
     read_history,
 )
-from lightning_predict.scaling.parallel import on_layouts
+from lightning_predict.scaling.recorded_steps import Setting, shared_steps, single_steps
 from lightning_predict.scaling.records import Loader, Workload
 from lightning_predict.scaling.sharing import crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.scaling.strategy import Strategy, strategy_of
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.timeline.same_gpu import corrected_iterations, same_gpu_check
 from lightning_predict.tracing.code_paths import code_path_notes
-from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.records import Trace
 
 
@@ -69,8 +66,7 @@ def predict(
     Args:
         trace: What one step did, from `capture` or `Trace.load`.
         gpus: Names of GPUs (ours, torch's and clouds' spellings are understood) or of layouts: `8xL4` is a machine of
-            eight, `2x8xH100-SXM-80GB` two of them. Each replica takes as many samples as the
-            trace.
+            eight, `2x8xH100-SXM-80GB` two of them. Each replica takes as many samples as the trace.
         iterations: Steps still to come on as many GPUs as were recorded; a layout of more does the same samples in
             fewer. None predicts the step alone.
         num_nodes: Machines of the layouts that do not say.
@@ -167,30 +163,17 @@ def predict_workload(
     targets = list(dict.fromkeys(layout.gpu for layout in layouts))
     origin = gpu_in_use(trace)
     in_use = None if origin is None else layout_in_use(trace, origin)
-    alone = without_collectives(trace)
     needed = targets if origin is None else (*targets, origin)
     models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), weights)
-    same_gpu = same_gpu_check(alone, origin, models)
-    timed = timed_work(alone, targets, origin=origin, models=models, method=method)
-    steps = corrected_iterations(alone, timed, targets, origin=origin, check=same_gpu, host_factor=host_factor)
-    checks = _validation_steps(
-        validation, layouts, sharing, interconnect or CATALOGUE, origin, models, method, host_factor
-    )
-    learnt = _learnt(alone, steps, history, origin)
-    steps = tuple(
-        step if correction is None else correction.step_of(step) for step, correction in zip(steps, learnt, strict=True)
-    )
-    shared = on_layouts(
-        alone,
-        timed,
-        targets,
-        steps,
-        layouts,
-        sharing,
-        interconnect=interconnect or CATALOGUE,
-        origin=origin,
-        models=models,
-    )
+    setting = Setting(tuple(targets), origin, models, method, host_factor, interconnect or CATALOGUE)
+    single = single_steps(trace, setting)
+    checks = _validation_steps(validation, layouts, sharing, setting)
+    learnt = _learnt(single.trace, single.steps, history, origin)
+    steps = [
+        step if correction is None else correction.step_of(step)
+        for step, correction in zip(single.steps, learnt, strict=True)
+    ]
+    shared = shared_steps(single, steps, layouts, sharing, setting)
     memory = step_memory(trace)
     predictions = []
     for layout, step, check in zip(layouts, shared, checks, strict=True):
@@ -224,7 +207,7 @@ def predict_workload(
             layout=layout,
             replicas=sharing.replicas(layout),
             measured_seconds=_measured_seconds(trace) if is_used else None,
-            same_gpu=same_gpu if is_used else None,
+            same_gpu=single.check if is_used else None,
         )
         predictions.append(found)
     notes = (*trace.notes, *code_path_notes(trace), *memory_notes(trace))
@@ -247,29 +230,16 @@ def gpu_in_use(trace: Trace) -> Gpu | None:
 
 
 def _validation_steps(
-    validation: Trace | None,
-    layouts: Sequence[Layout],
-    sharing: Strategy,
-    interconnect: Interconnect,
-    origin: Gpu | None,
-    models: KernelModels | None,
-    method: str,
-    host_factor: float,
+    validation: Trace | None, layouts: Sequence[Layout], sharing: Strategy, setting: Setting
 ) -> Sequence[Iteration | None]:
     """One validation batch on each layout; replicas work by themselves, the GPUs of one together."""
     if validation is None:
         return [None] * len(layouts)
-    targets = list(dict.fromkeys(layout.gpu for layout in layouts))
-    alone = without_collectives(validation)
-    timed = timed_work(alone, targets, origin=origin, models=models, method=method)
-    check = same_gpu_check(alone, origin, models)
-    steps = corrected_iterations(alone, timed, targets, origin=origin, check=check, host_factor=host_factor)
+    single = single_steps(validation, setting)
     if sharing.model_parallel == 1:
-        return [steps[targets.index(layout.gpu)] for layout in layouts]
+        return [single.steps[setting.gpus.index(layout.gpu)] for layout in layouts]
     own = replace(sharing, micro_batches=None)  # its batch has a size of its own
-    return on_layouts(
-        alone, timed, targets, steps, layouts, own, interconnect=interconnect, origin=origin, models=models
-    )
+    return shared_steps(single, single.steps, layouts, own, setting)
 
 
 def _learnt(
