@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, final
 
-from lightning_predict.timeline.simulation import Launching
+from lightning_predict.timeline.launching import Launching
 from lightning_predict.tracing.records import DTYPE_BYTES, Parameter, Trace
 from lightning_predict.units import mebibytes_to_bytes
 

@@ -24,8 +24,9 @@ from lightning_predict.scaling.pipeline_parallel import hand_over_seconds
 from lightning_predict.scaling.stages import Stage
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.timeline.communication import Walked
+from lightning_predict.timeline.launching import Launching
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.timeline.simulation import Launching, Simulated
+from lightning_predict.timeline.simulation import Simulated
 from lightning_predict.tracing.records import Phase
 
 

@@ -39,9 +39,10 @@ from lightning_predict.scaling.pipeline_parallel import turns
 from lightning_predict.scaling.stages import Stage, model_stages
 from lightning_predict.scaling.strategy import Strategy, data_group
 from lightning_predict.timeline.communication import Piece, Transfer, Walked, walk
+from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.queues import anchored_host, launchings
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.timeline.simulation import Launching, simulate
+from lightning_predict.timeline.simulation import simulate
 from lightning_predict.tracing.records import Trace
 from lightning_predict.units import mebibytes_to_bytes
 
@@ -117,7 +118,7 @@ class SharedStep:
             )
         self._stages: dict[Strategy, tuple[Stage, ...]] = {}
         self._host = anchored_host(trace, timed, origin, 1.0)
-        self._simulated = simulate(self._work, self._host, gpus=len(gpus))
+        self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
 
     def on(
         self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect = CATALOGUE

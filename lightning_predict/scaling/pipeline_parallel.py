@@ -23,7 +23,7 @@ from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.scaling.blocks import block_of
 from lightning_predict.scaling.pieces import Ends, Links
 from lightning_predict.scaling.strategy import Strategy
-from lightning_predict.timeline.simulation import Launching
+from lightning_predict.timeline.launching import Launching
 from lightning_predict.tracing.records import Operation
 
 MICRO_BATCHES_PER_STAGE: Final = 4

@@ -22,9 +22,10 @@ from lightning_predict.scaling.gradients import has_backward, parameter_bytes
 from lightning_predict.scaling.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.scaling.tensor_parallel import Cut, SplitModel, cut_work, split_model, vocabulary_messages
+from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.queues import launchings
-from lightning_predict.timeline.simulation import Launching, Simulated, simulate
+from lightning_predict.timeline.simulation import Simulated, simulate
 from lightning_predict.tracing.records import Parameter, Trace
 
 
@@ -96,8 +97,8 @@ def model_stages(
             Stage(
                 parameters=parameters[stage],
                 work=own,
-                whole=simulate(own, host, gpus=len(gpus)),
-                passes=simulate(passes, host, gpus=len(gpus)),
+                whole=simulate(launch_order(own, gpus=len(gpus)), host),
+                passes=simulate(launch_order(passes, gpus=len(gpus)), host),
                 reduced_bytes=tuple(size / micro_batches for size in messages[stage]),
                 # Activations to the next stage, gradients to the one before.
                 hand_overs=trace.batches * ((not is_last) + (trains and not is_first)),

@@ -11,6 +11,7 @@ simulation of that very GPU takes as long as was measured. Example::
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -21,9 +22,10 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.overheads import HostModel, host_model
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, Simulated, simulate
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, Simulated, simulate
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
 from lightning_predict.tracing.records import PHASES, Kernel, Operation, Phase, Trace
 
@@ -67,8 +69,9 @@ def iterations(
     host = anchored_host(trace, timed, origin, host_factor)
     low_device, high_device = interval_of_sum(timed, correlation)
     work = launchings(trace, timed, timed.seconds)
-    middle = simulate(work, host, gpus=len(gpus))
-    faster = simulate(work, host, gpus=len(gpus), speed=FASTER)
+    order = launch_order(work, gpus=len(gpus))
+    middle = simulate(order, host)
+    faster = simulate(order, host, speed=FASTER)
     low, high = _ends(middle, host, low_device, high_device)
     phases = np.array(timed.phases, dtype=np.str_)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
@@ -119,9 +122,9 @@ def _launching(
     calls: tuple[int, ...] | None = None
     if item is not None:
         kernels = [kernel for index in item.operations for kernel in trace.operations[index].kernels]
-        measured = np.array([kernel.seconds for kernel in kernels])
-        if len(kernels) and measured.sum() > 0:
-            seconds = seconds * (measured / measured.sum())[None, :]
+        measured = math.fsum(kernel.seconds for kernel in kernels)
+        if measured > 0:
+            seconds = seconds * (np.array([kernel.seconds for kernel in kernels]) / measured)[None, :]
             # Stream numbers are the driver's; the busiest is the one that computes, the others keep their number.
             streams = tuple(COMPUTE_STREAM if k.stream == main else k.stream + 1 for k in kernels)
             calls = _calls(kernels)
@@ -204,12 +207,12 @@ def anchored_host(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: fl
     measured_kernels = np.array(
         [[sum(k.seconds for i in item.operations for k in trace.operations[i].kernels) for item in timed.items]]
     )
-    work = launchings(trace, timed, measured_kernels)
+    order = launch_order(launchings(trace, timed, measured_kernels), gpus=1)
     step = statistics.median(trace.step_seconds)
 
     def simulated(own: float) -> float:
         scaled = HostModel(host.by_operation, host.by_phase, own, host.is_measured)
-        return float(simulate(work, scaled, gpus=1).seconds[0])
+        return float(simulate(order, scaled).seconds[0])
 
     own = 1.0
     if simulated(SMALLEST_FACTOR) < step < simulated(LARGEST_FACTOR):

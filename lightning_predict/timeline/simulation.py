@@ -11,8 +11,9 @@ is the running maximum of launch_i - P_i over i <= j, so all kernels of all GPUs
 The depth of the driver's queue does not matter: a host that it blocks waits for the device, which then bounds the step.
 Example::
 
+    >>> from lightning_predict.timeline.launching import Launching, launch_order
     >>> work = [Launching(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
-    >>> result = simulate(work, HostModel(), gpus=2)
+    >>> result = simulate(launch_order(work, gpus=2), HostModel())
     >>> [round(float(seconds) * 1e6, 1) for seconds in result.seconds]  # bound by the device; by the host
     [1000.0, 9.5]
 """
@@ -24,48 +25,16 @@ from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_predict.kernels.arrays import summed_by_owner
+from lightning_predict.kernels.arrays import IndexArray, summed_by_owner
 from lightning_predict.kernels.operations import Array
+from lightning_predict.timeline.launching import HostWalk, LaunchOrder, host_walk
 from lightning_predict.timeline.overheads import HostModel
-from lightning_predict.tracing.records import Phase
 
 STEADY_STEPS: Final = 3
 """Steps to simulate before the time between two ends is that of a running loop."""
 
 COMPUTE_STREAM: Final = 0
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launching:
-    """An operation as the simulation sees it.
-
-    Attributes:
-        name: Its name, for its overheads.
-        phase: Its part of the step, for its overheads.
-        seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels); no kernels for host work alone.
-        streams: Stream of each kernel.
-        calls: Launch call that each kernel belongs to, from 0 on in order (a CUDA graph launches all of its kernels by
-            one); None where each has its own.
-        waits: The host waits afterwards until the compute stream is done.
-        module: Whose time it is.
-    """
-
-    name: str
-    phase: Phase
-    seconds: Array
-    streams: tuple[int, ...] = ()
-    calls: tuple[int, ...] | None = None
-    waits: bool = False
-    module: str | None = None
-
-    @property
-    def launches(self) -> int:
-        """Launch calls that the host makes."""
-        kernels = self.seconds.shape[1]
-        return kernels if self.calls is None else max(self.calls, default=-1) + 1
 
 
 @final
@@ -96,98 +65,42 @@ class Simulated:
     operation_starts: Array
     kernel_starts: Array
     kernel_seconds: Array
-    kernel_streams: npt.NDArray[np.intp]
-    kernel_owners: npt.NDArray[np.intp]
+    kernel_streams: IndexArray
+    kernel_owners: IndexArray
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The host's walk through one step, without waits.
-
-    Attributes:
-        durations: Device seconds of all kernels, (gpus, kernels).
-        launched: Host time at which each launch has been made, (kernels,).
-        streams: Stream of each kernel, (kernels,).
-        owners: Operation of each kernel, (kernels,).
-        begins: Host time at which each operation begins, (operations,).
-        waits: (operations done, kernels issued, host time) at each wait, in order.
-        host_seconds: Host time of the whole step.
-    """
-
-    durations: Array
-    launched: Array
-    streams: npt.NDArray[np.intp]
-    owners: npt.NDArray[np.intp]
-    begins: Array
-    waits: tuple[tuple[int, int, float], ...]
-    host_seconds: float
-
-
-def simulate(
-    operations: Sequence[Launching], host: HostModel, *, gpus: int, steps: int = STEADY_STEPS, speed: float = 1.0
-) -> Simulated:
+def simulate(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0) -> Simulated:
     """Simulate a step that is repeated.
 
     Args:
-        operations: In the order of the host.
+        order: Operations in the order of the host.
         host: Overheads.
-        gpus: Number of GPUs (rows of every `seconds`).
         steps: Steps to run; the last one's time counts. 1 starts with an idle device.
         speed: How many times as fast as stated the kernels are.
     """
-    plan = _plan(operations, host, gpus, speed)
-    clocks = _Clocks(gpus)
-    previous = np.zeros(gpus)
-    last = _Placed(plan)
-    for _ in range(max(steps, 1)):
-        previous = clocks.end()
-        last = clocks.run(plan)
-    on_compute = plan.streams == COMPUTE_STREAM
+    walk = host_walk(order, host)
+    durations = order.seconds / speed
+    segments = _segments(order, walk, durations)
+    clocks = _Clocks(len(durations))
+    for _ in range(steps - 1):
+        clocks.run(walk, segments)
+    previous = clocks.end()
+    last = _Placed(durations, len(walk.begins))
+    clocks.run(walk, segments, last)
+    on_compute = order.streams == COMPUTE_STREAM
+    operations = len(order.kind)
     return Simulated(
         seconds=clocks.end() - previous,
-        active_seconds=plan.durations[:, on_compute].sum(axis=1),
-        host_seconds=plan.host_seconds,
-        busy=summed_by_owner(plan.durations * on_compute, plan.owners, len(operations)),
-        waiting=summed_by_owner(last.waiting, plan.owners, len(operations)),
+        active_seconds=durations[:, on_compute].sum(axis=1),
+        host_seconds=walk.seconds,
+        busy=summed_by_owner(durations * on_compute, order.owners, operations),
+        waiting=summed_by_owner(last.waiting, order.owners, operations),
         begins=previous,
         operation_starts=last.operation_starts,
         kernel_starts=last.starts,
-        kernel_seconds=plan.durations,
-        kernel_streams=plan.streams,
-        kernel_owners=plan.owners,
-    )
-
-
-def _plan(operations: Sequence[Launching], host: HostModel, gpus: int, speed: float) -> _Plan:
-    clock = 0.0
-    launched: list[float] = []
-    streams: list[int] = []
-    owners: list[int] = []
-    begins: list[float] = []
-    waits: list[tuple[int, int, float]] = []
-    for index, operation in enumerate(operations):
-        overheads = host.of(operation.name, operation.phase)
-        begins.append(clock + overheads.between_operations)
-        kernels = operation.seconds.shape[1]
-        if kernels:
-            first = clock + overheads.between_operations + overheads.before_first_launch + overheads.launch
-            each = overheads.launch + overheads.between_launches
-            launched += [first + number * each for number in operation.calls or range(kernels)]
-            streams += operation.streams
-            owners += [index] * kernels
-        clock += overheads.seconds(launches=operation.launches)
-        if operation.waits:
-            waits.append((index + 1, len(launched), clock))
-    parts = [operation.seconds for operation in operations if operation.seconds.shape[1]]
-    return _Plan(
-        durations=np.concatenate(parts, axis=1) / speed if parts else np.zeros((gpus, 0)),
-        launched=np.array(launched),
-        streams=np.array(streams, dtype=np.intp),
-        owners=np.array(owners, dtype=np.intp),
-        begins=np.array(begins),
-        waits=tuple(waits),
-        host_seconds=clock,
+        kernel_seconds=durations,
+        kernel_streams=order.streams,
+        kernel_owners=order.owners,
     )
 
 
@@ -195,10 +108,62 @@ def _plan(operations: Sequence[Launching], host: HostModel, gpus: int, speed: fl
 class _Placed:
     """Where a step's operations and kernels lie in time."""
 
-    def __init__(self, plan: _Plan) -> None:
-        self.waiting = np.zeros_like(plan.durations)
-        self.starts = np.zeros_like(plan.durations)
-        self.operation_starts = np.zeros((len(plan.durations), len(plan.begins)))
+    def __init__(self, durations: Array, operations: int) -> None:
+        self.waiting = np.zeros_like(durations)
+        self.starts = np.zeros_like(durations)
+        self.operation_starts = np.zeros((len(durations), operations))
+
+
+@final
+class _Segment:
+    """What the host issues between two waits, and what of its place in time is the same in every step.
+
+    Args:
+        operations: Positions of its operations.
+        kernels: Positions of its kernels.
+        wait: Host time of the wait at its end; None at the end of the step.
+        launched: Launch of each of the step's kernels, shape (kernels,).
+        durations: Their device seconds, shape (gpus, kernels).
+        streams: Their streams.
+
+    Attributes:
+        has_others: Some kernels are of other streams than the compute stream.
+        compute: Positions of the compute stream's kernels in the segment.
+        before: Work of the compute stream before each of them, P_j, shape (gpus, compute).
+        latest: Running maximum of launch_i - P_i, shape (gpus, compute).
+        total: Work of the compute stream, shape (gpus,).
+    """
+
+    def __init__(
+        self,
+        operations: slice,
+        kernels: slice,
+        wait: float | None,
+        launched: Array,
+        durations: Array,
+        streams: IndexArray,
+    ) -> None:
+        self.operations, self.kernels, self.wait = operations, kernels, wait
+        self.launched, self.durations, self.streams = launched[kernels], durations[:, kernels], streams[kernels]
+        computes = self.streams == COMPUTE_STREAM
+        self.has_others = not computes.all()
+        self.compute = np.flatnonzero(computes) if self.has_others else slice(None)
+        own = self.durations[:, self.compute]
+        ends = np.cumsum(own, axis=1)
+        self.before = ends - own
+        self.latest = np.maximum.accumulate(self.launched[self.compute] - self.before, axis=1)
+        self.total = ends[:, -1] if ends.shape[1] else np.zeros(len(ends))
+
+
+def _segments(order: LaunchOrder, walk: HostWalk, durations: Array) -> list[_Segment]:
+    """The step, cut at its waits."""
+    found = []
+    operation = kernel = 0
+    for operations, kernels, moment in (*walk.waits, (len(walk.begins), len(walk.launched), None)):
+        cut = slice(operation, operations), slice(kernel, kernels)
+        found.append(_Segment(*cut, moment, walk.launched, durations, order.streams))
+        operation, kernel = operations, kernels
+    return found
 
 
 @final
@@ -214,47 +179,48 @@ class _Clocks:
         latest: Array = np.maximum.reduce([self.host, *self.free.values()])
         return latest
 
-    def run(self, plan: _Plan) -> _Placed:
-        """Run one step."""
-        placed = _Placed(plan)
-        operation = kernel = 0
-        for operations, kernels, moment in (*plan.waits, (len(plan.begins), len(plan.launched), None)):
-            placed.operation_starts[:, operation:operations] = self.host[:, None] + plan.begins[operation:operations]
-            if kernels > kernel:
-                self._segment(plan, kernel, kernels, placed)
-            operation, kernel = operations, kernels
-            if moment is not None:  # the walk goes on when the device is done
-                self.host = np.maximum(self.host, self.free[COMPUTE_STREAM] - moment)
-        self.host = self.host + plan.host_seconds
-        return placed
+    def run(self, walk: HostWalk, segments: Sequence[_Segment], placed: _Placed | None = None) -> None:
+        """Run one step; where `placed` is given, note where everything lies."""
+        for segment in segments:
+            if placed is not None:
+                placed.operation_starts[:, segment.operations] = self.host[:, None] + walk.begins[segment.operations]
+            self._run(segment, placed)
+            if segment.wait is not None:  # the walk goes on when the device is done
+                self.host = np.maximum(self.host, self.free[COMPUTE_STREAM] - segment.wait)
+        self.host = self.host + walk.seconds
 
-    def _segment(self, plan: _Plan, begin: int, end: int, placed: _Placed) -> None:
-        """Place the kernels of one segment between two waits."""
-        launched = self.host[:, None] + plan.launched[None, begin:end]
-        durations, streams = plan.durations[:, begin:end], plan.streams[begin:end]
-        own = np.arange(begin, end)
-        compute = streams == COMPUTE_STREAM
+    def _run(self, segment: _Segment, placed: _Placed | None) -> None:
         before = self.free[COMPUTE_STREAM]
-        starts = _placed(launched[:, compute], durations[:, compute], before)
-        ends = starts + durations[:, compute]
-        placed.starts[:, own[compute]] = starts
-        placed.waiting[:, own[compute]] = starts - np.concatenate([before[:, None], ends[:, :-1]], axis=1)
-        for stream in np.unique(streams[~compute]):
-            mine = streams == stream
+        if segment.latest.shape[1]:
+            self.free[COMPUTE_STREAM] = segment.total + np.maximum(self.host + segment.latest[:, -1], before)
+        if placed is None and not segment.has_others:
+            return
+        starts = segment.before + np.maximum(self.host[:, None] + segment.latest, before[:, None])
+        done = np.concatenate([before[:, None], starts + segment.durations[:, segment.compute]], axis=1)
+        sides = self._sides(segment, done) if segment.has_others else {}
+        if placed is not None:
+            placed.starts[:, segment.kernels][:, segment.compute] = starts
+            placed.waiting[:, segment.kernels][:, segment.compute] = starts - done[:, :-1]
+            for stream, side in sides.items():
+                placed.starts[:, segment.kernels][:, segment.streams == stream] = side
+
+    def _sides(self, segment: _Segment, done: Array) -> dict[int, Array]:
+        """Starts of the kernels of the other streams; `done`: ends of the compute stream's, the earlier one's first."""
+        issued = np.cumsum(segment.streams == COMPUTE_STREAM)
+        starts = {}
+        for stream in sorted(set(segment.streams.tolist()) - {COMPUTE_STREAM}):
+            mine = segment.streams == stream
+            durations = segment.durations[:, mine]
             # Work beside the compute stream reads what that has written until then.
-            done = np.concatenate([before[:, None], ends], axis=1)[:, np.cumsum(compute)[mine]]
-            free = self.free.get(int(stream), np.zeros_like(before))
-            side = _placed(np.maximum(launched[:, mine], done), durations[:, mine], free)
-            placed.starts[:, own[mine]] = side
-            self.free[int(stream)] = side[:, -1] + durations[:, mine][:, -1]
-        if compute.any():
-            self.free[COMPUTE_STREAM] = ends[:, -1]
+            launched = np.maximum(self.host[:, None] + segment.launched[mine], done[:, issued[mine]])
+            free = self.free.get(stream, np.zeros_like(self.host))
+            starts[stream] = _placed(launched, durations, free)
+            self.free[stream] = starts[stream][:, -1] + durations[:, -1]
+        return starts
 
 
 def _placed(launched: Array, durations: Array, free: Array) -> Array:
     """Start of each kernel of one stream, (gpus, kernels)."""
-    if not launched.shape[1]:
-        return launched
     before = np.cumsum(durations, axis=1) - durations
     latest = np.maximum.accumulate(np.maximum(launched - before, free[:, None]), axis=1)
     starts: Array = before + latest

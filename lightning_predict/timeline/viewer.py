@@ -14,6 +14,7 @@ from typing import Any, Final
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.timeline.launching import launch_order
 from lightning_predict.timeline.queues import anchored_host, launchings
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, simulate
 from lightning_predict.tracing.records import Trace
@@ -38,7 +39,7 @@ def chrome_trace(
     timed = timed_work(trace, [target], origin=origin, models=models, method=method)
     work = launchings(trace, timed, timed.seconds)
     host = anchored_host(trace, timed, origin, 1.0)
-    step = simulate(work, host, gpus=1, steps=1)
+    step = simulate(launch_order(work, gpus=1), host, steps=1)
     events = [_name(HOST_PROCESS, "host"), _name(DEVICE_PROCESS, f"{target.name} (predicted)")]
     for index, operation in enumerate(work):
         own = host.of(operation.name, operation.phase)

@@ -18,7 +18,7 @@ from lightning_predict.scaling.gradients import (
     unit_of,
     visits,
 )
-from lightning_predict.timeline.simulation import Launching
+from lightning_predict.timeline.launching import Launching
 from lightning_predict.tracing.records import Parameter, Phase, Trace
 
 MEBIBYTE = 2**20

@@ -9,19 +9,14 @@ from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, HOP_SECONDS, Interconnect, collective
 from lightning_predict.scaling.pieces import MACHINE_SPREAD, Cutter, Links
+from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.overheads import HostModel
-from lightning_predict.timeline.simulation import Launching, simulate
+from lightning_predict.timeline.simulation import simulate
 
 H100 = gpu("H100-SXM-80GB")
 SECONDS = (1.0, 2.0, 3.0, 4.0)
-STEP = simulate(
-    [
-        Launching(name="aten::mm", phase="forward", seconds=np.array([[each]]), streams=(0,), module=None)
-        for each in SECONDS
-    ],
-    HostModel(),
-    gpus=1,
-)
+WORK = [Launching(name="aten::mm", phase="forward", seconds=np.array([[each]]), streams=(0,)) for each in SECONDS]
+STEP = simulate(launch_order(WORK, gpus=1), HostModel())
 ENDS = np.array([0.5, 1.0, 2.0])
 
 

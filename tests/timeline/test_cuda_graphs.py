@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.overheads import PROFILER_EVENT_SECONDS, host_model
-from lightning_predict.timeline.simulation import Launching, simulate
+from lightning_predict.timeline.simulation import simulate
 from lightning_predict.tracing.kineto import import_kineto
 from lightning_predict.tracing.levels import CUDA_GRAPH
 from tests.timeline.test_simulation import HOST, T1, T2, T3, T4, T5, microseconds, run, work
@@ -63,7 +64,7 @@ def test_a_graph_of_short_kernels_takes_the_devices_time_where_single_launches_t
 def test_two_graphs_in_one_operation_are_two_launches() -> None:
     both = Launching(name="op", phase="forward", seconds=np.full((1, 4), 1e-6), streams=(0,) * 4, calls=(0, 0, 1, 1))
     assert both.launches == 2
-    result = simulate([both], HOST, gpus=1, steps=1)
+    result = simulate(launch_order([both], gpus=1), HOST, steps=1)
     # At 8 and at 8 + T5 + T4 = 17.
     np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [8, 9, 17, 18])
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.overheads import HostModel, Overheads
-from lightning_predict.timeline.simulation import Launching, Simulated, simulate
+from lightning_predict.timeline.simulation import Simulated, simulate
 from lightning_predict.tracing.records import PHASES
 
 T1, T2, T3, T4, T5, ALONE = 1.0, 3.0, 2.0, 4.0, 5.0, 7.0
@@ -35,7 +36,7 @@ def work(*kernels: float, streams: tuple[int, ...] | None = None, waits: bool = 
 
 
 def run(*operations: Launching, steps: int = 1) -> Simulated:
-    return simulate(operations, HOST, gpus=1, steps=steps)
+    return simulate(launch_order(operations, gpus=1), HOST, steps=steps)
 
 
 def microseconds(result: Simulated) -> float:
@@ -107,12 +108,12 @@ def test_waiting_and_busy_time_are_attributed_to_operations() -> None:
 
 def test_gpus_are_simulated_apart() -> None:
     both = Launching(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
-    result = simulate([both], HOST, gpus=2, steps=3)
+    result = simulate(launch_order([both], gpus=2), HOST, steps=3)
     np.testing.assert_allclose(result.seconds * 1e6, [100, 10])
 
 
 def test_faster_kernels_are_what_shorter_ones_are() -> None:
-    fast, short = simulate([work(100, 30)], HOST, gpus=1, steps=1, speed=2), run(work(50, 15))
+    fast, short = simulate(launch_order([work(100, 30)], gpus=1), HOST, steps=1, speed=2), run(work(50, 15))
     assert microseconds(fast) == microseconds(short) == pytest.approx(8 + 65)
     np.testing.assert_array_equal(fast.kernel_seconds, short.kernel_seconds)
 

@@ -1,0 +1,78 @@
+"""Orders of launches by hand (all numbers in microseconds), and hosts that walk through them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightning_predict.timeline.launching import Launching, host_walk, launch_order
+from lightning_predict.timeline.overheads import HostModel, Overheads
+from lightning_predict.tracing.records import PHASES
+
+T1, T2, T3, T4, T5, ALONE = 1.0, 3.0, 2.0, 4.0, 5.0, 7.0
+HOST = HostModel(
+    by_phase=dict.fromkeys(
+        PHASES,
+        Overheads(
+            between_operations=T1 * 1e-6,
+            before_first_launch=T2 * 1e-6,
+            after_last_launch=T3 * 1e-6,
+            launch=T4 * 1e-6,
+            between_launches=T5 * 1e-6,
+            without_launch=ALONE * 1e-6,
+        ),
+    )
+)
+
+
+def launching(
+    kernels: int, *, name: str = "op", calls: tuple[int, ...] | None = None, waits: bool = False
+) -> Launching:
+    """An operation of as many kernels, each of which takes its number."""
+    seconds = np.arange(1.0, kernels + 1)[None, :]
+    return Launching(name=name, phase="forward", seconds=seconds, streams=(0,) * kernels, calls=calls, waits=waits)
+
+
+def test_kernels_keep_their_operation_and_their_place() -> None:
+    order = launch_order([launching(2), launching(0), launching(1, waits=True), launching(1)], gpus=1)
+    assert order.seconds.tolist() == [[1, 2, 1, 1]]
+    assert order.owners.tolist() == [0, 0, 2, 3]
+    assert order.calls.tolist() == [0, 1, 0, 0]
+    assert order.waits == ((3, 3),)  # after three operations and three kernels
+
+
+def test_operations_of_equal_name_phase_and_launches_are_of_one_kind() -> None:
+    order = launch_order([launching(1), launching(1), launching(2), launching(1, name="other")], gpus=1)
+    assert order.kinds == (("op", "forward", 1), ("op", "forward", 2), ("other", "forward", 1))
+    assert order.kind.tolist() == [0, 0, 1, 2]
+
+
+def test_kernels_of_one_call_are_one_launch() -> None:
+    order = launch_order([launching(3, calls=(0, 0, 1))], gpus=1)
+    assert order.kinds == (("op", "forward", 2),)
+    assert order.calls.tolist() == [0, 0, 1]
+
+
+def test_a_host_walks_by_its_five_overheads() -> None:
+    walk = host_walk(launch_order([launching(2), launching(0), launching(1, waits=True)], gpus=1), HOST)
+    first = T1 + T2 + T4 + T5 + T4 + T3
+    second = first + T1 + ALONE
+    assert walk.begins * 1e6 == pytest.approx([T1, first + T1, second + T1])
+    assert walk.launched * 1e6 == pytest.approx([T1 + T2 + T4, T1 + T2 + T4 + T5 + T4, second + T1 + T2 + T4])
+    assert walk.seconds * 1e6 == pytest.approx(second + T1 + T2 + T4 + T3)
+    ((operations, kernels, moment),) = walk.waits
+    assert (operations, kernels) == (3, 3)
+    assert moment == pytest.approx(walk.seconds)
+
+
+def test_a_host_twice_as_slow_is_twice_as_late() -> None:
+    order = launch_order([launching(2), launching(1)], gpus=1)
+    own, slow = host_walk(order, HOST), host_walk(order, HostModel(by_phase=HOST.by_phase, factor=2.0))
+    np.testing.assert_allclose(slow.launched, 2 * own.launched)
+    assert slow.seconds == pytest.approx(2 * own.seconds)
+
+
+def test_nothing_is_walked_through_at_once() -> None:
+    walk = host_walk(launch_order([], gpus=3), HOST)
+    assert walk.seconds == 0
+    assert launch_order([], gpus=3).seconds.shape == (3, 0)
