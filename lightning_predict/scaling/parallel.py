@@ -58,6 +58,7 @@ def on_layouts(
     interconnect: Interconnect = CATALOGUE,
     origin: Gpu | None = None,
     models: KernelModels | None = None,
+    host_factor: float = 1.0,
 ) -> tuple[Iteration, ...]:
     """The step on each layout.
 
@@ -71,6 +72,7 @@ def on_layouts(
         interconnect: What is known of the links.
         origin: GPU that the trace was recorded on.
         models: Trained models, which time the parts of a model that several GPUs hold; None uses rooflines instead.
+        host_factor: Time of the host beside the GPUs over that of the host in use, as in `steps`.
 
     Raises:
         InvalidArgumentError: The layout's GPUs cannot share the work so, or the trace knows no parameters.
@@ -79,7 +81,7 @@ def on_layouts(
     own = [rows[layout.gpu.name] for layout in layouts]
     if all(layout.count == 1 for layout in layouts):
         return tuple(steps[row] for row in own)
-    shared = SharedStep(trace, timed, gpus, origin=origin, models=models)
+    shared = SharedStep(trace, timed, gpus, origin=origin, models=models, host_factor=host_factor)
     return tuple(
         shared.on(layout, steps[row], row, strategy, interconnect) for layout, row in zip(layouts, own, strict=True)
     )
@@ -95,6 +97,7 @@ class SharedStep:
         gpus: See `on_layouts`.
         origin: See `on_layouts`.
         models: See `on_layouts`.
+        host_factor: See `on_layouts`.
 
     Raises:
         InvalidArgumentError: The trace knows no parameters.
@@ -108,6 +111,7 @@ class SharedStep:
         *,
         origin: Gpu | None = None,
         models: KernelModels | None = None,
+        host_factor: float = 1.0,
     ) -> None:
         self._trace, self._timed, self._gpus, self._models = trace, timed, gpus, models
         self._work = launchings(trace, timed, timed.seconds)
@@ -117,7 +121,7 @@ class SharedStep:
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
         self._stages: dict[Strategy, tuple[Stage, ...]] = {}
-        self._host = anchored_host(trace, timed, origin, 1.0)
+        self._host = anchored_host(trace, timed, origin, host_factor)
         self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
 
     def on(

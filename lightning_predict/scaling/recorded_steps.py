@@ -20,7 +20,7 @@ from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.scaling.parallel import on_layouts
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, same_gpu_check
+from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.records import Trace
 
@@ -54,13 +54,15 @@ class SingleSteps:
 
     Attributes:
         trace: The step without what processes exchanged.
-        timed: Its work with device seconds, rows in the order of the setting's GPUs.
+        timed: Its work with device seconds as the check corrects them, rows in the order of the setting's GPUs.
+        host_factor: Time of the host beside them over that of the one that the overheads describe.
         steps: One Iteration a GPU.
         check: The GPU in use, predicted too; None where nothing was measured on it.
     """
 
     trace: Trace
     timed: TimedWork
+    host_factor: float
     steps: tuple[Iteration, ...]
     check: SameGpuCheck | None
 
@@ -78,7 +80,8 @@ def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
     steps = corrected_iterations(
         alone, timed, setting.gpus, origin=setting.origin, check=check, host_factor=setting.host_factor
     )
-    return SingleSteps(alone, timed, steps, check)
+    work, factor = corrected_work(alone, timed, check)
+    return SingleSteps(alone, work, setting.host_factor * factor, steps, check)
 
 
 def shared_steps(
@@ -106,4 +109,5 @@ def shared_steps(
         interconnect=setting.interconnect,
         origin=setting.origin,
         models=setting.models,
+        host_factor=single.host_factor,
     )

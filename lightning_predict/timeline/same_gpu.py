@@ -118,13 +118,23 @@ def corrected_iterations(
         check: The check of this step; None without.
         host_factor: See `iterations`.
     """
+    work, factor = corrected_work(trace, timed, check)
+    steps = iterations(trace, work, gpus, origin=origin, host_factor=host_factor * factor)
     if check is None or trace.has_measured_kernels:
-        return iterations(trace, timed, gpus, origin=origin, host_factor=host_factor)
-    work = replace(
-        timed,
-        seconds=timed.seconds * check.device_factor,
-        low_seconds=timed.low_seconds * check.device_factor,
-        high_seconds=timed.high_seconds * check.device_factor,
-    )
-    steps = iterations(trace, work, gpus, origin=origin, host_factor=host_factor * check.host_factor)
+        return steps
     return tuple(step if step.gpu == check.gpu else replace(step, notes=(*step.notes, check.note)) for step in steps)
+
+
+def corrected_work(trace: Trace, timed: TimedWork, check: SameGpuCheck | None) -> tuple[TimedWork, float]:
+    """The work with the check's correction, and the factor of the host's time; both as they are without a correction.
+
+    Args:
+        trace: See `iterations`.
+        timed: See `iterations`.
+        check: The check of this step; None without.
+    """
+    if check is None or trace.has_measured_kernels:
+        return timed, 1.0
+    factor = check.device_factor
+    seconds, low, high = (own * factor for own in (timed.seconds, timed.low_seconds, timed.high_seconds))
+    return replace(timed, seconds=seconds, low_seconds=low, high_seconds=high), check.host_factor

@@ -250,3 +250,19 @@ def test_work_of_unknown_shape_is_said() -> None:
         trace, fused, [A100], [single(2)], [Layout(A100, 2)], Strategy(tensor=2), interconnect=FAST, models=MODELS
     )
     assert any("1 operations of unknown shape (fused kernels) are taken to be whole" in note for note in found.notes)
+
+
+def test_a_slower_host_bounds_the_parts_of_a_model_that_the_device_bounds_whole() -> None:
+    # The host's microseconds are stretched to four fifths of the device's 15.1 s. Split over two GPUs the device takes
+    # little more than half of that, but makes as many launches.
+    trace, seconds = trace_of(2)
+    timed = timed_as(trace, seconds)
+    usual = single(2)
+    factor = 0.8 * usual.device_seconds / usual.host_seconds
+    (step,) = iterations(trace, timed, [A100], host_factor=factor)
+    assert step.seconds == pytest.approx(usual.seconds, rel=0.02)
+    (found,) = on_layouts(
+        trace, timed, [A100], [step], [Layout(A100, 2)], Strategy(tensor=2), models=MODELS, host_factor=factor
+    )
+    assert found.device_seconds < 0.6 * usual.device_seconds
+    assert found.seconds == pytest.approx(0.8 * usual.device_seconds * waiting(2), rel=0.03)
