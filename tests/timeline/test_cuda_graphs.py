@@ -15,7 +15,8 @@ from lightning_predict.timeline.overheads import PROFILER_EVENT_SECONDS, host_mo
 from lightning_predict.timeline.simulation import simulate
 from lightning_predict.tracing.kineto import import_kineto
 from lightning_predict.tracing.levels import CUDA_GRAPH
-from tests.timeline.test_simulation import HOST, T1, T2, T3, T4, T5, microseconds, run, work
+from tests.timeline.example_host import HOST, T1, T2, T3, T4, T5
+from tests.timeline.test_simulation import microseconds, run, work
 
 FILE = Path(__file__).parents[1] / "traces" / "synthetic_cuda_graph.json"
 

@@ -6,23 +6,8 @@ import numpy as np
 import pytest
 
 from lightning_predict.timeline.launching import Launching, host_walk, launch_order
-from lightning_predict.timeline.overheads import HostModel, Overheads
-from lightning_predict.tracing.records import PHASES
-
-T1, T2, T3, T4, T5, ALONE = 1.0, 3.0, 2.0, 4.0, 5.0, 7.0
-HOST = HostModel(
-    by_phase=dict.fromkeys(
-        PHASES,
-        Overheads(
-            between_operations=T1 * 1e-6,
-            before_first_launch=T2 * 1e-6,
-            after_last_launch=T3 * 1e-6,
-            launch=T4 * 1e-6,
-            between_launches=T5 * 1e-6,
-            without_launch=ALONE * 1e-6,
-        ),
-    )
-)
+from lightning_predict.timeline.overheads import HostModel
+from tests.timeline.example_host import ALONE, HOST, T1, T2, T3, T4, T5
 
 
 def launching(

@@ -8,20 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.timeline.launching import Launching, launch_order
-from lightning_predict.timeline.overheads import HostModel, Overheads
 from lightning_predict.timeline.simulation import Simulated, simulate
-from lightning_predict.tracing.records import PHASES
-
-T1, T2, T3, T4, T5, ALONE = 1.0, 3.0, 2.0, 4.0, 5.0, 7.0
-OVERHEADS = Overheads(
-    between_operations=T1 * 1e-6,
-    before_first_launch=T2 * 1e-6,
-    after_last_launch=T3 * 1e-6,
-    launch=T4 * 1e-6,
-    between_launches=T5 * 1e-6,
-    without_launch=ALONE * 1e-6,
-)
-HOST = HostModel(by_phase=dict.fromkeys(PHASES, OVERHEADS))
+from tests.timeline.example_host import HOST, T1, T2, T3, T4
 
 
 def work(*kernels: float, streams: tuple[int, ...] | None = None, waits: bool = False) -> Launching:

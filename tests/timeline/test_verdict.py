@@ -20,7 +20,8 @@ from lightning_predict.timeline.verdict import (
     module_groups,
     verdicts,
 )
-from tests.timeline.test_simulation import HOST, work
+from tests.timeline.example_host import HOST
+from tests.timeline.test_simulation import work
 
 
 def verdict(*operations: Launching) -> Verdict:
