@@ -137,7 +137,8 @@ def evaluate(
             show=lambda: print_report(published, Console(width=WIDTH)),
         )
     from lightning_predict.fitting.__main__ import evaluate as evaluate_weights
-    from lightning_predict.fitting.__main__ import manifest_of
+    from lightning_predict.fitting.__main__ import evaluate_detours, manifest_of
+    from lightning_predict.fitting.detours import detour_table
     from lightning_predict.fitting.scores import score_table
     from lightning_predict.fitting.unseen import unseen_table
 
@@ -147,13 +148,17 @@ def evaluate(
         with waiting:
             scores = evaluate_weights(tables, weights=weights, seed=seed)
     manifest = manifest_of(weights)
+    detours = evaluate_detours(tables, weights=weights)
 
     def show() -> None:
-        Console(width=SCORES_WIDTH).print(score_table(scores))
+        console = Console(width=SCORES_WIDTH)
+        console.print(score_table(scores))
         if manifest is not None:
-            Console(width=SCORES_WIDTH).print(unseen_table(manifest))
+            console.print(unseen_table(manifest))
+        if detours:
+            console.print(detour_table(detours))
 
-    return Answer(data=lambda: {"scores": json_value(scores)}, show=show)
+    return Answer(data=lambda: {"scores": json_value(scores), "detours": json_value(detours)}, show=show)
 
 
 def _regressions(tables: Path) -> Answer:

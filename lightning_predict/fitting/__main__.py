@@ -1,8 +1,9 @@
 """Train the weights from measurement tables, or score the bundled ones against them.
 
 `python -m lightning_predict.fitting TABLES_FOLDER [--output FOLDER]` trains everything; with `--evaluate` it prints
-errors of the weights that `load_weights` finds on the problems that no fit saw, and what was found in training on GPUs
-that were left out. `--baselines` trains networks on raw latency to compare with, for a few minutes. Example::
+errors of the weights that `load_weights` finds on the problems that no fit saw, what was found in training on GPUs that
+were left out, and how good operations are that are predicted through others. `--baselines` trains networks on raw
+latency to compare with, for a few minutes. Example::
 
     python -m lightning_predict.fitting measurements --output my-weights
     python -m lightning_predict.fitting --evaluate measurements --baselines
@@ -23,6 +24,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from lightning_predict.errors import LightningPredictError, UnknownGpuError
 from lightning_predict.fitting.collectives import publish_curves
+from lightning_predict.fitting.detours import DetourScore, detour_scores, detour_table
 from lightning_predict.fitting.families import train_families, trainings_of
 from lightning_predict.fitting.publishing import publish
 from lightning_predict.fitting.raw_network import RawNetwork, train_raw_network
@@ -33,6 +35,7 @@ from lightning_predict.fitting.tables import Group, read_tables
 from lightning_predict.fitting.unseen import unseen_table
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.weights.manifest import Manifest
 from lightning_predict.weights.store import BUNDLED, load_weights, read_manifest
@@ -150,6 +153,16 @@ def evaluate(
     return score_groups(models, groups, gpus, seed=seed, raw_networks=networks)
 
 
+def evaluate_detours(tables: Path, *, weights: Path | None = None) -> tuple[DetourScore, ...]:
+    """Score operations that are predicted through others; errors as for `detour_scores`.
+
+    Args:
+        tables: Folder of the measurement tables.
+        weights: A folder or file of weights; None searches.
+    """
+    return detour_scores(tables, kernel_models((), None if weights is None else str(weights)))
+
+
 def manifest_of(weights: Path | None) -> Manifest | None:
     """The manifest beside these weights, or the bundled one; None where there is none."""
     folder = BUNDLED if weights is None else weights if weights.is_dir() else weights.parent
@@ -178,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         else:
             scores = train(options.tables, options.output, seed=options.seed, console=console)
+        detours = evaluate_detours(options.tables, weights=options.weights if options.evaluate else options.output)
     except (LightningPredictError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -185,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     manifest = manifest_of(options.weights if options.evaluate else options.output)
     if manifest is not None:
         console.print(unseen_table(manifest))
+    if detours:
+        console.print(detour_table(detours))
     return 0
 
 

@@ -32,16 +32,14 @@ from lightning_predict.kernels.features import (
     work_features,
 )
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, ProblemBatch
-from lightning_predict.kernels.vector import VECTOR_OPERATIONS
+from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, VECTOR_OPERATIONS
 
 ROW_REDUCTIONS: Final = frozenset(
     {
         "softmax",
         "softmax_backward",
         "layer_norm",
-        "layer_norm_backward",
         "rms_norm",
-        "rms_norm_backward",
         "cross_entropy",
         "cross_entropy_backward",
     }
@@ -90,7 +88,7 @@ def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 
 VECTOR: Final = Family(
     name="vector",
-    operations=(*VECTOR_OPERATIONS, "transfer"),
+    operations=(*(name for name in VECTOR_OPERATIONS if name not in NORM_BACKWARD_RATIOS), "transfer"),
     dtypes=("float32", "float16", "bfloat16"),
     describe=vector_features,
 )

@@ -22,6 +22,7 @@ from lightning_predict.kernels.convolution_variants import PASSES, VARIANTS, Var
 from lightning_predict.kernels.memory_bound import MEMORY_BOUND
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, batch_of, operation_kind
 from lightning_predict.kernels.recurrent import GATES
+from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS
 
 ATTENTION_BACKWARD_RATIO: Final = 3.0
 """Backward over forward of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
@@ -29,11 +30,6 @@ ATTENTION_BACKWARD_RATIO: Final = 3.0
 CONVOLUTION_BACKWARD_RATIOS: Final = {"conv2d_backward_input": 1.0, "conv2d_backward_weight": 1.3}
 """Over the forward pass: medians of the float32 rows of at least 0.2 ms in DeepBench, on eight GPUs (0.99 to 1.09 for
 the input; 1.04 to 1.52 for the weight)."""
-
-NORM_BACKWARD_RATIOS: Final = {"layer_norm_backward": 2.0, "rms_norm_backward": 2.7, "softmax_backward": 1.5}
-"""Over the forward pass: PyTorch's kernels on the H200 (cudnn-frontend: 1.97 and 2.74); softmax by its traffic, three
-tensors against two."""
-
 
 KERNELS_BETWEEN_STEPS: Final = 8
 """Shortest kernels that a step of a recurrent layer takes as long as, beside its product and its gates. DeepBench's

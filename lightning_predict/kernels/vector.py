@@ -50,6 +50,11 @@ VECTOR_OPERATIONS: Final[dict[str, tuple[float, float, float]]] = {
     "cross_entropy_backward": (1, 1, 4),
 }
 
+NORM_BACKWARD_RATIOS: Final = {"layer_norm_backward": 2.0, "rms_norm_backward": 3.1}
+"""Backward over forward pass of norms, which add up their weights' gradients in a second kernel: counts of elements do
+not tell how long that takes. Medians of PyTorch's kernels in cudnn-frontend's tables, bfloat16: 36 rows of rms_norm on
+the H200 (2.7), GB200 (3.2) and GB300 (3.3); of layer_norm one shape alone, 2.0 on the H200 and 1.3 on the other two."""
+
 
 def _elements(c: Columns) -> Array:
     return c["rows"] * c["cols"]
