@@ -49,13 +49,13 @@ def measure(
     """
     from rich.console import Console
 
+    from lightning_predict.fitting.measuring.benchmarks import BENCHMARKS
     from lightning_predict.fitting.measuring.run import measure as measure_operations
-    from lightning_predict.fitting.measuring.shapes import DRAWERS
 
     with Console(stderr=True).status(f"Measuring into {output} ..."):
         found = measure_operations(
             output,
-            operations=tuple(DRAWERS) if operations is None else _names(operations),
+            operations=tuple(BENCHMARKS) if operations is None else _names(operations),
             dtypes=_names(dtypes),
             problems=problems,
             seed=seed,

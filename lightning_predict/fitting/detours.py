@@ -2,8 +2,8 @@
 
 A recurrent layer is predicted through matrix products, the backward pass of a norm through its forward pass
 (`kernels/reductions.py`). A few hundred of them were measured, by others and on a few GPUs: too few to train on, enough
-to say how far such times are off. A factor of a detour may rest on some of the rows: those of attention's backward pass
-on the H200, and the medians of norms and convolutions. Example::
+to say how far such times are off; one's own measurements add to them. A factor of a detour may rest on some of the
+rows: that of attention's backward pass on the H200's, those of norms and convolutions on their medians. Example::
 
     print(detour_table(detour_scores(Path("measurements"), models)))
 """
@@ -22,6 +22,7 @@ from rich.table import Table
 
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.fitting.report_tables import report_table
+from lightning_predict.fitting.tables import OWN_TABLES, read_table
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.estimates import KernelModels, problem_times
 from lightning_predict.kernels.operations import Array, Problem, problem
@@ -176,6 +177,29 @@ def published_times(folder: Path) -> Iterator[Published]:
                     ) from None
 
 
+def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
+    """What one's own micro-benchmarks (`measuring/`) timed that no network serves.
+
+    Args:
+        folder: Where their tables are; none where it has none of them.
+        models: Trained models.
+
+    Raises:
+        MeasurementTableError: A table lacks a column, or a cell is no number.
+    """
+    for kind in OWN_TABLES:
+        if not (folder / kind.file).is_file():
+            continue
+        for group in read_table(folder / kind.file, kind):
+            batch = group.batch
+            if models.supports(batch.operation, batch.dtype):
+                continue
+            shapes = np.stack(list(batch.columns.values()), axis=1).tolist()
+            for dims, seconds in zip(shapes, group.seconds.tolist(), strict=True):
+                what = Problem(batch.operation, batch.dtype, tuple(dims))
+                yield Published(gpu=group.gpu, problem=what, seconds=seconds)
+
+
 def detour_scores(folder: Path, models: KernelModels) -> tuple[DetourScore, ...]:
     """Scores by operation, dtype and GPU, in that order, then those over all GPUs.
 
@@ -188,7 +212,7 @@ def detour_scores(folder: Path, models: KernelModels) -> tuple[DetourScore, ...]
         UnknownGpuError: A GPU that the catalogue does not hold.
     """
     groups: dict[tuple[str, str, str], list[Published]] = {}
-    for each in published_times(folder):
+    for each in (*published_times(folder), *own_times(folder, models)):
         groups.setdefault((each.problem.operation, each.problem.dtype, each.gpu), []).append(each)
     compared = {key: _compare(members, models) for key, members in sorted(groups.items())}
     together: dict[tuple[str, str], list[Array]] = {}

@@ -22,6 +22,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.fitting.measuring.benchmarks import BENCHMARKS
 from lightning_predict.kernels.operations import Array, ProblemBatch, operation_kind, problem_batch
 from lightning_predict.units import milliseconds_to_seconds
 
@@ -73,18 +74,18 @@ class TableKind:
     times: Mapping[str, str]
 
 
-OWN_OPERATIONS: Final = (
-    "linear bmm conv2d attention add add_scalar mul mul_scalar div div_scalar pow pow_scalar relu gelu tanh softmax "
-    "layer_norm"
-).split()
-"""Operations of one's own measurements that a family of models takes."""
-
-
 def _same(*words: str) -> dict[str, str]:
     return {word: word for word in words}
 
 
-TABLES: Final = (
+OWN_TABLES: Final = tuple(
+    TableKind(file=f"own_{name}.csv.gz", words=_same(*operation_kind(name).words), times={"latency_ms": ""})
+    for name in BENCHMARKS
+)
+"""What `measuring/run.py` writes: one file an operation, all of its words, backward passes under their own names. Where
+no family of models takes an operation and dtype, its rows say how good the detour is (`detours.py`)."""
+
+PUBLIC_TABLES: Final = (
     TableKind(file="matmul.csv.gz", words=_same("b", "m", "n", "k"), times={"latency_ms": ""}),
     TableKind(file="matmul_fp16.csv.gz", words=_same("b", "m", "n", "k"), times={"latency_ms": ""}),
     TableKind(
@@ -109,12 +110,9 @@ TABLES: Final = (
         times={"latency_ms": ""},
     ),
     TableKind(file="vector.csv.gz", words=_same("rows", "cols"), times={"latency_ms": ""}),
-    # What `measuring/run.py` writes: one file an operation, all of its words, backward passes under their own names.
-    *(
-        TableKind(file=f"own_{name}.csv.gz", words=_same(*operation_kind(name).words), times={"latency_ms": ""})
-        for name in OWN_OPERATIONS
-    ),
 )
+
+TABLES: Final = (*PUBLIC_TABLES, *OWN_TABLES)
 
 LEFT_OUT_KERNELS: Final = frozenset({"triton"})
 """Kernels of another class than the library's: Triton attention is up to 24 times slower."""
@@ -162,7 +160,8 @@ def read_tables(folder: Path, *, by_build: bool = False) -> tuple[Group, ...]:
     if not present:
         raise MeasurementTableError(
             f"No measurement table in {str(folder)!r}. Expected one or more of: "
-            f"{', '.join(kind.file for kind in TABLES)}. {where_tables_come_from()}"
+            f"{', '.join(kind.file for kind in PUBLIC_TABLES)}, or the own_*.csv.gz that `lightning-predict measure` "
+            f"writes. {where_tables_come_from()}"
         )
     groups = [group for kind in present for group in read_table(folder / kind.file, kind, by_build=by_build)]
     return tuple(sorted(groups, key=lambda g: (g.batch.operation, g.batch.dtype, g.gpu, g.source, g.build)))

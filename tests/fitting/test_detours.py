@@ -142,6 +142,16 @@ def test_errors_are_those_of_the_prediction_less_what_was_left_out(tmp_path: Pat
     assert "5.0" in captured.get()
 
 
+def test_own_measurements_count_where_no_network_serves_them(tmp_path: Path) -> None:
+    columns = "gpu op dtype rows cols latency_ms warm_ms source"
+    seconds = float(operator_seconds("silu", "T4", dtype="float32", rows=4096, cols=1024))
+    write(tmp_path / "own_silu.csv.gz", columns, ("T4", "silu", "float32", 4096, 1024, 1e3 * seconds / 1.2, "", "own"))
+    write(tmp_path / "own_relu.csv.gz", columns, ("T4", "relu", "float32", 4096, 1024, 1.0, "", "own"))
+    one, everywhere = detour_scores(tmp_path, MODELS)
+    assert (one.operation, one.gpu, everywhere.gpu) == ("silu", "T4", ALL_GPUS)  # relu has a network
+    assert one.bias == pytest.approx(0.2)
+
+
 def test_a_folder_without_such_tables_has_no_scores(tmp_path: Path) -> None:
     assert detour_scores(tmp_path, MODELS) == ()
 

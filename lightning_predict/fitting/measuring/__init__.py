@@ -1,7 +1,8 @@
 """Micro-benchmarks of operations on the GPU at hand, written as a table that training reads.
 
-`shapes.py` draws problems, `calls.py` turns a problem into calls of torch, `clock.py` times a call, `tables.py` writes
-the rows, `run.py` puts them together. Example::
+A benchmark (`calls.py`) draws problems of an operation and turns them into calls of torch; `layers.py`, `images.py`,
+`matrices.py` and `updates.py` hold a table of them each, `benchmarks.py` all. `clock.py` times a call, `run.py` puts
+them together and writes the rows. Example::
 
     from lightning_predict.fitting.measuring.run import measure
 

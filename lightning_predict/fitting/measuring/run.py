@@ -20,9 +20,9 @@ from typing import Final, TextIO, final
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
-from lightning_predict.fitting.measuring.calls import calls_of
+from lightning_predict.fitting.measuring.benchmarks import BENCHMARKS, benchmark_of, draw_problems
 from lightning_predict.fitting.measuring.clock import Timing, time_call
-from lightning_predict.fitting.measuring.shapes import DRAWERS, Words, draw_shapes
+from lightning_predict.fitting.measuring.shapes import Words
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.operations import operation_kind, problem_batch
 from lightning_predict.units import MEGA, seconds_to_milliseconds
@@ -59,7 +59,7 @@ class Measured:
 def measure(
     folder: str | Path,
     *,
-    operations: Sequence[str] = tuple(DRAWERS),
+    operations: Sequence[str] = tuple(BENCHMARKS),
     dtypes: Sequence[str] = ("float32", "tf32", "float16", "bfloat16"),
     problems: int = 200,
     seed: int = 0,
@@ -70,7 +70,7 @@ def measure(
 
     Args:
         folder: Where the tables go; existing tables of the same names are replaced.
-        operations: Names from `shapes.DRAWERS`.
+        operations: Names from `benchmarks.BENCHMARKS`; each with its backward passes.
         dtypes: Keys of `DTYPES`.
         problems: Shapes an operation and dtype.
         seed: Of the shapes.
@@ -92,7 +92,7 @@ def measure(
     if device == "cuda" and not torch.cuda.is_available():
         raise CaptureError("No CUDA device here to measure on. Run this where there is one (device='cpu' only tries).")
     name = _name_of(device, gpu)
-    shapes = {operation: draw_shapes(operation, problems, seed=seed) for operation in operations}
+    shapes = {operation: draw_problems(operation, problems, seed=seed) for operation in operations}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     rows = 0
@@ -129,11 +129,13 @@ def _written(file: TextIO, operation: str, rows: Iterator[dict[str, object]]) ->
 def _rows(
     gpu: str, operation: str, shapes: Sequence[Words], dtypes: Sequence[str], device: torch.device, skipped: list[str]
 ) -> Iterator[dict[str, object]]:
-    for dtype in dtypes:
+    # Where bytes alone decide, all dtypes are one.
+    counts_bytes = operation_kind(operation).fixed_element_bytes is not None
+    for dtype in dtypes[:1] if counts_bytes else dtypes:
         with _tf32(allowed=dtype == "tf32"):
             for words in shapes:
                 try:
-                    calls = calls_of(operation, words, DTYPES[dtype], device)
+                    calls = benchmark_of(operation).calls(words, DTYPES[dtype], device)
                     timings = {name: time_call(call, device) for name, call in calls.items()}
                 except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:
                     skipped.append(f"{operation} {dtype} {words}: {str(error).splitlines()[0]}")
