@@ -2,7 +2,8 @@
 
 A table is a CSV file (gzip where the name ends in `.gz`) of one row a measurement: GPU, operation, dtype, shape words
 and milliseconds. What a source times differs: `neusight` times a Python call with events, so its short rows hold the
-launch; `TIMED_CALLS` names such sources, and a group's `floor_seconds` is that launch. Several software builds of one
+launch; `TIMED_CALLS` names such sources, and a group's `floor_seconds` is that launch. Where it grew while the table
+was measured, it is taken off (`launches.py`), so there the order of the rows matters. Several software builds of one
 problem count once, by their mean. Example::
 
     groups = read_tables(Path("measurements"))
@@ -22,6 +23,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.fitting.launches import GROWING_LAUNCHES, SHORTEST_SECONDS, without_launch
 from lightning_predict.fitting.measuring.benchmarks import BENCHMARKS
 from lightning_predict.kernels.operations import Array, ProblemBatch, operation_kind, problem_batch
 from lightning_predict.units import milliseconds_to_seconds
@@ -229,12 +231,22 @@ def _dtype(text: str) -> str:
 def _group(key: tuple[str, str, str, str, str], values: Sequence[tuple[float, ...]], kind: TableKind) -> Group:
     gpu, operation, dtype, source, build = key
     table = np.array(values, dtype=np.float64)
+    grew = (source, operation) in GROWING_LAUNCHES
+    if grew:
+        table[:, -1], clear = without_launch(table[:, -1])
+        if not clear.any():
+            raise MeasurementTableError(
+                f"None of the {len(values)} calls of {operation} on {gpu} by {source} took clearly longer than the "
+                "launch, which grows along its table. Expected all rows, in the order of their measurement."
+            )
+        table = table[clear]
     shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     seconds = np.bincount(inverse, weights=table[:, -1]) / np.bincount(inverse)
     columns = _columns(operation, dtype, kind.words.values(), shapes)
     shortest = float(np.quantile(seconds, FLOOR_QUANTILE))
-    floor = min(shortest, LONGEST_LAUNCH_SECONDS) if source in TIMED_CALLS else 0.0
+    launch = SHORTEST_SECONDS if grew else min(shortest, LONGEST_LAUNCH_SECONDS)
+    floor = launch if source in TIMED_CALLS else 0.0
     return Group(gpu, source, ProblemBatch(operation, dtype, columns), seconds, floor, build)
 
 

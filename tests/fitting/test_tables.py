@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.fitting.launches import SHORTEST_SECONDS
 from lightning_predict.fitting.tables import LONGEST_LAUNCH_SECONDS, Group, read_tables
 from tests.example_gpu import SMALL
 from tests.fitting.example import group as synthetic_group
@@ -70,6 +71,36 @@ def test_a_source_that_times_the_device_has_no_floor_and_one_that_times_calls_ha
     assert group.floor_seconds == LONGEST_LAUNCH_SECONDS  # a table without short rows shows no launch
     replays = [matmul_row(0.03 + 0.001 * m, m=m) for m in range(1, 102)]
     assert only(read_tables(write(tmp_path, "matmul.csv.gz", MATMUL, *replays))).floor_seconds == 0
+
+
+CONVOLUTION = (
+    "gpu,op,dtype,batch,in_channels,out_channels,kernel_size,image_size,stride,padding,latency_ms,source".split(",")
+)
+
+
+def convolution_row(milliseconds: float, *, batch: int, source: str = "neusight") -> list[object]:
+    return ["T4", "conv2d", "float32", batch, 16, 16, 3, 32, 1, 1, milliseconds, source]
+
+
+def test_the_launch_that_grew_from_row_to_row_is_taken_off_the_convolutions_that_neusight_timed(
+    tmp_path: Path,
+) -> None:
+    # Rows in the order of their measurement: 0.1 and 0.3 ms are launches, so 0.2 ms at the row between.
+    times = {3: 0.1, 2: 1.2, 1: 0.3}
+    rows = [convolution_row(time, batch=batch) for batch, time in times.items()]
+    group = only(read_tables(write(tmp_path, "conv2d.csv.gz", CONVOLUTION, *rows)))
+    assert group.batch.columns["batch"].tolist() == [2]  # the others show the launch alone
+    assert group.seconds.tolist() == pytest.approx([1e-3 + SHORTEST_SECONDS])
+    assert group.floor_seconds == SHORTEST_SECONDS
+    other = [convolution_row(time, batch=batch, source="mine") for batch, time in times.items()]
+    group = only(read_tables(write(tmp_path, "conv2d.csv.gz", CONVOLUTION, *other)))
+    assert group.seconds.tolist() == pytest.approx([3e-4, 1.2e-3, 1e-4])
+
+
+def test_a_table_that_shows_nothing_but_a_growing_launch_is_an_error(tmp_path: Path) -> None:
+    rows = [convolution_row(0.1 * batch, batch=batch) for batch in (1, 2, 3)]
+    with pytest.raises(MeasurementTableError, match=r"3 calls of conv2d on T4 by neusight .* order of their measure"):
+        read_tables(write(tmp_path, "conv2d.csv.gz", CONVOLUTION, *rows))
 
 
 def test_triton_attention_is_left_out(tmp_path: Path) -> None:
