@@ -29,7 +29,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels import features_matmul
-from lightning_predict.kernels.arrays import BoolArray
+from lightning_predict.kernels.arrays import BoolArray, IndexArray
 from lightning_predict.kernels.features import Family, reference_seconds
 from lightning_predict.kernels.features_attention import ATTENTION
 from lightning_predict.kernels.features_convolution import CONVOLUTION
@@ -134,16 +134,16 @@ class UtilisationModels:
         networks = [self._network(family, gpu, batch) for gpu in gpus]
 
         def timed(problems: ProblemBatch, wanted: BoolArray) -> Array:
-            return self._wanted_seconds(family, networks, problems, gpus, wanted)
+            return self._wanted_seconds(family, networks, problems, gpus, wanted)[0]
 
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
-        predicted = timed(batch, everything).reshape(everything.shape)
+        flat, half_widths = self._wanted_seconds(family, networks, batch, gpus, everything)
+        predicted = flat.reshape(everything.shape)
         seconds = held_by_growth(batch, gpus, predicted, timed)
         seconds = np.minimum(seconds, self._longest(batch, gpus))
         seconds = self._held_to_weaker(family, batch, gpus, seconds)
         bound = roofline_seconds(batch, gpus, least=True)
-        half_widths = [network.half_width(batch.operation, batch.dtype) for network in networks]
-        spread = np.exp(np.array(half_widths))[:, None]
+        spread = np.exp(half_widths).reshape(everything.shape)
         high = seconds * spread * np.where(odd_size_seconds(batch, gpus) > 0, ODD_SIZE_SPREAD, 1.0)
         return Estimate(seconds, np.maximum(seconds / spread, bound), high)
 
@@ -174,7 +174,7 @@ class UtilisationModels:
             # Where even the reference of the weaker one is slower, nothing needs to be computed.
             wanted = served & (slack * reference_seconds(batch, weaker) < MOST_UTILISATION * held)
             if wanted.any():
-                limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)
+                limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)[0]
                 held[wanted] = np.minimum(held[wanted], limits)
         return held
 
@@ -185,8 +185,11 @@ class UtilisationModels:
         batch: ProblemBatch,
         gpus: Sequence[Gpu],
         wanted: BoolArray,
-    ) -> Array:
-        """Seconds where the mask asks for them, flat, by the network of each GPU."""
+    ) -> tuple[Array, Array]:
+        """Seconds where the mask asks for them and the half width of their interval, both flat.
+
+        Each is by the network of its GPU; by the base where that GPU's own knows nothing like the problem.
+        """
         rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
         asked = wanted[np.ix_(rows, columns)]
         part = ProblemBatch(
@@ -194,10 +197,13 @@ class UtilisationModels:
         )
         cards = [gpus[int(row)] for row in rows]
         features = self._features(family, part, cards)[asked]
-        log_utilisation = log_utilisations([networks[int(row)] for row in rows], np.nonzero(asked)[0], features)
+        serving = [*(networks[int(row)] for row in rows), self._weights.base.families[family.name]]
+        owners = _serving(serving, np.nonzero(asked)[0], features)
+        log_utilisation = log_utilisations(serving, owners, features)
+        widths = np.array([network.half_width(batch.operation, batch.dtype) for network in serving])
         floor = np.maximum(roofline_seconds(part, cards, least=True), odd_size_seconds(part, cards))
         seconds: Array = np.maximum(reference_seconds(part, cards)[asked] * np.exp(-log_utilisation), floor[asked])
-        return seconds
+        return seconds, widths[owners]
 
     def _network(self, family: Family, gpu: Gpu, batch: ProblemBatch) -> NetworkWeights:
         if self.has_own_weights(gpu.name, batch.operation, batch.dtype):
@@ -215,6 +221,27 @@ class UtilisationModels:
                     "train them again."
                 )
         return matrix
+
+
+def _serving(networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray) -> IndexArray:
+    """The network that serves each row: its GPU's, or the last, the base, where only that knows problems like it.
+
+    Args:
+        networks: One a GPU, and the base.
+        owners: GPU of each row, ascending, shape (rows,).
+        rows: Features, shape (rows, features).
+    """
+    base = len(networks) - 1
+    serving = owners.copy()
+    ends = np.searchsorted(owners, np.arange(base + 1))
+    for index in range(base):
+        own = slice(ends[index], ends[index + 1])
+        if networks[index] is networks[base]:
+            continue
+        unknown = ~networks[index].knows(rows[own])
+        if unknown.any():
+            serving[own][unknown & networks[base].knows(rows[own])] = base
+    return serving
 
 
 def _computes_in_float32(batch: ProblemBatch, gpu: Gpu) -> bool:

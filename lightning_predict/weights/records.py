@@ -21,6 +21,9 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
+ALIKE: Final = 1e-3
+"""Features that differ by less are equal but for rounding."""
+
 BASE: Final = "base"
 """The `gpu` of the file that serves every GPU without weights of its own."""
 
@@ -82,6 +85,21 @@ class NetworkWeights:
     lowest_utilisation: float
     layers: tuple[Layer, ...]
     interval: Mapping[str, float]
+
+    def knows(self, rows: FloatArray) -> npt.NDArray[np.bool_]:
+        """False for problems that are unlike the trained ones in what those had in common.
+
+        All convolutions of one GPU may have been 3 x 3: a network tuned to them says nothing of 1 x 1.
+
+        Args:
+            rows: Features, shape (rows, features).
+
+        Returns:
+            Shape (rows,).
+        """
+        alike = np.flatnonzero(self.high - self.low < ALIKE)
+        known: npt.NDArray[np.bool_] = (np.abs(rows[:, alike] - self.low[alike]) < ALIKE).all(axis=1)
+        return known
 
     def half_width(self, operation: str, dtype: str) -> float:
         """Half width of the 90 % interval in log(seconds)."""
