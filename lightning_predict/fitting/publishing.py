@@ -7,7 +7,7 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -65,7 +65,7 @@ def publish(
         files={file_name(name): _entry(name, folder, stored[name], results, scores) for name in names},
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    (folder / CARD_NAME).write_text(model_card(manifest, scores), encoding="utf-8")
+    (folder / CARD_NAME).write_text(model_card(manifest, scores, results), encoding="utf-8")
     return scores
 
 
@@ -130,15 +130,16 @@ def _entry(
     )
 
 
-def model_card(manifest: Manifest, scores: Sequence[Score]) -> str:
+def model_card(manifest: Manifest, scores: Sequence[Score], families: Iterable[str]) -> str:
     """What the weights are, what they were trained on and how far they can be trusted, as Markdown."""
     sources = sorted({title for entry in manifest.files.values() for title in entry.trained_on})
     files = "\n".join(
         f"| `{name}` | {entry.bytes / 1000:.0f} kB | {', '.join(entry.dtypes)} | {entry.rows} | `{entry.sha256[:16]}` |"
         for name, entry in sorted(manifest.files.items())
     )
-    families = "\n".join(
-        f"- `{family.name}`: {', '.join(family.operations)}; {', '.join(family.dtypes)}" for family in FAMILIES.values()
+    described = "\n".join(
+        f"- `{FAMILIES[name].name}`: {', '.join(FAMILIES[name].operations)}; {', '.join(FAMILIES[name].dtypes)}"
+        for name in families
     )
     return f"""# Weights of the utilisation models
 
@@ -150,7 +151,7 @@ file is the base fine-tuned on the measurements of its GPU.
 
 ## Families
 
-{families}
+{described}
 
 ## Trained on
 

@@ -38,6 +38,7 @@ class Recipe:
         folds: Groups of GPUs that are left out together: alike ones must not stand in for each other.
         scored_from_seconds: Kernels shorter than this are not scored.
         scored_calls_from_seconds: Timed calls shorter than this show the launch, and are not scored.
+        sources: Sources that it is fitted to; None takes all.
         shapes: Where problems are drawn that must not get faster by growing.
         shortest: Tiny problems of the family (operation, shape words), for sources whose short rows show only the
             launch; empty where the tables have short rows.
@@ -53,25 +54,28 @@ class Recipe:
     scored_calls_from_seconds: float
     kin: tuple[Family, ...] = ()
     start: TrainingPlan | None = None
+    sources: frozenset[str] | None = None
     shapes: tuple[ShapeRange, ...] = ()
     shortest: tuple[tuple[str, Mapping[str, tuple[float, ...]]], ...] = ()
     shortest_seconds: float = 2.5e-6
 
     def serves(self, group: Group) -> bool:
         """True for measurements of this family."""
-        return _serves(self.family, group)
+        return self._takes(group, self.family)
 
     def learns_from(self, group: Group) -> bool:
         """True for measurements that the family's bases are fitted to."""
-        return any(_serves(family, group) for family in (self.family, *self.kin))
+        return self._takes(group, self.family, *self.kin)
 
     def scored_from(self, group: Group) -> float:
         """Seconds from which a group's rows are scored."""
         return self.scored_calls_from_seconds if group.floor_seconds > 0 else self.scored_from_seconds
 
-
-def _serves(family: Family, group: Group) -> bool:
-    return group.batch.operation in family.operations and group.batch.dtype in family.dtypes
+    def _takes(self, group: Group, *families: Family) -> bool:
+        """True for measurements of one of the families, from a source that is taken."""
+        operation, dtype = group.batch.operation, group.batch.dtype
+        is_taken = self.sources is None or group.source in self.sources
+        return is_taken and any(operation in family.operations and dtype in family.dtypes for family in families)
 
 
 def _products(*pairs: tuple[str, str]) -> tuple[ShapeRange, ...]:
@@ -84,20 +88,25 @@ def _products(*pairs: tuple[str, str]) -> tuple[ShapeRange, ...]:
     )
 
 
-_CONVOLUTIONS: Final = tuple(
-    ShapeRange(
-        operation=operation,
-        dtype="float32",
-        sides={
-            "batch": (1.0, 512.0),
-            "in_channels": (1.0, 2048.0),
-            "out_channels": (1.0, 2048.0),
-            "image_size": (8.0, 256.0),
-        },
-        fixed={"kernel_size": (1.0, 3.0, 3.0, 5.0, 7.0), "stride": (1.0, 1.0, 2.0), "padding": (1.0,)},
+def _convolutions(*dtypes: str) -> tuple[ShapeRange, ...]:
+    """Convolutions of the usual filters, forward and backward."""
+    return tuple(
+        ShapeRange(
+            operation=operation,
+            dtype=dtype,
+            sides={
+                "batch": (1.0, 512.0),
+                "in_channels": (1.0, 2048.0),
+                "out_channels": (1.0, 2048.0),
+                "image_size": (8.0, 256.0),
+            },
+            fixed={"kernel_size": (1.0, 3.0, 3.0, 5.0, 7.0), "stride": (1.0, 1.0, 2.0), "padding": (1.0,)},
+        )
+        for dtype in dtypes
+        for operation in FAMILIES["convolution"].operations
     )
-    for operation in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
-)
+
+
 _ATTENTIONS: Final = (
     ShapeRange(
         operation="attention",
@@ -159,6 +168,9 @@ _TINY_PRODUCTS: Final = (
     ("bmm", {"b": _TINY, "m": _TINY, "n": _TINY, "k": _TINY}),
 )
 
+_CONVOLUTION_BASE: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03)
+_CONVOLUTION_OWN: Final = TrainingPlan(steps=800, batch_rows=512, learning_rate=1e-3, weight_decay=0.03)
+
 RECIPES: Final[Mapping[str, Recipe]] = {
     "matmul_half": Recipe(
         family=FAMILIES["matmul_half"],
@@ -188,9 +200,9 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     ),
     "convolution": Recipe(
         family=FAMILIES["convolution"],
-        shapes=_CONVOLUTIONS,
-        base=TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03),
-        own=TrainingPlan(steps=800, batch_rows=512, learning_rate=1e-3, weight_decay=0.03),
+        shapes=_convolutions("float32"),
+        base=_CONVOLUTION_BASE,
+        own=_CONVOLUTION_OWN,
         fold=TrainingPlan(steps=1500, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03),
         folds=_FLOAT32_FOLDS[:5],
         scored_from_seconds=0.0,
@@ -209,6 +221,18 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             ),
         ),
         shortest_seconds=6e-6,
+    ),
+    # A few hundred rows of an old cuDNN on Volta and Turing would stand for all GPUs: only one's own count.
+    "convolution_tensor": Recipe(
+        family=FAMILIES["convolution_tensor"],
+        sources=frozenset({"own"}),
+        shapes=_convolutions("bfloat16", "float16"),
+        base=_CONVOLUTION_BASE,
+        own=_CONVOLUTION_OWN,
+        fold=_CONVOLUTION_BASE,
+        folds=(),
+        scored_from_seconds=4e-6,
+        scored_calls_from_seconds=2e-4,
     ),
     "attention": Recipe(
         family=FAMILIES["attention"],

@@ -97,10 +97,10 @@ def score_groups(
 
 
 def scored_groups(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[Group]:
-    """The groups that a family serves on known GPUs, without rows too short to show the device."""
+    """The groups that a recipe takes on known GPUs, without rows too short to show the device."""
     for group in groups:
         family = family_of(group.batch.operation, group.batch.dtype)
-        if family is not None and group.gpu in gpus:
+        if family is not None and group.gpu in gpus and RECIPES[family.name].serves(group):
             yield group.take(group.seconds >= RECIPES[family.name].scored_from(group))
 
 

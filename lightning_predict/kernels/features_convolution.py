@@ -138,9 +138,16 @@ def convolution_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatu
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 
+_OPERATIONS: Final = ("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
+
 CONVOLUTION: Final = Family(
-    name="convolution",
-    operations=("conv2d", "conv2d_backward_input", "conv2d_backward_weight"),
-    dtypes=("float32",),
+    name="convolution", operations=_OPERATIONS, dtypes=("float32",), describe=convolution_features
+)
+TENSOR_CONVOLUTION: Final = Family(
+    name="convolution_tensor",
+    operations=_OPERATIONS,
+    dtypes=("tf32", "float16", "bfloat16"),
     describe=convolution_features,
 )
+"""On matrix units. No public table has them on current GPUs, so the bundled weights hold none; whoever measures some
+can train them."""

@@ -32,7 +32,7 @@ from lightning_predict.kernels import features_matmul
 from lightning_predict.kernels.arrays import BoolArray, IndexArray
 from lightning_predict.kernels.features import Family, reference_seconds
 from lightning_predict.kernels.features_attention import ATTENTION
-from lightning_predict.kernels.features_convolution import CONVOLUTION
+from lightning_predict.kernels.features_convolution import CONVOLUTION, TENSOR_CONVOLUTION
 from lightning_predict.kernels.features_vector import VECTOR
 from lightning_predict.kernels.growth import MOST_UTILISATION, held_by_growth
 from lightning_predict.kernels.lesser_gpus import WEAKER, beats, longest_seconds, weakened
@@ -48,6 +48,7 @@ FAMILIES: Final = {
         features_matmul.SINGLE_PRECISION,
         features_matmul.HALF_PRECISION,
         CONVOLUTION,
+        TENSOR_CONVOLUTION,
         ATTENTION,
         VECTOR,
     )

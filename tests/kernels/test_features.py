@@ -31,6 +31,15 @@ EXAMPLES = {
         kernel_size=3,
         image_size=[1, 56],
     ),
+    "convolution_tensor": problem_batch(
+        "conv2d_backward_input",
+        "tf32",
+        batch=[1, 64],
+        in_channels=[1, 512],
+        out_channels=[1, 512],
+        kernel_size=3,
+        image_size=[1, 56],
+    ),
     "attention": problem_batch("attention", "bfloat16", batch=[1, 8], heads=8, seq=[1, 65536], head_dim=[1, 128]),
     "vector": problem_batch("layer_norm", "float32", rows=[1, 1e6], cols=[1, 4096]),
 }
