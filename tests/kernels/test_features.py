@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,10 @@ from hypothesis import strategies as st
 
 from lightning_predict.kernels.features import (
     LAUNCH_SECONDS,
+    MACHINE_FEATURES,
     alignment,
+    clock_features,
+    machine_features,
     reference_seconds,
     tile_features,
     wave_quantisation,
@@ -128,6 +133,19 @@ def test_machine_features_are_ratios_to_lanes() -> None:
     assert named["flops_per_clock"][0, 0] == pytest.approx(np.log2(800))
     assert named["memory_bytes_per_clock"][0, 0] == pytest.approx(np.log2(10))
     assert [named[flag][0, 0] for flag in ("ampere_or_later", "hopper_or_later")] == [1, 0]
+
+
+def test_the_machine_features_are_those_that_no_shape_changes() -> None:
+    named = machine_features(EXAMPLES["matmul_half"], [SMALL, OLD])
+    assert tuple(named) == MACHINE_FEATURES
+    assert all(values.shape == (2, 1) for values in named.values())
+
+
+@pytest.mark.parametrize(("base_clock_hz", "shortage"), [(0.9e9, 0.0), (0.6e9, 0.0), (0.3e9, -1.0)])
+def test_a_base_clock_far_below_the_boost_clock_is_a_shortage(base_clock_hz: float, shortage: float) -> None:
+    # The boost clock is 1 GHz; 0.6 of it is enough, and half of that is short by one doubling.
+    gpu = replace(SMALL, base_clock_hz=base_clock_hz)
+    assert clock_features([gpu])["clock_shortage"][0, 0] == pytest.approx(shortage, abs=1e-9)
 
 
 def test_the_half_family_tells_its_dtypes_apart() -> None:
