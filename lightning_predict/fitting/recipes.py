@@ -147,8 +147,7 @@ _PRODUCT_FOLDS: Final = (
 # Small, short and strongly decayed, with little or no sight of the machine's own figures: what is learnt beyond that is
 # the GPUs that are seen, and those have weights of their own. Chosen by the errors on GPUs that were left out.
 _PRODUCT_BASE: Final = TrainingPlan(steps=500, hidden=(64, 64), members=4, weight_decay=1.0, machine_weight=0.3)
-_ATTENTION_BASE: Final = replace(_PRODUCT_BASE, machine_weight=0.0)
-_VECTOR_BASE: Final = replace(_ATTENTION_BASE, steps=150)
+_BLIND_BASE: Final = replace(_PRODUCT_BASE, machine_weight=0.0)
 _PRODUCT_SHAPES: Final = _products(
     ("linear", "bfloat16"),
     ("linear", "float16"),
@@ -215,10 +214,10 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     "attention": Recipe(
         family=FAMILIES["attention"],
         shapes=_ATTENTIONS,
-        base=_ATTENTION_BASE,
+        base=_BLIND_BASE,
         start=TrainingPlan(steps=7000),
         own=TrainingPlan(steps=2500, learning_rate=1e-3),
-        fold=_ATTENTION_BASE,
+        fold=_BLIND_BASE,
         folds=_BFLOAT16_FOLDS,
         scored_from_seconds=2e-5,
         scored_calls_from_seconds=2e-4,
@@ -226,10 +225,10 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     "vector": Recipe(
         family=FAMILIES["vector"],
         shapes=_VECTORS,
-        base=_VECTOR_BASE,
+        base=_BLIND_BASE,
         start=TrainingPlan(steps=4000),
         own=TrainingPlan(steps=1200, learning_rate=1e-3),
-        fold=_VECTOR_BASE,
+        fold=_BLIND_BASE,
         folds=_FLOAT32_FOLDS,
         scored_from_seconds=0.0,
         scored_calls_from_seconds=1e-4,
