@@ -146,8 +146,9 @@ def model_card(manifest: Manifest, scores: Sequence[Score], families: Iterable[s
 Recipe `{manifest.recipe}`, seed {manifest.seed}. Written by `python -m lightning_predict.fitting`; do not edit.
 
 Small networks (an ensemble of multilayer perceptrons for each family of operations) predict how much of a GPU's
-roofline a kernel reaches. `base.safetensors` was trained on all GPUs and serves those without measurements; each other
-file is the base fine-tuned on the measurements of its GPU.
+roofline a kernel reaches. `base.safetensors` was trained on all GPUs, but briefly and with little or no sight of what
+tells them apart, and serves those without measurements; each other file was trained for longer, with full sight, and
+then fine-tuned on the measurements of its GPU.
 
 ## Families
 

@@ -24,7 +24,7 @@ import torch
 from lightning_predict.fitting.doublings import SLACK, DoublingPairs
 from lightning_predict.fitting.tables import Group
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.features import Family, reference_seconds
+from lightning_predict.kernels.features import MACHINE_FEATURES, Family, reference_seconds
 from lightning_predict.kernels.operations import Array
 from lightning_predict.weights.records import FloatArray, Layer, NetworkWeights
 
@@ -49,6 +49,9 @@ class TrainingPlan:
         weight_decay: Of AdamW.
         doubling_weight: Of the mean drop from a problem to its double, beside the mean error.
         doubling_rows: Pairs of one step.
+        machine_weight: Factor on the scaled figures of the machine (`MACHINE_FEATURES`); at 0 the networks do not see
+            them. Few GPUs are measured, so what tells them apart is learnt by heart, and misleads on a GPU that is not
+            among them.
     """
 
     steps: int
@@ -59,6 +62,7 @@ class TrainingPlan:
     weight_decay: float = 1e-4
     doubling_weight: float = 1.0
     doubling_rows: int = 256
+    machine_weight: float = 1.0
 
 
 @final
@@ -223,14 +227,20 @@ def _scaled(rows: TrainingRows, seed: int, plan: TrainingPlan) -> NetworkWeights
         gain = 0.1 if index == len(plan.hidden) else math.sqrt(2 / inputs)
         weight = generator.standard_normal((plan.members, inputs, outputs), dtype=np.float32) * np.float32(gain)
         layers.append(Layer(weight, np.zeros((plan.members, outputs), np.float32)))
+    is_machine = np.isin(rows.names, MACHINE_FEATURES)
+    # A feature that never varies must not blow up by rounding.
+    scale = np.maximum(rows.features.std(axis=0, dtype=np.float64), 1e-2).astype(np.float32)
+    if plan.machine_weight > 0:
+        scale[is_machine] /= plan.machine_weight
+    else:
+        layers[0].weight[:, is_machine] = 0.0
     low, high = _range(rows)
     return NetworkWeights(
         family=rows.family,
         trained=rows.pairs,
         features=rows.names,
         mean=rows.features.mean(axis=0, dtype=np.float64).astype(np.float32),
-        # A feature that never varies must not blow up by rounding.
-        scale=np.maximum(rows.features.std(axis=0, dtype=np.float64), 1e-2).astype(np.float32),
+        scale=scale,
         low=low,
         high=high,
         lowest_utilisation=lowest_utilisation(rows),
@@ -268,12 +278,19 @@ def _pair_tensors(pairs: DoublingPairs, scaled: NetworkWeights, rows: TrainingRo
     low, high = _range(rows)
     columns = []
     for side in (pairs.smaller, pairs.larger):
-        features = (np.clip(side.features, low, high) - scaled.mean) / scaled.scale
+        features = _inputs(np.clip(side.features, low, high), scaled)
         columns += [torch.tensor(features), torch.tensor(side.log_reference, dtype=torch.float32)]
     return tuple(columns)
 
 
 def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, ...]:
-    features = (rows.features - scaled.mean) / scaled.scale
+    features = _inputs(rows.features, scaled)
     columns = (rows.log_reference, rows.log_seconds, rows.log_floor)
     return torch.tensor(features), *(torch.tensor(column, dtype=torch.float32) for column in columns)
+
+
+def _inputs(features: FloatArray, scaled: NetworkWeights) -> FloatArray:
+    """Scaled features; 0 for those that the networks do not see, so that no step gives them a weight."""
+    seen = scaled.layers[0].weight.any(axis=(0, 2))
+    inputs: FloatArray = np.where(seen, (features - scaled.mean) / scaled.scale, np.float32(0.0))
+    return inputs

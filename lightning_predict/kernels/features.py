@@ -30,6 +30,25 @@ LAUNCH_SECONDS: Final = 1.5e-6
 SMALLEST: Final = 1e-12
 """Guards logarithms of quantities that may be zero (a copy without FLOPs)."""
 
+MACHINE_FEATURES: Final = (
+    "multiprocessors",
+    "boost_clock",
+    "flops_per_clock",
+    "memory_bytes_per_clock",
+    "cache_over_memory",
+    "cache_per_multiprocessor",
+    "watts_per_lane",
+    "volta_or_later",
+    "ampere_or_later",
+    "hopper_or_later",
+    "blackwell_datacentre",
+)
+"""Names of `machine_features`: the same for every problem in a dtype, so together they are as good as a GPU's name."""
+
+ENOUGH_BASE_CLOCK: Final = 0.6
+"""Share of the boost clock that the base clock must be for the boost clock to last: a board whose maker promises less
+(L4, T4, L40S: 0.37 to 0.44) has too little power for it."""
+
 NamedFeatures = Mapping[str, Array]
 """Feature name -> values of shape (gpus, problems), or (gpus, 1) and (1, problems) where one side does not matter."""
 
@@ -117,6 +136,12 @@ def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Arra
         "hopper_or_later": (capability >= 9.0).astype(np.float64),
         "blackwell_datacentre": ((capability >= 10.0) & (capability < 11.0)).astype(np.float64),
     }
+
+
+def clock_features(gpus: Sequence[Gpu]) -> dict[str, Array]:
+    """How far the clock that lasts falls short of the boost clock, (gpus, 1): 0 where it does not, else below."""
+    promised = per_gpu(gpus, lambda gpu: gpu.base_clock_hz / gpu.boost_clock_hz)
+    return {"clock_shortage": np.minimum(log2(promised / ENOUGH_BASE_CLOCK), 0.0)}
 
 
 def work_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:

@@ -21,6 +21,7 @@ from lightning_predict.kernels.features import (
     Family,
     NamedFeatures,
     alignment,
+    clock_features,
     log2,
     machine_features,
     multiprocessors,
@@ -54,7 +55,7 @@ def matmul_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     named["batched"] = np.full((1, 1), float(batch.operation == "bmm"))
     named["float16"] = np.full((1, 1), float(batch.dtype == "float16"))
     named |= tile_features(rows, cols, copies, gpus, TILES)
-    return named | work_features(batch, gpus) | machine_features(batch, gpus)
+    return named | work_features(batch, gpus) | clock_features(gpus) | machine_features(batch, gpus)
 
 
 SINGLE_PRECISION: Final = Family(

@@ -28,6 +28,7 @@ from lightning_predict.kernels.features import (
     log2,
     machine_features,
     multiprocessors,
+    per_gpu,
     wave_quantisation,
     work_features,
 )
@@ -48,6 +49,11 @@ ROW_REDUCTIONS: Final = frozenset(
 
 ELEMENTS_PER_BLOCK: Final = 1024
 """Elements that one block of an element-wise kernel takes (256 threads, 4 elements each)."""
+
+
+STACKED_MEMORY: Final = frozenset({(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
+"""Compute capabilities of dies with HBM, which delivers more of its bandwidth than GDDR does. The P100's, the first, is
+not among them: the V100 delivers 1.5 times as much with 1.2 times the bandwidth (NVIDIA, Inside Volta, 2017)."""
 
 
 def _bytes_read_and_written(batch: ProblemBatch) -> tuple[Array, Array]:
@@ -83,6 +89,7 @@ def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     element_waves, element_tail = wave_quantisation(np.ceil(total / 4 / ELEMENTS_PER_BLOCK)[None, :], slots * 8)
     named["element_waves"] = log2(element_waves)
     named["element_tail"] = log2(element_tail)
+    named["stacked_memory"] = per_gpu(gpus, lambda gpu: gpu.compute_capability in STACKED_MEMORY)
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 

@@ -12,8 +12,9 @@ from lightning_predict.fitting.recipes import RECIPES, Recipe
 from lightning_predict.fitting.splits import split_rows
 from lightning_predict.fitting.tables import Group
 from lightning_predict.fitting.training import TrainingPlan, collect_rows, lowest_utilisation, train_network
+from lightning_predict.kernels.features import MACHINE_FEATURES
 from lightning_predict.kernels.operations import problem_batch
-from lightning_predict.kernels.utilisation import FAMILIES
+from lightning_predict.kernels.utilisation import FAMILIES, log_utilisation_of
 from tests.example_gpu import BIG, SMALL
 from tests.fitting.example import GPUS, group, law, measured, products
 
@@ -67,6 +68,26 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others() -> None
     for index in range(3):
         np.testing.assert_array_equal(one.layers[index].weight, again.layers[index].weight)
     assert not np.array_equal(one.layers[0].weight, other.layers[0].weight)
+
+
+def test_networks_of_no_machine_weight_do_not_see_what_the_gpu_is() -> None:
+    rows = collect_rows(SINGLE, [group(SMALL, 500), group(BIG, 500)], GPUS)
+    network = train_network(rows, rows, replace(QUICK, steps=60, machine_weight=0.0), seed=0)
+    is_machine = np.isin(rows.names, MACHINE_FEATURES)
+    np.testing.assert_array_equal(network.layers[0].weight.any(axis=(0, 2)), ~is_machine)
+    other = rows.features.copy()
+    other[:, is_machine] = network.high[is_machine]
+    assert not np.array_equal(other, rows.features)
+    np.testing.assert_array_equal(
+        log_utilisation_of(network, rows.features[None]), log_utilisation_of(network, other[None])
+    )
+
+
+def test_a_small_machine_weight_makes_the_same_step_in_the_machine_small() -> None:
+    rows = collect_rows(SINGLE, [group(SMALL, 500), group(BIG, 500)], GPUS)
+    full, small = (train_network(rows, rows, replace(QUICK, steps=0, machine_weight=w), seed=0) for w in (1.0, 0.25))
+    is_machine = np.isin(rows.names, MACHINE_FEATURES)
+    np.testing.assert_allclose(small.scale / full.scale, np.where(is_machine, 4.0, 1.0))
 
 
 def test_fine_tuning_never_ends_worse_on_the_calibration_rows() -> None:

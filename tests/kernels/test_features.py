@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.gpus import gpu
 from lightning_predict.kernels.features import (
     LAUNCH_SECONDS,
+    MACHINE_FEATURES,
     alignment,
+    clock_features,
+    machine_features,
     reference_seconds,
     tile_features,
     wave_quantisation,
@@ -139,6 +145,19 @@ def test_machine_features_are_ratios_to_lanes() -> None:
     assert [named[flag][0, 0] for flag in ("ampere_or_later", "hopper_or_later")] == [1, 0]
 
 
+def test_the_machine_features_are_those_that_no_shape_changes() -> None:
+    named = machine_features(EXAMPLES["matmul_half"], [SMALL, OLD])
+    assert tuple(named) == MACHINE_FEATURES
+    assert all(values.shape == (2, 1) for values in named.values())
+
+
+@pytest.mark.parametrize(("base_clock_hz", "shortage"), [(0.9e9, 0.0), (0.6e9, 0.0), (0.3e9, -1.0)])
+def test_a_base_clock_far_below_the_boost_clock_is_a_shortage(base_clock_hz: float, shortage: float) -> None:
+    # The boost clock is 1 GHz; 0.6 of it is enough, and half of that is short by one doubling.
+    card = replace(SMALL, base_clock_hz=base_clock_hz)
+    assert clock_features([card])["clock_shortage"][0, 0] == pytest.approx(shortage, abs=1e-9)
+
+
 def test_the_half_family_tells_its_dtypes_apart() -> None:
     words = {"m": 64, "n": 64, "k": 64}
     flags = [
@@ -159,6 +178,13 @@ def test_a_backward_pass_is_the_matrix_product_it_computes() -> None:
     assert sizes("conv2d") == pytest.approx([positions, 8, 4 * 9])
     assert sizes("conv2d_backward_input") == pytest.approx([positions, 4, 8 * 9])
     assert sizes("conv2d_backward_weight") == pytest.approx([8, 4 * 9, positions])
+
+
+@pytest.mark.parametrize(
+    ("name", "stacked"), [("H100-SXM-80GB", 1), ("A100-PCIe-40GB", 1), ("T4", 0), ("RTX-PRO-6000-Server", 0)]
+)
+def test_memory_is_stacked_on_the_large_dies_alone(name: str, stacked: int) -> None:
+    assert vector_features(EXAMPLES["vector"], [gpu(name)])["stacked_memory"][0, 0] == stacked
 
 
 def test_an_elementwise_operation_is_the_transfer_of_its_bytes() -> None:
