@@ -18,7 +18,7 @@ from lightning_predict.fitting.training import TrainingPlan
 from lightning_predict.kernels.features import Family
 from lightning_predict.kernels.utilisation import FAMILIES
 
-RECIPE_NAME: Final = "utilisation-3"
+RECIPE_NAME: Final = "utilisation-4"
 DATA_CENTRE_BLACKWELL: Final = ("B200-SXM-180GB", "B300-SXM-288GB", "GB200", "GB300")
 
 

@@ -53,7 +53,7 @@ ELEMENTS_PER_BLOCK: Final = 1024
 
 STACKED_MEMORY: Final = frozenset({(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
 """Compute capabilities of dies with HBM, which delivers more of its bandwidth than GDDR does. The P100's, the first, is
-not among them: the V100 delivers 1.5 times as much with 1.2 times the bandwidth (NVIDIA, Inside Volta, 2017)."""
+not among them: in the public tables it delivers as little as GDDR."""
 
 
 def _bytes_read_and_written(batch: ProblemBatch) -> tuple[Array, Array]:
