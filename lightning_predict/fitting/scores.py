@@ -8,6 +8,7 @@ Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -45,6 +46,8 @@ class Score:
         ninetieth: 90th percentile of the error.
         bias: Mean of predicted / measured - 1.
         coverage: Share of the rows inside the 90 % interval.
+        called: Mean error of whole calls, where a launch was taken off them (`launches.py`): prediction and launch over
+            what was timed, of calls from the same length on; None where none was taken off.
         baselines: Errors of simpler predictors on the same rows, by name; absent where one says nothing.
     """
 
@@ -58,6 +61,7 @@ class Score:
     ninetieth: float
     bias: float
     coverage: float
+    called: float | None
     baselines: Mapping[str, BaselineError]
 
 
@@ -79,33 +83,63 @@ def score_groups(
         raw_networks: Networks on raw latency by (operation, dtype), to compare with.
     """
     held_out: dict[tuple[str, str], dict[str, list[Group]]] = {}
-    for group in scored_groups(groups, gpus):
-        if not models.supports(group.batch.operation, group.batch.dtype):
+    calls: dict[tuple[str, str, str], list[Array]] = {}
+    for group in _taken(groups, gpus):
+        operation, dtype = group.batch.operation, group.batch.dtype
+        if not models.supports(operation, dtype):
             continue
-        mask = split_rows(group.batch.columns, seed=seed).held_out
-        if mask.any():
-            by_gpu = held_out.setdefault((group.batch.operation, group.batch.dtype), {})
-            by_gpu.setdefault(group.gpu, []).append(group.take(mask))
+        unseen = group.take(split_rows(group.batch.columns, seed=seed).held_out)
+        scored = _long_enough(unseen)
+        if len(scored.seconds):
+            held_out.setdefault((operation, dtype), {}).setdefault(group.gpu, []).append(scored)
+        if unseen.taken_off_seconds is not None:
+            calls.setdefault((operation, dtype, group.gpu), []).append(_called(models, unseen, gpus[group.gpu]))
     scores = []
     for (operation, dtype), by_gpu in sorted(held_out.items()):
         everywhere = [group for parts in by_gpu.values() for group in parts]
         network = (raw_networks or {}).get((operation, dtype))
         for name, parts in sorted(by_gpu.items()):
             if sum(len(part.seconds) for part in parts) >= FEWEST_SCORED:
-                scores.append(_score(models, parts, gpus[name], baseline_errors(parts, everywhere, gpus, network)))
+                beside = baseline_errors(parts, everywhere, gpus, network)
+                scores.append(_score(models, parts, gpus[name], beside, calls.get((operation, dtype, name), [])))
     return tuple(scores)
 
 
 def scored_groups(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[Group]:
     """The groups that a recipe takes on known GPUs, without rows too short to show the device."""
+    yield from map(_long_enough, _taken(groups, gpus))
+
+
+def _taken(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[Group]:
     for group in groups:
         family = family_of(group.batch.operation, group.batch.dtype)
         if family is not None and group.gpu in gpus and RECIPES[family.name].serves(group):
-            yield group.take(group.seconds >= RECIPES[family.name].scored_from(group))
+            yield group
+
+
+def _scored_from(group: Group) -> float:
+    family = family_of(group.batch.operation, group.batch.dtype)
+    return math.inf if family is None else RECIPES[family.name].scored_from(group)
+
+
+def _long_enough(group: Group) -> Group:
+    return group.take(group.seconds >= _scored_from(group))
+
+
+def _called(models: UtilisationModels, group: Group, gpu: Gpu) -> Array:
+    """Errors of whole calls: the launch that was taken off is put back on both sides."""
+    launch = np.zeros(len(group.seconds)) if group.taken_off_seconds is None else group.taken_off_seconds
+    called = group.seconds + launch
+    error: Array = np.abs((models.estimate(group.batch, [gpu]).seconds[0] + launch) / called - 1)
+    return error[called >= _scored_from(group)]
 
 
 def _score(
-    models: UtilisationModels, groups: Sequence[Group], gpu: Gpu, baselines: Mapping[str, BaselineError]
+    models: UtilisationModels,
+    groups: Sequence[Group],
+    gpu: Gpu,
+    baselines: Mapping[str, BaselineError],
+    calls: Sequence[Array],
 ) -> Score:
     """Score of the rows of one operation and dtype on one GPU."""
     operation, dtype = groups[0].batch.operation, groups[0].batch.dtype
@@ -121,6 +155,7 @@ def _score(
         ninetieth=float(np.quantile(np.abs(error), 0.9)),
         bias=float(error.mean()),
         coverage=float(inside.mean()),
+        called=float(np.concatenate(calls).mean()) if calls else None,
         baselines=baselines,
     )
 
@@ -143,6 +178,7 @@ HEADINGS = (
     "90th %",
     "bias %",
     "in interval %",
+    "calls: mean %",
     *BASELINES,
 )
 
@@ -165,11 +201,13 @@ def score_cells(score: Score) -> tuple[str, ...]:
         weights,
         str(score.rows),
         *(f"{100 * share:.1f}" for share in shares),
+        "" if score.called is None else f"{100 * score.called:.1f}",
         *("" if error is None else f"{100 * error.median:.1f} / {100 * error.mean:.1f}" for error in beside),
     )
 
 
 BESIDE = (
+    "Calls: where a launch was taken off the times, the error of prediction and launch over the whole calls. "
     "Beside them, simpler predictors on the same rows: median / mean %. The ratios take the time of the same problem "
     "on another GPU, times the ratio of peak FLOP/s or of memory bandwidth, over all such pairs; empty where no other "
     "GPU measured it. The raw network maps shapes to latency, as Habitat's do, but is smaller; empty where none is."

@@ -132,6 +132,7 @@ class Group:
         seconds: Measured time of each problem, shape (problems,).
         floor_seconds: Launch that short rows contain; 0 where the source times the device alone.
         build: Software that was timed, without its version; empty where builds are averaged.
+        taken_off_seconds: Launch that was taken off each time (`launches.py`), shape (problems,); None where none was.
     """
 
     gpu: str
@@ -140,12 +141,14 @@ class Group:
     seconds: Array
     floor_seconds: float
     build: str = ""
+    taken_off_seconds: Array | None = None
 
     def take(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Group:
         """The rows of a mask."""
         columns = {word: values[rows] for word, values in self.batch.columns.items()}
         batch = ProblemBatch(self.batch.operation, self.batch.dtype, columns)
-        return Group(self.gpu, self.source, batch, self.seconds[rows], self.floor_seconds, self.build)
+        taken_off = None if self.taken_off_seconds is None else self.taken_off_seconds[rows]
+        return Group(self.gpu, self.source, batch, self.seconds[rows], self.floor_seconds, self.build, taken_off)
 
 
 def read_tables(folder: Path, *, by_build: bool = False) -> tuple[Group, ...]:
@@ -231,23 +234,25 @@ def _dtype(text: str) -> str:
 def _group(key: tuple[str, str, str, str, str], values: Sequence[tuple[float, ...]], kind: TableKind) -> Group:
     gpu, operation, dtype, source, build = key
     table = np.array(values, dtype=np.float64)
+    called = table[:, -1].copy()
     grew = (source, operation) in GROWING_LAUNCHES
     if grew:
-        table[:, -1], clear = without_launch(table[:, -1])
+        table[:, -1], clear = without_launch(called)
         if not clear.any():
             raise MeasurementTableError(
                 f"None of the {len(values)} calls of {operation} on {gpu} by {source} took clearly longer than the "
                 "launch, which grows along its table. Expected all rows, in the order of their measurement."
             )
-        table = table[clear]
+        table, called = table[clear], called[clear]
     shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
-    seconds = np.bincount(inverse, weights=table[:, -1]) / np.bincount(inverse)
+    seconds, calls = (np.bincount(inverse, weights=times) / np.bincount(inverse) for times in (table[:, -1], called))
     columns = _columns(operation, dtype, kind.words.values(), shapes)
     shortest = float(np.quantile(seconds, FLOOR_QUANTILE))
     launch = SHORTEST_SECONDS if grew else min(shortest, LONGEST_LAUNCH_SECONDS)
     floor = launch if source in TIMED_CALLS else 0.0
-    return Group(gpu, source, ProblemBatch(operation, dtype, columns), seconds, floor, build)
+    taken_off = calls - seconds if grew else None
+    return Group(gpu, source, ProblemBatch(operation, dtype, columns), seconds, floor, build, taken_off)
 
 
 def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:
