@@ -19,7 +19,7 @@ from lightning_predict.units import bytes_to_mebibytes
 WIDTH: Final = 160
 """Columns of the table of iterations, and of progress."""
 
-SCORES_WIDTH: Final = 200
+SCORES_WIDTH: Final = 220
 """Columns of the tables of operators."""
 
 _OURS: Final = ("*.safetensors*", "manifest.json*")

@@ -41,7 +41,7 @@ from lightning_predict.weights.manifest import Manifest
 from lightning_predict.weights.store import BUNDLED, load_weights, read_manifest
 
 JOBS: Final = 2
-WIDTH: Final = 200
+WIDTH: Final = 220
 """Columns of the printed tables."""
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,21 @@ def test_rows_that_show_the_launch_are_not_scored() -> None:
     (long_rows,) = score_groups(models, [timed], GPUS, seed=0)
     held_out = split_rows(group.batch.columns, seed=0).held_out
     assert long_rows.rows == (held_out & (group.seconds >= 2e-4)).sum() < all_rows.rows
+
+
+def test_calls_are_scored_with_the_launch_that_was_taken_off() -> None:
+    plain = quarter_utilisation_group()
+    launch = plain.seconds  # as long as the work itself: half of each call
+    group = replace(plain, taken_off_seconds=launch)
+    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.25, interval=0.1))
+    (score,) = score_groups(models, [group], GPUS, seed=0)
+    (without,) = score_groups(models, [plain], GPUS, seed=0)
+    # The error is of the work, and the work is half of the call.
+    assert score.called == pytest.approx(score.mean / 2)
+    assert score.mean == without.mean
+    assert without.called is None
+    cells = dict(zip(HEADINGS, score_cells(score), strict=True))
+    assert cells["calls: mean %"] == f"{50 * score.mean:.1f}"
 
 
 def test_what_no_model_or_no_catalogue_row_serves_is_not_scored() -> None:
