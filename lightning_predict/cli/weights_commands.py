@@ -10,11 +10,15 @@ Example::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lightning_predict.cli.answers import Answer, aligned, json_value
 from lightning_predict.units import bytes_to_mebibytes
+
+if TYPE_CHECKING:
+    from lightning_predict.fitting.evaluation_reach import Goal
 
 WIDTH: Final = 160
 """Columns of the table of iterations, and of progress."""
@@ -118,7 +122,7 @@ def evaluate(
         evaluate_published,
         print_report,
     )
-    from lightning_predict.fitting.evaluation_reach import goals_of
+    from lightning_predict.fitting.evaluation_reach import goals_of, reach_table
 
     if of is None:
         holds_iterations = any((tables / name).is_file() for name in (TRANSFORMERS_TABLE, THROUGHPUT_TABLE))
@@ -131,14 +135,14 @@ def evaluate(
         with waiting:
             published = evaluate_published(tables, weights=weights)
         goals = goals_of(published.transformers, published.throughput)
-        held = [{**json_value(goal), "is_held": goal.is_held} for goal in goals]
         return Answer(
-            data=lambda: {**json_value(published), "goals": held},
+            data=lambda: {**json_value(published), "goals": _judged(goals)},
             show=lambda: print_report(published, Console(width=WIDTH)),
         )
     from lightning_predict.fitting.__main__ import evaluate as evaluate_weights
     from lightning_predict.fitting.__main__ import evaluate_detours, manifest_of
     from lightning_predict.fitting.detours import detour_table
+    from lightning_predict.fitting.operator_reach import operator_goals
     from lightning_predict.fitting.scores import score_table
     from lightning_predict.fitting.unseen import unseen_table
 
@@ -149,6 +153,7 @@ def evaluate(
             scores = evaluate_weights(tables, weights=weights, seed=seed)
     manifest = manifest_of(weights)
     detours = evaluate_detours(tables, weights=weights)
+    goals = operator_goals(scores, manifest)
 
     def show() -> None:
         console = Console(width=SCORES_WIDTH)
@@ -157,8 +162,20 @@ def evaluate(
             console.print(unseen_table(manifest))
         if detours:
             console.print(detour_table(detours))
+        console.print(reach_table(goals))
 
-    return Answer(data=lambda: {"scores": json_value(scores), "detours": json_value(detours)}, show=show)
+    return Answer(
+        data=lambda: {
+            "scores": json_value(scores),
+            "detours": json_value(detours),
+            "goals": _judged(goals),
+        },
+        show=show,
+    )
+
+
+def _judged(goals: Sequence[Goal]) -> list[dict[str, Any]]:
+    return [{**json_value(goal), "is_held": goal.is_held} for goal in goals]
 
 
 def _regressions(tables: Path) -> Answer:

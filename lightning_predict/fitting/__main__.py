@@ -25,7 +25,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from lightning_predict.errors import LightningPredictError, UnknownGpuError
 from lightning_predict.fitting.collectives import publish_curves
 from lightning_predict.fitting.detours import DetourScore, detour_scores, detour_table
+from lightning_predict.fitting.evaluation_reach import reach_table
 from lightning_predict.fitting.families import train_families, trainings_of
+from lightning_predict.fitting.operator_reach import operator_goals
 from lightning_predict.fitting.publishing import publish
 from lightning_predict.fitting.raw_network import RawNetwork, train_raw_network
 from lightning_predict.fitting.recipes import RECIPES, Recipe
@@ -201,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(unseen_table(manifest))
     if detours:
         console.print(detour_table(detours))
+    console.print(reach_table(operator_goals(scores, manifest)))
     return 0
 
 
