@@ -33,14 +33,13 @@ from lightning_predict.kernels.features import (
     work_features,
 )
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, ProblemBatch
-from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, VECTOR_OPERATIONS
+from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, TRANSFER_RATIOS, VECTOR_OPERATIONS
 
 ROW_REDUCTIONS: Final = frozenset(
     {
         "softmax",
         "softmax_backward",
         "layer_norm",
-        "rms_norm",
         "cross_entropy",
         "cross_entropy_backward",
     }
@@ -95,7 +94,10 @@ def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 
 VECTOR: Final = Family(
     name="vector",
-    operations=(*(name for name in VECTOR_OPERATIONS if name not in NORM_BACKWARD_RATIOS), "transfer"),
+    operations=(
+        *(name for name in VECTOR_OPERATIONS if name not in {*NORM_BACKWARD_RATIOS, *TRANSFER_RATIOS}),
+        "transfer",
+    ),
     dtypes=("float32", "float16", "bfloat16"),
     describe=vector_features,
 )

@@ -22,7 +22,7 @@ from lightning_predict.kernels.convolution_variants import PASSES, VARIANTS, Var
 from lightning_predict.kernels.memory_bound import MEMORY_BOUND
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, batch_of, operation_kind
 from lightning_predict.kernels.recurrent import GATES
-from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS
+from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, TRANSFER_RATIOS
 
 ATTENTION_BACKWARD_RATIO: Final = 3.0
 """Backward over forward of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
@@ -180,10 +180,14 @@ def _steps(w: Mapping[str, float], gates: float, dtype: str) -> tuple[Part, ...]
 
 
 def _as_transfer(problem: Problem) -> tuple[Part, ...]:
-    """Only the bytes are known: half of the traffic read, half written, whatever the true split."""
+    """Only the bytes are known: half of the traffic read, half written, whatever the true split.
+
+    Where it was measured how much longer that takes than a transfer, so much longer.
+    """
     batch = batch_of([problem])
     half = float(batch.bytes_moved[0]) / 2
-    return (Part(1.0, Problem("transfer", "float32", (half, half, float(batch.flops[0])))),)
+    times = TRANSFER_RATIOS.get(problem.operation, 1.0)
+    return (Part(times, Problem("transfer", "float32", (half, half, float(batch.flops[0])))),)
 
 
 _REDUCTIONS: Final[dict[str, Reduction]] = {

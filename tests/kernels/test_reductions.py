@@ -7,6 +7,8 @@ import pytest
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.kernels.operations import Problem, batch_of, problem
 from lightning_predict.kernels.reductions import reduced
+from lightning_predict.kernels.utilisation import family_of
+from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, TRANSFER_RATIOS
 
 CONVOLUTION = {"batch": 2, "in_channels": 8, "out_channels": 16, "image_size": 10, "kernel_size": 3, "padding": 1}
 
@@ -93,10 +95,27 @@ def test_the_logarithm_of_a_softmax_takes_as_long_as_the_softmax() -> None:
 def test_backward_passes_are_multiples_of_the_forward() -> None:
     forward = problem("layer_norm", "float32", rows=8, cols=16)
     (part,) = reduced(Problem("layer_norm_backward", forward.dtype, forward.dims))
-    assert (part.times, part.problem) == (2.0, forward)
+    assert (part.times, part.problem) == (1.5, forward)
     item = problem("conv2d_backward_weight", "float32", **CONVOLUTION)
     (part,) = reduced(item)
     assert (part.times, part.problem.operation, part.problem.dims) == (1.3, "conv2d", item.dims)
+
+
+def test_norms_have_no_network_for_what_was_measured_as_a_ratio() -> None:
+    """A network that knows them by their counts alone would come first."""
+    for name in (*NORM_BACKWARD_RATIOS, *TRANSFER_RATIOS):
+        assert family_of(name, "float32") is None
+        assert reduced(problem(name, "bfloat16", rows=64, cols=100))
+
+
+def test_rms_norm_takes_a_tenth_longer_than_its_bytes_and_its_backward_pass_three_times_that() -> None:
+    item = problem("rms_norm", "bfloat16", rows=64, cols=100)
+    (part,) = reduced(item)
+    assert part.times == 1.1
+    assert part.problem.operation == "transfer"
+    assert part.problem.dims[:2] == (64 * 100 * 2, 64 * 100 * 2)  # read once, written once
+    (backward,) = reduced(Problem("rms_norm_backward", item.dtype, item.dims))
+    assert (backward.times, backward.problem) == (3.1, item)
 
 
 def test_a_normalisation_is_reduced_to_the_bytes_it_moves() -> None:
