@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 WIDTH: Final = 160
 """Columns of the table of iterations, and of progress."""
 
-SCORES_WIDTH: Final = 220
-"""Columns of the tables of operators."""
-
 _OURS: Final = ("*.safetensors*", "manifest.json*")
 """Names that downloads of weights give to files, finished or not."""
 
@@ -87,12 +84,13 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
     from rich.console import Console
 
     from lightning_predict.fitting.__main__ import train as train_weights
+    from lightning_predict.fitting.operator_report import WIDTH as OPERATORS_WIDTH
     from lightning_predict.fitting.scores import score_table
 
     scores = train_weights(tables, output, seed=seed, console=Console(stderr=True, width=WIDTH))
     return Answer(
         data=lambda: {"weights": str(output), "scores": json_value(scores)},
-        show=lambda: Console(width=SCORES_WIDTH).print(score_table(scores)),
+        show=lambda: Console(width=OPERATORS_WIDTH).print(score_table(scores)),
     )
 
 
@@ -122,7 +120,7 @@ def evaluate(
         evaluate_published,
         print_report,
     )
-    from lightning_predict.fitting.evaluation_reach import goals_of, reach_table
+    from lightning_predict.fitting.evaluation_reach import goals_of
 
     if of is None:
         holds_iterations = any((tables / name).is_file() for name in (TRANSFORMERS_TABLE, THROUGHPUT_TABLE))
@@ -141,10 +139,9 @@ def evaluate(
         )
     from lightning_predict.fitting.__main__ import evaluate as evaluate_weights
     from lightning_predict.fitting.__main__ import evaluate_detours, manifest_of
-    from lightning_predict.fitting.detours import detour_table
     from lightning_predict.fitting.operator_reach import operator_goals
-    from lightning_predict.fitting.scores import score_table
-    from lightning_predict.fitting.unseen import unseen_table
+    from lightning_predict.fitting.operator_report import WIDTH as OPERATORS_WIDTH
+    from lightning_predict.fitting.operator_report import print_operators
 
     if baselines:  # with a bar of its own
         scores = evaluate_weights(tables, weights=weights, seed=seed, baselines=True, console=Console(stderr=True))
@@ -153,24 +150,13 @@ def evaluate(
             scores = evaluate_weights(tables, weights=weights, seed=seed)
     manifest = manifest_of(weights)
     detours = evaluate_detours(tables, weights=weights)
-    goals = operator_goals(scores, manifest)
-
-    def show() -> None:
-        console = Console(width=SCORES_WIDTH)
-        console.print(score_table(scores))
-        if manifest is not None:
-            console.print(unseen_table(manifest))
-        if detours:
-            console.print(detour_table(detours))
-        console.print(reach_table(goals))
-
     return Answer(
         data=lambda: {
             "scores": json_value(scores),
             "detours": json_value(detours),
-            "goals": _judged(goals),
+            "goals": _judged(operator_goals(scores, manifest)),
         },
-        show=show,
+        show=lambda: print_operators(scores, manifest, detours, Console(width=OPERATORS_WIDTH)),
     )
 
 

@@ -24,17 +24,15 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from lightning_predict.errors import LightningPredictError, UnknownGpuError
 from lightning_predict.fitting.collectives import publish_curves
-from lightning_predict.fitting.detours import DetourScore, detour_scores, detour_table
-from lightning_predict.fitting.evaluation_reach import reach_table
+from lightning_predict.fitting.detours import DetourScore, detour_scores
 from lightning_predict.fitting.families import train_families, trainings_of
-from lightning_predict.fitting.operator_reach import operator_goals
+from lightning_predict.fitting.operator_report import WIDTH, print_operators
 from lightning_predict.fitting.publishing import publish
 from lightning_predict.fitting.raw_network import RawNetwork, train_raw_network
 from lightning_predict.fitting.recipes import RECIPES, Recipe
-from lightning_predict.fitting.scores import Score, score_groups, score_table, scored_groups
+from lightning_predict.fitting.scores import Score, score_groups, scored_groups
 from lightning_predict.fitting.splits import split_rows
 from lightning_predict.fitting.tables import Group, read_tables
-from lightning_predict.fitting.unseen import unseen_table
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import kernel_models
@@ -43,8 +41,6 @@ from lightning_predict.weights.manifest import Manifest
 from lightning_predict.weights.store import BUNDLED, load_weights, read_manifest
 
 JOBS: Final = 2
-WIDTH: Final = 220
-"""Columns of the printed tables."""
 
 
 def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
@@ -197,13 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LightningPredictError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    console.print(score_table(scores))
-    manifest = manifest_of(options.weights if options.evaluate else options.output)
-    if manifest is not None:
-        console.print(unseen_table(manifest))
-    if detours:
-        console.print(detour_table(detours))
-    console.print(reach_table(operator_goals(scores, manifest)))
+    print_operators(scores, manifest_of(options.weights if options.evaluate else options.output), detours, console)
     return 0
 
 

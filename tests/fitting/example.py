@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from lightning_predict.fitting.tables import Group
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry, file_name
+from lightning_predict.weights.records import BASE
 from tests.example_gpu import BIG, SMALL
 
 GPUS = {"SMALL": SMALL, "BIG": BIG}
@@ -51,3 +54,18 @@ def write_matmul_table(path: Path, gpus: list[Gpu], rows: int) -> None:
             columns = [batch.columns[word] for word in ("b", "m", "n", "k")]
             for *shape, seconds in zip(*columns, measured(gpu, batch), strict=True):
                 writer.writerow([gpu.name, "linear", "float32", *(int(x) for x in shape), seconds * 1e3, "synthetic"])
+
+
+def manifest_of_base(errors: Mapping[str, HeldOutError]) -> Manifest:
+    """A manifest of a base alone, with its errors by "operation/dtype/GPU" on GPUs that it never saw."""
+    entry = ManifestEntry(
+        sha256="0" * 64,
+        bytes=1,
+        gpu=BASE,
+        operations=("linear",),
+        dtypes=("bfloat16",),
+        trained_on=(),
+        rows=10,
+        held_out_error=errors,
+    )
+    return Manifest(recipe="r", seed=0, files={file_name(BASE): entry})

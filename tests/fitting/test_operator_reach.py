@@ -6,7 +6,8 @@ import pytest
 
 from lightning_predict.fitting.operator_reach import operator_goals
 from lightning_predict.fitting.scores import Score
-from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry
+from lightning_predict.weights.manifest import HeldOutError, Manifest
+from tests.fitting.example import manifest_of_base
 
 LINEAR = Score(
     operation="linear",
@@ -24,22 +25,11 @@ LINEAR = Score(
 )
 
 
-def left_out(**medians: float) -> Manifest:
+def left_out(medians: dict[str, float]) -> Manifest:
     """A manifest whose base never saw these GPUs."""
-    entry = ManifestEntry(
-        sha256="0" * 64,
-        bytes=1,
-        gpu="base",
-        operations=("linear",),
-        dtypes=("bfloat16",),
-        trained_on=(),
-        rows=10,
-        held_out_error={
-            key.replace("__", "/").replace("_", "-"): HeldOutError(rows=10, mean=0.5, median=median, coverage=0.9)
-            for key, median in medians.items()
-        },
+    return manifest_of_base(
+        {key: HeldOutError(rows=10, mean=0.5, median=median, coverage=0.9) for key, median in medians.items()}
     )
-    return Manifest(recipe="r", seed=0, files={"base.safetensors": entry})
 
 
 def test_the_worst_gpu_of_a_line_counts() -> None:
@@ -74,7 +64,9 @@ def test_intervals_should_hold_neither_too_few_nor_too_many() -> None:
 
 
 def test_gpus_that_were_left_out_count_on_average_and_at_their_worst() -> None:
-    manifest = left_out(linear__bfloat16__L40S=0.15, linear__bfloat16__B200_SXM_180GB=0.11, linear__float32__L4=0.25)
+    manifest = left_out(
+        {"linear/bfloat16/L40S": 0.15, "linear/bfloat16/B200-SXM-180GB": 0.11, "linear/float32/L4": 0.25}
+    )
     mean, worst, single = operator_goals([], manifest)
     assert mean.what == "linear bfloat16, mean of 2 left-out GPUs' medians"
     assert mean.reached == pytest.approx(0.13)

@@ -3,37 +3,23 @@ from __future__ import annotations
 from rich.console import Console
 
 from lightning_predict.fitting.unseen import unseen_cells, unseen_markdown, unseen_table
-from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry
+from lightning_predict.weights.manifest import HeldOutError, Manifest
 from lightning_predict.weights.store import BUNDLED, read_manifest
-
-
-def manifest(**held_out: HeldOutError) -> Manifest:
-    entry = ManifestEntry(
-        sha256="0" * 64,
-        bytes=1,
-        gpu="base",
-        operations=("linear",),
-        dtypes=("bfloat16",),
-        trained_on=(),
-        rows=10,
-        held_out_error={key.replace("__", "/"): error for key, error in held_out.items()},
-    )
-    return Manifest(recipe="r", seed=0, files={"base.safetensors": entry})
-
+from tests.fitting.example import manifest_of_base
 
 ERROR = HeldOutError(rows=20, mean=0.125, median=0.1, coverage=0.9)
 
 
 def test_each_gpu_that_was_left_out_is_a_row() -> None:
-    assert unseen_cells(manifest(linear__bfloat16__L4=ERROR)) == [
+    assert unseen_cells(manifest_of_base({"linear/bfloat16/L4": ERROR})) == [
         ("linear", "bfloat16", "L4", "20", "10.0", "12.5", "90.0")
     ]
     assert "| linear | bfloat16 | L4 | 20 | 10.0 | 12.5 | 90.0 |" in unseen_markdown(
-        manifest(linear__bfloat16__L4=ERROR)
+        manifest_of_base({"linear/bfloat16/L4": ERROR})
     )
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(unseen_table(manifest(linear__bfloat16__L4=ERROR)))
+        console.print(unseen_table(manifest_of_base({"linear/bfloat16/L4": ERROR})))
     assert "left out" in captured.get()
     assert "12.5" in captured.get()
 
