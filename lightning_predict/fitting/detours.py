@@ -22,7 +22,7 @@ from rich.table import Table
 
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.fitting.report_tables import report_table
-from lightning_predict.fitting.tables import OWN_TABLES, read_table
+from lightning_predict.fitting.tables import CONVOLUTION_PASSES, OWN_TABLES, plain_dtype, read_table
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.estimates import KernelModels, problem_times
 from lightning_predict.kernels.operations import Array, Problem, problem
@@ -82,7 +82,7 @@ class DetourScore:
 
 
 def _dtype(row: Row) -> str:
-    return row["dtype"].split(" ")[0]  # `float16 (tensor cores)`
+    return plain_dtype(row["dtype"])
 
 
 def _words(row: Row, *words: str) -> dict[str, float]:
@@ -131,14 +131,8 @@ def _half_convolutions(row: Row) -> Iterator[Published]:
     """16-bit convolutions: those in float32 are fitted."""
     if _dtype(row) != "float16":
         return
-    words = _words(row, "batch", "in_channels", "out_channels", "height", "width", "kernel_height", "kernel_width")
-    words |= {f"padding_{side}": float(row[f"pad_{side[0]}"]) for side in ("height", "width")}
-    words |= {f"stride_{side}": float(row[f"stride_{side[0]}"]) for side in ("height", "width")}
-    for suffix, column in (
-        ("", "forward_ms"),
-        ("_backward_input", "backward_input_ms"),
-        ("_backward_weight", "backward_weight_ms"),
-    ):
+    words = {word: float(row[column]) for column, word in CONVOLUTION_PASSES.words.items()}
+    for column, suffix in CONVOLUTION_PASSES.times.items():
         if row[column]:
             yield _published(row, problem(f"conv2d{suffix}", "float16", **words), row[column])
 
@@ -147,7 +141,7 @@ TABLES: Final[Mapping[str, Callable[[Row], Iterator[Published]]]] = {
     "recurrent.csv.gz": _recurrent,
     "norm_passes.csv.gz": _norms,
     "attention_passes.csv.gz": _attentions,
-    "conv2d_passes.csv.gz": _half_convolutions,
+    CONVOLUTION_PASSES.file: _half_convolutions,
 }
 """Files and how a row of each is read."""
 

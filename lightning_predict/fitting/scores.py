@@ -8,7 +8,6 @@ Example::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from lightning_predict.fitting.baselines import BASELINES, BaselineError, baseline_errors
 from lightning_predict.fitting.raw_network import RawNetwork
-from lightning_predict.fitting.recipes import RECIPES
+from lightning_predict.fitting.recipes import RECIPES, Recipe
 from lightning_predict.fitting.splits import split_rows
 from lightning_predict.fitting.tables import Group
 from lightning_predict.gpus.records import Gpu
@@ -84,16 +83,17 @@ def score_groups(
     """
     held_out: dict[tuple[str, str], dict[str, list[Group]]] = {}
     calls: dict[tuple[str, str, str], list[Array]] = {}
-    for group in _taken(groups, gpus):
+    for recipe, group in _taken(groups, gpus):
         operation, dtype = group.batch.operation, group.batch.dtype
         if not models.supports(operation, dtype):
             continue
         unseen = group.take(split_rows(group.batch.columns, seed=seed).held_out)
-        scored = _long_enough(unseen)
+        scored = _long_enough(recipe, unseen)
         if len(scored.seconds):
             held_out.setdefault((operation, dtype), {}).setdefault(group.gpu, []).append(scored)
         if unseen.taken_off_seconds is not None:
-            calls.setdefault((operation, dtype, group.gpu), []).append(_called(models, unseen, gpus[group.gpu]))
+            error = _called(models, recipe, unseen, unseen.taken_off_seconds, gpus[group.gpu])
+            calls.setdefault((operation, dtype, group.gpu), []).append(error)
     scores = []
     for (operation, dtype), by_gpu in sorted(held_out.items()):
         everywhere = [group for parts in by_gpu.values() for group in parts]
@@ -107,31 +107,26 @@ def score_groups(
 
 def scored_groups(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[Group]:
     """The groups that a recipe takes on known GPUs, without rows too short to show the device."""
-    yield from map(_long_enough, _taken(groups, gpus))
+    for recipe, group in _taken(groups, gpus):
+        yield _long_enough(recipe, group)
 
 
-def _taken(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[Group]:
+def _taken(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[tuple[Recipe, Group]]:
     for group in groups:
         family = family_of(group.batch.operation, group.batch.dtype)
         if family is not None and group.gpu in gpus and RECIPES[family.name].serves(group):
-            yield group
+            yield RECIPES[family.name], group
 
 
-def _scored_from(group: Group) -> float:
-    family = family_of(group.batch.operation, group.batch.dtype)
-    return math.inf if family is None else RECIPES[family.name].scored_from(group)
+def _long_enough(recipe: Recipe, group: Group) -> Group:
+    return group.take(group.seconds >= recipe.scored_from(group))
 
 
-def _long_enough(group: Group) -> Group:
-    return group.take(group.seconds >= _scored_from(group))
-
-
-def _called(models: UtilisationModels, group: Group, gpu: Gpu) -> Array:
+def _called(models: UtilisationModels, recipe: Recipe, group: Group, launch: Array, gpu: Gpu) -> Array:
     """Errors of whole calls: the launch that was taken off is put back on both sides."""
-    launch = np.zeros(len(group.seconds)) if group.taken_off_seconds is None else group.taken_off_seconds
     called = group.seconds + launch
     error: Array = np.abs((models.estimate(group.batch, [gpu]).seconds[0] + launch) / called - 1)
-    return error[called >= _scored_from(group)]
+    return error[called >= recipe.scored_from(group)]
 
 
 def _score(

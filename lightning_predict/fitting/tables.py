@@ -87,6 +87,19 @@ OWN_TABLES: Final = tuple(
 """What `measuring/run.py` writes: one file an operation, all of its words, backward passes under their own names. Where
 no family of models takes an operation and dtype, its rows say how good the detour is (`detours.py`)."""
 
+CONVOLUTION_PASSES: Final = TableKind(
+    file="conv2d_passes.csv.gz",
+    words=_same("batch", "in_channels", "height", "width", "out_channels", "kernel_height", "kernel_width")
+    | {
+        "pad_h": "padding_height",
+        "pad_w": "padding_width",
+        "stride_h": "stride_height",
+        "stride_w": "stride_width",
+    },
+    times={"forward_ms": "", "backward_input_ms": "_backward_input", "backward_weight_ms": "_backward_weight"},
+)
+"""Float32 is fitted; what there is in float16 is compared (`detours.py`)."""
+
 PUBLIC_TABLES: Final = (
     TableKind(file="matmul.csv.gz", words=_same("b", "m", "n", "k"), times={"latency_ms": ""}),
     TableKind(file="matmul_fp16.csv.gz", words=_same("b", "m", "n", "k"), times={"latency_ms": ""}),
@@ -95,17 +108,7 @@ PUBLIC_TABLES: Final = (
         words=_same("batch", "in_channels", "out_channels", "kernel_size", "image_size", "stride", "padding"),
         times={"latency_ms": ""},
     ),
-    TableKind(
-        file="conv2d_passes.csv.gz",
-        words=_same("batch", "in_channels", "height", "width", "out_channels", "kernel_height", "kernel_width")
-        | {
-            "pad_h": "padding_height",
-            "pad_w": "padding_width",
-            "stride_h": "stride_height",
-            "stride_w": "stride_width",
-        },
-        times={"forward_ms": "", "backward_input_ms": "_backward_input", "backward_weight_ms": "_backward_weight"},
-    ),
+    CONVOLUTION_PASSES,
     TableKind(
         file="attention.csv.gz",
         words=_same("batch", "heads", "kv_heads", "seq", "head_dim", "causal"),
@@ -194,7 +197,7 @@ def read_table(path: Path, kind: TableKind, *, by_build: bool = False) -> tuple[
                     f"{path}, row {number}: {column} is {milliseconds:g}; expected milliseconds above 0."
                 )
             build = (row.get("software") or "").split(" ")[0] if by_build else ""
-            key = (row["gpu"], row["op"] + suffix, _dtype(row["dtype"]), row["source"], build)
+            key = (row["gpu"], row["op"] + suffix, plain_dtype(row["dtype"]), row["source"], build)
             rows[key].append((*shape, milliseconds_to_seconds(milliseconds)))
     return tuple(_group(key, values, kind) for key, values in sorted(rows.items()))
 
@@ -226,7 +229,7 @@ def _number(path: Path, number: int, row: Mapping[str, str], column: str) -> flo
     return value
 
 
-def _dtype(text: str) -> str:
+def plain_dtype(text: str) -> str:
     """`float16 (tensor cores)` is float16: which units ran is a matter of the GPU."""
     return text.split(" ")[0]
 

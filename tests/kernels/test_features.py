@@ -25,27 +25,18 @@ from lightning_predict.kernels.operations import ProblemBatch, problem_batch
 from lightning_predict.kernels.utilisation import FAMILIES, family_of
 from tests.example_gpu import BIG, OLD, SMALL
 
+CONVOLUTIONS = {
+    "batch": [1, 64],
+    "in_channels": [1, 512],
+    "out_channels": [1, 512],
+    "kernel_size": [3, 3],
+    "image_size": [1, 56],
+}
 EXAMPLES = {
     "matmul_single": problem_batch("bmm", "float32", b=[1, 64], m=[1, 4096], n=[3, 512], k=[7, 1e6]),
     "matmul_half": problem_batch("linear", "bfloat16", b=1, m=[1, 4096], n=[3, 512], k=[7, 1e6]),
-    "convolution": problem_batch(
-        "conv2d",
-        "float32",
-        batch=[1, 64],
-        in_channels=[1, 512],
-        out_channels=[1, 512],
-        kernel_size=3,
-        image_size=[1, 56],
-    ),
-    "convolution_tensor": problem_batch(
-        "conv2d_backward_input",
-        "tf32",
-        batch=[1, 64],
-        in_channels=[1, 512],
-        out_channels=[1, 512],
-        kernel_size=3,
-        image_size=[1, 56],
-    ),
+    "convolution": problem_batch("conv2d", "float32", **CONVOLUTIONS),
+    "convolution_tensor": problem_batch("conv2d_backward_input", "tf32", **CONVOLUTIONS),
     "attention": problem_batch("attention", "bfloat16", batch=[1, 8], heads=8, seq=[1, 65536], head_dim=[1, 128]),
     "vector": problem_batch("layer_norm", "float32", rows=[1, 1e6], cols=[1, 4096]),
 }

@@ -53,20 +53,24 @@ def test_own_weights_serve_their_gpu_and_what_they_were_trained_on_and_the_base_
     np.testing.assert_allclose(spread, np.array([[2] * 2, [1.05] * 2, [2] * 2]))
 
 
+def of_three_by_three(weights: GpuWeights) -> GpuWeights:
+    """The same weights, fitted to filters of 3 x 3 alone."""
+    (network,) = weights.families.values()
+    taps = network.features.index("kernel_taps")
+    low, high = network.low.copy(), network.high.copy()
+    low[taps] = high[taps] = np.log2(9)
+    return replace(weights, families={network.family: replace(network, low=low, high=high)})
+
+
+def convolution_weights() -> LoadedWeights:
+    """A base of utilisation 0.5 with an interval of a factor 2, and SMALL's own of 0.25 and 1.05 for 3 x 3 alone."""
+    base = constant_weights("convolution", utilisation=0.5, interval=math.log(2))
+    loaded = with_own(base, "SMALL", "convolution", utilisation=0.25, trained=(("conv2d", "float32"),))
+    return replace(loaded, gpus={"SMALL": of_three_by_three(loaded.gpus["SMALL"])})
+
+
 def test_problems_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base() -> None:
-    loaded = with_own(
-        constant_weights("convolution", utilisation=0.5, interval=math.log(2)),
-        "SMALL",
-        "convolution",
-        utilisation=0.25,
-        trained=(("conv2d", "float32"),),
-    )
-    own = loaded.gpus["SMALL"].families["convolution"]
-    taps = own.features.index("kernel_taps")
-    low, high = own.low.copy(), own.high.copy()
-    low[taps] = high[taps] = np.log2(9)  # every filter was 3 x 3
-    families = {"convolution": replace(own, low=low, high=high)}
-    models = UtilisationModels(replace(loaded, gpus={"SMALL": replace(loaded.gpus["SMALL"], families=families)}))
+    models = UtilisationModels(convolution_weights())
     batch = problem_batch(
         "conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=[3, 1, 5], image_size=56
     )
@@ -77,27 +81,8 @@ def test_problems_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base(
 
 
 def test_what_the_base_does_not_know_either_stays_with_the_gpus_own_weights() -> None:
-    own = constant_network("convolution", utilisation=0.25, interval=math.log(1.05))
-    taps = own.features.index("kernel_taps")
-    low, high = own.low.copy(), own.high.copy()
-    low[taps] = high[taps] = np.log2(9)
-    loaded = with_own(
-        constant_weights("convolution", utilisation=0.5, interval=math.log(2)),
-        "SMALL",
-        "convolution",
-        utilisation=0.25,
-        trained=(("conv2d", "float32"),),
-    )
-
-    def narrowed(weights: GpuWeights) -> GpuWeights:
-        return replace(
-            weights,
-            families={name: replace(each, low=low, high=high) for name, each in weights.families.items()},
-        )
-
-    models = UtilisationModels(
-        replace(loaded, base=narrowed(loaded.base), gpus={"SMALL": narrowed(loaded.gpus["SMALL"])})
-    )
+    loaded = convolution_weights()
+    models = UtilisationModels(replace(loaded, base=of_three_by_three(loaded.base)))
     batch = problem_batch(
         "conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=1, image_size=56
     )
