@@ -4,7 +4,7 @@
     python examples/plan_team_jobs.py
 
 Prints the plan and what each queue rule would cost instead; writes the chart, a SkyPilot task and a Slurm script for
-each job to `plan/`. The times are made up; `lightning_predict.planning_from_traces` takes them from saved traces.
+each job to `plan/`. The times are made up; `lightning_predict.planning.traces` takes them from saved traces.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.console import Console
 from lightning_predict.planning.commands import plan
 from lightning_predict.planning.files import read_problem
 from lightning_predict.planning.policies import policy
-from lightning_predict.planning.simulation import simulate
+from lightning_predict.planning.simulator import simulate
 
 JOBS = """
 nodes: 2

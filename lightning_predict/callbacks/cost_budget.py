@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002 (hooks have the arguments that Lightning gives them)
 """`CostBudget`: stop a run that will cost too much, before it has cost much.
 
 The first steps are timed; if the run that follows from them breaks the budget, it ends there, with a checkpoint. From

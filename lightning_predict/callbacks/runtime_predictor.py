@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002 (hooks have the arguments that Lightning gives them)
 """`RuntimePredictor`: how long this very run would take, and cost, on other GPUs, said while it trains.
 
 The first steps are timed, one is recorded, and before the next batch begins the predictions are logged and printed.

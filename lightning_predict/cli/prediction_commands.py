@@ -160,7 +160,7 @@ class Prices:
     def offers(self, layouts: Sequence[Layout]) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
         """The offers to take prices from, and what there is to say about them."""
         from lightning_predict.cost.offers import load_offers
-        from lightning_predict.cost.user_offers import (
+        from lightning_predict.cost.price_files import (
             at_spot_prices,
             outdated,
             own_machine_offer,

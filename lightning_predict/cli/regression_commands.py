@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_predict.cli.answers import Answer, aligned, json_value
 
 if TYPE_CHECKING:
-    from lightning_predict.scaling.regression import EndToEndRegression
-    from lightning_predict.scaling.run_estimates import RunEstimate
-    from lightning_predict.scaling.run_tables import RunTable
-    from lightning_predict.scaling.runs import PastRun, RunSetting
+    from lightning_predict.regression.end_to_end import EndToEndRegression, RunEstimate
+    from lightning_predict.regression.run_tables import RunTable
+    from lightning_predict.regression.runs import PastRun, RunSetting
 
 HISTORY: Final = "history"
 """The word for the package's own history of the user's runs."""
@@ -64,9 +63,9 @@ def regress(
         degree: Variables that are multiplied with each other at most.
         absolute: Minimise absolute errors instead of relative ones.
     """
+    from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
+    from lightning_predict.regression.run_tables import read_runs
     from lightning_predict.scaling.history import history_path
-    from lightning_predict.scaling.regression_fit import RegressionOptions, fit_regression, of_one_model
-    from lightning_predict.scaling.run_stores import read_runs
 
     source = history_path() if str(runs) == HISTORY and not runs.exists() else runs
     table = read_runs(source, columns=_pairs("columns", columns), values=_pairs("values", values))
@@ -143,7 +142,7 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
     from itertools import product
 
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.scaling.runs import RunSetting
+    from lightning_predict.regression.runs import RunSetting
 
     if asked["gpu"] and asked["flops_per_second"]:
         raise InvalidArgumentError("Give one of --gpus and --gflops.")

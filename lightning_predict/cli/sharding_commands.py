@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal, final
 from lightning_predict.cli.answers import Answer, aligned, json_value
 
 if TYPE_CHECKING:
-    from lightning_predict.scaling.embedding_placement import Placement
-    from lightning_predict.scaling.embedding_sharding import ShardingPlan
+    from lightning_predict.sharding.placement import Placement
+    from lightning_predict.sharding.step import ShardingPlan
 
 
 def shard(
@@ -44,8 +44,8 @@ def shard(
     """
     from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
     from lightning_predict.gpus.layouts import layout_of
-    from lightning_predict.scaling.embedding_placement import place_tables
-    from lightning_predict.scaling.embedding_tables import tables_of_trace
+    from lightning_predict.sharding.placement import place_tables
+    from lightning_predict.sharding.tables import tables_of_trace
     from lightning_predict.tracing.records import Trace
     from lightning_predict.units import gibibytes_to_bytes
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.scaling.runs import PastRun, RunSetting
+from lightning_predict.regression.runs import PastRun, RunSetting
 
 NOMINAL_FLOPS_PER_SECOND: Final = 1e11
 """Stands for the processor's power, which is the same in all runs and so says nothing."""

@@ -20,9 +20,8 @@ from lightning_predict.fitting.cpu_sweep import measured_sweep
 from lightning_predict.fitting.evaluation_scaling_cases import ScalingCase, read_scaling_cases
 from lightning_predict.fitting.sweeps import depth_sweep, simulated_sweep
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.scaling.extrapolation import ExtrapolationScore, extrapolation_score
-from lightning_predict.scaling.regression_fit import RegressionOptions
-from lightning_predict.scaling.runs import PastRun, RunSetting, Variable
+from lightning_predict.regression.end_to_end import ExtrapolationScore, RegressionOptions, extrapolation_score
+from lightning_predict.regression.runs import PastRun, RunSetting, Variable
 
 PUBLISHED_SOURCE: Final = "Gianniti, Zhang and Ardagna, CLOSER 2019; measured on K80, M60, P600 and GTX 1080 Ti"
 

@@ -29,8 +29,7 @@ from lightning_predict.kernels.estimates import problem_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.translation import translate
-from lightning_predict.scaling.layer_regression import LayerTime, fit_layers, fit_line
-from lightning_predict.scaling.layers import layer_operations
+from lightning_predict.regression.per_layer import LayerTime, fit_layers, fit_line, layer_operations
 from lightning_predict.tracing.records import Trace
 from lightning_predict.units import milliseconds_to_seconds
 

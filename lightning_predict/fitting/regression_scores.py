@@ -36,7 +36,7 @@ from lightning_predict.fitting.layer_scores import (
     network_scores,
 )
 from lightning_predict.fitting.report_tables import report_table
-from lightning_predict.scaling.runs import WORDS
+from lightning_predict.regression.runs import WORDS
 
 CONVOLUTION_TABLE: Final = "conv2d_train_step.csv.gz"
 

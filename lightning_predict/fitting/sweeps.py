@@ -22,7 +22,7 @@ from lightning_predict.fitting.workloads.deep_speech import DeepSpeech
 from lightning_predict.fitting.workloads.resnet import ResNet50
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.prediction import predict
-from lightning_predict.scaling.runs import PastRun, RunSetting
+from lightning_predict.regression.runs import PastRun, RunSetting
 from lightning_predict.tracing.records import Flags, Trace
 from lightning_predict.tracing.session import CaptureSession
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from lightning_predict.planning.costs import run_seconds, share
-from lightning_predict.planning.records import (
+from lightning_predict.planning.objective import run_seconds, share
+from lightning_predict.planning.problem import (
     Configuration,
     Decision,
     Formulation,

@@ -15,13 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lightning_predict.planning.choosing import candidates_of, cheapest_plan
 from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
-from lightning_predict.planning.figures import comparison_figure, gantt_figure
 from lightning_predict.planning.files import TimesOfTrace, read_problem
-from lightning_predict.planning.page import gantt_page
-from lightning_predict.planning.plans import Plan
-from lightning_predict.planning.records import Problem
+from lightning_predict.planning.pictures import comparison_figure, gantt_figure, gantt_page
+from lightning_predict.planning.plan import Plan
+from lightning_predict.planning.policies import candidates_of, cheapest_plan
+from lightning_predict.planning.problem import Problem
 from lightning_predict.planning.study import StudyRun, compare, read_study, run_study
 from lightning_predict.planning.tables import comparison_table, plan_table
 

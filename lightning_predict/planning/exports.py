@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import yaml
 
-from lightning_predict.planning.plans import Plan, Segment
-from lightning_predict.planning.records import Job, MachineType, Problem
+from lightning_predict.planning.plan import Plan, Segment
+from lightning_predict.planning.problem import Job, MachineType, Problem
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 _PLACEHOLDER: Final = "echo 'Put the command that starts the training of {name} here.'; exit 1"

@@ -17,7 +17,7 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
 
 `jobs: jobs.csv` reads a table instead: a line a job and configuration, with the columns name, machine, num_gpus, hours,
 deadline_hours, and perhaps release_hours, tardiness_usd_per_hour, command. With `remaining_epochs`, `hours` is the time
-of one epoch. A trace needs someone who predicts: `times_of_trace`, which `lightning_predict.planning_from_traces` has.
+of one epoch. A trace needs someone who predicts: `times_of_trace`, which `lightning_predict.planning.traces` has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Final
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import PlanningFormatError
 from lightning_predict.planning.fields import Fields, read_yaml
-from lightning_predict.planning.records import Configuration, Formulation, Job, Limits, MachineType, Problem
+from lightning_predict.planning.problem import Configuration, Formulation, Job, Limits, MachineType, Problem
 from lightning_predict.planning.validation import check_problem
 from lightning_predict.units import hours_to_seconds
 

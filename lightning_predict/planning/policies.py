@@ -1,19 +1,31 @@
-"""Policies by the names that files and commands use.
+"""Policies by name, and the plan to recommend: the cheapest of all, each simulated to the end.
 
-Example::
+A decision looks ahead as far as the next events; which freedom and which horizon serve best depends on the jobs. A busy
+queue gains from shared machines and from moving jobs. A few long runs that nothing follows are better off alone, or
+with a horizon of their length, because a shared machine is paid to the end of its last job. With all jobs known,
+simulating each way is quick, and tells. Between plans that cost almost the same, jobs should not move. Example::
 
     policy("milp").decide(problem, situation)
+    plan = cheapest_plan(problem)
+    plan.policy, plan.total_usd
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final, final
 
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.baselines import BASELINES, SHARING_BASELINES
 from lightning_predict.planning.heuristic import HeuristicPlanner
 from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.records import AbstractPolicy
+from lightning_predict.planning.plan import Plan
+from lightning_predict.planning.problem import AbstractPolicy, Formulation, Problem
+from lightning_predict.planning.simulator import simulate
+from lightning_predict.planning.validation import check_problem
+from lightning_predict.units import seconds_to_hours
 
 POLICIES: Final[dict[str, AbstractPolicy]] = {
     "milp": MilpPlanner(),
@@ -34,3 +46,108 @@ def policy(name: str) -> AbstractPolicy:
     if name not in POLICIES:
         raise InvalidArgumentError(f"There is no policy {name!r}; known: {', '.join(POLICIES)}.")
     return POLICIES[name]
+
+
+HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
+"""Horizons that are tried beside the planner's own, in typical run times."""
+
+
+WORTH_A_MOVE: Final = 0.01
+"""Among plans that cost up to this share more than the cheapest, the one in which jobs move least is recommended."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to plan: a policy, the freedom that it is given, and how far it looks ahead."""
+
+    policy: AbstractPolicy
+    formulation: Formulation
+    horizon_seconds: float | None
+
+    def applied_to(self, problem: Problem) -> Problem:
+        """The problem with the candidate's freedom and horizon."""
+        return replace(problem, formulation=self.formulation, horizon_seconds=self.horizon_seconds)
+
+    @property
+    def name(self) -> str:
+        """The policy, and what it may not do."""
+        limits = [
+            words
+            for allowed, words in (
+                (self.formulation.shares_gpus, "a machine a job"),
+                (self.formulation.preempts or self.formulation.migrates, "no moves"),
+                (self.horizon_seconds is None, f"{seconds_to_hours(self.horizon_seconds or 0.0):.2g} h ahead"),
+            )
+            if not allowed
+        ]
+        is_rule = self.policy in (*BASELINES, *SHARING_BASELINES)
+        return self.policy.name if is_rule or not limits else f"{self.policy.name} ({', '.join(limits)})"
+
+
+def candidates(problem: Problem, planner: str) -> tuple[Candidate, ...]:
+    """The planner with all, less and least of the freedom that the problem allows, and the queue rules.
+
+    Args:
+        problem: Whose formulation is the most that is allowed.
+        planner: `milp` or `heuristic`.
+    """
+    most = problem.formulation
+    typical = median(job.fastest_seconds for job in problem.jobs)
+    horizons = (problem.horizon_seconds, *(factor * typical for factor in HORIZON_FACTORS))
+    least = replace(most, preempts=False, migrates=False)
+    ways = [(formulation, horizon) for formulation in (most, least) for horizon in horizons]
+    ways += [(replace(formulation, shares_gpus=False), problem.horizon_seconds) for formulation in (most, least)]
+    rules = (*BASELINES, *SHARING_BASELINES) if most.shares_gpus else BASELINES
+    return (
+        *(Candidate(policy(planner), formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
+        *(Candidate(rule, most, problem.horizon_seconds) for rule in rules),
+    )
+
+
+def cheapest_plan(problem: Problem, *, method: str = "milp", on_candidate: Callable[[], None] | None = None) -> Plan:
+    """The cheapest of all candidates' plans that keeps the budget; of near equals, the one with the fewest moves.
+
+    Args:
+        problem: Jobs, machines and limits.
+        method: `milp` or `heuristic`; or a queue rule, which is then the only candidate.
+        on_candidate: Called after each candidate, for a progress bar.
+
+    Raises:
+        InfeasiblePlanError: The problem has no plan, or none was found within the budget.
+        InvalidArgumentError: The problem is malformed, or there is no such method.
+        MissingDependencyError: `milp` without SciPy.
+    """
+    check_problem(problem)
+    plans = []
+    for candidate in candidates_of(problem, method):
+        try:
+            plan = simulate(candidate.applied_to(problem), candidate.policy)
+        except InfeasiblePlanError:  # its budget was spent before all jobs had started
+            plan = None
+        if plan is not None:
+            plans.append(replace(plan, policy=candidate.name))
+        if on_candidate is not None:
+            on_candidate()
+    return _cheapest(problem, plans)
+
+
+def candidates_of(problem: Problem, method: str) -> tuple[Candidate, ...]:
+    """All candidates of a planner; a queue rule is the only one of its method."""
+    return (
+        candidates(problem, method)
+        if method in PLANNERS
+        else (Candidate(policy(method), problem.formulation, problem.horizon_seconds),)
+    )
+
+
+def _cheapest(problem: Problem, plans: Sequence[Plan]) -> Plan:
+    budget = problem.limits.budget_usd
+    affordable = [plan for plan in plans if budget is None or plan.machine_usd <= budget]
+    if affordable:
+        enough = (1 + WORTH_A_MOVE) * min(plan.total_usd for plan in affordable)
+        good = [plan for plan in affordable if plan.total_usd <= enough]
+        return min(good, key=lambda plan: (len(plan.segments), plan.total_usd))
+    found = min((plan.machine_usd for plan in plans), default=None)
+    least = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
+    raise InfeasiblePlanError(f"No plan keeps the budget of ${budget}: {least}. Raise the budget, or take jobs out.")

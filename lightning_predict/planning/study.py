@@ -1,8 +1,9 @@
 """The study: a planner against first principles, over settings and seeds, in parallel.
 
-Each run simulates one policy on one random instance twice: with the predicted times, and with real times that differ
-from them within their interval. Runs are independent and go through joblib, so a study that is too large for one
-machine spreads over a cluster without a change::
+Random instances draw jobs that arrive like customers from a fixed mix, with deadlines and weights; their times and
+machines are arithmetic over `job_times.toml`. Each run simulates one policy on one random instance twice: with the
+predicted times, and with real times that differ from them within their interval. Runs are independent and go through
+joblib, so a study that is too large for one machine spreads over a cluster without a change::
 
     with joblib.parallel_config("dask"):
         result = run_study(Study(nodes=(10, 100)))
@@ -19,20 +20,167 @@ The same study gives the same numbers on any number of workers. Example of `stud
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import final
+from typing import Final, final
 
+import numpy as np
 from joblib import Parallel, delayed
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.rows import Row, read_document
 from lightning_predict.planning.fields import read_yaml
-from lightning_predict.planning.instances import random_actual_seconds, random_problem
 from lightning_predict.planning.milp import check_scipy
 from lightning_predict.planning.policies import PLANNERS, policy
-from lightning_predict.planning.simulation import simulate
+from lightning_predict.planning.problem import Configuration, Formulation, Job, Limits, MachineType, Problem
+from lightning_predict.planning.simulator import ActualSeconds, simulate
+
+JOB_TIMES_FILE: Final = Path(__file__).with_name("job_times.toml")
+
+_BYTES_PER_PARAMETER: Final = 4
+_FLOPS_PER_MULTIPLY_ADD: Final = 2
+_PASSES: Final = 3
+"""A training step costs three forward passes: one forward, and twice as much backward."""
+
+
+@cache
+def study_machines() -> tuple[MachineType, ...]:
+    """The nine machine types of the comparison.
+
+    Raises:
+        CatalogueError: The table breaks a rule.
+    """
+    table = read_document(JOB_TIMES_FILE).child("machine", "machine")
+    return tuple(_machine(name, table.child(name, f"machine.{name}")) for name in table.table)
+
+
+@cache
+def study_job_kinds() -> tuple[str, ...]:
+    """JJ1 to JJ6."""
+    return tuple(read_document(JOB_TIMES_FILE).child("job", "job").table)
+
+
+@cache
+def job_seconds(kind: str, machines: tuple[MachineType, ...]) -> Mapping[Configuration, float]:
+    """Time of a whole run of one of the six jobs on 1, 2, ... GPUs of each machine type that can run it.
+
+    More GPUs than samples in a batch are not offered, and neither are counts that are slower than a smaller one.
+
+    Args:
+        kind: `JJ1` to `JJ6`.
+        machines: Machine types, each with a GPU of the catalogue.
+    """
+    document = read_document(JOB_TIMES_FILE)
+    job = document.child("job", "job").child(kind, f"job.{kind}")
+    network = document.child("network", "network").child(job.text("network"), f"network.{job.text('network')}")
+    seconds: dict[Configuration, float] = {}
+    for machine in machines:
+        if machine.gpu in network.texts("excluded_gpus"):
+            continue
+        fastest = math.inf
+        for num_gpus in range(1, min(machine.num_gpus, job.count("batch")) + 1):
+            time = _steps(job) * _step_seconds(document, job, network, machine.gpu, num_gpus)
+            if time < fastest:
+                seconds[Configuration(machine=machine.name, num_gpus=num_gpus)] = fastest = time
+    return seconds
+
+
+def _machine(name: str, row: Row) -> MachineType:
+    row.check_keys(frozenset({"gpu", "num_gpus", "usd_per_hour"}))
+    return MachineType(
+        name=name,
+        gpu=find_gpu(row.text("gpu")).name,
+        num_gpus=row.count("num_gpus"),
+        usd_per_hour=row.number("usd_per_hour"),
+    )
+
+
+def _steps(job: Row) -> int:
+    return math.ceil(job.count("inputs") / job.count("batch")) * job.count("epochs")
+
+
+def _step_seconds(document: Row, job: Row, network: Row, gpu: str, num_gpus: int) -> float:
+    """One step: the share of the batch of one GPU, and the exchange of gradients with the others."""
+    peak = find_gpu(gpu).peak_flops_per_second["float32"]
+    flops = _PASSES * _FLOPS_PER_MULTIPLY_ADD * network.number("forward_multiply_adds")
+    samples = math.ceil(job.count("batch") / num_gpus)
+    computing = samples * flops / (peak * document.number("utilisation"))
+    gradient_bytes = _BYTES_PER_PARAMETER * network.number("parameters")
+    exchanging = 2 * (num_gpus - 1) / num_gpus * gradient_bytes / document.number("link_bytes_per_second")
+    return computing + exchanging
+
+
+JOBS_PER_NODE: Final = 10
+
+WITH_ALL_FREEDOM: Final = Formulation()
+
+
+def random_problem(
+    *,
+    nodes: int,
+    mean_gap_seconds: float,
+    seed: int,
+    error: float = 0.0,
+    formulation: Formulation = WITH_ALL_FREEDOM,
+    restart_seconds: float = 0.0,
+) -> Problem:
+    """An instance of the fixed setting: ρ = 1, H = 300 s.
+
+    Args:
+        nodes: Machines at one time.
+        mean_gap_seconds: Mean time between two arrivals.
+        seed: Of the random numbers.
+        error: Half width of the interval of the times: 0.1 is ±10 %.
+        formulation: Freedom of the planner.
+        restart_seconds: Time that a job loses when it moves or goes on after a pause.
+    """
+    random = np.random.default_rng([seed, nodes])
+    number = JOBS_PER_NODE * nodes
+    releases = np.cumsum(random.exponential(mean_gap_seconds, size=number))
+    kinds = random.choice(study_job_kinds(), size=number)
+    slack = random.uniform(1.5, 4.0, size=number)
+    weights = random.uniform(1.0, 5.0, size=number)
+    digits = len(str(number - 1))
+    jobs = []
+    for index in range(number):
+        seconds = job_seconds(str(kinds[index]), study_machines())
+        job = Job(
+            name=f"{index:0{digits}d}-{kinds[index]}",
+            seconds=seconds,
+            release_seconds=float(releases[index]),
+            deadline_seconds=float(releases[index] + slack[index] * min(seconds.values())),
+            tardiness_usd_per_hour=float(weights[index]),
+            low_factor=1.0 - error,
+            high_factor=1.0 + error,
+        )
+        jobs.append(job)
+    return Problem(
+        jobs=tuple(jobs),
+        machines=study_machines(),
+        limits=Limits(nodes=nodes),
+        formulation=formulation,
+        restart_seconds=restart_seconds,
+    )
+
+
+def random_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
+    """Real times: each time of each job off by a factor drawn evenly from the job's interval.
+
+    Jobs are drawn by name, so the order of `problem.jobs` does not matter.
+    """
+    random = np.random.default_rng([seed, 1])
+    return {
+        job.name: {
+            configuration: job.seconds[configuration] * float(random.uniform(job.low_factor, job.high_factor))
+            for configuration in sorted(job.seconds)
+        }
+        for job in sorted(problem.jobs, key=lambda job: job.name)
+    }
 
 
 @final

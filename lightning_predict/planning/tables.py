@@ -12,8 +12,8 @@ from typing import Final
 
 from rich.table import Table
 
-from lightning_predict.planning.plans import Plan
-from lightning_predict.planning.records import Placement
+from lightning_predict.planning.plan import Plan
+from lightning_predict.planning.problem import Placement
 from lightning_predict.planning.study import Comparison
 from lightning_predict.units import seconds_to_hours
 

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.planning.costs import cheapest_usd
-from lightning_predict.planning.records import Configuration, Job, Limits, MachineType, Problem
+from lightning_predict.planning.objective import cheapest_usd
+from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Problem
 
 
 def check_problem(problem: Problem) -> None:

@@ -21,7 +21,7 @@ from lightning_predict.fitting.extrapolation_scores import (
 )
 from lightning_predict.fitting.layer_scores import METHODS, ConvolutionScore, NetworkScore
 from lightning_predict.fitting.regression_scores import RegressionReport, evaluate_regressions, main, print_report
-from lightning_predict.scaling.extrapolation import ExtrapolationScore
+from lightning_predict.regression.end_to_end import ExtrapolationScore
 
 SMALL = SweepPlan(
     models=("AlexNet",),

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from lightning_predict.planning.__main__ import main
+from lightning_predict.cli import main
 from lightning_predict.planning.commands import plan, simulate
 from tests.planning.test_files import DOCUMENT, written
 
@@ -62,8 +62,8 @@ def test_the_module_runs_both_commands(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_an_error_is_a_line_and_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(written(tmp_path, DOCUMENT | {"budget_usd": 0}))]) == 1
-    assert capsys.readouterr().err.startswith("error: The budget of $0.00 is too small: job 'a'")
+    assert main(["plan", str(written(tmp_path, DOCUMENT | {"budget_usd": 0}))]) == 2
+    assert capsys.readouterr().err.startswith("lightning-predict: error: The budget of $0.00 is too small: job 'a'")
 
 
 def test_the_example_of_a_team_saves_against_queues_and_keeps_its_budget(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import LightningPredictError, PlanningFormatError
 from lightning_predict.planning.files import RESTART_SECONDS, read_problem
-from lightning_predict.planning.records import Configuration, Formulation, Limits, MachineType
+from lightning_predict.planning.problem import Configuration, Formulation, Limits, MachineType
 from tests.planning.example import HOUR, LARGE, SMALL, on
 
 MACHINES = [

@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.planning.heuristic import HeuristicPlanner, greedy
-from lightning_predict.planning.local_search import improve_one, improve_pairs
+from lightning_predict.planning.heuristic import (
+    HeuristicPlanner,
+    SearchState,
+    greedy,
+    improve_one,
+    improve_pairs,
+    relink,
+)
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.objective import options_of
-from lightning_predict.planning.path_relinking import relink
-from lightning_predict.planning.placing import WAITS
-from lightning_predict.planning.records import Formulation, Limits, Placement, Situation
-from lightning_predict.planning.search_state import SearchState
+from lightning_predict.planning.placement import WAITS
+from lightning_predict.planning.problem import Formulation, Limits, Placement, Situation
 from tests.planning.example import HOUR, TWO_JOBS, assert_allowed, at_start, crowd, on
 
 CLOUD_TYPES = frozenset({"Standard NC6", "Standard NV6", "Standard NV12", "Standard NV24"})

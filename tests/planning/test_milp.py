@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.objective import Options, options_of
-from lightning_predict.planning.packing import nodes_needed
-from lightning_predict.planning.placing import WAITS
-from lightning_predict.planning.records import Formulation, Limits, Placement, Problem, Situation
+from lightning_predict.planning.placement import WAITS, nodes_needed
+from lightning_predict.planning.problem import Formulation, Limits, Placement, Problem, Situation
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, at_start, crowd, job, on
 
 FOUR_TYPES = frozenset({"Standard NC24", "Standard NV24", "In-house server 2", "In-house server 3"})

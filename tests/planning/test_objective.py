@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.planning.costs import (
+from lightning_predict.planning.objective import (
     HORIZON_GAPS,
     horizon_seconds,
+    options_of,
     run_seconds,
     tardiness_usd,
     worth_renting,
 )
-from lightning_predict.planning.objective import options_of
-from lightning_predict.planning.records import Formulation, Limits, Placement, Situation
+from lightning_predict.planning.problem import Formulation, Limits, Placement, Situation
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, at_start, job, on
 
 HOURLY = replace(TWO_JOBS, horizon_seconds=HOUR)

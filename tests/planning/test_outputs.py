@@ -18,18 +18,15 @@ from rich.console import Console
 
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
-from lightning_predict.planning.figures import comparison_figure, gantt_figure
-from lightning_predict.planning.gantt import chart_of
 from lightning_predict.planning.heuristic import HeuristicPlanner
-from lightning_predict.planning.instances import random_problem
-from lightning_predict.planning.page import gantt_page
-from lightning_predict.planning.plans import Plan
-from lightning_predict.planning.records import Problem
-from lightning_predict.planning.simulation import simulate
-from lightning_predict.planning.study import Comparison
+from lightning_predict.planning.pictures import chart_of, comparison_figure, gantt_figure, gantt_page
+from lightning_predict.planning.plan import Plan
+from lightning_predict.planning.problem import Problem
+from lightning_predict.planning.simulator import simulate
+from lightning_predict.planning.study import Comparison, random_problem
 from lightning_predict.planning.tables import comparison_table, plan_table
 from tests.planning.example import HOUR, LARGE, TWO_JOBS, job, on
-from tests.planning.test_simulation import ONE_EVENT, Script, at
+from tests.planning.test_simulator import ONE_EVENT, Script, at
 
 PLAN = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), []))
 MOVED = simulate(

@@ -9,10 +9,20 @@ import pytest
 import yaml
 
 from lightning_predict.errors import InvalidArgumentError, PlanningFormatError
-from lightning_predict.planning.instances import random_actual_seconds, random_problem
-from lightning_predict.planning.job_times import job_seconds, study_job_kinds, study_machines
-from lightning_predict.planning.records import Configuration
-from lightning_predict.planning.study import Study, StudyRun, compare, read_study, run_once, run_study
+from lightning_predict.planning.problem import Configuration
+from lightning_predict.planning.study import (
+    Study,
+    StudyRun,
+    compare,
+    job_seconds,
+    random_actual_seconds,
+    random_problem,
+    read_study,
+    run_once,
+    run_study,
+    study_job_kinds,
+    study_machines,
+)
 
 QUICK = Study(nodes=(1,), mean_gap_seconds=(60.0,), seeds=2, policies=("fifo", "edf", "ps", "heuristic"))
 

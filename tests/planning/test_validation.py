@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError, LightningPredictError, PlanningError
-from lightning_predict.planning.records import Job, Limits, Problem
+from lightning_predict.planning.problem import Job, Limits, Problem
 from lightning_predict.planning.validation import check_problem
 from tests.planning.example import HOUR, SMALL, TWO_JOBS, on
 

@@ -1,0 +1,322 @@
+"""Draw a plan as a Gantt chart, for matplotlib and as one HTML page, and a study as a comparison.
+
+A row is a GPU of a node, a bar a job's stay. Figures go through matplotlib's object interface: no pyplot, no window.
+The page needs no script, style sheet or network; each bar shows its job, GPUs and times when the mouse rests on it.
+Example::
+
+    gantt_figure(plan, problem.machines).savefig("plan.png")
+    comparison_figure(compare(runs)).savefig("study.png")
+    Path("plan.html").write_text(gantt_page(plan, problem.machines), encoding="utf-8")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Final, final
+
+from lightning_predict.errors import MissingDependencyError
+from lightning_predict.planning.plan import Outcome, Plan, Segment
+from lightning_predict.planning.problem import MachineType
+from lightning_predict.planning.study import Comparison
+from lightning_predict.units import seconds_to_hours
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+COLORS: Final = (
+    "#4878a8",
+    "#d1733b",
+    "#5a9a5a",
+    "#b05070",
+    "#8a6db1",
+    "#8c6d4f",
+    "#c98fb0",
+    "#7f7f7f",
+    "#a8a23c",
+    "#3f9fa8",
+)
+"""One a job, in turn by name."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A job on neighbouring GPUs of a node.
+
+    Attributes:
+        job: Its name.
+        first_row: The first GPU's row in the chart.
+        rows: How many GPUs.
+        start_seconds: When it begins.
+        end_seconds: When it ends.
+        color: Of the job.
+    """
+
+    job: str
+    first_row: int
+    rows: int
+    start_seconds: float
+    end_seconds: float
+    color: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A node's rows.
+
+    Attributes:
+        node: Its number.
+        label: Node and the machine types that it was.
+        first_row: Its first row.
+        rows: As many as the largest of those has GPUs.
+    """
+
+    node: int
+    label: str
+    first_row: int
+    rows: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """All bars and lanes.
+
+    Attributes:
+        lanes: One a node that was ever rented, from the top.
+        bars: One a stay; two where a job's GPUs are not neighbours.
+        end_seconds: End of the plan.
+    """
+
+    lanes: tuple[Lane, ...]
+    bars: tuple[Bar, ...]
+    end_seconds: float
+
+    @property
+    def rows(self) -> int:
+        """Rows of all lanes."""
+        return sum(lane.rows for lane in self.lanes)
+
+
+def chart_of(plan: Plan, machines: Sequence[MachineType]) -> Chart:
+    """Lay out a plan."""
+    gpus = {machine.name: machine.num_gpus for machine in machines}
+    lanes: list[Lane] = []
+    for node in sorted({rental.node for rental in plan.rentals}):
+        types = list(dict.fromkeys(rental.machine for rental in plan.rentals if rental.node == node))
+        rows = max(gpus[name] for name in types)
+        first = lanes[-1].first_row + lanes[-1].rows if lanes else 0
+        lanes.append(Lane(node=node, label=f"node {node}: {', '.join(types)}", first_row=first, rows=rows))
+    names = sorted(outcome.job for outcome in plan.outcomes)
+    colors = {name: COLORS[number % len(COLORS)] for number, name in enumerate(names)}
+    bars = [
+        bar
+        for lane in lanes
+        for segment, rows in _rows_of(lane, plan.segments)
+        for bar in _bars(segment, rows, colors[segment.job])
+    ]
+    return Chart(lanes=tuple(lanes), bars=tuple(bars), end_seconds=plan.makespan_seconds)
+
+
+def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, list[int]]]:
+    """The GPUs of each stay on a node: the lowest that are free when it begins."""
+    free_at = [0.0] * lane.rows
+    placed = []
+    for segment in sorted(
+        (segment for segment in segments if segment.placement.node == lane.node),
+        key=lambda segment: (segment.start_seconds, segment.job),
+    ):
+        free = [row for row, seconds in enumerate(free_at) if seconds <= segment.start_seconds]
+        rows = free[: segment.placement.configuration.num_gpus]
+        for row in rows:
+            free_at[row] = segment.end_seconds
+        placed.append((segment, [lane.first_row + row for row in rows]))
+    return placed
+
+
+def _bars(segment: Segment, rows: Sequence[int], color: str) -> list[Bar]:
+    """One bar for each run of neighbouring rows."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and runs[-1][-1] == row - 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return [
+        Bar(
+            job=segment.job,
+            first_row=run[0],
+            rows=len(run),
+            start_seconds=segment.start_seconds,
+            end_seconds=segment.end_seconds,
+            color=color,
+        )
+        for run in runs
+    ]
+
+
+_MACHINES: Final = "#4878a8"
+_TARDINESS: Final = "#d1733b"
+_DOTS_PER_INCH: Final = 120
+
+
+def gantt_figure(plan: Plan, machines: Sequence[MachineType]) -> Figure:
+    """Time in hours to the right, a row a GPU, a bar a stay with the job's name.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    chart = chart_of(plan, machines)
+    figure = _figure(10.0, 1.2 + 0.22 * chart.rows)
+    axes = figure.add_subplot()
+    for bar in chart.bars:
+        start, end = seconds_to_hours(bar.start_seconds), seconds_to_hours(bar.end_seconds)
+        middle = bar.first_row + (bar.rows - 1) / 2
+        axes.barh(middle, end - start, left=start, height=bar.rows - 0.1, color=bar.color, edgecolor="white")
+        if bar.end_seconds - bar.start_seconds > 0.06 * chart.end_seconds:
+            axes.annotate(
+                bar.job,
+                ((start + end) / 2, middle),
+                horizontalalignment="center",
+                verticalalignment="center",
+                fontsize=7,
+                color="white",
+                parse_math=False,
+                clip_on=True,
+            )
+    for lane in chart.lanes:
+        axes.axhline(lane.first_row - 0.5, color="#cccccc", linewidth=0.8, zorder=0)
+    axes.set_yticks(
+        [lane.first_row + (lane.rows - 1) / 2 for lane in chart.lanes], [lane.label for lane in chart.lanes]
+    )
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_ylim(chart.rows - 0.5, -0.5)
+    axes.set_xlim(0, seconds_to_hours(chart.end_seconds))
+    axes.set_xlabel("hours")
+    axes.set_title(
+        f"{plan.policy}: machines ${plan.machine_usd:,.2f}, tardiness ${plan.tardiness_usd:,.2f}",
+        fontsize=10,
+        parse_math=False,
+    )
+    return figure
+
+
+def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
+    """A panel a setting, a bar a policy: median cost of machines and of tardiness, one on the other.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    settings = list(dict.fromkeys((item.nodes, item.mean_gap_seconds) for item in comparisons))
+    figure = _figure(1.2 + 4.2 * len(settings), 4.2)
+    panels = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
+    for axes, setting in zip(panels, settings, strict=True):
+        rows = [item for item in comparisons if (item.nodes, item.mean_gap_seconds) == setting]
+        for position, item in enumerate(rows):
+            axes.bar(position, item.machine_usd, color=_MACHINES, label="machines")
+            axes.bar(position, item.tardiness_usd, bottom=item.machine_usd, color=_TARDINESS, label="tardiness")
+            if item.cut is not None:
+                axes.annotate(
+                    f"{-100 * item.cut:+.0f} %",
+                    (position, item.machine_usd + item.tardiness_usd),
+                    xytext=(0, 3),
+                    textcoords="offset points",
+                    horizontalalignment="center",
+                    fontsize=8,
+                )
+        axes.set_xticks(range(len(rows)), [item.policy for item in rows], rotation=30)
+        axes.set_title(f"{setting[0]} nodes, a job every {setting[1]:g} s", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("US dollars (median over the seeds)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles[:2], labels[:2], loc="outside upper right", ncols=2, fontsize=8)
+    return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(
+            "The figure needs matplotlib, which is not installed: pip install lightning-predict[planning]"
+        ) from error
+    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+
+
+_WIDTH: Final = 1000
+_LEFT: Final = 220
+_ROW: Final = 14
+_AXIS: Final = 30
+_TICKS: Final = 8
+
+_STYLE: Final = """
+body { font: 14px system-ui, sans-serif; margin: 2em; color: #222; }
+svg text { font-size: 11px; }
+table { border-collapse: collapse; margin-top: 1em; }
+th, td { padding: 2px 10px; text-align: right; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; }
+.late { color: #b03030; }
+"""
+
+
+def gantt_page(plan: Plan, machines: Sequence[MachineType]) -> str:
+    """The chart, the sums and a row a job."""
+    chart = chart_of(plan, machines)
+    rows = "\n".join(_row(outcome) for outcome in plan.outcomes)
+    head = "".join(
+        f"<th>{name}</th>" for name in ("job", "start h", "end h", "deadline h", "late h", "machines $", "tardiness $")
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>Plan</title><style>{_STYLE}</style></head>
+<body>
+<h1>Plan</h1>
+<p>Chosen by {escape(plan.policy)}. Machines ${plan.machine_usd:,.2f}, tardiness ${plan.tardiness_usd:,.2f},
+together ${plan.total_usd:,.2f}; ends after {seconds_to_hours(plan.makespan_seconds):.2f} h.</p>
+{_svg(chart)}
+<table><thead><tr>{head}</tr></thead><tbody>
+{rows}
+</tbody></table>
+</body>
+</html>
+"""
+
+
+def _svg(chart: Chart) -> str:
+    height = chart.rows * _ROW + _AXIS
+    parts = [f'<svg viewBox="0 0 {_LEFT + _WIDTH + 20} {height}" width="{_LEFT + _WIDTH + 20}" role="img">']
+    for lane in chart.lanes:
+        top = lane.first_row * _ROW
+        middle = top + lane.rows * _ROW / 2 + 4
+        parts.append(f'<line x1="0" x2="{_LEFT + _WIDTH}" y1="{top}" y2="{top}" stroke="#ccc"/>')
+        parts.append(f'<text x="0" y="{middle:g}">{escape(lane.label)}</text>')
+    parts += [_rectangle(bar, chart) for bar in chart.bars]
+    for number in range(_TICKS + 1):
+        x = _LEFT + _WIDTH * number / _TICKS
+        hours = seconds_to_hours(chart.end_seconds) * number / _TICKS
+        parts.append(f'<text x="{x:g}" y="{height - 8}" text-anchor="middle">{hours:.2f} h</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def _rectangle(bar: Bar, chart: Chart) -> str:
+    x = _LEFT + _WIDTH * bar.start_seconds / chart.end_seconds
+    width = _WIDTH * (bar.end_seconds - bar.start_seconds) / chart.end_seconds
+    start, end = seconds_to_hours(bar.start_seconds), seconds_to_hours(bar.end_seconds)
+    title = f"{bar.job}: {bar.rows} GPUs, {start:.2f} h to {end:.2f} h"
+    return (
+        f'<rect x="{x:.2f}" y="{bar.first_row * _ROW + 1}" width="{width:.2f}" height="{bar.rows * _ROW - 2}" '
+        f'fill="{bar.color}"><title>{escape(title)}</title></rect>'
+    )
+
+
+def _row(outcome: Outcome) -> str:
+    late = seconds_to_hours(outcome.tardiness_seconds)
+    hours = (outcome.start_seconds, outcome.end_seconds, outcome.deadline_seconds)
+    cells = [escape(outcome.job), *(f"{seconds_to_hours(value):.2f}" for value in hours), f"{late:.2f}"]
+    cells += [f"{outcome.machine_usd:,.2f}", f"{outcome.tardiness_usd:,.2f}"]
+    kind = ' class="late"' if late else ""
+    return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

@@ -1,0 +1,273 @@
+"""The simulator: jobs arrive, run and end, and a policy decides anew at every event.
+
+Events are the submission of a job, the end of a job, and a period without either. Between events every running job
+works at its own speed; machines are paid from the decision that rents them to the one that gives them back, busy or
+not. Example::
+
+    plan = simulate(problem, HeuristicPlanner())
+    plan.machine_usd, plan.tardiness_usd
+
+Where `actual_seconds` gives other times than the predicted ones, jobs run by those, while the policy keeps believing
+the predictions: the plan is then what really happened, and the plan without them is what was expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from lightning_predict.errors import InfeasiblePlanError
+from lightning_predict.planning.objective import tardiness_usd
+from lightning_predict.planning.plan import Outcome, Plan, Rental, Segment
+from lightning_predict.planning.problem import (
+    AbstractPolicy,
+    Configuration,
+    Decision,
+    Job,
+    Placement,
+    Problem,
+    Situation,
+    usd,
+)
+from lightning_predict.planning.validation import check_problem
+
+ActualSeconds = Mapping[str, Mapping[Configuration, float]]
+"""Real time of the whole run, by job and configuration."""
+
+_TOLERANCE_SECONDS = 1e-6
+
+
+def simulate(
+    problem: Problem,
+    policy: AbstractPolicy,
+    *,
+    actual_seconds: ActualSeconds | None = None,
+    on_end: Callable[[str], None] | None = None,
+) -> Plan:
+    """Run all jobs to their end.
+
+    Args:
+        problem: Jobs, machines and limits.
+        policy: What decides.
+        actual_seconds: Real times; None takes the predicted ones.
+        on_end: Called with each job that ends, for a progress bar.
+
+    Raises:
+        InfeasiblePlanError: The problem cannot be planned, or jobs are left that the policy never starts.
+    """
+    check_problem(problem)
+    run = _Simulation(problem=problem, policy=policy, actual_seconds=actual_seconds)
+    while run.arrivals or run.remaining:
+        run.advance(run.next_event_seconds())
+        for name in run.end_jobs():
+            if on_end is not None:
+                on_end(name)
+        run.admit_jobs()
+        run.decide()
+    return run.plan()
+
+
+@final
+@dataclass(slots=True)
+class _Work:
+    """A job that runs: from `start_seconds` on it works off `remaining` at `seconds` for the whole."""
+
+    placement: Placement
+    segment_start_seconds: float
+    start_seconds: float
+    remaining: float
+    seconds: float
+
+    @property
+    def end_seconds(self) -> float:
+        return self.start_seconds + self.remaining * self.seconds
+
+    def remaining_at(self, now_seconds: float) -> float:
+        return self.remaining - max(0.0, now_seconds - self.start_seconds) / self.seconds
+
+
+@final
+@dataclass(kw_only=True)
+class _Simulation:
+    """The state between two events."""
+
+    problem: Problem
+    policy: AbstractPolicy
+    actual_seconds: ActualSeconds | None
+    now_seconds: float = 0.0
+    last_decision_seconds: float = 0.0
+    remaining: dict[str, float] = field(default_factory=dict)
+    work: dict[str, _Work] = field(default_factory=dict)
+    started: dict[str, Configuration] = field(default_factory=dict)
+    first_start: dict[str, float] = field(default_factory=dict)
+    machine_usd: dict[str, float] = field(default_factory=dict)
+    rented: dict[int, tuple[str, float]] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
+    rentals: list[Rental] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.jobs: dict[str, Job] = {job.name: job for job in self.problem.jobs}
+        self.prices = {machine.name: machine.usd_per_hour for machine in self.problem.machines}
+        # The next to arrive is last.
+        self.arrivals = sorted(self.problem.jobs, key=lambda job: (job.release_seconds, job.name), reverse=True)
+
+    def next_event_seconds(self) -> float:
+        """The earliest of submission, end and period."""
+        ends = min((work.end_seconds for work in self.work.values()), default=math.inf)
+        arrival = self.arrivals[-1].release_seconds if self.arrivals else math.inf
+        patience = max((self.jobs[name].deadline_seconds for name in self.remaining), default=0.0)
+        if not self.work and math.isinf(arrival) and self.now_seconds > patience + self.problem.period_seconds:
+            raise self._stuck()
+        period = self.last_decision_seconds + self.problem.period_seconds if self.remaining else math.inf
+        return max(self.now_seconds, min(ends, arrival, period))
+
+    def advance(self, until_seconds: float) -> None:
+        """Move the clock, and share out the price of each machine among the jobs on it, by their GPUs."""
+        by_node: dict[int, list[str]] = {}
+        for name in sorted(self.work):
+            by_node.setdefault(self.work[name].placement.node, []).append(name)
+        for node, names in by_node.items():
+            machine, _ = self.rented[node]
+            price = usd(seconds=until_seconds - self.now_seconds, usd_per_hour=self.prices[machine])
+            gpus = {name: self.work[name].placement.configuration.num_gpus for name in names}
+            for name in names:
+                self.machine_usd[name] = self.machine_usd.get(name, 0.0) + price * gpus[name] / sum(gpus.values())
+        self.now_seconds = until_seconds
+
+    def end_jobs(self) -> list[str]:
+        """Take out the jobs that have ended by now."""
+        ended = sorted(
+            name for name, work in self.work.items() if work.end_seconds <= self.now_seconds + _TOLERANCE_SECONDS
+        )
+        for name in ended:
+            self._close_segment(name)
+            del self.remaining[name]
+            job = self.jobs[name]
+            self.outcomes.append(
+                Outcome(
+                    job=name,
+                    release_seconds=job.release_seconds,
+                    start_seconds=self.first_start[name],
+                    end_seconds=self.now_seconds,
+                    deadline_seconds=job.deadline_seconds,
+                    tardiness_seconds=max(0.0, self.now_seconds - job.deadline_seconds),
+                    tardiness_usd=tardiness_usd(job, self.now_seconds),
+                    machine_usd=self.machine_usd[name],
+                )
+            )
+        return ended
+
+    def admit_jobs(self) -> None:
+        """Take in the jobs that have been submitted by now."""
+        while self.arrivals and self.arrivals[-1].release_seconds <= self.now_seconds:
+            self.remaining[self.arrivals.pop().name] = 1.0
+
+    def decide(self) -> None:
+        """Ask the policy, and do what it says."""
+        for name, work in self.work.items():
+            self.remaining[name] = max(work.remaining_at(self.now_seconds), 0.0)
+        placements: Mapping[str, Placement] = {}
+        if self.remaining:
+            situation = Situation(
+                now_seconds=self.now_seconds,
+                remaining=dict(sorted(self.remaining.items())),
+                running={name: self.work[name].placement for name in sorted(self.work)},
+                started=dict(sorted(self.started.items())),
+                spent_usd=self._spent_usd(),
+                mean_gap_seconds=self._mean_gap_seconds(),
+            )
+            decision = self.policy.decide(self.problem, situation)
+            self.decisions.append(decision)
+            placements = decision.placements
+        self.last_decision_seconds = self.now_seconds
+        self._rent({item.node: item.configuration.machine for item in placements.values()})
+        for name in sorted(self.jobs.keys() & (self.work.keys() | placements.keys())):
+            current = self.work[name].placement if name in self.work else None
+            wanted = placements.get(name)
+            if current != wanted:
+                if current is not None:
+                    self._close_segment(name)
+                if wanted is not None:
+                    self._start(name, wanted)
+
+    def plan(self) -> Plan:
+        """All that happened."""
+        gaps = [decision.gap for decision in self.decisions]
+        known = [gap for gap in gaps if gap is not None]
+        return Plan(
+            policy=self.policy.name,
+            segments=tuple(sorted(self.segments, key=lambda item: (item.start_seconds, item.job))),
+            rentals=tuple(sorted(self.rentals, key=lambda item: (item.start_seconds, item.node))),
+            outcomes=tuple(sorted(self.outcomes, key=lambda item: item.job)),
+            decisions=len(self.decisions),
+            longest_decision_seconds=max(decision.solve_seconds for decision in self.decisions),
+            largest_gap=max(known, default=None),
+        )
+
+    def _start(self, name: str, placement: Placement) -> None:
+        """Begin a segment; a job that has run before first loses the time of a restart."""
+        lost = self.problem.restart_seconds if name in self.started else 0.0
+        source = self.jobs[name].seconds if self.actual_seconds is None else self.actual_seconds[name]
+        self.work[name] = _Work(
+            placement=placement,
+            segment_start_seconds=self.now_seconds,
+            start_seconds=self.now_seconds + lost,
+            remaining=self.remaining[name],
+            seconds=source[placement.configuration],
+        )
+        self.started[name] = placement.configuration
+        self.first_start.setdefault(name, self.now_seconds)
+
+    def _close_segment(self, name: str) -> None:
+        work = self.work.pop(name)
+        if self.now_seconds > work.segment_start_seconds:
+            self.segments.append(
+                Segment(
+                    job=name,
+                    placement=work.placement,
+                    start_seconds=work.segment_start_seconds,
+                    end_seconds=self.now_seconds,
+                )
+            )
+
+    def _rent(self, wanted: Mapping[int, str]) -> None:
+        """Give back and rent machines so that each node is what is wanted."""
+        for node in sorted(self.rented.keys() | wanted.keys()):
+            machine, since = self.rented.get(node, (None, self.now_seconds))
+            if machine == wanted.get(node):
+                continue
+            if machine is not None:
+                del self.rented[node]
+                self.rentals.append(self._rental(node, machine, since))
+            if node in wanted:
+                self.rented[node] = (wanted[node], self.now_seconds)
+
+    def _rental(self, node: int, machine: str, since: float) -> Rental:
+        price = usd(seconds=self.now_seconds - since, usd_per_hour=self.prices[machine])
+        return Rental(node=node, machine=machine, start_seconds=since, end_seconds=self.now_seconds, usd=price)
+
+    def _mean_gap_seconds(self) -> float | None:
+        """Mean time between two decisions so far."""
+        number = len(self.decisions)
+        return max(self.now_seconds / number, _TOLERANCE_SECONDS) if number and self.now_seconds else None
+
+    def _spent_usd(self) -> float:
+        running = (self._rental(node, machine, since).usd for node, (machine, since) in self.rented.items())
+        return sum(rental.usd for rental in self.rentals) + sum(running)
+
+    def _stuck(self) -> InfeasiblePlanError:
+        waiting = ", ".join(repr(name) for name in sorted(self.remaining))
+        limits = self.problem.limits
+        constraint = (
+            f"the number of nodes ({limits.nodes}) and the quotas ({dict(limits.quotas)})"
+            if limits.budget_usd is None
+            else f"the budget: ${self._spent_usd():.2f} of ${limits.budget_usd:.2f} are spent"
+        )
+        return InfeasiblePlanError(
+            f"{self.policy.name!r} starts none of the jobs {waiting}, and nothing else is to come. What stops them is "
+            f"{constraint}. Raise it, or take jobs out."
+        )

@@ -1,0 +1,577 @@
+"""End-to-end regression: the time of a run from the times of runs with other settings.
+
+Seconds per iteration are a linear function of the setting's variables, their inverses and products, of which a stepwise
+selection keeps the significant ones (Gianniti, Zhang and Ardagna, CLOSER 2019, regress the whole run's time, which is
+iterations times that). Relative errors are minimised, as runs differ by orders of magnitude, and terms that cannot hold
+beyond the runs are left out: see `RegressionOptions`, which can be set as published. A `Term` is
+a product of variables, each as it is or inverted; the terms of a table of runs are all those of its variables that
+vary, up to a degree. Example::
+
+    >>> from lightning_predict.regression.runs import PastRun, RunSetting
+    >>> settings = [RunSetting(iterations=100, batch_size=size, gpu="T4") for size in (8, 16, 32, 64, 128)]
+    >>> runs = [PastRun(model="net", setting=one, seconds=2.0 + 0.5 * one.batch_size) for one in settings]
+    >>> regression = fit_regression(runs)
+    >>> print(regression.formula)
+    seconds per iteration = 0.02 + 0.005 * batch_size
+    >>> estimate = regression.predict(RunSetting(iterations=100, batch_size=256, gpu="T4"))
+    >>> round(estimate.seconds, 6), estimate.extrapolations[0].note
+    (130.0, 'batch size 256 is 2 times the largest of the past runs (128)')
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
+
+if TYPE_CHECKING:
+    from lightning_predict.regression.stepwise import StepwiseRegression
+
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A product of variables.
+
+    Attributes:
+        variables: The factors.
+        exponents: 1 or -1 for each.
+    """
+
+    variables: tuple[Variable, ...]
+    exponents: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The product as people write it."""
+        above = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent > 0]
+        below = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent < 0]
+        parts = [" * ".join(above) or "1", *below]
+        return " / ".join(parts)
+
+    def values(self, columns: Mapping[Variable, FloatArray]) -> FloatArray:
+        """The product for each run, shape (runs,).
+
+        Args:
+            columns: Values of each variable, shape (runs,).
+        """
+        powers = (columns[name] ** float(power) for name, power in zip(self.variables, self.exponents, strict=True))
+        values: FloatArray = np.prod(np.stack(list(powers)), axis=0)
+        return values
+
+
+def terms_of(
+    variables: Sequence[Variable],
+    *,
+    degree: int = 2,
+    inverses: bool = True,
+    not_inverted: Collection[Variable] = (),
+    only_inverted: Collection[Variable] = (),
+) -> tuple[Term, ...]:
+    """All products of up to `degree` different variables, the short ones first.
+
+    Args:
+        variables: Those that vary.
+        degree: Factors of a product at most; 1 makes no products.
+        inverses: Take each factor inverted, too.
+        not_inverted: Variables that are not inverted, as they can be 0.
+        only_inverted: Variables that are inverted in every term; without effect where there are no inverses.
+    """
+    terms: list[Term] = []
+    for length in range(1, min(degree, len(variables)) + 1):
+        for chosen in combinations(variables, length):
+            powers = [_powers(name, inverses, not_inverted, only_inverted) for name in chosen]
+            terms += [Term(chosen, exponents) for exponents in product(*powers)]
+    return tuple(terms)
+
+
+def _powers(
+    name: Variable, inverses: bool, not_inverted: Collection[Variable], only_inverted: Collection[Variable]
+) -> tuple[int, ...]:
+    """How a variable enters a product."""
+    if not inverses or name in not_inverted:
+        return (1,)
+    return (-1,) if name in only_inverted else (1, -1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extrapolation:
+    """A variable outside the range of the runs that were fitted.
+
+    Attributes:
+        variable: Which.
+        asked: Value of the setting.
+        lowest: Least value of the runs.
+        highest: Largest value of the runs.
+    """
+
+    variable: Variable
+    asked: float
+    lowest: float
+    highest: float
+
+    @property
+    def factor(self) -> float | None:
+        """Asked over the nearest end of the range, above 1 beyond it; None where that end is 0."""
+        nearest = self.highest if self.asked > self.highest else self.lowest
+        return self.asked / nearest if nearest else None
+
+    @property
+    def note(self) -> str:
+        """How far outside, in words."""
+        is_above = self.asked > self.highest
+        nearest = self.highest if is_above else self.lowest
+        kind = "largest" if is_above else "smallest"
+        kind = "only one" if self.lowest == self.highest else kind
+        times = "beyond" if self.factor is None else f"{self.factor:.3g} times"
+        return f"{WORDS[self.variable]} {self.asked:g} is {times} the {kind} of the past runs ({nearest:g})"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEstimate:
+    """A run as predicted from past runs.
+
+    Attributes:
+        setting: Of the run.
+        seconds: Time; None where the regression falls to 0 or below, so far outside its range.
+        low_seconds: Lower end of the 90 % interval; 0 where the regression's is below. None with `seconds`.
+        high_seconds: Upper end; None with `seconds`.
+        extrapolations: Variables outside the range of the past runs.
+    """
+
+    setting: RunSetting
+    seconds: float | None
+    low_seconds: float | None
+    high_seconds: float | None
+    extrapolations: tuple[Extrapolation, ...] = ()
+
+
+CONFIDENCE: Final = 0.9
+"""Share of new runs that should lie in the interval."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EndToEndRegression:
+    """A regression of one model's runs.
+
+    Attributes:
+        model: Name of the model.
+        runs: Number of runs that were fitted.
+        intercept: Seconds per iteration without any term.
+        terms: Selected terms.
+        coefficients: Of each term, seconds per iteration for a unit of it, shape (terms,).
+        ranges: Least and largest value of every variable that the runs have.
+        mean_error: Mean of |fitted / actual - 1| over the runs.
+        left_out_error: Mean of |predicted / actual - 1| of runs that were left out of the fit, features selected anew;
+            None with too few runs.
+        notes: What was left out, in words.
+        residual_variance: Mean square of the relative residuals, or of the absolute ones: those of the fit, or those of
+            the runs that were left out where they are larger.
+        degrees_of_freedom: Runs less coefficients and intercept, at least 1.
+        covariance: Inverse of XᵀWX of the constant and the terms divided by `scales`.
+        scales: Size of each term, shape (terms,).
+        relative: Relative errors were minimised.
+    """
+
+    model: str
+    runs: int
+    intercept: float
+    terms: tuple[Term, ...]
+    coefficients: FloatArray
+    ranges: Mapping[Variable, tuple[float, float]]
+    mean_error: float
+    left_out_error: float | None
+    notes: tuple[str, ...]
+    residual_variance: float
+    degrees_of_freedom: int
+    covariance: FloatArray = field(repr=False)
+    scales: FloatArray = field(repr=False)
+    relative: bool = True
+
+    @property
+    def formula(self) -> str:
+        """The regression as an equation in seconds, SI units and counts."""
+        parts = [f"{self.intercept:.4g}"]
+        for value, term in zip(self.coefficients, self.terms, strict=True):
+            sign = "-" if value < 0 else "+"
+            parts.append(f"{sign} {abs(value):.4g}{_after_number(term.name)}")
+        return f"seconds per iteration = {' '.join(parts)}"
+
+    def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
+        """Variables of a setting outside the range of the runs.
+
+        Raises:
+            InvalidArgumentError: The setting lacks a variable that the runs have.
+        """
+        found = []
+        for variable, (low, high) in self.ranges.items():
+            value = setting.value(variable)
+            if value is None:
+                raise InvalidArgumentError(
+                    f"The past runs of {self.model} differ in their {WORDS[variable]}; give {variable} for the run to "
+                    "predict, too."
+                    if low < high
+                    else f"The past runs of {self.model} have {variable}={low:g}; give it for the run to predict, too."
+                )
+            if not low <= value <= high:
+                found.append(Extrapolation(variable=variable, asked=value, lowest=low, highest=high))
+        return tuple(found)
+
+    def predict(self, setting: RunSetting) -> RunEstimate:
+        """Time of a run with another setting.
+
+        The interval is that of a new observation under the regression: spread of the residuals and uncertainty of the
+        coefficients, by Student's t; it does not know how wrong the chosen terms are outside their range.
+
+        Raises:
+            InvalidArgumentError: The setting lacks a variable that the runs have.
+        """
+        outside = self.extrapolations(setting)
+        columns = columns_of([setting], tuple({name for term in self.terms for name in term.variables}))
+        values = np.array([term.values(columns)[0] for term in self.terms])
+        middle = self.intercept + float(values @ self.coefficients)
+        if middle <= 0:
+            return RunEstimate(
+                setting=setting, seconds=None, low_seconds=None, high_seconds=None, extrapolations=outside
+            )
+        half = self._half_width(np.array([1.0, *(values / self.scales)]), middle)
+        iterations = setting.iterations
+        return RunEstimate(
+            setting=setting,
+            seconds=middle * iterations,
+            low_seconds=max(0.0, middle - half) * iterations,
+            high_seconds=(middle + half) * iterations,
+            extrapolations=outside,
+        )
+
+    def _half_width(self, row: FloatArray, middle: float) -> float:
+        """Half of the interval, in seconds per iteration."""
+        from scipy import stats  # the fit needed it already
+
+        own = middle**2 if self.relative else 1.0
+        variance = self.residual_variance * (own + float(row @ self.covariance @ row))
+        quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, self.degrees_of_freedom))
+        return quantile * float(np.sqrt(variance))
+
+
+def columns_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, FloatArray]:
+    """Values of variables that every setting has, one array of shape (settings,) each."""
+    return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
+
+
+def _after_number(name: str) -> str:
+    """A term's name behind its coefficient."""
+    return name[1:] if name.startswith("1 / ") else f" * {name}"
+
+
+FEWEST_RUNS: Final = 3
+"""Of fewer, there is nothing to regress."""
+
+FOLDS: Final = 10
+"""Parts in which runs are left out of the fit, to see how well they are predicted."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionOptions:
+    """How features are made and selected.
+
+    Attributes:
+        degree: Variables of a product at most.
+        inverses: Take inverses of the variables, too.
+        p_enter: A feature enters below this p-value.
+        p_remove: A feature leaves above this p-value.
+        runs_per_term: Runs that each term needs: among a hundred candidates some fit a handful of runs by chance.
+        relative: Minimise relative errors; absolute ones otherwise, as the published regressions do.
+        only_inverted: Variables that are inverted in every term. The published regressions take them as they are, too;
+            but no term that grows with the computing power can hold for a faster GPU, and what each of n GPUs exchanges
+            grows as (n - 1) / n.
+        costs_add_up: Terms without the number of GPUs are costs, and so is the constant: none of them is negative.
+    """
+
+    degree: int = 2
+    inverses: bool = True
+    p_enter: float = 0.05
+    p_remove: float = 0.1
+    runs_per_term: int = 3
+    relative: bool = True
+    only_inverted: tuple[Variable, ...] = ("flops_per_second", "num_gpus")
+    costs_add_up: bool = True
+
+
+DEFAULT_OPTIONS: Final = RegressionOptions()
+
+
+def fit_regression(
+    runs: Sequence[PastRun], *, model: str | None = None, options: RegressionOptions = DEFAULT_OPTIONS
+) -> EndToEndRegression:
+    """Fit the runs of one model.
+
+    Args:
+        runs: Past runs.
+        model: Which model's; None where they are all of one.
+        options: How features are made and selected.
+
+    Raises:
+        InvalidArgumentError: Too few runs, runs of several models and none chosen, or a variable that only some runs
+            have.
+        MissingDependencyError: scikit-learn or SciPy is not installed.
+    """
+    chosen = of_one_model(runs, model)
+    regression = _fit(chosen, options)
+    if len(chosen) <= FEWEST_RUNS:
+        return regression
+    errors = np.array(left_out_errors(chosen, options=options))
+    residuals = errors if options.relative else errors * [run.seconds_per_iteration for run in chosen]
+    return replace(
+        regression,
+        left_out_error=float(np.abs(errors).mean()),
+        # The residuals of the fit know nothing of the selection, which has already seen them.
+        residual_variance=max(regression.residual_variance, float((residuals**2).mean())),
+    )
+
+
+def left_out_errors(
+    runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS, folds: int = FOLDS
+) -> tuple[float, ...]:
+    """Errors (predicted / actual - 1) of all runs in order, each by a regression of the other folds.
+
+    Args:
+        runs: Runs of one model.
+        options: How features are made and selected.
+        folds: Parts in which the runs are left out; every n-th run is one part.
+
+    Raises:
+        InvalidArgumentError: Too few runs.
+        MissingDependencyError: scikit-learn or SciPy is not installed.
+    """
+    if len(runs) <= FEWEST_RUNS:
+        raise InvalidArgumentError(f"{len(runs)} runs; leaving one out needs at least {FEWEST_RUNS + 1}.")
+    count = min(folds, len(runs))
+    errors = [0.0] * len(runs)
+    for fold in range(count):
+        regression = _fit([run for i, run in enumerate(runs) if i % count != fold], options)
+        for index in range(fold, len(runs), count):
+            run = runs[index]
+            errors[index] = (regression.predict(run.setting).seconds or 0.0) / run.seconds - 1
+    return tuple(errors)
+
+
+def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
+    """One selection and fit, whose interval rests on its own residuals."""
+    known, notes = _known_variables(chosen)
+    columns = columns_of([run.setting for run in chosen], known)
+    varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
+    zero = tuple(name for name in varying if (columns[name] == 0).any())
+    terms = terms_of(
+        varying,
+        degree=options.degree,
+        inverses=options.inverses,
+        not_inverted=zero,
+        only_inverted=options.only_inverted,
+    )
+    target = np.array([run.seconds_per_iteration for run in chosen])
+    # scikit-learn refuses a table without columns; one of ones is never selected beside the intercept.
+    matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])
+    # Divided by their size, so that rounding treats 1e14 FLOP/s like 4 GPUs; the intercept stands for their means.
+    scales = np.sqrt((matrix**2).mean(axis=0))
+    estimator = _estimator(terms, len(chosen), options)
+    estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
+    kept = estimator.selected_
+    return EndToEndRegression(
+        model=chosen[0].model,
+        runs=len(chosen),
+        intercept=estimator.intercept_,
+        terms=tuple(terms[index] for index in kept),
+        coefficients=estimator.coef_[kept] / scales[kept],
+        ranges={name: (float(columns[name].min()), float(columns[name].max())) for name in known},
+        mean_error=float(np.abs(estimator.predict(matrix / scales) / target - 1).mean()),
+        left_out_error=None,
+        notes=(*notes, *_left_out(known, varying, zero, columns), *_unused(varying, [terms[i] for i in kept])),
+        residual_variance=estimator.residual_variance_,
+        degrees_of_freedom=estimator.degrees_of_freedom_,
+        covariance=estimator.unscaled_covariance_,
+        scales=scales[kept],
+        relative=options.relative,
+    )
+
+
+def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
+    """What selects among the terms, not yet fitted.
+
+    Raises:
+        MissingDependencyError: scikit-learn or SciPy is not installed.
+    """
+    from lightning_predict.regression.stepwise import StepwiseRegression
+
+    return StepwiseRegression(
+        p_enter=options.p_enter,
+        p_remove=options.p_remove,
+        max_features=max(1, runs // options.runs_per_term),
+        non_negative=_costs(terms) if options.costs_add_up else (),
+        non_negative_intercept=options.costs_add_up,
+    )
+
+
+def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, ...]:
+    """The runs of a model.
+
+    Raises:
+        InvalidArgumentError: Too few, or several models and none chosen.
+    """
+    models = sorted({run.model for run in runs})
+    if model is None and len(models) > 1:
+        raise InvalidArgumentError(f"The runs are of {len(models)} models; choose one of {', '.join(models)}.")
+    chosen = tuple(run for run in runs if model in (None, run.model))
+    if len(chosen) < FEWEST_RUNS:
+        whose = "" if model is None else f" of {model!r} (there are runs of {', '.join(models) or 'no model'})"
+        raise InvalidArgumentError(f"{len(chosen)} past runs{whose}; a regression needs at least {FEWEST_RUNS}.")
+    return chosen
+
+
+def _known_variables(runs: Sequence[PastRun]) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
+    """Variables that all runs have, and which none has in words.
+
+    Raises:
+        InvalidArgumentError: Only some have one.
+    """
+    known: list[Variable] = []
+    unknown: list[str] = []
+    for name in VARIABLES:
+        count = sum(run.setting.value(name) is not None for run in runs)
+        if 0 < count < len(runs):
+            raise InvalidArgumentError(
+                f"{count} of {len(runs)} past runs say their {WORDS[name]} ({name}); expected all of them or none."
+            )
+        (known if count else unknown).append(name if count else WORDS[name])  # type: ignore[arg-type]
+    return tuple(known), ((f"Not known of the runs, and left out: {', '.join(unknown)}.",) if unknown else ())
+
+
+def _costs(terms: Sequence[Term]) -> tuple[int, ...]:
+    """Indices of the terms that are costs. Those of 1 / n are not: (n - 1) / n has them with a minus."""
+    return tuple(index for index, term in enumerate(terms) if "num_gpus" not in term.variables)
+
+
+def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str, ...]:
+    """Variables that vary and that no selected term has, in words."""
+    used = {name for term in selected for name in term.variables}
+    unused = [WORDS[name] for name in varying if name not in used]
+    return (f"The runs differ in these, and their times not significantly: {', '.join(unused)}.",) if unused else ()
+
+
+def _left_out(
+    known: Sequence[Variable],
+    varying: Sequence[Variable],
+    zero: Sequence[Variable],
+    columns: Mapping[Variable, FloatArray],
+) -> tuple[str, ...]:
+    """Which variables, or their inverses, gave no features, in words."""
+    constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
+    notes = [f"The same in all runs, and left out: {', '.join(constant)}."] if constant else []
+    notes += [f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."] if zero else []
+    return tuple(notes)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtrapolationScore:
+    """Errors on runs beyond the fitted ones.
+
+    Attributes:
+        variable: Along which the regression was extrapolated.
+        limit: Largest value that was fitted.
+        fitted: Runs that were fitted.
+        errors: predicted / actual - 1 of each run beyond; -1 where the regression fell to 0 or below.
+        inside: Share of the runs beyond that lie in the 90 % interval; None where there was none.
+        formula: The regression.
+    """
+
+    variable: Variable
+    limit: float
+    fitted: int
+    errors: tuple[float, ...]
+    inside: float | None
+    formula: str
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of the absolute errors."""
+        return statistics.fmean(map(abs, self.errors))
+
+    @property
+    def median_error(self) -> float:
+        """Median of the absolute errors."""
+        return statistics.median(map(abs, self.errors))
+
+
+def split_beyond(
+    runs: Sequence[PastRun], variable: Variable, limit: float
+) -> tuple[tuple[PastRun, ...], tuple[PastRun, ...]]:
+    """Runs up to a limit, and those beyond it.
+
+    Raises:
+        InvalidArgumentError: A run does not say the variable, or one of the two is too few.
+    """
+    known = [(run, run.setting.value(variable)) for run in runs]
+    missing = sum(value is None for _, value in known)
+    if missing:
+        raise InvalidArgumentError(f"{missing} of {len(runs)} runs do not say their {WORDS[variable]} ({variable}).")
+    within = tuple(run for run, value in known if value is not None and value <= limit)
+    beyond = tuple(run for run, value in known if value is not None and value > limit)
+    if len(within) < FEWEST_RUNS or not beyond:
+        raise InvalidArgumentError(
+            f"{len(within)} runs have a {WORDS[variable]} of up to {limit:g} and {len(beyond)} a larger one; expected "
+            f"at least {FEWEST_RUNS} to fit and 1 to predict."
+        )
+    return within, beyond
+
+
+def extrapolation_score(
+    runs: Sequence[PastRun],
+    variable: Variable,
+    *,
+    limit: float,
+    options: RegressionOptions = DEFAULT_OPTIONS,
+) -> ExtrapolationScore:
+    """Fit the runs up to a limit and predict those beyond it.
+
+    Args:
+        runs: Runs of one model.
+        variable: The axis.
+        limit: Largest value to fit.
+        options: How features are made and selected.
+
+    Raises:
+        InvalidArgumentError: As `split_beyond` and `fit_regression`.
+        MissingDependencyError: scikit-learn or SciPy is not installed.
+    """
+    within, beyond = split_beyond(runs, variable, limit)
+    regression = fit_regression(within, options=options)
+    estimates = [(run, regression.predict(run.setting)) for run in beyond]
+    hits = [
+        one.low_seconds <= run.seconds <= one.high_seconds
+        for run, one in estimates
+        if one.low_seconds is not None and one.high_seconds is not None
+    ]
+    return ExtrapolationScore(
+        variable=variable,
+        limit=limit,
+        fitted=len(within),
+        errors=tuple((one.seconds or 0.0) / run.seconds - 1 for run, one in estimates),
+        inside=statistics.fmean(map(float, hits)) if hits else None,
+        formula=regression.formula,
+    )

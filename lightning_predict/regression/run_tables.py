@@ -1,0 +1,375 @@
+"""Read past runs: a table of the user's, an MLflow store on disk, or the package's own history.
+
+A table is a CSV file, as one writes it or as MLflow and Weights & Biases export it. Columns are found by the names of
+`FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`); others are named by
+the user. MLflow's folder `mlruns` holds a folder for each run, with a file for each parameter and metric; its database
+keeps them as rows. Both are read as they are, without MLflow. Example::
+
+    table = read_runs("runs.csv", columns={"batch_size": "config.loader.bs"}, values={"gpu": "T4"})
+    table.runs[0].setting.batch_size, table.notes
+    read_runs(Path("mlflow.db"), columns={"batch_size": "params.bs"})
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final, final
+
+import yaml
+
+from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
+from lightning_predict.regression.runs import PastRun, RunSetting
+from lightning_predict.scaling.history import HistoryRecord, read_history
+from lightning_predict.units import gigaflops_to_flops, milliseconds_to_seconds
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "seconds": ("Runtime", "_runtime", "duration_seconds"),
+    "iterations": ("global_step", "trainer/global_step", "max_steps"),
+    "batch_size": (),
+    "model": ("model_name",),
+    "gpu": ("gpu_name",),
+    "gflops": (),
+    "num_gpus": ("gpus", "devices"),
+    "threads": ("num_workers",),
+    "disk_delay_seconds": (),
+    "inner_modules": (),
+}
+"""What is read of a run, and the names that trackers give it where nobody named a column."""
+
+REQUIRED: Final = ("seconds", "iterations", "batch_size")
+
+PREFIXES: Final = ("", "params.", "metrics.", "tags.", "config.", "config/", "summary.", "summary/")
+
+STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
+"""Columns of MLflow and W&B that say how a run ended, and the word for those that ran to their end."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run as text.
+
+    Attributes:
+        place: Where it stands, for errors: file and line, or the run's name.
+        cells: Texts by column.
+    """
+
+    place: str
+    cells: Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """Past runs, and what was left out.
+
+    Attributes:
+        runs: In the order of the table.
+        notes: In words.
+    """
+
+    runs: tuple[PastRun, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_table(
+    path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
+) -> RunTable:
+    """Past runs of a CSV file (gzip where the name ends in `.gz`).
+
+    Args:
+        path: The file.
+        columns: Column of a field, where it has another name than the usual ones.
+        values: Value of a field that no column has; the same for all runs.
+
+    Raises:
+        MeasurementTableError: A column is missing, or a cell is wrong; the message names line and column.
+        InvalidArgumentError: A field that there is not.
+        OSError: The file cannot be read.
+    """
+    return runs_of_rows(tuple(_csv_rows(path)), str(path), columns=columns, values=values)
+
+
+def runs_of_rows(
+    rows: Iterable[RunRow],
+    source: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
+) -> RunTable:
+    """Past runs from texts; see `read_table`.
+
+    Raises:
+        MeasurementTableError: As `read_table`.
+        InvalidArgumentError: As `read_table`.
+    """
+    kept, notes = _ended(tuple(rows))
+    if not kept:
+        raise MeasurementTableError(f"{source} holds no run that has ended.")
+    present = list(dict.fromkeys(column for row in kept for column in row.cells))
+    found = _columns(source, present, columns or {}, values or {})
+    default_model = Path(source).name.removesuffix(".gz").removesuffix(".csv")
+    runs = tuple(_run(row, found, values or {}, default_model) for row in kept)
+    return RunTable(runs, notes)
+
+
+def _csv_rows(path: Path) -> Iterator[RunRow]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", newline="", encoding="utf-8-sig") as lines:
+        reader = csv.DictReader(lines)
+        for row in reader:
+            place = f"{path}, line {reader.line_num}"
+            if None in row or None in row.values():
+                raise MeasurementTableError(
+                    f"{place}: it has another number of cells than the {len(reader.fieldnames or ())} columns."
+                )
+            yield RunRow(place, row)
+
+
+def _ended(rows: tuple[RunRow, ...]) -> tuple[tuple[RunRow, ...], tuple[str, ...]]:
+    """Runs that ran to their end, and how many did not in words."""
+    kept = tuple(
+        row
+        for row in rows
+        if all(row.cells[column] == word for column, word in STATES.items() if row.cells.get(column))
+    )
+    gone = len(rows) - len(kept)
+    return kept, ((f"{gone} of {len(rows)} runs did not run to their end, and are left out.",) if gone else ())
+
+
+def _columns(source: str, present: list[str], columns: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Column of each field that there is one for.
+
+    Raises:
+        MeasurementTableError: A named or a required column is missing.
+        InvalidArgumentError: A field that there is not.
+    """
+    strangers = [name for name in (*columns, *values) if name not in FIELDS]
+    if strangers:
+        raise InvalidArgumentError(f"{strangers[0]!r} is not a field of a run. There are: {', '.join(FIELDS)}.")
+    missing = [f"{column!r} (for {field})" for field, column in columns.items() if column not in present]
+    usual = {
+        field: next((p + name for name in (field, *others) for p in PREFIXES if p + name in present), None)
+        for field, others in FIELDS.items()
+    }
+    found = {field: columns.get(field) or usual[field] for field in FIELDS if field not in values}
+    timed = "start_time" in present and "end_time" in present
+    missing += [
+        f"{field!r}"
+        for field in REQUIRED
+        if field not in values and not found[field] and (field != "seconds" or not timed)
+    ]
+    if not (found.get("gpu") or found.get("gflops") or "gpu" in values or "gflops" in values):
+        missing.append("'gpu' or 'gflops'")
+    if missing:
+        raise MeasurementTableError(
+            f"{source} has no column {', '.join(missing)}. Name it (columns), or give one value for all runs (values). "
+            f"Columns found: {', '.join(present) or 'none'}."
+        )
+    return {field: column for field, column in found.items() if column}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The fields of one run."""
+
+    row: RunRow
+    columns: Mapping[str, str]
+    values: Mapping[str, str]
+
+    def text(self, field: str) -> str:
+        if field in self.values:
+            return self.values[field]
+        return self.row.cells.get(self.columns.get(field, ""), "").strip()
+
+    def number(self, field: str) -> float | None:
+        """A number; None for an empty cell."""
+        text = self.text(field)
+        if not text:
+            return None
+        value = _number(text)
+        if value is None:
+            raise self.wrong(field)
+        return value
+
+    def count(self, field: str) -> int | None:
+        value = self.number(field)
+        # A fraction is refused by what takes the count, in words.
+        return int(value) if value is not None and value.is_integer() else value  # type: ignore[return-value]
+
+    def wrong(self, field: str) -> MeasurementTableError:
+        where = f"column {self.columns[field]!r}" if field in self.columns else f"the value of {field}"
+        return MeasurementTableError(f"{self.row.place}, {where}: {self.text(field)!r}; expected a number.")
+
+
+def _run(row: RunRow, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
+    """One run.
+
+    Raises:
+        MeasurementTableError: A cell is wrong.
+    """
+    cells = _Cells(row, columns, values)
+    is_timed = "seconds" in columns or "seconds" in values
+    seconds = cells.number("seconds") if is_timed else _elapsed(row)
+    iterations, batch_size = cells.count("iterations"), cells.count("batch_size")
+    if seconds is None or iterations is None or batch_size is None:
+        raise cells.wrong("seconds" if seconds is None else "iterations" if iterations is None else "batch_size")
+    gflops, num_gpus = cells.number("gflops"), cells.count("num_gpus")
+    try:
+        setting = RunSetting(
+            iterations=iterations,
+            batch_size=batch_size,
+            gpu=cells.text("gpu") or None,
+            flops_per_second=None if gflops is None else gigaflops_to_flops(gflops),
+            num_gpus=1 if num_gpus is None else num_gpus,
+            threads=cells.count("threads"),
+            disk_seconds=cells.number("disk_delay_seconds"),
+            inner_modules=cells.count("inner_modules"),
+        )
+        return PastRun(model=cells.text("model") or model, setting=setting, seconds=seconds)
+    except (InvalidArgumentError, UnknownGpuError) as error:
+        raise MeasurementTableError(f"{row.place}: {error}") from error
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _elapsed(row: RunRow) -> float:
+    """Seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
+
+    Raises:
+        MeasurementTableError: One of them is neither.
+    """
+    moments = []
+    for column in ("start_time", "end_time"):
+        text = row.cells.get(column, "").strip()
+        milliseconds = _number(text)
+        try:
+            moments.append(
+                datetime.fromisoformat(text).timestamp()
+                if milliseconds is None
+                else milliseconds_to_seconds(milliseconds)
+            )
+        except ValueError:
+            raise MeasurementTableError(
+                f"{row.place}, column {column!r}: {text!r}; expected a date and time."
+            ) from None
+    return moments[1] - moments[0]
+
+
+DATABASES: Final = (".db", ".sqlite", ".sqlite3")
+
+STATUS_NAMES: Final = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
+"""MLflow's numbers for how a run ended, as its folders hold them."""
+
+
+def read_runs(
+    path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
+) -> RunTable:
+    """Past runs, whatever keeps them.
+
+    Args:
+        path: A CSV file; an MLflow folder or database; or a history (`.jsonl`, of which columns are known).
+        columns: Column of a field, where it has another name than the usual ones.
+        values: Value of a field that no column has; the same for all runs.
+
+    Raises:
+        MeasurementTableError: A column is missing, a cell is wrong, or there is no run.
+        InvalidArgumentError: A field that there is not, or columns given for a history.
+        OSError: The file cannot be read.
+    """
+    if path.is_dir():
+        return runs_of_rows(_folder_rows(path), str(path), columns=columns, values=values)
+    if path.suffix in DATABASES:
+        return runs_of_rows(_database_rows(path), str(path), columns=columns, values=values)
+    if path.suffix == ".jsonl":
+        if columns or values:
+            raise InvalidArgumentError(f"{path} is a history, whose columns are known; leave columns and values out.")
+        return runs_of_history(read_history(path), str(path))
+    return read_table(path, columns=columns, values=values)
+
+
+def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable:
+    """Runs of the history as past runs: each is one iteration as measured, of the model that its parameters make.
+
+    Records without the samples of a step, or of before models were told apart, are left out, and said.
+
+    Raises:
+        MeasurementTableError: No record is left.
+    """
+    known = [one for one in records if one.samples is not None and one.model is not None]
+    if not known:
+        raise MeasurementTableError(f"{source} holds no run with its model and batch size.")
+    gone = len(records) - len(known)
+    return RunTable(
+        tuple(
+            PastRun(
+                model=str(one.model),
+                setting=RunSetting(iterations=1, batch_size=one.samples or 1, gpu=one.gpu, num_gpus=one.num_gpus),
+                seconds=one.step_seconds,
+            )
+            for one in known
+        ),
+        (f"{gone} of {len(records)} runs do not say their model or batch size, and are left out.",) if gone else (),
+    )
+
+
+def _folder_rows(folder: Path) -> Iterator[RunRow]:
+    """Runs of a folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
+    for meta in sorted(folder.glob("*/*/meta.yaml")):
+        run = meta.parent
+        try:
+            about = yaml.safe_load(meta.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise MeasurementTableError(f"{meta} is not YAML: {error}") from error
+        if not isinstance(about, dict) or about.get("lifecycle_stage") == "deleted":
+            continue
+        status = about.get("status")
+        cells = {"status": STATUS_NAMES.get(status, str(status)) if isinstance(status, int) else str(status)}
+        cells |= {key: str(about[key]) for key in ("start_time", "end_time") if about.get(key) is not None}
+        for kind in ("params", "tags"):
+            files = (path for path in (run / kind).rglob("*") if path.is_file())
+            cells |= {
+                f"{kind}.{path.relative_to(run / kind).as_posix()}": path.read_text(encoding="utf-8").strip()
+                for path in files
+            }
+        for path in (path for path in (run / "metrics").rglob("*") if path.is_file()):
+            lines = path.read_text(encoding="utf-8").split("\n")
+            last = next((line.split() for line in reversed(lines) if line.strip()), [])
+            cells[f"metrics.{path.relative_to(run / 'metrics').as_posix()}"] = last[1] if len(last) > 1 else ""
+        yield RunRow(f"{folder}, run {about.get('run_name') or run.name}", cells)
+
+
+def _database_rows(path: Path) -> Iterator[RunRow]:
+    """Runs of a database: tables `runs`, `params`, `latest_metrics`, `tags`."""
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        try:
+            runs = database.execute(
+                "SELECT run_uuid, name, status, start_time, end_time FROM runs WHERE lifecycle_stage = 'active'"
+            ).fetchall()
+            cells: dict[str, dict[str, str]] = {run[0]: {} for run in runs}
+            for kind, table in (("params", "params"), ("metrics", "latest_metrics"), ("tags", "tags")):
+                for run, key, value in database.execute(f"SELECT run_uuid, key, value FROM {table}"):
+                    if run in cells:
+                        cells[run][f"{kind}.{key}"] = str(value)
+        except sqlite3.DatabaseError as error:
+            raise MeasurementTableError(f"{path} is not a database of MLflow: {error}.") from error
+    for run, name, status, start, end in runs:
+        times = {key: str(value) for key, value in (("start_time", start), ("end_time", end)) if value is not None}
+        yield RunRow(f"{path}, run {name or run}", {"status": str(status)} | times | cells[run])

@@ -1,0 +1,294 @@
+"""One training step of sharded embedding tables: look-ups and updates on each GPU, and what the GPUs exchange.
+
+The step is as slow as its slowest GPU, twice: the vectors are exchanged when the last look-up is done, and the step
+ends with the last update. Nothing is taken to overlap, and the layers that are no tables are left out, so that plans
+compare by what sharding decides. An all-to-all is paced by the GPU that sends or receives most: with chunks of c bytes
+from each GPU to every other, that is max(sum of the others' c, own c · (n - 1)) over the GPUs (Lin et al., HiPC 2022).
+Example::
+
+    >>> from lightning_predict.sharding.tables import EmbeddingTable
+    >>> tables = [EmbeddingTable(rows=10**6, dim=64, pooling=20) for _ in range(16)]
+    >>> places = [Assignment(table, "table_wise", gpu=index % 8) for index, table in enumerate(tables)]
+    >>> plan = sharded_step(places, "8xA100-SXM-80GB", samples=65536)
+    >>> round(plan.imbalance, 6), [(one.operation, one.carries) for one in plan.exchanges]
+    (1.0, [('alltoall', 'indices'), ('alltoall', 'vectors'), ('alltoall', 'gradients')])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Array
+from lightning_predict.sharding.loads import KINDS, Load, loads_of, no_load
+from lightning_predict.sharding.tables import OPTIMIZERS, EmbeddingTable, OptimizerState
+from lightning_predict.units import bytes_to_gibibytes, bytes_to_mebibytes, seconds_to_milliseconds
+
+WHOLE: Final = "table_wise"
+"""The kind of a table that one GPU holds."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """How one table is sharded.
+
+    Attributes:
+        table: The table.
+        kind: A key of `KINDS`: `table_wise`, `row_wise`, `column_wise` or `data_parallel`.
+        gpu: Number of the GPU that holds a `table_wise` table, from 0; None for the others, which all GPUs share.
+    """
+
+    table: EmbeddingTable
+    kind: str
+    gpu: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective of the step.
+
+    Attributes:
+        operation: `alltoall`, `reduce_scatter`, `all_gather` or `all_reduce`.
+        carries: What is sent, in words.
+        message_bytes: The whole message, as `kernels/fabric.py` counts it; of an uneven all-to-all that of an even one
+            with as much on the busiest link.
+        seconds: Its time.
+        low_seconds: Lower end of the 90 % interval.
+        high_seconds: Upper end of the 90 % interval.
+    """
+
+    operation: str
+    carries: str
+    message_bytes: float
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingPlan:
+    """A sharding of all tables, and what a step of it takes.
+
+    Attributes:
+        layout: Name of the layout.
+        samples: Of all GPUs together.
+        assignments: How each table is sharded, in the order of the tables.
+        seconds: Of a step: slowest look-up, slowest update, and all exchanges.
+        low_seconds: Lower end of the 90 % interval.
+        high_seconds: Upper end of the 90 % interval.
+        forward_seconds: Look-ups on each GPU.
+        backward_seconds: Gradients and updates on each GPU.
+        exchanges: In their order; none on one GPU.
+        memory_bytes: Parameters, optimizer state and dense gradients on each GPU.
+    """
+
+    layout: str
+    samples: int
+    assignments: tuple[Assignment, ...]
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    exchanges: tuple[Exchange, ...]
+    memory_bytes: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        """The kind of all its tables; `mixed` where they differ."""
+        kinds = {assignment.kind for assignment in self.assignments}
+        return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    @property
+    def gpu_seconds(self) -> tuple[float, ...]:
+        """Look-ups, gradients and updates on each GPU."""
+        return tuple(map(sum, zip(self.forward_seconds, self.backward_seconds, strict=True)))
+
+    @property
+    def compute_seconds(self) -> float:
+        """What the step waits for on its slowest GPUs."""
+        return max(self.forward_seconds) + max(self.backward_seconds)
+
+    @property
+    def communication_seconds(self) -> float:
+        """All exchanges together."""
+        return sum(exchange.seconds for exchange in self.exchanges)
+
+    @property
+    def imbalance(self) -> float:
+        """Time of the slowest GPU over the mean; 1 where all work as long."""
+        return max(self.gpu_seconds) / (sum(self.gpu_seconds) / len(self.gpu_seconds))
+
+    @property
+    def reason(self) -> str:
+        """Where the time goes, in words."""
+        sent = bytes_to_mebibytes(sum(exchange.message_bytes for exchange in self.exchanges))
+        exchanged = f", {in_milliseconds(self.communication_seconds)} for exchanging {sent:,.3g} MiB"
+        return (
+            f"{in_milliseconds(self.compute_seconds)} for look-ups and updates (imbalance {self.imbalance:.2f})"
+            f"{exchanged if self.exchanges else ''}; {in_gibibytes(max(self.memory_bytes))} on the fullest GPU"
+        )
+
+
+def sharded_step(
+    assignments: Sequence[Assignment],
+    layout: Layout | str,
+    *,
+    samples: int,
+    optimizer: str = "sgd",
+    interconnect: Interconnect = CATALOGUE,
+    weights: str | None = None,
+) -> ShardingPlan:
+    """Predict one step of tables that are sharded so.
+
+    Args:
+        assignments: How each table is sharded.
+        layout: The GPUs, or their name, for example `8xA100-SXM-80GB`.
+        samples: Samples of a step on all GPUs together.
+        optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
+        interconnect: What you know of the links between GPUs.
+        weights: Folder or file of weights; None searches the cache and the bundled files.
+
+    Raises:
+        InvalidArgumentError: No table, an unknown kind or optimizer, a GPU that is not in the layout, or fewer samples
+            than GPUs.
+        UnknownGpuError: The layout's GPU is not in the catalogue.
+        WeightsError: Weights that cannot be found or trusted.
+    """
+    target = layout_of(layout) if isinstance(layout, str) else layout
+    state = checked_optimizer(optimizer)
+    check_samples(samples, target)
+    if not assignments:
+        raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
+    for assignment in assignments:
+        _check_assignment(assignment, target)
+    kinds = list(dict.fromkeys(assignment.kind for assignment in assignments))
+    models = kernel_models((target.gpu.name,), weights)
+    loads = loads_of([assignment.table for assignment in assignments], kinds, target, samples, state, models)
+    return plan_of(assignments, list(map(load_at, assignments, loads)), target, samples, interconnect)
+
+
+def load_at(assignment: Assignment, loads: Mapping[str, Load]) -> Load:
+    """The load of a table where it is assigned to."""
+    load = loads[assignment.kind]
+    return load if assignment.gpu is None else load.moved_to(assignment.gpu)
+
+
+def plan_of(
+    assignments: Sequence[Assignment],
+    loads: Sequence[Load],
+    layout: Layout,
+    samples: int,
+    interconnect: Interconnect,
+) -> ShardingPlan:
+    """The plan of assignments with these loads."""
+    load = sum(loads, no_load(layout.count))
+    exchanges = _exchanges(load, layout, interconnect)
+    computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)
+    middle, low, high = (float(value) for value in computing)
+    return ShardingPlan(
+        layout=layout.name,
+        samples=samples,
+        assignments=tuple(assignments),
+        seconds=middle + sum(exchange.seconds for exchange in exchanges),
+        low_seconds=low + sum(exchange.low_seconds for exchange in exchanges),
+        high_seconds=high + sum(exchange.high_seconds for exchange in exchanges),
+        forward_seconds=tuple(load.forward_seconds[0].tolist()),
+        backward_seconds=tuple(load.backward_seconds[0].tolist()),
+        exchanges=exchanges,
+        memory_bytes=tuple(load.memory_bytes.tolist()),
+    )
+
+
+def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
+    """Collectives in their order, as (name, what it carries, bytes of the message); none where nothing is sent."""
+    if len(load.memory_bytes) == 1:
+        return ()
+    vectors, sums = alltoall_message(load.vector_bytes), float(load.partial_sum_bytes)
+    messages = (
+        ("alltoall", "indices", alltoall_message(load.index_bytes)),
+        ("alltoall", "vectors", vectors),
+        ("reduce_scatter", "partial sums", sums),
+        ("alltoall", "gradients", vectors),
+        ("all_gather", "gradients of the sums", sums),
+        ("all_reduce", "dense gradients", float(load.dense_gradient_bytes)),
+    )
+    return tuple(message for message in messages if message[2] >= 1)  # less than a byte is what rounding left
+
+
+def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[Exchange, ...]:
+    found = []
+    for operation, carries, message_bytes in messages_of(load):
+        time = collective(operation, message_bytes, layout, interconnect=interconnect)
+        ends = (float(values[0]) for values in (time.seconds, time.low_seconds, time.high_seconds))
+        found.append(Exchange(operation, carries, message_bytes, *ends))
+    return tuple(found)
+
+
+def alltoall_message(chunk_bytes: Array) -> float:
+    """Message of the even all-to-all that has as much on its links as the busiest link of this one (Lin et al.).
+
+    The same formula holds where a GPU receives its chunk from every other instead of sending it.
+
+    Args:
+        chunk_bytes: What each GPU sends to every other, shape (gpus,), at least two.
+    """
+    gpus = len(chunk_bytes)
+    busiest = np.maximum(chunk_bytes.sum() - chunk_bytes, chunk_bytes * (gpus - 1)).max()
+    return float(busiest) * gpus / (gpus - 1)
+
+
+def checked_optimizer(name: str) -> OptimizerState:
+    """What the optimizer of this name keeps.
+
+    Raises:
+        InvalidArgumentError: It is not known.
+    """
+    if name not in OPTIMIZERS:
+        raise InvalidArgumentError(f"optimizer={name!r} is not known; choose one of {', '.join(OPTIMIZERS)}.")
+    return OPTIMIZERS[name]
+
+
+def check_samples(samples: int, layout: Layout) -> None:
+    """Refuse a step in which a GPU has nothing to do.
+
+    Raises:
+        InvalidArgumentError: Fewer samples than GPUs.
+    """
+    if samples < layout.count:
+        raise InvalidArgumentError(
+            f"samples={samples!r} for the {layout.count} GPU(s) of {layout.name}; expected at least one sample a GPU."
+        )
+
+
+def _check_assignment(assignment: Assignment, layout: Layout) -> None:
+    kind, gpu = assignment.kind, assignment.gpu
+    if kind not in KINDS:
+        raise InvalidArgumentError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}.")
+    if kind == WHOLE and (gpu is None or not 0 <= gpu < layout.count):
+        raise InvalidArgumentError(
+            f"A table_wise table is on GPU {gpu!r}; expected 0 to {layout.count - 1}, as {layout.name} has "
+            f"{layout.count} GPU(s)."
+        )
+    if kind != WHOLE and gpu is not None:
+        raise InvalidArgumentError(f"A {kind} table is on all GPUs, but gpu={gpu!r}; leave it out.")
+
+
+def in_milliseconds(seconds: float) -> str:
+    """Seconds as people read them."""
+    return f"{seconds_to_milliseconds(seconds):.3g} ms"
+
+
+def in_gibibytes(size_bytes: float) -> str:
+    """Bytes as people read them."""
+    return f"{bytes_to_gibibytes(size_bytes):,.3g} GiB"

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.planning.baselines import BASELINES
+from lightning_predict.planning.policies import candidates, cheapest_plan
+from lightning_predict.planning.problem import Formulation, Limits
+from lightning_predict.planning.simulator import simulate
+from tests.planning.example import TWO_JOBS, job, on
+
+STAYING = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))
+
+
+def test_the_plan_is_never_dearer_than_a_queue_rule() -> None:
+    plan = cheapest_plan(STAYING)
+    assert plan.total_usd == pytest.approx(8.0)  # a on large 6 $, b on small 2 $: nothing in time is cheaper
+    assert all(plan.total_usd <= simulate(STAYING, rule).total_usd + 1e-9 for rule in BASELINES)
+
+
+def test_a_job_that_may_move_is_moved_where_that_is_cheaper_and_in_time() -> None:
+    # a: 4/3 h on small do a third of the work, 2/3 h on large the rest, at the deadline of 2 h: 1.33 $ + 4 $, not 6 $.
+    assert cheapest_plan(TWO_JOBS).total_usd == pytest.approx(4 / 3 + 4 + 2, rel=0.01)
+
+
+def test_jobs_that_fill_a_machine_together_share_it() -> None:
+    jobs = tuple(job(name, hours={on("large", 2): 2.0}, deadline=2.5, weight=9.0) for name in "ab")
+    plan = cheapest_plan(replace(TWO_JOBS, jobs=jobs))
+    assert plan.total_usd == pytest.approx(12.0)  # 2 h of one large machine
+    assert len({segment.placement.node for segment in plan.segments}) == 1
+
+
+def test_candidates_never_have_more_freedom_than_the_problem() -> None:
+    formulation = Formulation(shares_gpus=False, preempts=True, migrates=False)
+    found = candidates(replace(TWO_JOBS, formulation=formulation), "heuristic")
+    assert len(found) == len(set(found))
+    assert all(not one.formulation.shares_gpus and not one.formulation.migrates for one in found)
+    assert {one.name for one in found} >= {
+        "planner (a machine a job)",
+        "planner (a machine a job, no moves)",
+        "FIFO",
+        "EDF",
+    }
+    assert not any("shared" in one.name for one in found)
+
+
+def test_the_budget_decides_between_plans() -> None:
+    # In time costs 8 $; with less, a goes on small, is 2 h late and costs 6 $ + 6 $.
+    assert cheapest_plan(replace(STAYING, limits=Limits(nodes=2, budget_usd=8.0))).machine_usd == pytest.approx(8.0)
+    plan = cheapest_plan(replace(STAYING, limits=Limits(nodes=2, budget_usd=7.0)))
+    assert plan.machine_usd == pytest.approx(6.0)
+    assert plan.tardiness_usd == pytest.approx(6.0)
+
+
+def test_a_rule_that_cannot_keep_the_budget_says_what_it_needs() -> None:
+    with pytest.raises(InfeasiblePlanError, match=r"No plan keeps the budget of \$7.*costs \$8.00"):
+        cheapest_plan(replace(STAYING, limits=Limits(nodes=2, budget_usd=7.0)), method="fifo")
+
+
+def test_an_unknown_method_lists_the_known_ones() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="no policy 'best'; known: milp, heuristic, fifo, edf, ps, fifo-shared"
+    ):
+        cheapest_plan(TWO_JOBS, method="best")
+
+
+def test_each_candidate_is_told() -> None:
+    told: list[None] = []
+    cheapest_plan(TWO_JOBS, method="heuristic", on_candidate=lambda: told.append(None))
+    assert len(told) == len(candidates(TWO_JOBS, "heuristic"))
+
+
+def test_near_equals_are_decided_by_moves() -> None:
+    # Where nothing is late, staying on the cheapest machine is best and moving gains nothing.
+    relaxed = replace(TWO_JOBS, jobs=tuple(replace(item, deadline_seconds=1e6) for item in TWO_JOBS.jobs))
+    plan = cheapest_plan(relaxed)
+    assert plan.total_usd == pytest.approx(6.0)  # 4 h and 2 h of small
+    assert len(plan.segments) == 2

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from lightning_predict.errors import InfeasiblePlanError
+from lightning_predict.planning.baselines import BASELINES, FIFO, SHARING_BASELINES
+from lightning_predict.planning.heuristic import HeuristicPlanner
+from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.problem import (
+    AbstractPolicy,
+    Decision,
+    Formulation,
+    Limits,
+    Placement,
+    Problem,
+    Situation,
+)
+from lightning_predict.planning.simulator import simulate
+from lightning_predict.planning.study import random_actual_seconds, random_problem
+from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, job, on
+
+
+@dataclass(frozen=True)
+class Script:
+    """A policy that plays back decisions, one an event; the last one holds."""
+
+    decisions: tuple[dict[str, Placement], ...]
+    seen: list[Situation]
+    name: str = "script"
+
+    def decide(self, problem: Problem, situation: Situation) -> Decision:
+        self.seen.append(situation)
+        placements = self.decisions[min(len(self.seen), len(self.decisions)) - 1]
+        return Decision(
+            placements={name: item for name, item in placements.items() if name in situation.remaining},
+            postponed=(),
+            objective_usd=None,
+            bound_usd=None,
+            method=self.name,
+            solve_seconds=0.0,
+        )
+
+
+def at(node: int, machine: str, num_gpus: int) -> Placement:
+    return Placement(node=node, configuration=on(machine, num_gpus))
+
+
+ONE_EVENT = replace(TWO_JOBS, period_seconds=1e9)
+"""Nothing happens but submissions and ends."""
+
+
+def test_costs_of_two_jobs_by_hand() -> None:
+    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), [])
+    plan = simulate(ONE_EVENT, script)
+    # a: 1 h of large; b: 2 h of small; both in time.
+    assert {rental.machine: rental.usd for rental in plan.rentals} == pytest.approx({"large": 6.0, "small": 2.0})
+    assert plan.machine_usd == pytest.approx(8.0)
+    assert plan.tardiness_usd == 0.0
+    assert plan.makespan_seconds == pytest.approx(2 * HOUR)
+    assert [situation.now_seconds for situation in script.seen] == pytest.approx([0.0, HOUR])
+    assert script.seen[1].remaining == pytest.approx({"b": 0.5})
+    assert script.seen[1].spent_usd == pytest.approx(7.0)
+    assert script.seen[1].mean_gap_seconds == pytest.approx(HOUR)
+
+
+def test_what_is_late_is_paid() -> None:
+    script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), [])
+    plan = simulate(ONE_EVENT, script)
+    assert plan.tardiness_usd == pytest.approx(6.0)  # a ends at 4 h, 2 h late, 3 $/h
+    (late,) = (outcome for outcome in plan.outcomes if outcome.tardiness_seconds)
+    assert late.job == "a"
+    assert late.tardiness_seconds == pytest.approx(2 * HOUR)
+
+
+def test_a_job_that_is_paused_goes_on_where_it_stopped_and_loses_the_restart() -> None:
+    jobs = (
+        job("long", hours={on("small", 1): 2.0}, deadline=9.0),
+        job("late", hours={on("small", 1): 1.0}, deadline=9.0, release=1.0),
+    )
+    problem = replace(ONE_EVENT, jobs=jobs, limits=Limits(nodes=1), restart_seconds=360.0)
+    script = Script(({"long": at(0, "small", 1)}, {"late": at(0, "small", 1)}, {"long": at(0, "small", 1)}), [])
+    plan = simulate(problem, script)
+    # 1 h of long, 1 h of late, 0.1 h of restart, 1 h of long.
+    assert [item.job for item in plan.segments] == ["long", "late", "long"]
+    assert [item.start_seconds / HOUR for item in plan.segments] == pytest.approx([0.0, 1.0, 2.0])
+    assert [item.end_seconds / HOUR for item in plan.segments] == pytest.approx([1.0, 2.0, 3.1])
+    assert plan.machine_usd == pytest.approx(3.1)  # one rental, never given back in between
+    assert len(plan.rentals) == 1
+
+
+def test_jobs_on_one_machine_share_its_price_by_gpus() -> None:
+    jobs = (
+        job("one", hours={on("large", 1): 1.0}, deadline=9.0),
+        job("two", hours={on("large", 2): 1.0}, deadline=9.0),
+    )
+    script = Script(({"one": at(0, "large", 1), "two": at(0, "large", 2)},), [])
+    plan = simulate(replace(ONE_EVENT, jobs=jobs), script)
+    assert {outcome.job: outcome.machine_usd for outcome in plan.outcomes} == pytest.approx({"one": 2.0, "two": 4.0})
+    assert plan.machine_usd == pytest.approx(6.0)
+
+
+def test_a_period_without_events_is_an_event() -> None:
+    script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), [])
+    simulate(replace(TWO_JOBS, period_seconds=HOUR), script)
+    assert [situation.now_seconds / HOUR for situation in script.seen] == pytest.approx([0, 1, 2, 3])
+
+
+def test_real_times_differ_while_the_policy_believes_the_predicted_ones() -> None:
+    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), [])
+    actual = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
+    plan = simulate(ONE_EVENT, script, actual_seconds=actual)
+    assert plan.machine_usd == pytest.approx(1.5 * 6 + 2)
+
+
+def test_jobs_that_are_never_started_are_an_error_that_names_them() -> None:
+    with pytest.raises(InfeasiblePlanError, match=r"'script' starts none of the jobs 'a', 'b'.*number of nodes \(2\)"):
+        simulate(TWO_JOBS, Script(({},), []))
+    with pytest.raises(InfeasiblePlanError, match=r"the budget: \$0.00 of \$50.00 are spent"):
+        simulate(replace(TWO_JOBS, limits=Limits(nodes=2, budget_usd=50.0)), Script(({},), []))
+
+
+def test_fifo_gives_each_job_the_cheapest_machine_that_is_in_time() -> None:
+    plan = simulate(TWO_JOBS, FIFO)
+    assert {item.job: item.placement.configuration for item in plan.segments} == {
+        "a": on("large", 4),
+        "b": on("small", 1),
+    }
+    late = replace(TWO_JOBS, jobs=(replace(TWO_JOBS.jobs[0], deadline_seconds=0.5 * HOUR),))
+    # Nothing is in time: the fastest.
+    assert [item.placement.configuration for item in simulate(late, FIFO).segments] == [on("large", 4)]
+    relaxed = replace(TWO_JOBS, jobs=(replace(TWO_JOBS.jobs[0], deadline_seconds=9 * HOUR),))
+    # Everything is: 4 h × 1 $ instead of 1 h × 6 $.
+    assert [item.placement.configuration for item in simulate(relaxed, FIFO).segments] == [on("small", 1)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "order"),
+    [(0, ["first", "urgent", "heavy"]), (1, ["urgent", "heavy", "first"]), (2, ["heavy", "first", "urgent"])],
+)
+def test_queue_rules_serve_in_their_order(rule: int, order: list[str]) -> None:
+    hours = {on("small", 1): 1.0}
+    jobs = (
+        job("blocks", hours=hours, deadline=0.1),
+        job("first", hours=hours, deadline=9.0, weight=2.0, release=0.1),
+        job("urgent", hours=hours, deadline=2.0, weight=1.0, release=0.2),
+        job("heavy", hours=hours, deadline=5.0, weight=5.0, release=0.3),
+    )
+    plan = simulate(Problem(jobs=jobs, machines=(SMALL,), limits=Limits(nodes=1)), BASELINES[rule])
+    assert [item.job for item in plan.segments] == ["blocks", *order]
+
+
+def test_a_shared_queue_fills_open_machines_first() -> None:
+    jobs = tuple(job(name, hours={on("large", 2): 1.0}, deadline=2.0) for name in "abc")
+    problem = Problem(jobs=jobs, machines=(LARGE,), limits=Limits(nodes=2))
+    shared, alone = simulate(problem, SHARING_BASELINES[0]), simulate(problem, BASELINES[0])
+    assert len(shared.rentals) == 2
+    assert shared.machine_usd == pytest.approx(12.0)
+    assert alone.machine_usd == pytest.approx(18.0)
+    assert alone.makespan_seconds == pytest.approx(2 * HOUR)  # the third waits for a node
+
+
+def test_a_queue_rule_keeps_quotas() -> None:
+    problem = replace(TWO_JOBS, limits=Limits(nodes=2, quotas={"large": 0}))
+    assert {item.placement.configuration.machine for item in simulate(problem, FIFO).segments} == {"small"}
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Checks every decision of another policy."""
+
+    policy: AbstractPolicy
+    before: list[dict[str, Placement]]
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    def decide(self, problem: Problem, situation: Situation) -> Decision:
+        decision = self.policy.decide(problem, situation)
+        assert_allowed(problem, decision.placements)
+        assert set(decision.placements) | set(decision.postponed) == set(situation.remaining)
+        for name, placement in situation.running.items():
+            if problem.formulation.fixes_running_jobs:
+                assert decision.placements[name] == placement
+            elif not problem.formulation.preempts:
+                assert name in decision.placements
+        if not problem.formulation.migrates:
+            for name, placement in decision.placements.items():
+                assert placement.configuration == situation.started.get(name, placement.configuration)
+        self.before.append(dict(decision.placements))
+        return decision
+
+
+@pytest.mark.parametrize("shares_gpus", [True, False])
+@pytest.mark.parametrize("preempts", [True, False])
+@pytest.mark.parametrize("migrates", [True, False])
+@pytest.mark.parametrize(
+    "policy", [HeuristicPlanner(starts=4, elite=1, pairs=5), MilpPlanner()], ids=["heuristic", "milp"]
+)
+def test_every_formulation_is_kept_in_every_decision(
+    shares_gpus: bool, preempts: bool, migrates: bool, policy: AbstractPolicy
+) -> None:
+    formulation = Formulation(shares_gpus=shares_gpus, preempts=preempts, migrates=migrates)
+    problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=0, formulation=formulation, restart_seconds=20.0)
+    problem = replace(problem, limits=Limits(nodes=2, quotas={"In-house server 2": 1}))
+    watched = Watched(policy, [])
+    plan = simulate(problem, watched)
+    assert len(watched.before) == plan.decisions > 10
+    assert {outcome.job for outcome in plan.outcomes} == {item.name for item in problem.jobs}
+    assert all(outcome.start_seconds >= outcome.release_seconds for outcome in plan.outcomes)
+
+
+@pytest.mark.parametrize("policy", [FIFO, HeuristicPlanner(starts=4, elite=1, pairs=5)], ids=["fifo", "heuristic"])
+def test_money_and_work_are_conserved(policy: AbstractPolicy) -> None:
+    problem = random_problem(nodes=2, mean_gap_seconds=60.0, seed=1, error=0.2)
+    actual = random_actual_seconds(problem, seed=1)
+    plan = simulate(problem, policy, actual_seconds=actual)
+    assert sum(outcome.machine_usd for outcome in plan.outcomes) == pytest.approx(plan.machine_usd)
+    for item in problem.jobs:
+        done = sum(
+            (segment.end_seconds - segment.start_seconds) / actual[item.name][segment.placement.configuration]
+            for segment in plan.segments
+            if segment.job == item.name
+        )
+        assert done == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_order_of_the_input_does_not_matter() -> None:
+    problem = random_problem(nodes=1, mean_gap_seconds=30.0, seed=2, error=0.1)
+    turned = replace(problem, jobs=problem.jobs[::-1], machines=problem.machines[::-1])
+    for policy in (*BASELINES, HeuristicPlanner(starts=4, elite=1, pairs=5), MilpPlanner()):
+        first = simulate(problem, policy, actual_seconds=random_actual_seconds(problem, seed=0))
+        second = simulate(turned, policy, actual_seconds=random_actual_seconds(turned, seed=0))
+        assert (first.segments, first.rentals, first.outcomes) == (second.segments, second.rentals, second.outcomes)
+
+
+def test_each_end_is_told() -> None:
+    ended: list[str] = []
+    simulate(TWO_JOBS, FIFO, on_end=ended.append)
+    assert ended == ["a", "b"]

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lightning_predict as lp
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.sharding.tables import (
+    OPTIMIZERS,
+    EmbeddingTable,
+    tables_of_trace,
+)
+from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+from tests.workloads.recommendation import Dlrm
+
+
+def recorded(model: nn.Module, *data: Tensor, batches: int = 1, samples: int | None = None) -> Trace:
+    """A training step on the meta device."""
+
+    def step() -> None:
+        for _ in range(batches):
+            model(*data).sum().backward()
+
+    trace = lp.capture(step, samples_per_step=samples)
+    return replace(trace, batches=batches)
+
+
+def meta_dlrm() -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.device("meta"):
+        model = Dlrm(tables=3, rows=1000, width=16, bottom=(8, 8), top=(8,))
+        return model, torch.empty(32, 8), torch.zeros(3, 32, 5, dtype=torch.int64)
+
+
+def test_a_recorded_dlrm_has_its_tables() -> None:
+    traced = tables_of_trace(recorded(*meta_dlrm()))
+    assert traced.batch_size == 32
+    assert traced.tables == tuple(EmbeddingTable(rows=1000, dim=16, pooling=5, name=f"tables.{i}") for i in range(3))
+
+
+def test_accumulation_looks_the_same_tables_up_once_a_batch() -> None:
+    once, thrice = (tables_of_trace(recorded(*meta_dlrm(), batches=batches)) for batches in (1, 3))
+    assert thrice == once
+    said = tables_of_trace(recorded(*meta_dlrm(), batches=2, samples=64))
+    assert said == once
+
+
+class Pair(nn.Module):
+    """One table looked up for a user's history and for the item; tokens are not summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.EmbeddingBag(500, 4, mode="sum", dtype=torch.bfloat16)
+        self.tokens = nn.Embedding(70, 8)
+
+    def forward(self, history: Tensor, item: Tensor, text: Tensor) -> Tensor:
+        result: Tensor = self.items(history).sum() + self.items(item).sum() + self.tokens(text).sum()
+        return result
+
+
+def test_two_look_ups_of_one_table_add_up_and_an_embedding_sums_nothing() -> None:
+    with torch.device("meta"):
+        model = Pair()
+        indices = [torch.zeros(16, length, dtype=torch.int64) for length in (9, 1, 6)]
+    items, tokens = tables_of_trace(recorded(model, *indices)).tables
+    # Two vectors a sample, of 9 and of 1 row: 5 on average.
+    assert items == EmbeddingTable(rows=500, dim=4, pooling=5, vectors=2, dtype="bfloat16", name="items")
+    assert tokens == EmbeddingTable(rows=70, dim=8, vectors=6, is_pooled=False, name="tokens")
+
+
+def test_without_storages_the_module_tells_tables_apart() -> None:
+    def look_up(module: str | None) -> Operation:
+        inputs = (TensorInfo((10, 4), "float32"), TensorInfo((8, 3), "int64"))
+        return Operation(name="aten::embedding", phase="forward", inputs=inputs, module=module)
+
+    def count(*modules: str | None) -> int:
+        operations = tuple(look_up(module) for module in modules)
+        return len(tables_of_trace(Trace(operations=operations, device="cuda", recorder="kineto")).tables)
+
+    assert (count("a", "b", "a"), count(None, None)) == (2, 2)
+
+
+def test_a_trace_without_look_ups_says_what_to_do() -> None:
+    backward = Operation(
+        name="aten::embedding", phase="backward", inputs=(TensorInfo((10, 4), "float32"), TensorInfo((8,), "int64"))
+    )
+    with pytest.raises(
+        InvalidArgumentError, match=r"no look-up of an embedding table \(aten::_embedding_bag, .*record"
+    ):
+        tables_of_trace(Trace(operations=(backward,), device="cpu", recorder="dispatch"))
+
+
+def test_a_trace_with_fewer_samples_than_batches_is_refused() -> None:
+    trace = replace(recorded(*meta_dlrm(), batches=2), samples=1)
+    with pytest.raises(InvalidArgumentError, match=r"has 1 sample\(s\) in 2 batches; record it again"):
+        tables_of_trace(trace)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ({"rows": 0}, "An embedding table: rows=0; expected a whole number of at least 1"),
+        ({"dim": 1.5, "name": "users"}, "Embedding table 'users': dim=1.5; expected a whole number"),
+        ({"pooling": 0}, "pooling=0; expected a finite number above 0"),
+        ({"vectors": float("inf")}, "vectors=inf; expected a finite number above 0"),
+        ({"pooling": 5, "is_pooled": False}, "pooling=5, but is_pooled=False sums nothing; give .* as vectors"),
+        ({"dtype": "int8"}, "dtype='int8'; expected one of float32, float16, bfloat16, float64"),
+    ],
+)
+def test_what_is_no_table_is_refused(words: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=problem):
+        EmbeddingTable(**{"rows": 10, "dim": 4} | words)  # type: ignore[arg-type]
+
+
+def test_bytes_by_hand() -> None:
+    table = EmbeddingTable(rows=1000, dim=16, pooling=5, vectors=2, dtype="float16")
+    assert table.parameter_bytes == 1000 * 16 * 2
+    assert table.vector_bytes_per_sample == 2 * 16 * 2
+    # Two bags of five indices, and two lengths; a quarter of the rows has a quarter of the indices.
+    assert table.index_bytes_per_sample() == 2 * (5 + 1) * 8
+    assert table.index_bytes_per_sample(0.25) == 2 * (5 / 4 + 1) * 8
+    tokens = EmbeddingTable(rows=1000, dim=16, vectors=7, is_pooled=False)
+    assert tokens.index_bytes_per_sample() == 7 * 8  # without lengths
+
+
+def test_optimizer_state_by_hand() -> None:
+    # 1,000 rows of 20 numbers: 80 bytes, 3 sectors of 32 bytes; read and written.
+    sizes = {name: state.size_bytes(1000, 20) for name, state in OPTIMIZERS.items()}
+    assert sizes == {"sgd": 0, "row_wise_adagrad": 4e3, "adagrad": 80e3, "adam": 160e3}
+    traffic = {name: state.traffic_bytes(1000, 20) for name, state in OPTIMIZERS.items()}
+    assert traffic == {"sgd": 0, "row_wise_adagrad": 2 * 32e3, "adagrad": 2 * 96e3, "adam": 4 * 96e3}
