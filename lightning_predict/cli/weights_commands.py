@@ -10,18 +10,14 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Final, Literal
 
 from lightning_predict.cli.answers import Answer, aligned, json_value
 from lightning_predict.units import bytes_to_mebibytes
 
-if TYPE_CHECKING:
-    from lightning_predict.fitting.evaluation_reach import Goal
-
 WIDTH: Final = 160
-"""Columns of the table of iterations, and of progress."""
+"""Columns of progress."""
 
 _OURS: Final = ("*.safetensors*", "manifest.json*")
 """Names that downloads of weights give to files, finished or not."""
@@ -50,8 +46,8 @@ def measure(
     """
     from rich.console import Console
 
-    from lightning_predict.fitting.measuring.benchmarks import BENCHMARKS
-    from lightning_predict.fitting.measuring.run import measure as measure_operations
+    from lightning_predict.measuring.benchmarks import BENCHMARKS
+    from lightning_predict.measuring.run import measure as measure_operations
 
     with Console(stderr=True).status(f"Measuring into {output} ..."):
         found = measure_operations(
@@ -83,9 +79,9 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
     """
     from rich.console import Console
 
-    from lightning_predict.fitting.__main__ import train as train_weights
-    from lightning_predict.fitting.operator_report import WIDTH as OPERATORS_WIDTH
-    from lightning_predict.fitting.scores import score_table
+    from lightning_predict.training.scores import score_table
+    from lightning_predict.training.weights import WIDTH as OPERATORS_WIDTH
+    from lightning_predict.training.weights import train as train_weights
 
     scores = train_weights(tables, output, seed=seed, console=Console(stderr=True, width=WIDTH))
     return Answer(
@@ -97,56 +93,28 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
 def evaluate(
     tables: Path,
     *,
-    of: Literal["operators", "iterations", "regressions"] | None = None,
     weights: Path | None = None,
     seed: int = 0,
     baselines: bool = False,
 ) -> Answer:
-    """Score the models on measurements that no fit saw: single operators, or whole iterations that others timed.
+    """Score the weights on measurements that no fit saw, beside simpler predictors.
 
     Args:
-        tables: Folder of the measurement tables, or of the tables of published iteration times.
-        of: What to score: operators or iterations (default: what the folder holds tables of), or the regressions on
-            past runs, for which sweeps are simulated.
+        tables: Folder of the measurement tables.
         weights: Weights to score, a folder or a file (default: the cache, then those that ship with the package).
         seed: Seed of the choice of held-out rows, as given to `train`.
-        baselines: Train networks on raw latency to compare operators with, for a few minutes.
+        baselines: Train networks on raw latency to compare with, for a few minutes.
     """
     from rich.console import Console
 
-    from lightning_predict.fitting.evaluation import (
-        THROUGHPUT_TABLE,
-        TRANSFORMERS_TABLE,
-        evaluate_published,
-        print_report,
-    )
-    from lightning_predict.fitting.evaluation_reach import goals_of
-
-    if of is None:
-        holds_iterations = any((tables / name).is_file() for name in (TRANSFORMERS_TABLE, THROUGHPUT_TABLE))
-        of = "iterations" if holds_iterations else "operators"
-    waiting = Console(stderr=True).status(f"Scoring {of} of {tables} ...")
-    if of == "regressions":
-        with waiting:
-            return _regressions(tables)
-    if of == "iterations":
-        with waiting:
-            published = evaluate_published(tables, weights=weights)
-        goals = goals_of(published.transformers, published.throughput)
-        return Answer(
-            data=lambda: {**json_value(published), "goals": _judged(goals)},
-            show=lambda: print_report(published, Console(width=WIDTH)),
-        )
-    from lightning_predict.fitting.__main__ import evaluate as evaluate_weights
-    from lightning_predict.fitting.__main__ import evaluate_detours, manifest_of
-    from lightning_predict.fitting.operator_reach import operator_goals
-    from lightning_predict.fitting.operator_report import WIDTH as OPERATORS_WIDTH
-    from lightning_predict.fitting.operator_report import print_operators
+    from lightning_predict.training.weights import WIDTH as OPERATORS_WIDTH
+    from lightning_predict.training.weights import evaluate as evaluate_weights
+    from lightning_predict.training.weights import evaluate_detours, manifest_of, operator_goals, print_operators
 
     if baselines:  # with a bar of its own
         scores = evaluate_weights(tables, weights=weights, seed=seed, baselines=True, console=Console(stderr=True))
     else:
-        with waiting:
+        with Console(stderr=True).status(f"Scoring {tables} ..."):
             scores = evaluate_weights(tables, weights=weights, seed=seed)
     manifest = manifest_of(weights)
     detours = evaluate_detours(tables, weights=weights)
@@ -154,29 +122,10 @@ def evaluate(
         data=lambda: {
             "scores": json_value(scores),
             "detours": json_value(detours),
-            "goals": _judged(operator_goals(scores, manifest)),
+            "goals": [{**json_value(goal), "is_held": goal.is_held} for goal in operator_goals(scores, manifest)],
         },
         show=lambda: print_operators(scores, manifest, detours, Console(width=OPERATORS_WIDTH)),
     )
-
-
-def _judged(goals: Sequence[Goal]) -> list[dict[str, Any]]:
-    return [{**json_value(goal), "is_held": goal.is_held} for goal in goals]
-
-
-def _regressions(tables: Path) -> Answer:
-    """Scores of the regressions: simulated sweeps, and what the folder has measurements for."""
-    from rich.console import Console
-
-    from lightning_predict.fitting.evaluation import THROUGHPUT_TABLE
-    from lightning_predict.fitting.regression_scores import CONVOLUTION_TABLE, evaluate_regressions, print_report
-
-    throughputs = tables / THROUGHPUT_TABLE
-    report = evaluate_regressions(
-        tables if (tables / CONVOLUTION_TABLE).is_file() else None,
-        throughputs=throughputs if throughputs.is_file() else None,
-    )
-    return Answer(data=lambda: json_value(report), show=lambda: print_report(report, Console(width=WIDTH)))
 
 
 def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> Answer:

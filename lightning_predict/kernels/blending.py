@@ -7,7 +7,7 @@ and the direct prediction by e_target. Their geometric mean with weight w on the
 
 errs by e_target - w · e_origin: w says which part of the origin's error comes back on the target. Where it does not,
 a ratio only adds the origin's error to the target's. Where wave scaling errs less than either, it is used. All this is
-learnt on pairs of GPUs (`fitting/blending.py`), by family of operations and by whether the models know either GPU, and
+learnt on pairs of GPUs (`training/blends.py`), by family of operations and by whether the models know either GPU, and
 kept in `blend.json` beside the networks. Example::
 
     blends = read_blends()
@@ -61,7 +61,7 @@ class BlendTable:
     Attributes:
         families: Blends by family of operations and by the words of `PAIR_KINDS`.
         date: ISO date of the learning.
-        split: Which rows: the seed of `fitting/splits.py`, and the shares held out and kept for calibration.
+        split: Which rows: the seed of `training/tables.py`, and the shares held out and kept for calibration.
         sources: Titles of the measurements' sources, with their licences.
     """
 
@@ -139,6 +139,6 @@ def _blend(place: str, fields: Mapping[str, Any]) -> Blend:
 
 def _unusable(where: str, why: str) -> WeightsFormatError:
     return WeightsFormatError(
-        f"The blend at {where} {why}. Expected a file written by `python -m lightning_predict.fitting.blending`; "
+        f"The blend at {where} {why}. Expected a file written by `python -m lightning_predict.training.blends`; "
         "reinstall the package or learn it again."
     )

@@ -41,7 +41,7 @@ ROOFLINE_SPREAD: Final = 1.6
 
 DETOUR_SPREAD: Final = 1.3
 """Extra factor where a sibling dtype or a reduction stands in. An assumption, but no bold one: with it the intervals
-hold nine in ten of the recurrent layers, norms and backward passes that others timed (`fitting/detours.py`)."""
+hold nine in ten of the recurrent layers, norms and backward passes that others timed (`training/proxies.py`)."""
 
 WIDER_DETOURS: Final[Mapping[str, float]] = {"conv2d": 2.1}
 """The same where the detour is known to be rougher: nine in ten of DeepBench's float16 convolutions on the V100 and T4

@@ -31,7 +31,7 @@ class Friction:
     """What training together costs beyond the collectives alone.
 
     The figures suit the published training throughputs of one to eight GPUs best, of those of a coarse grid; the
-    accuracy report leaves out each GPU in turn (`fitting/evaluation_scaling.py`).
+    accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`).
 
     Attributes:
         slowdown: Time of a collective beside a training step over that of the same collective alone.

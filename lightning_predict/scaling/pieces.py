@@ -25,7 +25,7 @@ Ends = Array
 
 MACHINE_SPREAD: Final = 2.5
 """Factor up and down around a collective, on machines that nobody measured: of the published machines whose links are
-there at all, nine in ten lie within it (`python -m lightning_predict.fitting.evaluation` prints their bandwidths)."""
+there at all, nine in ten lie within it (`python -m benchmarks.accuracy` prints their bandwidths)."""
 
 
 @final

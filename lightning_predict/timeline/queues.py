@@ -41,7 +41,7 @@ a clock that drops under a long load, a hotter card, or another release of the l
 
 The least of 0, 1/4, 1/2, 3/4 and 1 with which the 90 % interval holds 90 % of published iterations, whichever family of
 models is left out (without Transformer-XL, 0 is enough); it holds 92 % of those left out.
-`python -m lightning_predict.fitting.evaluation_intervals FOLDER` prints the study."""
+`python -m benchmarks.accuracy FOLDER --of correlations` prints the study."""
 
 WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
 """Operations whose result the host needs at once."""

@@ -28,7 +28,7 @@ CORRECTION_EXPONENT: Final = 0.75
 
 Chosen on 876 pairs of GPUs that ran one of NVIDIA's training benchmarks in one container, each family of models left
 out in turn: all choose 0.75. Median error of the pairs that were left out 9.2 %; uncorrected (power 0) 13.2 %, fully
-corrected (power 1) 9.9 %. `python -m lightning_predict.fitting.evaluation FOLDER` prints the study."""
+corrected (power 1) 9.9 %. `python -m benchmarks.accuracy FOLDER` prints the study."""
 
 
 @final

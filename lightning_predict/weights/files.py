@@ -98,7 +98,7 @@ def _describe(network: NetworkWeights) -> dict[str, Any]:
 
 def _unusable(path: Path, why: str) -> WeightsFormatError:
     return WeightsFormatError(
-        f"Weights file {path} cannot be used: {why}. Expected a file written by `lightning_predict.fitting` (format "
+        f"Weights file {path} cannot be used: {why}. Expected a file written by `lightning-predict train` (format "
         f"version {FORMAT_VERSION}). Delete it, so that it is fetched again or the bundled file is used."
     )
 

@@ -11,16 +11,12 @@ import pytest
 import yaml
 
 from lightning_predict.cost.offers import load_offers
-from lightning_predict.fitting import __main__ as fitting
-from lightning_predict.fitting import regression_scores
-from lightning_predict.fitting.layer_scores import NetworkScore
-from lightning_predict.fitting.recipes import RECIPES
-from lightning_predict.fitting.regression_scores import RegressionReport
-from lightning_predict.fitting.training import TrainingPlan
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
+from lightning_predict.training import weights as training
+from lightning_predict.training.networks import TrainingPlan
+from lightning_predict.training.recipes import RECIPES
 from tests.cli.conftest import Run
-from tests.fitting.example import write_matmul_table
-from tests.fitting.test_evaluation import TRANSFORMERS
+from tests.training.example import write_matmul_table
 from tests.weights.example import publish
 
 
@@ -268,8 +264,8 @@ def test_train_writes_weights_that_predict_takes(
 ) -> None:
     plan = TrainingPlan(steps=30, batch_rows=128, hidden=(8,))
     recipe = replace(RECIPES["matmul_single"], start=None, base=plan, own=plan, fold=plan, folds=(("T4",), ("L4",)))
-    monkeypatch.setattr(fitting, "JOBS", 1)
-    monkeypatch.setattr(fitting, "train", partial(fitting.train, recipes={"matmul_single": recipe}))
+    monkeypatch.setattr(training, "JOBS", 1)
+    monkeypatch.setattr(training, "train", partial(training.train, recipes={"matmul_single": recipe}))
     tables, weights = tmp_path / "tables", tmp_path / "weights"
     tables.mkdir()
     write_matmul_table(tables / "matmul.csv.gz", [gpu("T4"), gpu("L4")], rows=300)
@@ -292,35 +288,7 @@ def test_evaluate_scores_weights_on_tables(run: Run, tmp_path: Path) -> None:
     assert "T4" in run("evaluate", tmp_path).out
     ran = run("evaluate", tmp_path / "nothing")
     assert ran.code == 2
-    ran = run("evaluate", tmp_path, "--of", "iterations")
-    assert "No table of published iterations" in ran.err
-
-
-def test_evaluate_scores_regressions_with_the_tables_that_are_there(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Path | None, Path | None]] = []
-
-    def evaluated(tables: Path | None, *, throughputs: Path | None) -> RegressionReport:
-        asked.append((tables, throughputs))
-        return RegressionReport(convolutions=(), networks=(NetworkScore("T4", "a", "b", (0.5,)),), axes=())
-
-    monkeypatch.setattr(regression_scores, "evaluate_regressions", evaluated)
-    assert "50.0" in run("evaluate", tmp_path, "--of", "regressions").out
-    (tmp_path / "conv2d_train_step.csv.gz").touch()
-    (tmp_path / "training_throughput.csv").touch()
-    found = run("evaluate", tmp_path, "--of", "regressions", "--json").json
-    assert found["networks"] == [{"gpu": "T4", "fitted": "a", "predicted": "b", "errors": [0.5]}]
-    assert asked == [(None, None), (tmp_path, tmp_path / "training_throughput.csv")]
-
-
-def test_evaluate_knows_published_iterations_by_their_tables(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "transformers_fp32.csv").write_text(TRANSFORMERS, encoding="utf-8")
-    found = run("evaluate", tmp_path, "--json").json
-    assert len(found["transformers"]) == 4
-    mean, inside = found["goals"]
-    assert (mean["cases"], mean["is_held"]) == (3, mean["reached"] <= 0.05)
-    assert inside["cases"] == 4
+    assert "sitar-lab/NeuSight" in ran.err
 
 
 def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) -> None:

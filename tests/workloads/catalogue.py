@@ -15,11 +15,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lightning_predict.fitting.workloads import classifiers
-from lightning_predict.fitting.workloads.bert import BERT_LARGE, Bert, BertConfig
-from lightning_predict.fitting.workloads.deep_speech import DeepSpeech
-from lightning_predict.fitting.workloads.gnmt import GNMT, Gnmt, GnmtConfig
-from lightning_predict.fitting.workloads.resnet import ResNet50
+from benchmarks.accuracy.workloads import classifiers
+from benchmarks.accuracy.workloads.bert import BERT_LARGE, Bert, BertConfig
+from benchmarks.accuracy.workloads.deep_speech import DeepSpeech
+from benchmarks.accuracy.workloads.gnmt import GNMT, Gnmt, GnmtConfig
+from benchmarks.accuracy.workloads.resnet import ResNet50
 from tests.workloads import images as vision
 from tests.workloads.gan import Dcgan
 from tests.workloads.gpt import GPT2_SMALL, TINY, Gpt

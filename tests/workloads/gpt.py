@@ -7,7 +7,7 @@ Example::
 
 from __future__ import annotations
 
-from lightning_predict.fitting.workloads.gpt import GPT2_LARGE, GPT2_SMALL, GPT3_2_7B, Gpt, GptConfig
+from benchmarks.accuracy.workloads.gpt import GPT2_LARGE, GPT2_SMALL, GPT3_2_7B, Gpt, GptConfig
 
 __all__ = ["GPT2_LARGE", "GPT2_SMALL", "GPT3_2_7B", "TINY", "Gpt", "GptConfig"]
 

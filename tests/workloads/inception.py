@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_predict.fitting.workloads.classifiers import Branches, convolution
+from benchmarks.accuracy.workloads.classifiers import Branches, convolution
 
 
 def _a(inputs: int, pooled: int, d: int) -> nn.Module:

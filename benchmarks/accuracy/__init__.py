@@ -1,0 +1,1 @@
+"""How accurate the predictions are on published times: `python -m benchmarks.accuracy FOLDER`."""

@@ -1,0 +1,72 @@
+"""Score predictions on published times: `python -m benchmarks.accuracy FOLDER`.
+
+Example::
+
+    python -m benchmarks.accuracy validation --figure predicted-against-measured.png
+    python -m benchmarks.accuracy validation --of correlations
+    python -m benchmarks.accuracy measurements --of regressions
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from benchmarks.accuracy import regressions, report, studies
+from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
+from lightning_predict.errors import LightningPredictError
+
+WIDTH: Final = 170
+"""Columns of the printed tables."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0 where it worked, 1 after an error in words."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="folder of the tables")
+    parser.add_argument(
+        "--of",
+        choices=("iterations", "correlations", "regressions"),
+        default="iterations",
+        help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
+        "past runs (default: %(default)s)",
+    )
+    parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
+    parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
+    parser.add_argument("--measure-cpu", action="store_true", help="with regressions: measure a sweep here, too")
+    options = parser.parse_args(arguments)
+    try:
+        _run(options, Console(width=WIDTH))
+    except (LightningPredictError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace, console: Console) -> None:
+    folder: Path = options.folder
+    if options.of == "regressions":
+        convolutions, throughputs = folder / regressions.CONVOLUTION_TABLE, folder / THROUGHPUT_TABLE
+        found = regressions.evaluate_regressions(
+            folder if convolutions.is_file() else None,
+            throughputs=throughputs if throughputs.is_file() else None,
+            measures_cpu=options.measure_cpu,
+        )
+        regressions.print_report(found, console)
+    elif options.of == "correlations":
+        cases = studies.held_cases(folder, weights=options.weights)
+        console.print(studies.study_table(studies.interval_study(cases)))
+    else:
+        published = report.evaluate_published(folder, weights=options.weights)
+        report.print_report(published, console)
+        if options.figure is not None:
+            report.save_figure(published.transformers, published.throughput, options.figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

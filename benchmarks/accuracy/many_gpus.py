@@ -1,0 +1,502 @@
+"""Score how well training scales from one GPU to several of one machine: `training_throughput.csv`.
+
+Efficiency is the throughput of n GPUs over n times that of one. The step of one GPU is the measured one, as somebody
+has it who has run on one; what the others add is predicted, from the links that the GPU's name promises. They may not
+be there (a virtual machine without NVLink): `calibrated` takes the bus bandwidth that suits the machine's other
+benchmarks best, as if it had been measured. Rows that no weak scaling explains are left out, each with its reason.
+Benchmarks of which only the size is known spread their gradients evenly over a backward pass of two thirds of the step.
+Example::
+
+    report = evaluate_scaling(Path("validation/training_throughput.csv"))
+    report.results[0].efficiency, report.results[0].case.efficiency, report.excluded
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean, median
+from typing import Final, final
+
+import numpy as np
+from rich.table import Table
+
+from benchmarks.accuracy.transformers import evaluate_in_groups
+from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import TimedWork, timed_work
+from lightning_predict.kernels.fabric import Interconnect, bus_factor, collective
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.scaling.friction import Friction, slowest_of
+from lightning_predict.scaling.parallel import SharedStep
+from lightning_predict.scaling.strategy import Strategy
+from lightning_predict.timeline.queues import iterations
+from lightning_predict.timeline.records import Iteration
+from lightning_predict.tracing.records import Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.training.report import report_table
+from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
+
+PARTS: Final = 20
+"""Modules that the step is cut into, alike in time and in parameters."""
+
+FORWARD_SHARE: Final = 1 / 3
+"""Of the step: the backward pass of a layer takes two products where the forward pass takes one."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UniformBenchmark:
+    """What is published of a benchmark.
+
+    Attributes:
+        parameters: Its trainable parameters.
+        units_per_sample: What the table counts in one sample.
+    """
+
+    parameters: int
+    units_per_sample: float = 1.0
+
+
+UNIFORM_BENCHMARKS: Final[Mapping[str, UniformBenchmark]] = {
+    # SSD300 with a ResNet-50 and Mask R-CNN with a ResNet-50 and a feature pyramid; an image is a unit.
+    "SSD": UniformBenchmark(23_000_000),
+    "maskrcnn": UniformBenchmark(44_400_000),
+    # An utterance of LJSpeech lasts 6.6 s on average: 566 mel frames of 256 samples at 22.05 kHz.
+    "tacotron2": UniformBenchmark(28_200_000, 566),
+    # Trained on segments of 8,000 audio samples.
+    "waveglow": UniformBenchmark(87_900_000, 8_000),
+}
+"""Benchmarks by the table's name; parameters as their authors and torchvision state them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UniformStep:
+    """A step of one second, ready to be shared, and itself on each GPU."""
+
+    shared: SharedStep
+    singles: tuple[Iteration, ...]
+
+
+def uniform_step(name: str, *, precision: str, gpus: Sequence[Gpu]) -> UniformStep:
+    """The step of a benchmark.
+
+    Args:
+        name: A key of `UNIFORM_BENCHMARKS`.
+        precision: `FP32`, or a precision that keeps its gradients in 16 bits.
+        gpus: GPUs to run it on; on each it takes a second.
+    """
+    dtype = "float32" if precision == "FP32" else "float16"
+    data = TensorInfo((1,), dtype)
+    order: list[tuple[Phase, int]] = [("forward", part) for part in range(PARTS)]
+    order += [("backward", part) for part in reversed(range(PARTS))]
+    operations = [
+        Operation(name="aten::mm", phase=phase, inputs=(data, data), outputs=(data,), module=str(part))
+        for phase, part in order
+    ]
+    trace = Trace(
+        operations=(*operations, Operation(name="aten::add", phase="optimizer", inputs=(data,), outputs=(data,))),
+        device="cuda",
+        recorder="kineto",
+        parameters=tuple(
+            Parameter(name=f"{part}.weight", shape=(UNIFORM_BENCHMARKS[name].parameters // PARTS,), dtype=dtype)
+            for part in range(PARTS)
+        ),
+    )
+    shares = {"forward": FORWARD_SHARE / PARTS, "backward": (1 - FORWARD_SHARE) / PARTS}
+    seconds = np.array([[*(shares[phase] for phase, _ in order), 0.0]] * len(gpus))
+    timed = TimedWork(
+        items=tuple(WorkItem((index,), (), 1) for index in range(len(trace.operations))),
+        families=("linear",) * len(trace.operations),
+        phases=tuple(operation.phase for operation in trace.operations),
+        seconds=seconds,
+        low_seconds=seconds,
+        high_seconds=seconds,
+        shares={"measured": np.ones_like(seconds)},
+    )
+    return UniformStep(SharedStep(trace, timed, gpus), iterations(trace, timed, gpus))
+
+
+LARGEST_EFFICIENCY: Final = 1.05
+"""Above this, the row of one GPU ran something else."""
+
+WITHOUT_EXCHANGE: Final = frozenset({"transformerxlbase", "transformerxllarge"})
+"""Benchmarks whose efficiency is 0.95 to 1.0 on every link, also where their gradients cannot pass in the time: their
+processes do not exchange them in every step, whatever the reason. Shown apart."""
+
+Key = tuple[str, str, str, str]
+"""GPU as reported, model, precision, container."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingCase:
+    """A row of several GPUs beside that of one.
+
+    Attributes:
+        gpu: Our name of the GPU.
+        system: GPU as reported and container: rows of one machine, as far as the table tells.
+        count: GPUs.
+        model: Benchmark.
+        precision: `FP32`, `FP16` or `AMP`.
+        batch: Samples of each GPU.
+        single_per_second: Throughput of one GPU.
+        efficiency: Measured efficiency.
+    """
+
+    gpu: str
+    system: str
+    count: int
+    model: str
+    precision: str
+    batch: int
+    single_per_second: float
+    efficiency: float
+
+    @property
+    def exchanges(self) -> bool:
+        """Its processes exchange gradients in every step."""
+        return self.model not in WITHOUT_EXCHANGE
+
+    @property
+    def has_nvlink(self) -> bool:
+        """The GPU's data sheet has NVLink."""
+        return find_gpu(self.gpu).nvlink_bytes_per_second is not None
+
+
+def read_scaling_cases(path: Path) -> tuple[tuple[ScalingCase, ...], dict[str, list[str]]]:
+    """Rows of several GPUs that have one of a single GPU, and what was left out by reason.
+
+    Raises:
+        MeasurementTableError: A missing column.
+        UnknownGpuError: A reported name that the catalogue does not hold.
+    """
+    with path.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    needed = {"gpu_reported", "n_gpus", "model", "precision_label", "batch", "pytorch", "throughput"}
+    if missing := needed - set(rows[0] if rows else ()):
+        raise MeasurementTableError(f"{path} has no column {', '.join(sorted(missing))}, or no rows.")
+    groups: dict[Key, list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        groups[row["gpu_reported"], row["model"], row["precision_label"], row["pytorch"]].append(row)
+    cases, excluded = [], defaultdict[str, list[str]](list)
+    for key, members in groups.items():
+        singles = {row["batch"]: float(row["throughput"]) for row in members if row["n_gpus"] == "1"}
+        for row in members:
+            if row["n_gpus"] == "1":
+                continue
+            found = _case(row, key, singles)
+            if isinstance(found, str):
+                excluded[found].append(f"{key[0]} x {row['n_gpus']}, {key[1]} {key[2]}, torch {key[3]}")
+            else:
+                cases.append(found)
+    return tuple(cases), dict(excluded)
+
+
+def _case(row: Mapping[str, str], key: Key, singles: Mapping[str, float]) -> ScalingCase | str:
+    """The case of a row, or why there is none."""
+    reported, model, precision, container = key
+    count = int(row["n_gpus"])
+    if not row["batch"].replace(".", "", 1).isdigit():
+        return "the batch is not stated as one number"
+    if model not in BENCHMARKS and model not in UNIFORM_BENCHMARKS:
+        return "no model of this benchmark is written here"
+    total = float(row["batch"])
+    for batch, throughput in singles.items():
+        if batch.replace(".", "", 1).isdigit() and total in (float(batch), count * float(batch)):
+            efficiency = float(row["throughput"]) / (count * throughput)
+            if efficiency > LARGEST_EFFICIENCY:
+                return f"its efficiency is above {LARGEST_EFFICIENCY}"
+            return ScalingCase(
+                gpu=find_gpu(reported).name,
+                system=f"{reported}, torch {container[:6]}",
+                count=count,
+                model=model,
+                precision=precision,
+                batch=int(float(batch)),
+                single_per_second=throughput,
+                efficiency=efficiency,
+            )
+    return "its batch is neither that of one GPU nor so many times it"
+
+
+LEAST_LINK_SHARE: Final = 0.25
+"""Below this share of the bandwidth that a GPU's name promises, a machine is shown apart."""
+
+BUS_BANDWIDTHS: Final = tuple(gigabytes_to_bytes(0.5 * 2**step) for step in range(10))
+"""Bus bandwidths that a machine may have: 0.5 to 256 GB/s."""
+
+SLOWDOWNS: Final = (1.0, 1.5, 2.0, 2.5, 3.0)
+CONTENTIONS: Final = (0.3, 0.5, 0.7, 0.9)
+SPREADS: Final = (0.02, 0.03, 0.04)
+"""The grid of friction."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A case at each of `SLOWDOWNS`, and at each bus bandwidth, all over the step of one GPU.
+
+    Attributes:
+        walked: (step, hidden communication) at each slowdown.
+        by_bandwidth: Efficiency at each of `BUS_BANDWIDTHS`.
+    """
+
+    walked: tuple[tuple[float, float], ...]
+    by_bandwidth: tuple[float, ...]
+
+    def efficiency(self, friction: Friction, count: int) -> float:
+        """With other figures of friction; its slowdown is one of `SLOWDOWNS`."""
+        step, hidden = self.walked[SLOWDOWNS.index(friction.slowdown)]
+        return 1 / (step + friction.contention * hidden + friction.straggler_spread * slowest_of(count))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalingResult:
+    """A case and its predictions.
+
+    Attributes:
+        case: The row.
+        study: What it would be under other assumptions.
+        efficiency: As predicted.
+        low: Lower end of its 90 % interval.
+        high: Upper end.
+        left_out: As predicted with the friction that suits the other GPUs' rows.
+        calibrated: As predicted at the bus bandwidth that suits the machine's other benchmarks; None where it has none.
+        link_share: That bandwidth over the one that the GPU's name promises; None likewise.
+    """
+
+    case: ScalingCase
+    study: Study
+    efficiency: float
+    low: float
+    high: float
+    left_out: float = float("nan")
+    calibrated: float | None = None
+    link_share: float | None = None
+
+    @property
+    def is_inside(self) -> bool:
+        """True where the interval holds the measured efficiency."""
+        return self.low <= self.case.efficiency <= self.high
+
+    @property
+    def has_its_links(self) -> bool:
+        """The machine's links reach a quarter of what the GPU's name promises, or nobody can tell."""
+        return self.link_share is None or self.link_share >= LEAST_LINK_SHARE
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalingReport:
+    """Results, the friction that suits each GPU's others, and the rows that were left out by reason."""
+
+    results: tuple[ScalingResult, ...]
+    friction_without: Mapping[str, Friction]
+    excluded: Mapping[str, Sequence[str]]
+
+
+def evaluate_scaling(path: Path, *, weights: Path | None = None, jobs: int = 2) -> ScalingReport:
+    """Predict each case's efficiency; errors as for `read_scaling_cases` and `predict`."""
+    cases, excluded = read_scaling_cases(path)
+    results = evaluate_in_groups(
+        cases,
+        key=lambda case: (case.model, case.precision, case.batch),
+        evaluate=partial(_predicted, weights=weights),
+        jobs=jobs,
+    )
+    without = {gpu: best_friction(results, without=gpu) for gpu in dict.fromkeys(case.gpu for case in cases)}
+    complete = (
+        replace(result, left_out=result.study.efficiency(without[result.case.gpu], result.case.count))
+        for result in _calibrated(results)
+    )
+    return ScalingReport(tuple(complete), without, excluded)
+
+
+def best_friction(results: Iterable[ScalingResult], *, without: str | None = None) -> Friction:
+    """The figures of the grid with the least mean error, over rows that exchange gradients.
+
+    Args:
+        results: Cases of all GPUs.
+        without: A GPU whose rows do not count.
+    """
+    rows = [one for one in results if one.case.gpu != without and one.case.exchanges]
+    grid = [
+        Friction(slowdown=slowdown, contention=contention, straggler_spread=spread)
+        for slowdown, contention, spread in product(SLOWDOWNS, CONTENTIONS, SPREADS)
+    ]
+    return min(grid, key=lambda friction: _mean_error(rows, friction))
+
+
+def _mean_error(rows: Sequence[ScalingResult], friction: Friction) -> float:
+    errors = [abs(one.study.efficiency(friction, one.case.count) - one.case.efficiency) for one in rows]
+    return sum(errors) / max(len(errors), 1)
+
+
+def _predicted(cases: Sequence[ScalingCase], weights: Path | None) -> list[ScalingResult]:
+    """Results of cases that ran the same step, which is recorded once."""
+    names = tuple(dict.fromkeys(case.gpu for case in cases))
+    gpus = [find_gpu(name) for name in names]
+    steps, shared, units = _prepared(cases[0], gpus, weights)
+    results = []
+    for case in cases:
+        row = names.index(case.gpu)
+        seconds = units / case.single_per_second
+        measured = replace(steps[row], seconds=seconds, low_seconds=seconds, high_seconds=seconds)
+        found = shared.on(Layout(gpus[row], case.count), measured, row, Strategy())
+        ends = (seconds / found.seconds, seconds / found.high_seconds, seconds / found.low_seconds)
+        results.append(ScalingResult(case, _study(shared, measured, row, Layout(gpus[row], case.count)), *ends))
+    return results
+
+
+def _prepared(
+    case: ScalingCase, gpus: Sequence[Gpu], weights: Path | None
+) -> tuple[Sequence[Iteration], SharedStep, float]:
+    """The step of a case on one of each GPU, ready to be shared, and what it processes."""
+    if case.model in UNIFORM_BENCHMARKS:
+        uniform = uniform_step(case.model, precision=case.precision, gpus=gpus)
+        return uniform.singles, uniform.shared, case.batch * UNIFORM_BENCHMARKS[case.model].units_per_sample
+    recorded = benchmark_trace(case.model, precision=case.precision, batch=case.batch)
+    models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
+    timed = timed_work(recorded.trace, gpus, origin=None, models=models, method="auto")
+    return iterations(recorded.trace, timed, gpus), SharedStep(recorded.trace, timed, gpus), recorded.units
+
+
+def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Study:
+    walked = []
+    for slowdown in SLOWDOWNS:
+        found = shared.walked(layout, step, row, Strategy(), friction=Friction(slowdown=slowdown))
+        hidden = max(float((found.communication_seconds - found.exposed_seconds)[1]), 0.0)
+        walked.append((float(found.seconds[1]) / step.seconds, hidden / step.seconds))
+    at_each = (
+        shared.on(layout, step, row, Strategy(), Interconnect(intra_node_bytes_per_second=bus)).seconds
+        for bus in BUS_BANDWIDTHS
+    )
+    return Study(tuple(walked), tuple(step.seconds / seconds for seconds in at_each))
+
+
+def _calibrated(results: Sequence[ScalingResult]) -> Iterator[ScalingResult]:
+    """Each with the bus that suits the machine's other benchmarks at the same number of GPUs."""
+    groups: dict[tuple[str, int], list[ScalingResult]] = defaultdict(list)
+    for result in results:
+        if result.case.exchanges:
+            groups[result.case.system, result.case.count].append(result)
+    for result in results:
+        others = [one for one in groups[result.case.system, result.case.count] if one.case.model != result.case.model]
+        if not others:
+            yield result
+            continue
+        at_each = np.array([one.study.by_bandwidth for one in others])
+        measured = np.array([one.case.efficiency for one in others])[:, None]
+        best = int(np.abs(at_each - measured).mean(axis=0).argmin())
+        yield replace(
+            result,
+            calibrated=result.study.by_bandwidth[best],
+            link_share=BUS_BANDWIDTHS[best] / _promised(result.case),
+        )
+
+
+def _promised(case: ScalingCase) -> float:
+    """Bus bandwidth of a large bucket of gradients, from the GPU's name."""
+    size = mebibytes_to_bytes(25)
+    alone = float(collective("all_reduce", size, Layout(find_gpu(case.gpu), case.count)).seconds[0])
+    return bus_factor("all_reduce", case.count) * size / alone
+
+
+KINDS: Sequence[tuple[str, Callable[[ScalingResult], bool]]] = (
+    ("NVLink, as the GPU's name promises", lambda one: one.case.has_nvlink and one.has_its_links),
+    ("PCIe", lambda one: not one.case.has_nvlink and one.has_its_links),
+    ("links below a quarter of what the name promises", lambda one: not one.has_its_links),
+    ("all of these", lambda _one: True),
+)
+"""Rows that exchange gradients, by what links their machine has."""
+
+
+def scaling_tables(report: ScalingReport) -> Iterator[Table]:
+    """All tables of the report."""
+    yield _by_link(report.results)
+    yield _by_machine(report.results)
+    yield _left_out(report)
+
+
+def _by_link(results: Sequence[ScalingResult]) -> Table:
+    table = report_table(
+        "Scaling efficiency from 1 to 2, 3, 4, 8 GPUs: predicted less measured, in points",
+        ("links",),
+        (
+            "rows",
+            "median",
+            "90th",
+            "friction without this GPU: median",
+            "90th",
+            "links measured: median",
+            "90th",
+            "in 90 %",
+        ),
+        no_wrap=False,
+    )
+    exchanging = [one for one in results if one.case.exchanges]
+    for name, belongs in KINDS:
+        _add_errors(table, name, [one for one in exchanging if belongs(one)])
+    _add_errors(table, "no exchange of gradients (Transformer-XL)", [one for one in results if not one.case.exchanges])
+    _add_errors(table, "every row", results)
+    return table
+
+
+def _add_errors(table: Table, name: str, rows: Sequence[ScalingResult]) -> None:
+    if not rows:
+        return
+    measured = np.array([one.case.efficiency for one in rows])
+    kinds = ([one.efficiency for one in rows], [one.left_out for one in rows], [_known(one.calibrated) for one in rows])
+    cells = []
+    for predicted in kinds:
+        errors = np.abs(np.array(predicted) - measured)
+        errors = errors[~np.isnan(errors)]
+        cells += [_points(np.median(errors)), _points(np.quantile(errors, 0.9))] if len(errors) else ["-", "-"]
+    inside = f"{100 * sum(one.is_inside for one in rows) / len(rows):.0f} %"
+    table.add_row(name, str(len(rows)), *cells, inside)
+
+
+def _by_machine(results: Sequence[ScalingResult]) -> Table:
+    table = report_table(
+        "By machine: means over the benchmarks that exchange gradients",
+        ("machine",),
+        ("GPUs", "rows", "measured", "predicted", "links over promised"),
+        no_wrap=False,
+    )
+    groups: dict[tuple[str, int], list[ScalingResult]] = defaultdict(list)
+    for one in results:
+        if one.case.exchanges:
+            groups[one.case.system, one.case.count].append(one)
+    for (system, count), rows in sorted(groups.items()):
+        shares = [one.link_share for one in rows if one.link_share is not None]
+        measured = fmean(one.case.efficiency for one in rows)
+        predicted = fmean(one.efficiency for one in rows)
+        link = f"{median(shares):.2f}" if shares else "-"
+        table.add_row(system, str(count), str(len(rows)), f"{measured:.2f}", f"{predicted:.2f}", link)
+    return table
+
+
+def _left_out(report: ScalingReport) -> Table:
+    table = report_table("Left out", ("reason",), ("rows",), no_wrap=False)
+    for reason, rows in sorted(report.excluded.items()):
+        table.add_row(reason, str(len(rows)))
+    return table
+
+
+def _known(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _points(error: float) -> str:
+    return f"{100 * error:.1f}"

@@ -1,0 +1,223 @@
+"""Predict the cases of `transformers_fp32.csv`, recorded on the meta device, beside what the peers said.
+
+Columns read: gpu, model, mode, seq, batch, variant, iteration_ms, and `<peer>_predicted_ms` for each peer. Example::
+
+    results = evaluate_transformers(Path("validation/transformers_fp32.csv"))
+    mean_error(result for result in results if result.case.is_scored)
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar, cast, final, get_args
+
+from joblib import Parallel, delayed
+
+from benchmarks.accuracy.workloads.published import PUBLISHED_MODELS, Mode, published_trace
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.kernels.fusion import fused
+from lightning_predict.prediction import predict
+from lightning_predict.units import milliseconds_to_seconds
+
+TRANSFORMERS_TABLE: Final = "transformers_fp32.csv"
+
+Case = TypeVar("Case")
+Result = TypeVar("Result")
+
+
+def evaluate_in_groups(
+    cases: Sequence[Case],
+    *,
+    key: Callable[[Case], Hashable],
+    evaluate: Callable[[Sequence[Case]], Sequence[Result]],
+    jobs: int,
+) -> tuple[Result, ...]:
+    """Results in the order of the cases.
+
+    Args:
+        cases: What to evaluate.
+        key: Cases with equal keys are evaluated by one call.
+        evaluate: One result for each of its cases, in their order.
+        jobs: Calls at a time, each in a process of its own where there is more than one.
+    """
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for index, case in enumerate(cases):
+        groups[key(case)].append(index)
+    calls = (delayed(evaluate)([cases[index] for index in indices]) for indices in groups.values())
+    parts = Parallel(n_jobs=jobs)(calls)
+    results = {
+        index: result
+        for indices, part in zip(groups.values(), parts, strict=True)
+        for index, result in zip(indices, part, strict=True)
+    }
+    return tuple(results[index] for index in range(len(cases)))
+
+
+PEERS: Final[Mapping[str, str]] = {
+    "NeuSight": "neusight_predicted_ms",
+    "Habitat-style": "habitat_predicted_ms",
+    "roofline": "roofline_predicted_ms",
+}
+"""Columns of what others predicted, by name."""
+
+THROTTLED_GPUS: Final = frozenset({"P4"})
+"""Cards that could not hold their clocks when they were timed: shown apart."""
+
+SPARSE_MODELS: Final = frozenset({"SwitchTransformer-XL-4"})
+"""Models whose work depends on how tokens are routed, and whose sizes are not published: shown apart."""
+
+_COLUMNS: Final = ("gpu", "model", "mode", "seq", "batch", "variant", "iteration_ms", *PEERS.values())
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerCase:
+    """One row of the table.
+
+    Attributes:
+        gpu: Our name of the GPU.
+        model: A key of `PUBLISHED_MODELS`.
+        mode: `inference` or `training`.
+        length: Tokens of a sequence.
+        batch: Sequences.
+        variant: Empty for eager execution, `fusion` for compiled.
+        measured_seconds: One iteration.
+        peers: Seconds that each peer predicted; without those that said nothing.
+    """
+
+    gpu: str
+    model: str
+    mode: Mode
+    length: int
+    batch: int
+    variant: str
+    measured_seconds: float
+    peers: Mapping[str, float]
+
+    @property
+    def is_scored(self) -> bool:
+        """True for a dense model, eager, on a card that held its clocks."""
+        return not self.variant and self.gpu not in THROTTLED_GPUS and self.model not in SPARSE_MODELS
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TransformerResult:
+    """A case and what was predicted for it, with the 90 % interval."""
+
+    case: TransformerCase
+    predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_seconds / self.case.measured_seconds - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """True where the interval holds the measured time."""
+        return self.low_seconds <= self.case.measured_seconds <= self.high_seconds
+
+    def peer_error(self, peer: str) -> float | None:
+        """Error of a peer on this case; None where it said nothing."""
+        seconds = self.case.peers.get(peer)
+        return None if seconds is None else seconds / self.case.measured_seconds - 1
+
+
+def read_transformer_cases(path: Path) -> tuple[TransformerCase, ...]:
+    """The rows of the table, in its order.
+
+    Raises:
+        MeasurementTableError: A missing column, an unknown model or mode, or a value that is not a positive number.
+        UnknownGpuError: A GPU that the catalogue does not hold.
+    """
+    with path.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise MeasurementTableError(
+                f"{path} has no column {', '.join(missing)}. "
+                f"Columns found: {', '.join(reader.fieldnames or ('none',))}."
+            )
+        return tuple(_case(path, number, row) for number, row in enumerate(reader, start=2))
+
+
+def evaluate_transformers(path: Path, *, weights: Path | None = None, jobs: int = 2) -> tuple[TransformerResult, ...]:
+    """Predict each row, `jobs` iterations at a time; errors as for `read_transformer_cases` and `predict`."""
+    return evaluate_in_groups(
+        read_transformer_cases(path),
+        key=lambda case: (case.model, case.mode, case.length, case.batch, case.variant),
+        evaluate=partial(_predicted, weights=weights),
+        jobs=jobs,
+    )
+
+
+def _predicted(cases: Sequence[TransformerCase], weights: Path | None) -> list[TransformerResult]:
+    """Results of rows that ran the same iteration, which is recorded once."""
+    first = cases[0]
+    trace = published_trace(first.model, mode=first.mode, length=first.length, batch=first.batch)
+    if first.variant:
+        trace = fused(trace)
+    names = list(dict.fromkeys(case.gpu for case in cases))
+    predictions = predict(trace, names, weights=None if weights is None else str(weights))
+    results = []
+    for case in cases:
+        got = predictions[case.gpu]
+        seconds = (got.iteration_seconds, got.iteration_seconds_low, got.iteration_seconds_high)
+        results.append(TransformerResult(case, *seconds))
+    return results
+
+
+def mean_error(results: Iterable[TransformerResult]) -> float:
+    """Mean absolute error; nan for no results."""
+    errors = [abs(result.error) for result in results]
+    return statistics.fmean(errors) if errors else float("nan")
+
+
+def _case(path: Path, number: int, row: Mapping[str, str]) -> TransformerCase:
+    model, mode = row["model"], row["mode"]
+    if model not in PUBLISHED_MODELS:
+        raise MeasurementTableError(
+            f"{path}, row {number}: model {model!r} is not known; expected one of {', '.join(PUBLISHED_MODELS)}."
+        )
+    if mode not in get_args(Mode):
+        raise MeasurementTableError(f"{path}, row {number}: mode is {mode!r}; expected inference or training.")
+    peers = {
+        peer: milliseconds_to_seconds(positive_number(path, number, row, column))
+        for peer, column in PEERS.items()
+        if row[column]
+    }
+    return TransformerCase(
+        gpu=find_gpu(row["gpu"]).name,
+        model=model,
+        mode=cast(Mode, mode),
+        length=int(positive_number(path, number, row, "seq")),
+        batch=int(positive_number(path, number, row, "batch")),
+        variant=row["variant"],
+        measured_seconds=milliseconds_to_seconds(positive_number(path, number, row, "iteration_ms")),
+        peers=peers,
+    )
+
+
+def positive_number(path: Path, number: int, row: Mapping[str, str], column: str) -> float:
+    """The number in a cell.
+
+    Raises:
+        MeasurementTableError: It is not a number above 0.
+    """
+    try:
+        value = float(row[column])
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise MeasurementTableError(f"{path}, row {number}: {column} is {row[column]!r}; expected a number above 0.")
+    return value

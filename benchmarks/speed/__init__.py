@@ -1,0 +1,1 @@
+"""How fast recording, prediction, planning and training with the callbacks are, each beside a baseline."""

@@ -1,0 +1,99 @@
+"""How long a prediction takes, beside the loop that it replaces.
+
+    python -m benchmarks.speed.prediction_speed
+
+A trace of 5,000 operations, 500 of them distinct, is predicted for 40 GPUs at once; the baseline calls the same models
+once for each operation and GPU (on a tenth of the work, scaled up). Then GPT-2 Large is recorded on the meta device.
+Beside the time on the clock stands that of the processors, which other work on the machine changes less.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+import lightning_predict as lp
+from lightning_predict.gpus import gpu_names
+from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
+from tests.workloads.gpt import GPT2_LARGE, Gpt
+
+OPERATIONS, DISTINCT, GPUS = 5000, 500, 40
+SIZES = [64, 128, 256, 384, 512, 768, 1024, 2048, 3072, 4096]
+
+
+def synthetic_trace() -> Trace:
+    """Products, softmaxes, additions and unknown operations of random sizes, each ten times."""
+    draw = random.Random(0)
+    operations: list[Operation] = []
+    while len(operations) < DISTINCT:
+        rows, columns, inner = draw.choice(SIZES), draw.choice(SIZES), draw.choice(SIZES)
+        left, right = TensorInfo((rows, inner), "float32"), TensorInfo((inner, columns), "float32")
+        name = draw.choice(["aten::mm", "aten::mm", "aten::_softmax", "aten::add", "aten::sigmoid"])
+        inputs = (left, right) if name == "aten::mm" else (left, left) if name == "aten::add" else (left,)
+        operations.append(Operation(name=name, phase="forward", inputs=inputs))
+    return Trace(
+        operations=tuple(operations * (OPERATIONS // DISTINCT)), device="cpu", recorder="dispatch", flags=Flags()
+    )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median seconds of an action on the clock, and of the processors of all its threads."""
+
+    wall: float
+    processor: float
+
+
+def timed(action: Callable[[], object], *, repeats: int = 9) -> Timed:
+    """Times of an action after one warm-up."""
+    action()
+    walls, processors = [], []
+    for _ in range(repeats):
+        wall, processor = time.perf_counter(), time.process_time()
+        action()
+        walls.append(time.perf_counter() - wall)
+        processors.append(time.process_time() - processor)
+    return Timed(median(walls), median(processors))
+
+
+def main() -> None:
+    """Print the comparison."""
+    trace = synthetic_trace()
+    gpus = gpu_names()[:GPUS]
+    together = timed(lambda: lp.predict(trace, gpus, history=False))
+    part = Trace(operations=trace.operations[:DISTINCT], device="cpu", recorder="dispatch", flags=Flags())
+
+    def one_by_one() -> None:
+        for name in gpus[: GPUS // 10]:
+            for operation in part.operations:
+                lp.predict(Trace(operations=(operation,), device="cpu", recorder="dispatch"), [name])
+
+    loop = timed(one_by_one, repeats=1).wall * (OPERATIONS / DISTINCT) * 10
+    print(
+        f"{OPERATIONS:,} operations ({DISTINCT} shapes drawn) x {len(gpus)} GPUs: {together.wall:.3f} s in one call, "
+        f"{together.processor:.3f} s of the processors"
+    )
+    print(f"the same one operation and one GPU at a time: {loop:.0f} s ({loop / together.wall:.0f} times as long)")
+
+    def record() -> None:
+        with torch.device("meta"):
+            model = Gpt(GPT2_LARGE)
+            tokens = torch.zeros(1, 1024, dtype=torch.int64)
+
+        def step() -> None:
+            logits = model(tokens)
+            logits.backward(torch.empty_like(logits))
+
+        lp.predict(lp.capture(step, warmup_steps=0))
+
+    large = timed(record, repeats=3)
+    print(f"GPT-2 Large, one training step recorded on meta and predicted for ten GPUs: {large.wall:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

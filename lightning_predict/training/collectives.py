@@ -1,0 +1,189 @@
+"""Curves of collectives from a table of measurements.
+
+Each curve is one GPU, collective and number of GPUs; its points are powers of two of the message size. Repeated
+measurements (software builds) are averaged in log time. A size that was not measured is filled in from the shape that
+the collective's other curves have there: their mean curve, plus this curve's distance from it, interpolated between its
+own sizes. Curves never fall with size. Example::
+
+    curves = fit_curves(read_rows("tables/collective.csv.gz"))
+    score(read_rows("tables/collective.csv.gz")).mean_error     # on sizes left out, five times 15 %
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.kernels.collective import CURVES_FILE
+from lightning_predict.training.tables import SOURCES
+from lightning_predict.units import milliseconds_to_seconds, seconds_to_microseconds
+
+FloatArray = npt.NDArray[np.float64]
+Key = tuple[str, str, int]
+Points = Mapping[int, Sequence[float]]
+
+TABLE_NAME: Final = "collective.csv.gz"
+COLUMNS: Final = ("gpu", "op", "gpus", "message_elements", "latency_ms")
+ELEMENT_BYTES: Final = 2
+HELD_OUT_SHARE: Final = 0.15
+REPEATS: Final = 5
+LARGE_BYTES: Final = 10**6
+SAME_COUNT_WEIGHT: Final = 6.0
+"""Weight of curves with the same number of GPUs in the shared shape, against those with another."""
+SAME_GPU_WEIGHT: Final = 6.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CurveScore:
+    """Errors on sizes that were left out, messages of at least 1 MB.
+
+    Attributes:
+        errors: |predicted / measured - 1| by GPU.
+        half_width_90: 90 % quantile of |log(predicted / measured)|, all sizes.
+    """
+
+    errors: Mapping[str, FloatArray]
+    half_width_90: float
+
+    @property
+    def mean_error(self) -> float | None:
+        """Mean over all GPUs' rows; None where no message was that large."""
+        return float(np.concatenate(list(self.errors.values())).mean()) if self.errors else None
+
+
+def read_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
+    """Seconds by (GPU, collective, number of GPUs) and message bytes.
+
+    Raises:
+        MeasurementTableError: A column is missing, or a value is not a positive number.
+    """
+    points: dict[Key, dict[int, list[float]]] = {}
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise MeasurementTableError(f"{path} lacks the columns {missing}; expected {list(COLUMNS)}.")
+        for line, row in enumerate(reader, start=2):
+            try:
+                count, elements = int(row["gpus"]), int(row["message_elements"])
+                seconds = milliseconds_to_seconds(float(row["latency_ms"]))
+            except ValueError as error:
+                raise MeasurementTableError(f"{path}, line {line}: {error}; expected numbers.") from None
+            if not (count > 1 and elements > 0 and math.isfinite(seconds) and seconds > 0):
+                raise MeasurementTableError(
+                    f"{path}, line {line}: {row}; expected positive numbers and 2 GPUs or more."
+                )
+            sizes = points.setdefault((row["gpu"], row["op"], count), {})
+            sizes.setdefault(elements * ELEMENT_BYTES, []).append(seconds)
+    return points
+
+
+def fit_curves(points: Mapping[Key, Points]) -> tuple[list[int], dict[Key, FloatArray]]:
+    """Sizes in bytes, and log(seconds) at each of them for every curve."""
+    sizes = sorted({size for curve in points.values() for size in curve})
+    grid = np.log(np.array(sizes, dtype=np.float64))
+    raw = {key: _raw(curve, grid) for key, curve in points.items()}
+    return sizes, {key: _completed(key, points[key], raw, grid) for key in points}
+
+
+def _raw(curve: Points, grid: FloatArray) -> FloatArray:
+    """A curve by itself: mean of the logarithms, straight lines between."""
+    own = sorted(curve)
+    values = [float(np.mean(np.log(curve[size]))) for size in own]
+    filled: FloatArray = np.interp(grid, np.log(own), values)
+    return filled
+
+
+def _completed(key: Key, curve: Points, raw: Mapping[Key, FloatArray], grid: FloatArray) -> FloatArray:
+    """A curve with the shape of its kin where it has no points of its own."""
+    kin = [other for other in raw if other[1] == key[1] and other != key]
+    if not kin:
+        return np.maximum.accumulate(raw[key])
+    weights = [
+        (SAME_COUNT_WEIGHT if other[2] == key[2] else 1.0) * (SAME_GPU_WEIGHT if other[0] == key[0] else 1.0)
+        for other in kin
+    ]
+    shape = np.average([raw[other] for other in kin], axis=0, weights=weights)
+    own = np.log(np.array(sorted(curve), dtype=np.float64))
+    at_own = np.isin(grid, own)
+    distance = np.interp(grid, own, (raw[key] - shape)[at_own])
+    return np.maximum.accumulate(shape + distance)
+
+
+def score(points: Mapping[Key, Points], *, seed: int = 0) -> CurveScore:
+    """Leave out 15 % of the sizes of each curve, fit the rest, compare; five times.
+
+    Raises:
+        MeasurementTableError: The curves have too few sizes to leave any out.
+    """
+    draw = random.Random(seed)
+    errors: dict[str, list[float]] = {}
+    logs: list[float] = []
+    for _ in range(REPEATS):
+        left_out = {key: {size for size in curve if draw.random() < HELD_OUT_SHARE} for key, curve in points.items()}
+        kept = {key: {s: v for s, v in curve.items() if s not in left_out[key]} for key, curve in points.items()}
+        sizes, curves = fit_curves(kept)
+        for key, gone in left_out.items():
+            for size in gone & set(sizes):
+                predicted = math.exp(curves[key][sizes.index(size)])
+                for measured in points[key][size]:
+                    logs.append(abs(math.log(predicted / measured)))
+                    if size >= LARGE_BYTES:
+                        errors.setdefault(key[0], []).append(abs(predicted / measured - 1))
+    if not logs:
+        raise MeasurementTableError(
+            f"The {len(points)} curves of collectives have too few sizes to score. Measure more message sizes of each."
+        )
+    return CurveScore({gpu: np.array(values) for gpu, values in sorted(errors.items())}, float(np.quantile(logs, 0.9)))
+
+
+def publish_curves(tables: Path, folder: Path) -> CurveScore | None:
+    """Write `collectives.json` from the table of collectives; None, and no file, where the folder has no such table.
+
+    Raises:
+        MeasurementTableError: The table is wrong.
+        OSError: The file cannot be written.
+    """
+    path = tables / TABLE_NAME
+    if not path.is_file():
+        return None
+    return write_curves(read_rows(path), folder / CURVES_FILE.name, sources=sources_of(path))
+
+
+def sources_of(path: Path) -> list[str]:
+    """Titles and licences of a table's sources, sorted; a source that is not known, by its word."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        words = {row.get("source") or "" for row in csv.DictReader(file)} - {""}
+    known = {word: SOURCES[word] for word in words & set(SOURCES)}
+    return sorted(f"{known[word].title} ({known[word].licence})" if word in known else word for word in words)
+
+
+def write_curves(points: Mapping[Key, Points], path: str | Path, *, sources: Iterable[str]) -> CurveScore:
+    """Fit, score and write the file that `kernels/collective.py` reads; returns the score."""
+    sizes, curves = fit_curves(points)
+    result = score(points)
+    table: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for (gpu, operation, count), values in sorted(curves.items()):
+        times = [round(seconds_to_microseconds(math.exp(value)), 3) for value in values]
+        table.setdefault(gpu, {}).setdefault(operation, {})[str(count)] = times
+    content = {
+        "sources": list(sources),
+        "mean_error_held_out_1_mb": None if result.mean_error is None else round(result.mean_error, 4),
+        "half_width_90": round(result.half_width_90, 4),
+        "message_bytes": sizes,
+        "microseconds": table,
+    }
+    Path(path).write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    return result

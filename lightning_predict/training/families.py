@@ -1,0 +1,446 @@
+"""Train a family's networks: a base, each GPU's own, and their intervals.
+
+A base is trained on all GPUs; each GPU with enough measurements gets a copy of it, or of a base of the family alone
+(`Recipe.start`), fine-tuned on its own rows where that is better on the calibration rows. The interval of own weights
+rests on their own errors; that of the base, on the errors of bases that never saw the GPU (`Recipe.folds`), because
+that is how the base is used. Families that are kin are fitted to the same rows, so they share their bases' trainings.
+
+The half width is the 90 % quantile of |log(predicted / measured)| on the calibration rows, which no fit saw, so that
+90 % of new problems of the same kind fall inside (Vovk et al., Algorithmic Learning in a Random World, 2005). Example::
+
+    results = train_families([RECIPES["attention"]], groups, gpus, seed=0)
+    results["attention"].own["L40S"].interval["attention/bfloat16"]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.features import Family, reference_seconds
+from lightning_predict.kernels.operations import Array, problem_batch
+from lightning_predict.kernels.utilisation import log_utilisation_of
+from lightning_predict.training.networks import TrainingPlan, TrainingRows, collect_rows, doubling_pairs, train_network
+from lightning_predict.training.recipes import Recipe
+from lightning_predict.training.tables import Group, split_rows
+from lightning_predict.weights.records import BASE, NetworkWeights
+
+INTERVAL_SHARE: Final = 0.9
+"""Share of new problems that the interval must hold."""
+
+UNMEASURED_HALF_WIDTH: Final = math.log(3.0)
+"""Half width where nothing was held out: "within a factor of three", an assumption."""
+
+FEWEST_INTERVAL_ROWS: Final = 60
+"""Rows below which a 90 % quantile would rest on six of them: nothing is learnt from so few alone."""
+
+FEWEST_GROUP_ROWS: Final = 5
+"""Calibration rows of an operation on a GPU below which they are left out."""
+
+
+def interval_of(
+    tested: Mapping[str, tuple[NetworkWeights, Sequence[Group]]], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
+) -> Mapping[str, float]:
+    """Half widths in log(seconds), by "operation/dtype" and "*" for the widest of them; every GPU counts the same.
+
+    An operation is not known better on new problems than on those that were fitted to, and those are ten times as
+    many: where few rows calibrate it and happen to be easy ones, the width of the fitted rows stands.
+
+    Args:
+        tested: By GPU, the network and the measurements there.
+        recipe: The family's recipe.
+        gpus: GPUs by name.
+        seed: Seed of the split.
+    """
+    calibration: dict[str, list[Array]] = {}
+    fitted: dict[str, list[Array]] = {}
+    for network, groups in tested.values():
+        for key, (calibrating, fitting) in _errors_by_operation(network, groups, recipe, gpus, seed).items():
+            if len(calibrating) >= FEWEST_GROUP_ROWS:
+                calibration.setdefault(key, []).append(calibrating)
+                fitted.setdefault(key, []).append(fitting)
+    if not calibration:
+        return {"*": UNMEASURED_HALF_WIDTH}
+    widths = {key: max(_half_width(parts), _half_width(fitted[key])) for key, parts in calibration.items()}
+    return {**widths, "*": max(widths.values())}
+
+
+def _errors_by_operation(
+    network: NetworkWeights, groups: Sequence[Group], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
+) -> Mapping[str, tuple[Array, Array]]:
+    """|log(predicted / measured)| of calibration rows and of fitted rows, by "operation/dtype"."""
+    found: dict[str, list[tuple[Array, Array]]] = {}
+    for group in groups:
+        split = split_rows(group.batch.columns, seed=seed)
+        error = np.abs(log_errors(recipe.family, network, group, gpus[group.gpu]))
+        shows_device = group.seconds >= recipe.scored_from(group)
+        parts = error[split.calibration & shows_device], error[split.fitted & shows_device]
+        found.setdefault(f"{group.batch.operation}/{group.batch.dtype}", []).append(parts)
+    return {
+        key: (np.concatenate([one for one, _ in parts]), np.concatenate([other for _, other in parts]))
+        for key, parts in found.items()
+    }
+
+
+def _half_width(errors: Sequence[Array]) -> float:
+    """The conformal quantile of one array a GPU, each of the same weight in all; 0 for no errors."""
+    joined = np.concatenate(errors)
+    if not len(joined):
+        return 0.0
+    return weighted_quantile(joined, np.concatenate([np.full(len(part), 1 / max(len(part), 1)) for part in errors]))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenError:
+    """Errors on held-out rows of one (operation, dtype, GPU) by a base that never saw the GPU nor its like.
+
+    Attributes:
+        operation: Operation.
+        dtype: dtype.
+        gpu: GPU.
+        rows: Held-out rows.
+        median: Median of |predicted / measured - 1|.
+        mean: Its mean.
+        coverage: Share of the rows inside the base's interval.
+    """
+
+    operation: str
+    dtype: str
+    gpu: str
+    rows: int
+    median: float
+    mean: float
+    coverage: float
+
+
+def unseen_errors(
+    tested: Mapping[str, tuple[NetworkWeights, Sequence[Group]]],
+    recipe: Recipe,
+    gpus: Mapping[str, Gpu],
+    seed: int,
+    interval: Mapping[str, float],
+) -> tuple[UnseenError, ...]:
+    """Errors of each network on the held-out rows of the GPU that it is tested on.
+
+    Args:
+        tested: By GPU, a network that never saw it and the measurements there.
+        recipe: The family's recipe.
+        gpus: GPUs by name.
+        seed: Seed of the split.
+        interval: Half widths of the base, by "operation/dtype" and "*".
+    """
+    found: dict[tuple[str, str, str], list[Array]] = {}
+    for network, groups in tested.values():
+        for group in groups:
+            mask = split_rows(group.batch.columns, seed=seed).held_out
+            mask &= group.seconds >= recipe.scored_from(group)
+            if mask.any():
+                error = log_errors(recipe.family, network, group.take(mask), gpus[group.gpu])
+                found.setdefault((group.batch.operation, group.batch.dtype, group.gpu), []).append(error)
+    joined = {key: np.concatenate(parts) for key, parts in sorted(found.items())}
+    return tuple(_unseen_error(key, error, interval) for key, error in joined.items())
+
+
+def _unseen_error(key: tuple[str, str, str], log_error: Array, interval: Mapping[str, float]) -> UnseenError:
+    operation, dtype, gpu = key
+    error = np.abs(np.expm1(log_error))
+    width = interval.get(f"{operation}/{dtype}", interval["*"])
+    return UnseenError(
+        operation=operation,
+        dtype=dtype,
+        gpu=gpu,
+        rows=len(error),
+        median=float(np.median(error)),
+        mean=float(error.mean()),
+        coverage=float((np.abs(log_error) <= width).mean()),
+    )
+
+
+def weighted_quantile(errors: Array, weights: Array) -> float:
+    """The conformal quantile of weighted errors, at least 0.001."""
+    order = np.argsort(errors)
+    total = np.cumsum(weights[order])
+    # The split-conformal correction: one more row, at infinity, counts as an error.
+    level = min(INTERVAL_SHARE * (1 + 1 / len(errors)), 1.0) * total[-1]
+    reached = np.searchsorted(total, level * (1 - 1e-9))  # rounding must not move it one row on
+    return float(max(errors[order][min(reached, len(errors) - 1)], 1e-3))
+
+
+def log_errors(family: Family, network: NetworkWeights, group: Group, gpu: Gpu) -> Array:
+    """log(predicted / measured) of every row of a group."""
+    log_utilisation = log_utilisation_of(network, family.feature_matrix(group.batch, [gpu]))[0]
+    error: Array = np.log(reference_seconds(group.batch, [gpu])[0]) - log_utilisation - np.log(group.seconds)
+    return error
+
+
+FEWEST_ROWS: Final = 300
+"""Rows below which a family is not trained."""
+
+FEWEST_OWN_ROWS: Final = 500
+"""Fitted rows below which a GPU gets no weights of its own: tuned on a few shapes, they forget all others."""
+
+SHORTEST_DTYPE: Final = "float32"
+"""dtype of the sources whose short rows show the launch."""
+
+DOUBLING_PAIRS: Final = 20_000
+"""Pairs of a problem and its double, drawn for each training."""
+
+
+@final
+@dataclass(frozen=True)
+class FamilyResult:
+    """Trained networks of one family.
+
+    Attributes:
+        base: Serves GPUs without own weights.
+        own: Own networks by GPU name.
+        rows: Rows that each file's network was fitted to, by GPU name; the base's under `BASE`.
+        unseen: Errors of bases on GPUs that they never saw.
+    """
+
+    base: NetworkWeights
+    own: Mapping[str, NetworkWeights]
+    rows: Mapping[str, int]
+    unseen: tuple[UnseenError, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One network to be trained; families that share a base have equal trainings for it.
+
+    Attributes:
+        families: Whose rows are fitted.
+        plan: How long.
+        left_out: GPUs that a base does not see.
+        own: The GPU that a base is tuned to; None for a base.
+    """
+
+    families: frozenset[str]
+    plan: TrainingPlan
+    left_out: tuple[str, ...] = ()
+    own: str | None = None
+
+    @property
+    def examples(self) -> int:
+        """Rows that the training goes through, over all members: what it takes, up to a factor."""
+        return self.plan.steps * self.plan.batch_rows * self.plan.members
+
+
+def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int = 0) -> FamilyResult:
+    """Train one family; errors as for `train_families`."""
+    return train_families([recipe], groups, gpus, seed=seed)[recipe.family.name]
+
+
+def train_families(
+    recipes: Sequence[Recipe],
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    *,
+    seed: int = 0,
+    jobs: int = 1,
+    done: Callable[[Training], None] = lambda _: None,
+) -> dict[str, FamilyResult]:
+    """Train the bases, the own networks and the intervals of families, by name.
+
+    Args:
+        recipes: One a family.
+        groups: Measurements; those on GPUs that are not in `gpus` are left out.
+        gpus: GPUs by name.
+        seed: Of the networks and of the split.
+        jobs: Trainings at a time; the results do not depend on it.
+        done: Called after each training.
+
+    Raises:
+        MeasurementTableError: The tables have too few rows of a family.
+    """
+    known = [group for group in groups if group.gpu in gpus]
+    for recipe in recipes:
+        _check_rows(recipe, known)
+    run = Parallel(n_jobs=jobs, return_as="generator")
+
+    def trained(wanted: Mapping[Training, tuple[Recipe, NetworkWeights | None]]) -> Iterator[NetworkWeights]:
+        calls = [delayed(_train)(t, recipe, known, gpus, seed, start) for t, (recipe, start) in wanted.items()]
+        for training, network in zip(wanted, run(calls), strict=True):
+            done(training)
+            yield network
+
+    shared = {training: (recipe, None) for recipe in recipes for training in base_trainings(recipe, known)}
+    bases = dict(zip(shared, trained(shared), strict=True))
+    results = {recipe.family.name: _base_result(recipe, known, gpus, bases, seed) for recipe in recipes}
+    tuned = {
+        training: (recipe, replace(bases[start_training(recipe)], family=recipe.family.name))
+        for recipe in recipes
+        for training in own_trainings(recipe, known, seed)
+    }
+    owned = dict(zip(tuned, trained(tuned), strict=True))
+    return {
+        recipe.family.name: _with_own(results[recipe.family.name], recipe, known, gpus, owned, seed)
+        for recipe in recipes
+    }
+
+
+def trainings_of(recipes: Sequence[Recipe], groups: Sequence[Group], seed: int) -> list[Training]:
+    """All that `train_families` trains."""
+    bases = {training: None for recipe in recipes for training in base_trainings(recipe, groups)}
+    return [*bases, *(training for recipe in recipes for training in own_trainings(recipe, groups, seed))]
+
+
+def base_trainings(recipe: Recipe, groups: Sequence[Group]) -> list[Training]:
+    """The base of a recipe, those that leave out GPUs that it has measurements of, and the start of own weights."""
+    names = frozenset(family.name for family in (recipe.family, *recipe.kin))
+    present = {group.gpu for group in groups if recipe.serves(group)}
+    taught = {group.gpu for group in groups if recipe.learns_from(group)}
+    folds = [fold for fold in recipe.folds if present & set(fold) and taught - set(fold)]
+    left_out = [Training(names, recipe.fold, fold) for fold in folds]
+    return [Training(names, recipe.base), *left_out, *([start_training(recipe)] if recipe.start else [])]
+
+
+def start_training(recipe: Recipe) -> Training:
+    """The base that own weights are tuned from."""
+    if recipe.start is None:
+        return Training(frozenset(family.name for family in (recipe.family, *recipe.kin)), recipe.base)
+    return Training(frozenset({recipe.family.name}), recipe.start)
+
+
+def own_trainings(recipe: Recipe, groups: Sequence[Group], seed: int) -> list[Training]:
+    """One training for each GPU with enough rows."""
+    counts = fitted_rows(recipe, groups, seed)
+    wanted = sorted(name for name, count in counts.items() if name != BASE and count >= FEWEST_OWN_ROWS)
+    return [Training(frozenset({recipe.family.name}), recipe.own, own=name) for name in wanted]
+
+
+def fitted_rows(recipe: Recipe, groups: Sequence[Group], seed: int) -> dict[str, int]:
+    """Rows of the family that are fitted, by GPU, and on all under `BASE`."""
+    counts = {BASE: 0}
+    for group in groups:
+        if recipe.serves(group):
+            rows = int(split_rows(group.batch.columns, seed=seed).fitted.sum())
+            counts[group.gpu] = counts.get(group.gpu, 0) + rows
+            counts[BASE] += rows
+    return counts
+
+
+def bases_of_strangers(
+    recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], seed: int
+) -> Mapping[str, tuple[NetworkWeights, Sequence[Group]]]:
+    """By GPU, a base that never saw it nor its like, and the GPU's measurements."""
+    trainings = [training for training in base_trainings(recipe, groups) if training.left_out]
+    bases = {training: _train(training, recipe, groups, gpus, seed, None) for training in trainings}
+    return _strangers(recipe, groups, bases)
+
+
+def _strangers(
+    recipe: Recipe, groups: Sequence[Group], bases: Mapping[Training, NetworkWeights]
+) -> Mapping[str, tuple[NetworkWeights, Sequence[Group]]]:
+    tested: dict[str, tuple[NetworkWeights, Sequence[Group]]] = {}
+    for training in base_trainings(recipe, groups):
+        for name in training.left_out:
+            mine = [group for group in groups if group.gpu == name and recipe.serves(group)]
+            if mine:
+                tested[name] = (replace(bases[training], family=recipe.family.name), mine)
+    return tested
+
+
+def _check_rows(recipe: Recipe, groups: Sequence[Group]) -> None:
+    found = sum(len(group.seconds) for group in groups if recipe.serves(group))
+    if found < FEWEST_ROWS:
+        raise MeasurementTableError(
+            f"The tables have {found} rows for {recipe.family.name!r} on GPUs of the catalogue; expected at least "
+            f"{FEWEST_ROWS}. Add measurements of: {', '.join(recipe.family.operations)}."
+        )
+
+
+def _base_result(
+    recipe: Recipe,
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    bases: Mapping[Training, NetworkWeights],
+    seed: int,
+) -> FamilyResult:
+    """The base with its interval, and how it errs on GPUs that it did not see; no own networks yet."""
+    strangers = _strangers(recipe, groups, bases)
+    # Of one GPU alone nothing can be left out.
+    interval = interval_of(strangers, recipe, gpus, seed) if strangers else {"*": UNMEASURED_HALF_WIDTH}
+    base = replace(bases[base_trainings(recipe, groups)[0]], family=recipe.family.name, interval=interval)
+    return FamilyResult(
+        base, {}, fitted_rows(recipe, groups, seed), unseen_errors(strangers, recipe, gpus, seed, interval)
+    )
+
+
+def _with_own(
+    result: FamilyResult,
+    recipe: Recipe,
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    networks: Mapping[Training, NetworkWeights],
+    seed: int,
+) -> FamilyResult:
+    own = {}
+    for training in own_trainings(recipe, groups, seed):
+        name = str(training.own)
+        mine = [group for group in groups if group.gpu == name and recipe.serves(group)]
+        network = networks[training]
+        own[name] = replace(network, interval=interval_of({name: (network, mine)}, recipe, gpus, seed))
+    return replace(result, own=own)
+
+
+def _train(
+    training: Training,
+    recipe: Recipe,
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    seed: int,
+    start: NetworkWeights | None,
+) -> NetworkWeights:
+    """Run one training; `start` is the base that own weights are tuned from."""
+    families = [family for family in (recipe.family, *recipe.kin) if family.name in training.families]
+    dtypes = {dtype for family in families for dtype in family.dtypes}
+    shapes = [shape for shape in recipe.shapes if shape.dtype in dtypes]
+    mine = [
+        group
+        for group in groups
+        if recipe.learns_from(group)
+        and group.batch.dtype in dtypes
+        and group.gpu not in training.left_out
+        and training.own in (None, group.gpu)
+    ]
+    fitted, calibration = _parts(recipe, mine, gpus, seed)
+    pairs = None
+    if shapes:
+        on = [gpus[name] for name in sorted({group.gpu for group in mine})]
+        pairs = doubling_pairs(recipe.family, shapes, on, count=DOUBLING_PAIRS, seed=seed)
+    return train_network(fitted, calibration, training.plan, seed=seed, start=start, pairs=pairs)
+
+
+def _parts(
+    recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], seed: int
+) -> tuple[TrainingRows, TrainingRows]:
+    """Fitted rows, with the shortest problems where the sources cannot see them, and calibration rows."""
+    splits = [split_rows(group.batch.columns, seed=seed) for group in groups]
+    fitted = [group.take(split.fitted) for group, split in zip(groups, splits, strict=True)]
+    calibration = [group.take(split.calibration) for group, split in zip(groups, splits, strict=True)]
+    floors = {group.gpu for group in groups if group.floor_seconds > 0 and group.batch.dtype == SHORTEST_DTYPE}
+    fitted += [extra for name in sorted(floors) for extra in _shortest(recipe, name)]
+    return collect_rows(recipe.family, fitted, gpus), collect_rows(recipe.family, calibration, gpus)
+
+
+def _shortest(recipe: Recipe, gpu: str) -> list[Group]:
+    """Tiny problems: nothing to compute or move, so they take as long as the shortest kernels that were measured."""
+    made = []
+    for operation, words in recipe.shortest:
+        grid = np.meshgrid(*words.values(), indexing="ij")
+        batch = problem_batch(
+            operation, SHORTEST_DTYPE, **{w: axis.ravel() for w, axis in zip(words, grid, strict=True)}
+        )
+        seconds = np.full(len(batch), recipe.shortest_seconds)
+        made.append(Group(gpu, "shortest", batch, seconds, 0.0))
+    return made

@@ -1,0 +1,140 @@
+"""Scaling efficiencies: which rows count, how the friction is chosen, and what the report prints (made-up rows)."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.accuracy.many_gpus import (
+    BUS_BANDWIDTHS,
+    SLOWDOWNS,
+    ScalingCase,
+    ScalingReport,
+    ScalingResult,
+    Study,
+    best_friction,
+    evaluate_scaling,
+    read_scaling_cases,
+    scaling_tables,
+    uniform_step,
+)
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.scaling.friction import FRICTION, Friction, slowest_of
+from lightning_predict.scaling.strategy import Strategy
+
+HEADER = "gpu_reported,n_gpus,model,precision_label,batch,pytorch,unit,throughput\n"
+ROWS = """\
+NVIDIA GeForce RTX 3090,1,ncf,FP32,1000,1.13,samples/s,100
+NVIDIA GeForce RTX 3090,2,ncf,FP32,1000,1.13,samples/s,180
+NVIDIA GeForce RTX 3090,4,ncf,FP32,4000,1.13,samples/s,300
+NVIDIA GeForce RTX 3090,2,ncf,FP32,3000,1.13,samples/s,180
+NVIDIA GeForce RTX 3090,2,ncf,FP32,1000,1.4,samples/s,180
+NVIDIA GeForce RTX 3090,8,ncf,FP32,1000,1.13,samples/s,900
+NVIDIA GeForce RTX 3090,1,bert_tiny,FP32,8,1.13,img/s,10
+NVIDIA GeForce RTX 3090,2,bert_tiny,FP32,8,1.13,img/s,19
+NVIDIA GeForce RTX 3090,2,ncf,FP32,10/8,1.13,samples/s,19
+"""
+
+
+def table(tmp_path: Path, rows: str = ROWS) -> Path:
+    path = tmp_path / "training_throughput.csv"
+    path.write_text(HEADER + rows, encoding="utf-8")
+    return path
+
+
+def result(name: str, efficiency: float, measured: float, *, walked: float = 1.0, hidden: float = 0.0) -> ScalingResult:
+    case = ScalingCase(
+        gpu=name,
+        system=f"{name}, torch 1",
+        count=2,
+        model="ncf",
+        precision="FP32",
+        batch=1,
+        single_per_second=1.0,
+        efficiency=measured,
+    )
+    study = Study(tuple((walked * slowdown, hidden * slowdown) for slowdown in SLOWDOWNS), (0.5,) * len(BUS_BANDWIDTHS))
+    return ScalingResult(case, study, efficiency, 0.4, 0.6, left_out=efficiency)
+
+
+def test_rows_of_several_gpus_stand_beside_that_of_one_or_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    cases, left_out = read_scaling_cases(table(tmp_path))
+    # 180 / (2 x 100), with the batch of one GPU; 300 / (4 x 100), with four times it.
+    assert [(case.count, case.efficiency, case.batch) for case in cases] == [(2, 0.9, 1000), (4, 0.75, 1000)]
+    assert {reason: len(rows) for reason, rows in left_out.items()} == {
+        "its batch is neither that of one GPU nor so many times it": 2,  # 3,000; another container
+        "its efficiency is above 1.05": 1,
+        "no model of this benchmark is written here": 1,
+        "the batch is not stated as one number": 1,
+    }
+
+
+def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "training_throughput.csv"
+    path.write_text("gpu_reported,n_gpus\nT4,1\n", encoding="utf-8")
+    with pytest.raises(MeasurementTableError, match="has no column batch, model"):
+        read_scaling_cases(path)
+
+
+def test_each_row_is_predicted_from_the_measured_step_of_one_gpu(tmp_path: Path) -> None:
+    report = evaluate_scaling(table(tmp_path, "".join(ROWS.splitlines(keepends=True)[:3])), jobs=1)
+    two, four = report.results
+    assert 0 < four.efficiency < two.efficiency < 1
+    assert two.low <= two.efficiency <= two.high
+    assert list(two.study.by_bandwidth) == sorted(two.study.by_bandwidth)  # faster links, better scaling
+    assert set(report.friction_without) == {"RTX-3090"}
+    assert two.calibrated is None  # no other benchmark ran on the machine
+
+
+def test_efficiency_under_other_friction_by_hand() -> None:
+    # At slowdown 2 the step is 1.2 and 0.1 is hidden: 1.2 + 0.5 x 0.1 + 0.03 x the slowest of two.
+    study = Study(tuple((0.6 * slowdown, 0.05 * slowdown) for slowdown in SLOWDOWNS), ())
+    friction = Friction(slowdown=2.0, contention=0.5, straggler_spread=0.03)
+    assert study.efficiency(friction, 2) == pytest.approx(1 / (1.2 + 0.05 + 0.03 * slowest_of(2)))
+
+
+def test_friction_suits_the_other_gpus() -> None:
+    # A's rows want a slowdown of 1 (efficiency near 1), B's of 3 (near 1/3): each GPU's own do not count.
+    rows = [result("A", 0.9, 0.97, walked=1.0), result("B", 0.9, 0.32, walked=1.0)]
+    assert best_friction(rows, without="B").slowdown == 1.0
+    assert best_friction(rows, without="A").slowdown == 3.0
+
+
+def test_the_report_prints_errors_by_link_and_machines() -> None:
+    rows = (result("RTX-3090", 0.45, 0.5), result("A100-SXM-40GB", 0.9, 0.95))
+    report = ScalingReport(rows, {}, {"its efficiency is above 1.05": ["x"]})
+    console = Console(width=200, record=True, file=io.StringIO())
+    for one in scaling_tables(report):
+        console.print(one)
+    text = console.export_text()
+    assert "PCIe" in text
+    assert "RTX-3090, torch 1" in text
+    assert "its efficiency is above 1.05" in text
+    assert "5.0" in text  # |0.45 - 0.5| in points
+
+
+def test_a_benchmark_of_known_size_exchanges_its_parameters_evenly() -> None:
+    # 87.9 million gradients of 4 bytes, on two GPUs once over a bus of 1 GB/s, slowed down beside the step.
+    t4 = gpu("T4")
+    step = uniform_step("waveglow", precision="FP32", gpus=[t4])
+    links = Interconnect(intra_node_bytes_per_second=1e9)
+    single = step.singles[0]
+    assert single.seconds == pytest.approx(1.0, rel=1e-3)
+    found = step.shared.on(Layout(t4, 2), single, 0, Strategy(), links)
+    assert found.communication_seconds == pytest.approx(FRICTION.slowdown * 87.9e6 * 4 / 1e9, rel=1e-3)
+    # The first bucket is ready after a third and a twentieth of the backward pass: most of it hides behind the rest.
+    assert 0.05 < found.added_seconds < 0.7
+    half = uniform_step("waveglow", precision="FP16", gpus=[t4]).shared.on(Layout(t4, 2), single, 0, Strategy(), links)
+    assert half.communication_seconds == pytest.approx(found.communication_seconds / 2, rel=1e-3)
+
+
+def test_a_row_of_a_benchmark_without_a_model_is_predicted_from_its_size(tmp_path: Path) -> None:
+    rows = "Tesla T4,1,SSD,FP32,8,1.7,img/s,10\nTesla T4,2,SSD,FP32,8,1.7,img/s,19\n"
+    report = evaluate_scaling(table(tmp_path, rows), jobs=1)
+    assert 0.8 < report.results[0].efficiency < 1

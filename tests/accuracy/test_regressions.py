@@ -1,0 +1,163 @@
+"""The command on a small plan: axes, summaries, and what is printed of them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.accuracy import regressions
+from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.regressions import (
+    METHODS,
+    PUBLISHED,
+    AxisScore,
+    ConvolutionScore,
+    NetworkScore,
+    RegressionReport,
+    SweepPlan,
+    axis_scores,
+    cpu_scores,
+    evaluate_regressions,
+    print_report,
+    published_number_scores,
+)
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.regression.end_to_end import ExtrapolationScore
+
+SMALL = SweepPlan(
+    models=("AlexNet",),
+    batch_sizes=(2, 4, 8, 16),
+    largest_fitted_batch=8,
+    gpus=("T4",),
+    numbers=(1, 2, 4),
+    largest_fitted_number=2,
+    slower=("P4", "T4"),
+    faster=("A100-PCIe-40GB",),
+    depths=(1, 2, 3, 4),
+    largest_fitted_depths=(3,),
+    depth_batch_sizes=(2,),
+)
+
+SCORE = ExtrapolationScore(
+    variable="batch_size", limit=64, fitted=6, errors=(0.1, -0.3), inside=0.5, formula="seconds per iteration = 1"
+)
+
+
+@pytest.fixture(scope="module")
+def axes() -> list[AxisScore]:
+    return axis_scores(SMALL)
+
+
+def test_every_axis_is_split_at_its_limit(axes: list[AxisScore]) -> None:
+    assert [(one.model, one.where, one.score.variable) for one in axes] == [
+        ("AlexNet", "1 x T4", "batch_size"),
+        ("AlexNet", "2 x T4", "batch_size"),
+        ("AlexNet", "4 x T4", "batch_size"),
+        ("AlexNet", "T4", "num_gpus"),
+        ("AlexNet", "2 GPUs, A100-PCIe-40GB", "flops_per_second"),
+        ("ResNet", "T4", "inner_modules"),
+    ]
+    # 4 batch sizes on 1 and 2 GPUs are fitted and on 4 predicted; on P4 and T4 fitted and on the A100 predicted.
+    assert [(one.score.fitted, len(one.score.errors)) for one in axes] == [(3, 1)] * 3 + [(8, 4), (8, 4), (3, 1)]
+    assert not any(one.is_measured for one in axes)
+
+
+def test_a_deeper_resnet_is_nearly_on_the_line(axes: list[AxisScore]) -> None:
+    # Each bottleneck adds about the same work, so three depths foretell the fourth within a tenth.
+    assert axes[-1].score.mean_error < 0.1
+
+
+def test_published_errors_stand_beside_the_same_network_and_axis(axes: list[AxisScore]) -> None:
+    assert axes[0].published == PUBLISHED["AlexNet", "batch_size"] == "0.4 - 11"
+    assert AxisScore("small network", "here", SCORE, 0.0).published is None
+
+
+def test_a_measured_sweep_says_so() -> None:
+    (score,) = cpu_scores(batch_sizes=(1, 2, 3, 4), largest_fitted=3, steps=1)
+    assert score.is_measured
+    assert (score.score.fitted, len(score.score.errors)) == (3, 1)
+
+
+def test_published_throughputs_of_eight_gpus_are_predicted_from_fewer(tmp_path: Path) -> None:
+    lines = ["gpu_reported,n_gpus,model,precision_label,batch,pytorch,throughput"]
+    # Without any loss, and with an efficiency of 80 % from the second GPU on; and a sweep that ends at four GPUs.
+    for precision, efficiency, numbers in (
+        ("FP32", 1.0, (1, 2, 4, 8)),
+        ("AMP", 0.8, (1, 2, 4, 8)),
+        ("FP16", 1.0, (1, 4)),
+    ):
+        for count in numbers:
+            rate = 100 * count * (efficiency if count > 1 else 1.0)
+            lines.append(f"Tesla V100-SXM2-16GB,{count},resnet50,{precision},32,1.13.0a0,{rate}")
+    path = tmp_path / "training_throughput.csv"
+    path.write_text(lines[0] + "\n" + lines[1] + "\n")
+    assert published_number_scores(path) == []  # one GPU alone
+    path.write_text("\n".join(lines) + "\n")
+    score, together = published_number_scores(path)
+    assert (together.model, together.score) == ("all benchmarks", score.score)
+    assert (score.model, score.where, score.is_measured) == ("resnet50", "2 published sweeps", True)
+    assert score.score.fitted == 6  # one, two and four GPUs, twice
+    lossless, lossy = score.score.errors
+    assert lossless == pytest.approx(0)
+    # Three runs that take 1, 1.25 and 1.25 do not differ significantly: their mean, each weighted by 1 / t², is
+    # (1 + 2 / 1.25) / (1 + 2 / 1.5625) = 1.1404, where eight GPUs take 1.25.
+    assert lossy == pytest.approx((1 + 2 / 1.25) / (1 + 2 / 1.5625) / 1.25 - 1)
+
+
+def test_everything_is_printed(axes: list[AxisScore]) -> None:
+    report = RegressionReport(
+        convolutions=(ConvolutionScore("V100", "forward", 7, {METHODS[0]: 0.5}, {METHODS[0]: 0.25}),),
+        networks=(NetworkScore("T4", "GoogLeNet", "AlexNet", (0.1, -0.2)),),
+        axes=(
+            AxisScore("AlexNet", "1 x T4", SCORE, 0.5),
+            AxisScore("AlexNet", "2 x T4", replace(SCORE, errors=(0.4,), inside=None), 0.7),
+            AxisScore("small network", "this processor", replace(SCORE, errors=(0.05,)), 0.01, is_measured=True),
+        ),
+    )
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=160))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "V100 forward 7 50.0 (25.0) - - -" in lines
+    assert "T4 GoogLeNet AlexNet 15.0 9.29" in lines
+    assert "AlexNet batch size simulated 1 x T4 64 6 2 20.0 20.0 50.0 50.0" in lines
+    assert "AlexNet batch size simulated 2 x T4 64 6 1 40.0 40.0 - 70.0" in lines
+    # The least, the median and the largest of 20 % and 40 %; the median of 50 % and 70 %.
+    assert "AlexNet batch size simulated 20.0 30.0 40.0 60.0 0.4 - 11" in lines
+    assert "small network batch size measured 5.0 5.0 5.0 1.0 -" in lines
+    assert "Ours are simulated by this package's own predictions" in " ".join(lines)
+
+
+def test_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], axes: list[AxisScore], tmp_path: Path
+) -> None:
+    asked: list[tuple[Path | None, Path | None, bool]] = []
+
+    def evaluated(tables: Path | None, *, throughputs: Path | None, measures_cpu: bool) -> RegressionReport:
+        asked.append((tables, throughputs, measures_cpu))
+        return RegressionReport(convolutions=(), networks=(), axes=tuple(axes))
+
+    monkeypatch.setattr(regressions, "evaluate_regressions", evaluated)
+    assert main([str(tmp_path), "--of", "regressions"]) == 0
+    (tmp_path / "conv2d_train_step.csv.gz").touch()
+    (tmp_path / "training_throughput.csv").touch()
+    assert main([str(tmp_path), "--of", "regressions", "--measure-cpu"]) == 0
+    assert asked == [(None, None, False), (tmp_path, tmp_path / "training_throughput.csv", True)]
+    assert "AlexNet" in capsys.readouterr().out
+
+
+def test_a_folder_without_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        MeasurementTableError, match=r"^No conv2d_train_step\.csv\.gz in '.*': one-layer training steps"
+    ):
+        evaluate_regressions(tmp_path)
+
+
+def test_parts_can_be_left_out() -> None:
+    plan = replace(SMALL, models=(), depths=())
+    assert evaluate_regressions(None, plan=plan, with_networks=False) == RegressionReport(
+        convolutions=(), networks=(), axes=()
+    )

@@ -1,0 +1,71 @@
+"""A synthetic table: two made-up GPUs whose kernels follow a utilisation law that is known."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.training.tables import Group
+from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry, file_name
+from lightning_predict.weights.records import BASE
+from tests.example_gpu import BIG, SMALL
+
+GPUS = {"SMALL": SMALL, "BIG": BIG}
+
+
+def law(batch: ProblemBatch) -> Array:
+    """Utilisation between 0.2 and 0.8 that grows with the work: half way at 2^28 FLOPs."""
+    return np.asarray(0.2 + 0.6 / (1 + np.exp2(0.5 * (28 - np.log2(batch.flops)))), dtype=np.float64)
+
+
+def products(rows: int, *, seed: int = 0, dtype: str = "float32") -> ProblemBatch:
+    """Random linear layers of 16 to 4096 rows, columns and depth."""
+    generator = np.random.default_rng(seed)
+    sizes = np.rint(2 ** generator.uniform(4, 12, size=(3, rows)))
+    return problem_batch("linear", dtype, b=1, m=sizes[0], n=sizes[1], k=sizes[2])
+
+
+def measured(gpu: Gpu, batch: ProblemBatch) -> Array:
+    """Seconds by the law."""
+    seconds: Array = reference_seconds(batch, [gpu])[0] / law(batch)
+    return seconds
+
+
+def group(gpu: Gpu, rows: int, *, seed: int = 0) -> Group:
+    """Measurements of random linear layers on one GPU."""
+    batch = products(rows, seed=seed)
+    return Group(gpu.name, "synthetic", batch, measured(gpu, batch), 0.0)
+
+
+def write_matmul_table(path: Path, gpus: list[Gpu], rows: int) -> None:
+    """The same measurements as a table, `matmul.csv.gz`."""
+    with gzip.open(path, "wt", newline="") as lines:
+        writer = csv.writer(lines)
+        writer.writerow(["gpu", "op", "dtype", "b", "m", "n", "k", "latency_ms", "source"])
+        for gpu in gpus:
+            batch = products(rows)
+            columns = [batch.columns[word] for word in ("b", "m", "n", "k")]
+            for *shape, seconds in zip(*columns, measured(gpu, batch), strict=True):
+                writer.writerow([gpu.name, "linear", "float32", *(int(x) for x in shape), seconds * 1e3, "synthetic"])
+
+
+def manifest_of_base(errors: Mapping[str, HeldOutError]) -> Manifest:
+    """A manifest of a base alone, with its errors by "operation/dtype/GPU" on GPUs that it never saw."""
+    entry = ManifestEntry(
+        sha256="0" * 64,
+        bytes=1,
+        gpu=BASE,
+        operations=("linear",),
+        dtypes=("bfloat16",),
+        trained_on=(),
+        rows=10,
+        held_out_error=errors,
+    )
+    return Manifest(recipe="r", seed=0, files={file_name(BASE): entry})

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.operations import Array, problem_batch
+from lightning_predict.kernels.utilisation import FAMILIES, log_utilisation_of
+from lightning_predict.training.networks import ShapeRange, TrainingPlan, collect_rows, doubling_pairs, train_network
+from lightning_predict.training.recipes import RECIPES
+from lightning_predict.training.tables import Group
+from lightning_predict.weights.records import NetworkWeights
+from tests.example_gpu import BIG, SMALL
+from tests.training.example import GPUS
+
+SINGLE = FAMILIES["matmul_single"]
+SIDES = {"m": (1.0, 4096.0), "n": (1.0, 4096.0), "k": (1.0, 4096.0)}
+SHAPES = (ShapeRange(operation="linear", dtype="float32", sides=SIDES, fixed={}),)
+
+
+def test_a_pair_differs_by_one_doubled_side() -> None:
+    pairs = doubling_pairs(SINGLE, SHAPES, [SMALL, BIG], count=400, seed=0)
+    assert len(pairs.smaller.features) == len(pairs.larger.features) == 400
+    names = SINGLE.feature_names(problem_batch("linear", "float32", m=1, n=1, k=1), [SMALL])
+    sides = [names.index(word) for word in ("rows", "cols", "depth")]
+    growth = pairs.larger.features[:, sides] - pairs.smaller.features[:, sides]
+    np.testing.assert_allclose(np.sort(growth, axis=1), np.tile([0.0, 0.0, 1.0], (400, 1)), atol=1e-5)
+    assert (pairs.larger.log_reference >= pairs.smaller.log_reference).all()  # more work is never less
+
+
+def test_pairs_are_the_same_for_the_same_seed() -> None:
+    one, again, other = (doubling_pairs(SINGLE, SHAPES, [SMALL], count=50, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.smaller.features, again.smaller.features)
+    assert not np.array_equal(one.smaller.features, other.smaller.features)
+
+
+def test_every_family_draws_problems_that_it_serves() -> None:
+    for recipe in RECIPES.values():
+        pairs = doubling_pairs(recipe.family, recipe.shapes, [SMALL], count=60, seed=0)
+        assert np.isfinite(pairs.smaller.features).all()
+        assert {shape.operation for shape in recipe.shapes} <= set(recipe.family.operations)
+        learnt = {dtype for family in (recipe.family, *recipe.kin) for dtype in family.dtypes}
+        assert {shape.dtype for shape in recipe.shapes} <= learnt
+
+
+def test_training_with_pairs_undoes_most_drops_of_a_noisy_table() -> None:
+    generator = np.random.default_rng(0)
+    sizes = np.rint(2 ** generator.uniform(4, 12, size=(3, 400)))
+    batch = problem_batch("linear", "float32", m=sizes[0], n=sizes[1], k=sizes[2])
+    noisy = reference_seconds(batch, [SMALL])[0] / generator.uniform(0.1, 0.9, 400)
+    rows = collect_rows(SINGLE, [Group("SMALL", "synthetic", batch, noisy, 0.0)], GPUS)
+    pairs = doubling_pairs(SINGLE, SHAPES, [SMALL], count=4000, seed=1)
+    plan = TrainingPlan(steps=500, batch_rows=128, hidden=(64, 64))
+    without = train_network(rows, rows, plan, seed=0)
+    tamed = train_network(rows, rows, replace(plan, doubling_weight=5.0), seed=0, pairs=pairs)
+    assert drops(tamed) < 0.5 * drops(without)
+
+
+def drops(network: NetworkWeights) -> float:
+    """Share of pairs, drawn afresh, whose larger problem is predicted more than 5 % faster."""
+    pairs = doubling_pairs(SINGLE, SHAPES, [SMALL], count=4000, seed=2)
+
+    def log_seconds(features: np.ndarray[tuple[int, ...], np.dtype[np.float32]], reference: Array) -> Array:
+        seconds: Array = reference - log_utilisation_of(network, features[None])[0]
+        return seconds
+
+    smaller = log_seconds(pairs.smaller.features, pairs.smaller.log_reference)
+    larger = log_seconds(pairs.larger.features, pairs.larger.log_reference)
+    return float((larger < smaller - 0.05).mean())

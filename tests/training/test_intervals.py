@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.utilisation import FAMILIES
+from lightning_predict.training.families import (
+    UNMEASURED_HALF_WIDTH,
+    interval_of,
+    log_errors,
+    train_family,
+    unseen_errors,
+    weighted_quantile,
+)
+from lightning_predict.training.recipes import RECIPES
+from lightning_predict.training.tables import Group, split_rows
+from tests.example_gpu import SMALL
+from tests.kernels.example_networks import constant_network
+from tests.training.example import GPUS, group, products
+
+RECIPE = RECIPES["matmul_single"]
+HALF = constant_network("matmul_single", utilisation=0.5, interval=1.0)
+
+
+def spread_group(rows: int, width: float, *, operation: str = "linear") -> Group:
+    """Kernels whose log-utilisation is spread evenly by `width` on both sides of one half."""
+    sizes = products(rows).columns
+    batch = problem_batch(operation, "float32", b=1, m=sizes["m"], n=sizes["n"], k=sizes["k"])
+    offset = np.random.default_rng(1).uniform(-width, width, rows)
+    return Group("SMALL", "synthetic", batch, reference_seconds(batch, [SMALL])[0] * 2 * np.exp(offset), 0.0)
+
+
+def test_the_error_is_that_of_the_network() -> None:
+    timed = spread_group(50, 0.0)
+    np.testing.assert_allclose(log_errors(FAMILIES["matmul_single"], HALF, timed, SMALL), 0.0, atol=1e-5)
+
+
+def test_the_half_width_holds_nine_tenths_of_rows_that_it_never_saw() -> None:
+    timed = spread_group(20_000, 0.4)
+    width = interval_of({"SMALL": (HALF, [timed])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert width == pytest.approx(0.36, abs=0.01)  # 90 % of |uniform(-0.4, 0.4)|
+    held_out = timed.take(split_rows(timed.batch.columns, seed=0).held_out)
+    inside = np.abs(log_errors(RECIPE.family, HALF, held_out, SMALL)) <= width
+    assert inside.mean() == pytest.approx(0.9, abs=0.02)
+
+
+def with_calibration_spread(group: Group, width: float) -> Group:
+    """The same rows, but those that calibrate lie within `width` of what the network says."""
+    right = reference_seconds(group.batch, [SMALL])[0] * 2
+    offset = np.log(group.seconds / right)
+    calibration = split_rows(group.batch.columns, seed=0).calibration
+    return Group(group.gpu, group.source, group.batch, right * np.exp(np.where(calibration, width, 1) * offset), 0.0)
+
+
+def test_where_easy_rows_calibrate_the_width_of_the_fitted_rows_stands() -> None:
+    easy = with_calibration_spread(spread_group(20_000, 0.4), 0.01)
+    width = interval_of({"SMALL": (HALF, [easy])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert width == pytest.approx(0.36, abs=0.01)  # 90 % of |uniform(-0.4, 0.4)|; the calibration rows say 0.0036
+    hard = with_calibration_spread(spread_group(20_000, 0.4), 2.0)
+    width = interval_of({"SMALL": (HALF, [hard])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert width == pytest.approx(0.72, abs=0.02)
+
+
+def test_each_operation_has_its_width_and_the_widest_serves_those_without() -> None:
+    wide, narrow = spread_group(20_000, 0.4), spread_group(300, 0.01, operation="bmm")
+    widths = interval_of({"SMALL": (HALF, [wide, narrow])}, RECIPE, GPUS, seed=0)
+    assert widths["bmm/float32"] == pytest.approx(0.009, abs=0.001)
+    assert widths["*"] == widths["linear/float32"]
+
+
+def test_two_sources_of_one_gpu_count_by_their_rows() -> None:
+    many, few = spread_group(20_000, 0.4), spread_group(200, 0.0)
+    alone = interval_of({"SMALL": (HALF, [many])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    both = interval_of({"SMALL": (HALF, [many, few])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert both == pytest.approx(alone, abs=0.01)  # counted alike, the second would halve the share of errors
+
+
+def test_gpus_count_alike_however_many_rows_they_have() -> None:
+    many, few = spread_group(20_000, 0.4), spread_group(2000, 0.0)
+    tested = {"SMALL": (HALF, [many]), "BIG": (constant_network("matmul_single", utilisation=0.5, interval=1.0), [few])}
+    width = interval_of(tested, RECIPE, GPUS, seed=0)["linear/float32"]
+    # Half of the weight has no error: the 90 % quantile of all is the 80 % quantile of the other half.
+    assert width == pytest.approx(0.8 * 0.4, abs=0.02)
+
+
+def test_errors_of_a_stranger_are_those_of_its_held_out_rows() -> None:
+    timed = spread_group(2000, 0.0)
+    slow = Group("SMALL", "synthetic", timed.batch, timed.seconds * 1.25, 0.0)
+    (error,) = unseen_errors({"SMALL": (HALF, [slow])}, RECIPE, GPUS, 0, {"*": 0.2})
+    held_out = split_rows(timed.batch.columns, seed=0).held_out
+    assert (error.operation, error.dtype, error.gpu, error.rows) == ("linear", "float32", "SMALL", held_out.sum())
+    assert error.median == pytest.approx(0.2, abs=1e-4) == error.mean  # 1 / 1.25 is a fifth too fast
+    assert error.coverage == 0.0  # log(1.25) = 0.22
+    (error,) = unseen_errors({"SMALL": (HALF, [slow])}, RECIPE, GPUS, 0, {"linear/float32": 0.25, "*": 0.2})
+    assert error.coverage == 1.0
+
+
+def test_without_calibration_rows_the_interval_says_so() -> None:
+    assert interval_of({}, RECIPE, GPUS, seed=0) == {"*": UNMEASURED_HALF_WIDTH}
+
+
+def test_the_conformal_quantile_counts_one_more_row_as_an_error() -> None:
+    errors, weights = np.arange(1, 100) / 100, np.ones(99)
+    # 99 rows: the 90th of 100, because the next row may be the worst.
+    assert weighted_quantile(errors, weights) == pytest.approx(0.9)
+    assert weighted_quantile(np.array([0.5]), np.ones(1)) == 0.5
+    heavy = np.where(errors < 0.5, 99.0, 1e-9)  # the small errors have all the weight
+    assert weighted_quantile(errors, heavy) < 0.5
+
+
+def test_too_few_rows_for_a_family_are_named() -> None:
+    with pytest.raises(MeasurementTableError, match=r"have 20 rows for 'matmul_single' .* at least 300.*linear, bmm"):
+        train_family(RECIPE, [group(SMALL, 20)], GPUS)
+    assert math.isfinite(UNMEASURED_HALF_WIDTH)

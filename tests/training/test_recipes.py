@@ -1,0 +1,69 @@
+"""Which measurements a recipe takes, and that one's own convolutions can be trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.operations import ProblemBatch, problem_batch
+from lightning_predict.kernels.utilisation import FAMILIES, UtilisationModels
+from lightning_predict.training.families import train_family
+from lightning_predict.training.networks import TrainingPlan
+from lightning_predict.training.recipes import RECIPES
+from lightning_predict.training.tables import Group
+from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
+from tests.example_gpu import BIG, SMALL
+from tests.training.example import GPUS
+
+
+def convolutions(rows: int, dtype: str = "bfloat16") -> ProblemBatch:
+    generator = np.random.default_rng(0)
+    batch, channels, filters, image = np.rint(2 ** generator.uniform(3, 8, size=(4, rows)))
+    return problem_batch(
+        "conv2d", dtype, batch=batch, in_channels=channels, out_channels=filters, kernel_size=3, image_size=image
+    )
+
+
+def measured(rows: int, *, source: str = "own", dtype: str = "bfloat16") -> Group:
+    """Convolutions at a third of the roofline."""
+    batch = convolutions(rows, dtype)
+    return Group("SMALL", source, batch, 3 * reference_seconds(batch, [SMALL])[0], 0.0)
+
+
+def test_a_recipe_takes_its_operations_dtypes_and_sources() -> None:
+    tensor, single = RECIPES["convolution_tensor"], RECIPES["convolution"]
+    assert tensor.serves(measured(1))
+    assert tensor.serves(measured(1, dtype="tf32"))
+    assert not tensor.serves(measured(1, source="deepbench"))  # old libraries on old GPUs
+    assert not tensor.serves(measured(1, dtype="float32"))
+    assert single.serves(measured(1, source="deepbench", dtype="float32"))
+    assert not single.serves(measured(1))
+
+
+def test_every_family_has_a_recipe_and_its_kin_share_its_features() -> None:
+    assert set(RECIPES) == set(FAMILIES)
+    for name, recipe in RECIPES.items():
+        assert recipe.family is FAMILIES[name]
+        assert all(kin.describe is recipe.family.describe for kin in recipe.kin)
+
+
+def test_ones_own_convolutions_on_matrix_units_can_be_trained_and_serve_their_gpu() -> None:
+    plan = TrainingPlan(steps=300, batch_rows=128, hidden=(16,))
+    recipe = replace(RECIPES["convolution_tensor"], base=plan, own=plan, fold=plan)
+    result = train_family(recipe, [measured(800)], GPUS, seed=0)
+    weights = LoadedWeights(
+        GpuWeights(BASE, {"convolution_tensor": result.base}, "r", 0, ()),
+        {"SMALL": GpuWeights("SMALL", {"convolution_tensor": result.own["SMALL"]}, "r", 0, ())},
+        {},
+    )
+    models = UtilisationModels(weights)
+    assert models.supports("conv2d", "bfloat16")
+    assert not models.supports("conv2d", "float32")
+    assert models.has_own_weights("SMALL", "conv2d", "bfloat16")
+    batch = convolutions(50)
+    estimate = models.estimate(batch, [SMALL, BIG])
+    np.testing.assert_allclose(estimate.seconds[0], 3 * reference_seconds(batch, [SMALL])[0], rtol=0.1)
+    # Nothing could be left out, so what the base says of other GPUs is not sure at all.
+    assert (estimate.high_seconds[1] / estimate.seconds[1] > estimate.high_seconds[0] / estimate.seconds[0]).all()

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from lightning_predict.cli import main
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.collective import bundled_curves
+from lightning_predict.training import weights as command
+from lightning_predict.training.families import Training, train_families
+from lightning_predict.training.networks import TrainingPlan
+from lightning_predict.training.recipes import RECIPES
+from lightning_predict.training.tables import Group
+from lightning_predict.training.weights import evaluate, gpus_of, train
+from lightning_predict.weights.store import load_weights, read_manifest
+from tests.example_gpu import SMALL
+from tests.training.example import group, measured, products, write_matmul_table
+
+PLAN = TrainingPlan(steps=60, batch_rows=128, hidden=(16,))
+QUICK = {
+    "matmul_single": replace(
+        RECIPES["matmul_single"], start=None, base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",), ("L4",))
+    )
+}
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    write_matmul_table(folder / "matmul.csv.gz", [gpu("T4"), gpu("L4")], rows=800)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "JOBS", 1)
+
+
+def test_training_writes_files_that_load_and_score_alike(tables: Path, tmp_path: Path) -> None:
+    console = Console(width=120, file=(tmp_path / "printed").open("w"))
+    scores = train(tables, tmp_path / "weights", recipes=QUICK, console=console)
+    console.file.close()
+    printed = (tmp_path / "printed").read_text()
+    assert "[1/1] matmul_single: base and 2 GPUs" in printed
+    assert "Training" in printed  # the bar
+    assert "Collectives" not in printed
+    assert [(score.gpu, score.own_weights) for score in scores] == [("L4", True), ("T4", True)]
+    assert all("raw network" in score.baselines for score in scores)
+    assert evaluate(tables, weights=tmp_path / "weights", baselines=True, console=Console(quiet=True)) == scores
+    loaded = load_weights(["T4", "L4"], path=tmp_path / "weights", offline=True)
+    assert set(loaded.gpus) == {"T4", "L4"}
+    assert loaded.base.sources == ("synthetic",)
+    manifest = read_manifest(tmp_path / "weights")
+    assert manifest is not None
+    entry = manifest.files["T4.safetensors"]
+    assert (entry.gpu, entry.operations, entry.dtypes) == ("T4", ("linear",), ("float32",))
+    assert entry.bytes == (tmp_path / "weights" / "T4.safetensors").stat().st_size
+    assert entry.held_out_error["linear/float32"].mean == pytest.approx(scores[1].mean, abs=1e-4)
+    card = (tmp_path / "weights" / "MODEL_CARD.md").read_text()
+    assert "- synthetic" in card
+    assert "| linear | float32 | T4 | own |" in card
+    assert f"| linear | float32 | L4 | {scores[0].rows} |" in card  # as a GPU that a base never saw
+    unseen = manifest.files["base.safetensors"].held_out_error
+    assert set(unseen) == {"linear/float32/L4", "linear/float32/T4"}
+    assert unseen["linear/float32/L4"].rows == scores[0].rows
+    assert manifest.files["base.safetensors"].rows == sum(manifest.files[f"{n}.safetensors"].rows for n in ("L4", "T4"))
+
+
+def test_a_rerun_gives_the_same_hashes(tables: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        train(tables, tmp_path / name, recipes=QUICK, console=Console(quiet=True))
+    for file in ("manifest.json", "MODEL_CARD.md"):
+        assert (tmp_path / "one" / file).read_text() == (tmp_path / "two" / file).read_text()
+
+
+def test_the_number_of_jobs_does_not_change_the_weights(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tables, tmp_path / "one", recipes=QUICK, console=Console(quiet=True))
+    monkeypatch.setattr(command, "JOBS", 2)
+    train(tables, tmp_path / "two", recipes=QUICK, console=Console(quiet=True))
+    assert (tmp_path / "one" / "manifest.json").read_text() == (tmp_path / "two" / "manifest.json").read_text()
+
+
+def test_collectives_in_the_folder_become_curves(tables: Path, tmp_path: Path) -> None:
+    sizes = [2**power for power in range(9, 28)]
+    rows = [f"A,all_reduce,{count},{size},{0.01 + size * count / 1e9},mine" for count in (2, 4) for size in sizes]
+    with gzip.open(tables / "collective.csv.gz", "wt") as lines:
+        lines.write("\n".join(["gpu,op,gpus,message_elements,latency_ms,source", *rows]) + "\n")
+    console = Console(width=120, file=(tmp_path / "printed").open("w"))
+    train(tables, tmp_path / "weights", recipes=QUICK, console=console)
+    console.file.close()
+    assert "Collectives: mean error" in (tmp_path / "printed").read_text()
+    assert set(bundled_curves(tmp_path / "weights" / "collectives.json").curves) == {"A"}
+
+
+def test_families_that_are_kin_learn_from_each_other_and_share_a_base(tmp_path: Path) -> None:
+    half, single = RECIPES["matmul_half"], RECIPES["matmul_single"]
+    recipes = [replace(one, start=None, base=PLAN, own=PLAN, fold=PLAN, folds=(("T4",),)) for one in (half, single)]
+    cards = [gpu("T4"), gpu("L4")]
+    groups = [timed_products(card, dtype) for card in cards for dtype in ("float32", "bfloat16")]
+    trained: list[Training] = []
+    results = train_families(recipes, groups, {card.name: card for card in cards}, done=trained.append)
+    # A base and one without the T4 for both, and a network of each family and GPU.
+    assert [(len(one.families), one.left_out, one.own) for one in trained] == [
+        (2, (), None),
+        (2, ("T4",), None),
+        *((1, (), name) for name in ("L4", "T4", "L4", "T4")),
+    ]
+    bases = [result.base for result in results.values()]
+    np.testing.assert_array_equal(bases[0].layers[0].weight, bases[1].layers[0].weight)
+    assert [base.family for base in bases] == ["matmul_half", "matmul_single"]
+    assert set(bases[0].interval) == {"linear/bfloat16", "*"}  # of its own operations and dtypes alone
+    assert set(results["matmul_single"].own["T4"].trained) == {("linear", "float32")}
+
+
+def timed_products(card: Gpu, dtype: str) -> Group:
+    batch = products(1000, dtype=dtype)
+    return Group(card.name, "synthetic", batch, measured(card, batch), 0.0)
+
+
+def test_a_gpu_that_the_catalogue_does_not_know_by_that_name_is_left_out() -> None:
+    known, bare, made_up = group(gpu("T4"), 5), group(SMALL, 5), group(replace(SMALL, name="V100"), 5)
+    assert set(gpus_of([known, bare, made_up])) == {"T4"}  # a bare V100 is an alias: its form factor is not known
+
+
+def test_evaluate_prints_the_table(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tables, tmp_path / "weights", recipes=QUICK, console=Console(quiet=True))
+    assert main(["evaluate", str(tables), "--weights", str(tmp_path / "weights")]) == 0
+    printed = capsys.readouterr().out
+    assert "Errors on held-out problems" in printed
+    assert "Errors of bases on GPUs that were left out" in printed
+    assert "T4" in printed
