@@ -44,6 +44,7 @@ from benchmarks.accuracy.workloads.resnet import ResNet50
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.estimates import problem_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
@@ -55,7 +56,7 @@ from lightning_predict.regression.runs import WORDS, PastRun, RunSetting, Variab
 from lightning_predict.tracing.records import Flags, Trace
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.training.report import report_table
-from lightning_predict.training.tables import BoolArray, split_rows
+from lightning_predict.training.tables import split_rows
 from lightning_predict.units import milliseconds_to_seconds
 
 NOMINAL_FLOPS_PER_SECOND: Final = 1e11

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from benchmarks.accuracy.report import Goal, goals_of, reach_table
+from benchmarks.accuracy.report import goals_of
 from benchmarks.accuracy.throughput import ThroughputReport, ratios_of
 from benchmarks.accuracy.transformers import TransformerResult
+from lightning_predict.training.report import Goal, reach_table
 from tests.accuracy.test_report import case, throughput
 
 
