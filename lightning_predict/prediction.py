@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lightning_predict.cost.flat import prediction_of
-from lightning_predict.cost.memory import memory_notes, step_memory
+from lightning_predict.cost.memory import StepMemory, memory_notes, step_memory
 from lightning_predict.cost.quotes import UserPrice, check_price, quote_of
 from lightning_predict.cost.records import Offer
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
@@ -36,13 +36,15 @@ from lightning_predict.scaling.history import (
     model_fingerprint_of,
     read_history,
 )
-from lightning_predict.scaling.recorded_steps import Setting, shared_steps, single_steps
+from lightning_predict.scaling.recorded_steps import Setting, SingleSteps, shared_steps, single_steps
 from lightning_predict.scaling.records import Loader, Workload
 from lightning_predict.scaling.sharing import crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.scaling.strategy import Strategy, strategy_of
 from lightning_predict.scaling.totals import run_of
+from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.code_paths import code_path_notes
+from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.records import Trace
 
 
@@ -166,20 +168,19 @@ def predict_workload(
     needed = targets if origin is None else (*targets, origin)
     models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), weights)
     setting = Setting(tuple(targets), origin, models, method, host_factor, interconnect or CATALOGUE)
-    single = single_steps(trace, setting)
+    kinds, shares = weighted_kinds(trace)
+    singles = [single_steps(kind, setting) for kind in kinds]
     checks = _validation_steps(validation, layouts, sharing, setting)
-    learnt = _learnt(single.trace, single.steps, history, origin)
-    steps = [
-        step if correction is None else correction.step_of(step)
-        for step, correction in zip(single.steps, learnt, strict=True)
-    ]
-    shared = shared_steps(single, steps, layouts, sharing, setting)
-    memory = step_memory(trace)
+    alone = [mean_step(steps, shares) for steps in zip(*(single.steps for single in singles), strict=True)]
+    learnt = _learnt(trace.changed(without_collectives), alone, history, origin)
+    by_kind = [_on_layouts(single, learnt, layouts, in_use, sharing, setting) for single in singles]
+    shared = [mean_step(steps, shares) for steps in zip(*by_kind, strict=True)]
+    same_gpu = mean_check([single.check for single in singles], shares)
+    measured = measured_seconds(trace)
+    memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
     predictions = []
     for layout, step, check in zip(layouts, shared, checks, strict=True):
         row, is_used = targets.index(layout.gpu), layout == in_use
-        if is_used and layout.count > 1 and trace.step_seconds:
-            step = _as_measured(step, trace.step_seconds)
         own = shared_workload(workload, replicas=sharing.replicas(layout), recorded=trace.world_size)
         own = crowded_workload(
             own,
@@ -190,11 +191,10 @@ def predict_workload(
         run = run_of(step, own, check, batches=trace.batches)
         correction = learnt[row]
         run = (run if correction is None else correction.run_of(run)).cut_off(own.time_limit_seconds)
-        single_bytes = None if memory is None else memory.bytes_on(layout.gpu)
         quote = quote_of(
             run,
             layout,
-            memory_bytes=None if single_bytes is None else shared_memory_bytes(single_bytes, trace, layout, sharing),
+            memory_bytes=_memory_bytes(memory, layout, sharing),
             reported_bytes=trace.gpu_memory_bytes if layout.gpu == origin else None,
             offers=offers,
             usd_per_hour=usd_per_hour,
@@ -206,11 +206,11 @@ def predict_workload(
             workload=own,
             layout=layout,
             replicas=sharing.replicas(layout),
-            measured_seconds=_measured_seconds(trace) if is_used else None,
-            same_gpu=single.check if is_used else None,
+            measured_seconds=measured if is_used else None,
+            same_gpu=same_gpu if is_used else None,
         )
         predictions.append(found)
-    notes = (*trace.notes, *code_path_notes(trace), *memory_notes(trace))
+    notes = (*_notes(kinds), *kinds_note(trace))
     return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
 
 
@@ -262,9 +262,39 @@ def _learnt(
     ]
 
 
+def _on_layouts(
+    single: SingleSteps,
+    learnt: Sequence[Correction | None],
+    layouts: Sequence[Layout],
+    in_use: Layout | None,
+    sharing: Strategy,
+    setting: Setting,
+) -> list[Iteration]:
+    """One kind of step on each layout, corrected by earlier runs, and as measured on the layout in use."""
+    steps = [
+        step if correction is None else correction.step_of(step)
+        for step, correction in zip(single.steps, learnt, strict=True)
+    ]
+    shared = shared_steps(single, steps, layouts, sharing, setting)
+    seconds = single.recorded.step_seconds
+    return [
+        _as_measured(step, seconds) if layout == in_use and layout.count > 1 and seconds else step
+        for step, layout in zip(shared, layouts, strict=True)
+    ]
+
+
+def _memory_bytes(memory: Iterable[tuple[Trace, StepMemory]], layout: Layout, sharing: Strategy) -> float | None:
+    """Peak memory of each GPU of a layout in the kind of step that needs most; None where that of no kind is known."""
+    return max(
+        (shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing) for kind, one in memory), default=None
+    )
+
+
+def _notes(kinds: Iterable[Trace]) -> tuple[str, ...]:
+    """What is to be said of the kinds of step, each sentence once."""
+    notes = [note for kind in kinds for note in (*kind.notes, *code_path_notes(kind), *memory_notes(kind))]
+    return tuple(dict.fromkeys(notes))
+
+
 def _as_measured(step: Iteration, seconds: Sequence[float]) -> Iteration:
     return replace(step, seconds=statistics.median(seconds), low_seconds=min(seconds), high_seconds=max(seconds))
-
-
-def _measured_seconds(trace: Trace) -> float | None:
-    return statistics.median(trace.step_seconds) if trace.step_seconds else None

@@ -101,7 +101,7 @@ def precision_what_if(
         InvalidArgumentError: A dtype that is neither, or a trace under autocast.
         LightningPredictError: As `predict`.
     """
-    half = in_precision(trace, dtype)
+    half = trace.changed(lambda step: in_precision(step, dtype))
     return predict(half, gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
 
 
@@ -126,7 +126,8 @@ def compile_what_if(
         InvalidArgumentError: A step that was compiled already, or whose tensors were not followed.
         LightningPredictError: As `predict`.
     """
-    return predict(fused(trace), gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
+    compiled = trace.changed(fused)
+    return predict(compiled, gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
 
 
 def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from os import PathLike
 from pathlib import Path
 
 from lightning_predict.errors import InvalidArgumentError, WeightsNotFoundError
@@ -77,6 +78,30 @@ def check_weights(weights: str | None) -> None:
             f"weights={weights!r} does not exist; give a file or folder of weights, or leave it out for the weights "
             "that come with the package."
         )
+
+
+def check_trace_file(name: str, path: str | PathLike[str] | None) -> None:
+    """Refuse what cannot name the file of a trace; None is no file. Folders that do not exist will be made.
+
+    Args:
+        name: The argument.
+        path: Its value.
+
+    Raises:
+        InvalidArgumentError: It is no path, does not end in `.json` or `.json.gz`, or lies where no file can be.
+    """
+    if path is None:
+        return
+    if not isinstance(path, (str, PathLike)):
+        raise InvalidArgumentError(f"{name}={path!r} is not a path; expected a file, for example 'step.json.gz'.")
+    file = Path(path)
+    if not file.name.endswith((".json", ".json.gz")):
+        raise InvalidArgumentError(f"{name}={str(path)!r} does not end in .json or .json.gz, as a trace's file does.")
+    if file.is_dir():
+        raise InvalidArgumentError(f"{name}={str(path)!r} is a folder; expected a file in it, for example step.json.gz.")
+    above = next((folder for folder in file.absolute().parents if folder.exists()), None)
+    if above is not None and not above.is_dir():
+        raise InvalidArgumentError(f"{name}={str(path)!r} lies below {str(above)!r}, which is a file and no folder.")
 
 
 def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:

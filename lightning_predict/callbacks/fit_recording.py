@@ -20,7 +20,7 @@ from lightning_predict.callbacks.remaining import remaining
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
 from lightning_predict.errors import CaptureError
-from lightning_predict.tracing.environment import has_compiled_code
+from lightning_predict.tracing.environment import autograd_nodes, compilations, has_compiled_code
 from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
 
@@ -43,15 +43,18 @@ class FitRecording:
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, clock: Callable[[], float]) -> None:
         device = trainer.strategy.root_device
+        self._compiled_before = compiled_before = compilations()
 
         def new_session() -> Session:
-            return CaptureSession(device=device, model=pl_module, optimizers=())
+            return CaptureSession(device=device, model=pl_module, compiled_before=compiled_before)
 
         self.pace = Pace()
         self._clock = clock
         self._steps: StepRecorder | None = None
         self._validation: ValidationRecorder | None = ValidationRecorder(
-            clock=clock, new_session=new_session, records_first=not has_compiled_code(pl_module)
+            clock=clock,
+            new_session=new_session,
+            records_first=not has_compiled_code(pl_module, since=compiled_before),
         )
 
     @property
@@ -77,18 +80,24 @@ class FitRecording:
             capture_steps: Steps to record.
             must_predict_by: Steps after which something else may end the run; None where nothing does.
         """
-        device = trainer.strategy.root_device
+        device, compiled_before = trainer.strategy.root_device, self._compiled_before
 
         def new_session() -> Session:
-            return CaptureSession(device=device, model=pl_module, optimizers=trainer.optimizers)
+            return CaptureSession(
+                device=device, model=pl_module, optimizers=trainer.optimizers, compiled_before=compiled_before
+            )
 
         latest = warmup_steps if must_predict_by is None else must_predict_by - capture_steps
         self._steps = StepRecorder(
             warmup_steps=max(1, min(warmup_steps, latest)),
             extra_warmup_steps=EXTRA_WARMUP_WINDOWS if must_predict_by is None else 0,
             capture_steps=capture_steps,
+            latest_windows=must_predict_by,
             clock=self._clock,
             new_session=new_session,
+            optimizers=[optimizer for optimizer in trainer.optimizers if _can_update(optimizer)],
+            autograd_nodes=autograd_nodes,
+            compilations=lambda: compilations().frames,
             optimizer_steps_done=trainer.global_step,
             is_manual=not pl_module.automatic_optimization,
         )
@@ -119,8 +128,17 @@ class FitRecording:
         after = full_windows if full_windows is None or is_short else full_windows - 1
         self._steps.batch_starts(full_windows_after=after, next_is_short=is_short)
 
+    def optimizer_steps(self, optimizer: object) -> None:
+        """An optimizer's update is due.
+
+        Args:
+            optimizer: One of the Trainer's.
+        """
+        if self._steps is not None:
+            self._steps.optimizer_steps(optimizer)
+
     def batch_ends(self, trainer: Trainer, batch: Any) -> Trace | None:
-        """End the step; the trace once the last one is recorded.
+        """End the step; the trace once every kind of step is recorded, and again where another kind turned up since.
 
         Args:
             trainer: The Trainer that is fitting.
@@ -130,7 +148,16 @@ class FitRecording:
             return None
         trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples_of(batch))
         if trace is not None:
-            self.pace, self._steps = self._steps.pace, None
+            self.pace = self._steps.pace
+        if self._steps.is_finished:
+            self._steps = None
+        return trace
+
+    def rest(self) -> Trace | None:
+        """The trace of what was recorded where training ended before all kinds of steps were; None where it was given."""
+        trace = None if self._steps is None else self._steps.rest()
+        if trace is not None and self._steps is not None:
+            self.pace = self._steps.pace
         return trace
 
     def validation_starts(self) -> None:
@@ -178,7 +205,9 @@ class FitRecording:
 
     def unfinished_steps(self) -> tuple[int, int] | None:
         """Batches and steps that were seen where none was recorded; None where one was."""
-        return None if self._steps is None else (self._steps.watch.batches_seen, self._steps.watch.windows_seen)
+        if self._steps is None or self._steps.has_given:
+            return None
+        return self._steps.watch.batches_seen, self._steps.watch.windows_seen
 
     def stop(self) -> None:
         """End whatever is under way and forget it."""
@@ -187,3 +216,7 @@ class FitRecording:
         for recorder in recorders:
             if recorder is not None:
                 recorder.stop()
+
+
+def _can_update(optimizer: Any) -> bool:
+    return any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])

@@ -10,7 +10,6 @@ Example::
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
@@ -29,6 +28,7 @@ from lightning_predict.scaling.history import fingerprint_of, model_fingerprint_
 from lightning_predict.scaling.records import Checkpoints, Workload
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.scaling.totals import run_of
+from lightning_predict.timeline.mean_step import measured_seconds
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.records import Trace
 
@@ -116,7 +116,7 @@ def predict_rest(
     )
     left = remaining(position)
     work = _workload(trainer, trace, position, left, checkpoint_seconds)
-    trace = replace(trace, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
+    trace = trace.changed(lambda step: of_processes(step, trainer))
     predictions = predict_workload(
         trace,
         question.gpus,
@@ -138,15 +138,27 @@ def predict_rest(
     )
 
 
+def of_processes(step: Trace, trainer: Trainer) -> Trace:
+    """The step as that of one process among those of the Trainer.
+
+    Args:
+        step: As this process recorded it.
+        trainer: The Trainer that is fitting.
+    """
+    return replace(step, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
+
+
 def _workload(
     trainer: Trainer, trace: Trace, position: Position, left: Remaining, checkpoint_seconds: float | None
 ) -> Workload:
-    step = _measured_step(trace)
+    step = measured_seconds(trace)
+    # What a checkpoint holds is there in full once every optimizer has stepped.
+    memory = max((kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0)
     return replace(
         workload(left, position, batches_per_window=trace.batches, samples=trace.samples),
         loader=loader_of(trainer, trace.loader_seconds, step_seconds=step or 0.0, batches_per_step=trace.batches),
         loader_workers=workers_of(trainer),
-        checkpoints=checkpoints_left(savings_of(trainer), position, seconds=checkpoint_seconds, memory=trace.memory),
+        checkpoints=checkpoints_left(savings_of(trainer), position, seconds=checkpoint_seconds, memory=memory),
         time_limit_seconds=seconds_left(trainer),
     )
 
@@ -172,10 +184,6 @@ def _notes(trainer: Trainer, given: int | None, work: Workload) -> tuple[str, ..
     return tuple(notes)
 
 
-def _measured_step(trace: Trace) -> float | None:
-    return statistics.median(trace.step_seconds) if trace.step_seconds else None
-
-
 def _expected(
     trace: Trace,
     validation: Trace | None,
@@ -186,11 +194,11 @@ def _expected(
     num_gpus: int,
 ) -> Expected | None:
     """The rest of the run on this machine, from its measured steps."""
-    seconds = _measured_step(trace)
+    seconds = measured_seconds(trace)
     if seconds is None or seconds <= 0:
         return None
     step = _measured(seconds, forward_seconds=FORWARD_SHARE * seconds)
-    check = None if validation is None else _measured_step(validation)
+    check = None if validation is None else measured_seconds(validation)
     run = run_of(step, work, None if check is None else _measured(check), batches=trace.batches)
     shown = predictions.get(predictions.used_gpu or "")
     return Expected(

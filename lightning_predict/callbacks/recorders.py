@@ -5,25 +5,45 @@ They time with the clock and record with the sessions that they are given; they 
     recorder = StepRecorder(warmup_steps=3, capture_steps=1, clock=perf_counter, new_session=session)
     recorder.batch_starts(full_windows_after=96, next_is_short=False)
     # ... the batch is trained ...
-    trace = recorder.batch_ends(optimizer_steps_done=1, samples=32)   # None until the last window was recorded
+    trace = recorder.batch_ends(optimizer_steps_done=1, samples=32)   # None until every kind of window was recorded
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, final
 
-from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS, Window, WindowWatch, next_action, steady_seconds
-from lightning_predict.tracing.records import Trace
+from lightning_predict.callbacks.windows import (
+    EXTRA_WARMUP_WINDOWS,
+    WATCHED_BATCHES,
+    Action,
+    Kind,
+    Window,
+    WindowWatch,
+    due,
+    kinds_of,
+    next_action,
+    shares_of_kinds,
+    steady_seconds,
+)
+from lightning_predict.tracing.records import OtherStep, Trace
 
 TIMED_VALIDATION_BATCHES: Final = 5
 """Validation batches that are timed at most; timing waits for the device."""
 
+MOST_REJECTED_WINDOWS: Final = 4
+"""Recorded windows that are thrown away at most because code was compiled in them, or a gradient scaler skipped an
+update that was due (torch's starts at 2^16 and halves with each; the first are skipped in the warm-up)."""
+
 
 class Session(Protocol):
     """The part of `tracing.session.CaptureSession` that the recorders use."""
+
+    @property
+    def optimizers_seen(self) -> Sequence[object] | None:
+        """Optimizers that made an update while it recorded; None where that cannot be seen."""
 
     def start(self) -> None:
         """Begin to record, or go on after a stop.
@@ -62,17 +82,51 @@ class Pace:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A window that was recorded.
+
+    Attributes:
+        session: Holds the recording.
+        window: Its times and counts.
+        number: Of all windows, counted from 0.
+        optimizers: Positions of the optimizers that made an update in it.
+    """
+
+    session: Session
+    window: Window
+    number: int
+    optimizers: frozenset[int]
+
+
+def _never() -> int:
+    return 0
+
+
+@final
 class StepRecorder:
-    """Times windows without a recorder until they are steady, then records some.
+    """Times windows without a recorder until they are steady, then records one of each kind.
+
+    Windows are of one kind in most trainings, and the first to be recorded is all. Where optimizers take turns, or some
+    windows compute more than others (lazy regularisation), it goes on until each optimizer and each kind that was seen
+    is recorded, and came twice, so that its share is known; `WATCHED_BATCHES` end the wait. Within these, a kind that
+    shows itself later is recorded, too, and there is another trace.
 
     Args:
         warmup_steps: Windows to time before the first is recorded.
         extra_warmup_steps: Windows by which the warm-up is prolonged at most where steps have not settled.
         capture_steps: Windows to record, one after the other.
+        latest_windows: Windows after which something else may end the run; None where nothing does.
         clock: Seconds, once the device has done its work.
         new_session: Makes the session that records one window.
+        optimizers: Optimizers of the training; those that can make an update are waited for.
+        autograd_nodes: Nodes that autograd has made so far.
+        compilations: Pieces of code that were compiled so far.
         optimizer_steps_done: `trainer.global_step` before the first batch.
         is_manual: The module optimizes by itself.
+
+    Attributes:
+        is_finished: There will be no other trace.
     """
 
     def __init__(
@@ -81,30 +135,55 @@ class StepRecorder:
         warmup_steps: int,
         extra_warmup_steps: int = EXTRA_WARMUP_WINDOWS,
         capture_steps: int,
+        latest_windows: int | None = None,
         clock: Callable[[], float],
         new_session: Callable[[], Session],
+        optimizers: Sequence[object] = (),
+        autograd_nodes: Callable[[], int] = _never,
+        compilations: Callable[[], int] = _never,
         optimizer_steps_done: int = 0,
         is_manual: bool = False,
     ) -> None:
         self.watch = WindowWatch(optimizer_steps_done=optimizer_steps_done)
+        self.is_finished = False
         self._warmup_steps = warmup_steps
         self._extra_warmup_steps = extra_warmup_steps
         self._capture_steps = capture_steps
+        self._latest_windows = latest_windows
         self._clock = clock
         self._new_session = new_session
+        self._optimizers = tuple(optimizers)
+        self._autograd_nodes = autograd_nodes
+        self._compilations = compilations
         self._is_manual = is_manual
         self._session: Session | None = None
         self._is_in_batch = False
-        self._is_timed = False
-        self._timed: list[Window] = []
-        self._recorded: list[tuple[Session, Window]] = []
+        # Of the window under way.
+        self._action: Action = "skip"
+        self._is_short = self._is_last = False
+        self._due: set[int] = set()
+        self._nodes = self._nodes_at_start = self._compilations_at_start = 0
+        # Of all windows.
+        self._windows: list[Kind | None] = []
+        self._timed: list[tuple[int, Window]] = []
+        self._recorded: list[Recorded] = []
+        self._rejected = 0
+        self._watch_until: int | None = None
+        self._records_given = 0
+
+    @property
+    def has_given(self) -> bool:
+        """A trace was given."""
+        return self._records_given > 0
 
     @property
     def pace(self) -> Pace:
         """How windows went by so far."""
         if not self._is_manual:
             return Pace()
-        batches = self._timed[-1].batches if self._timed else 1
+        if self.has_given:
+            return self._pace_of_kinds()
+        batches = self._timed[-1][1].batches if self._timed else 1
         return Pace(batches_per_window=batches, steps_per_window=self.watch.steps_per_window)
 
     def batch_starts(self, *, full_windows_after: int | None, next_is_short: bool) -> None:
@@ -119,23 +198,28 @@ class StepRecorder:
         """
         self._drop_unended_batch()
         self._is_in_batch = True
-        now = self._clock()
         if self.watch.between_windows:
-            action = next_action(
-                [window.seconds for window in self._timed],
-                warmup_steps=self._warmup_steps,
-                extra_warmup_steps=self._extra_warmup_steps,
-                records_wanted=self._capture_steps - len(self._recorded),
-                full_windows_after=full_windows_after,
-                is_short=next_is_short,
-            )
-            self._is_timed = action == "time"
-            if action == "record":
+            self._is_short, self._is_last = next_is_short, full_windows_after == 0
+            self._due, self._nodes, self._compilations_at_start = set(), 0, self._compilations()
+            self._action = self._next_action(full_windows_after, next_is_short)
+            if self._action == "record":
                 self._session = self._new_session()
+                if self._watch_until is None:
+                    self._watch_until = self.watch.batches_seen + WATCHED_BATCHES
+        now = self._now()
         if self._session is not None:  # It stands still between the batches, so that the loader is not recorded.
             self._session.start()
-            now = self._clock()  # Starting a profiler takes longer than many a step.
+            now = self._now()  # Starting a profiler takes longer than many a step.
+        self._nodes_at_start = self._autograd_nodes()
         self.watch.batch_starts(now)
+
+    def optimizer_steps(self, optimizer: object) -> None:
+        """An optimizer's update is due.
+
+        Args:
+            optimizer: One of those that the recorder was given; others are ignored.
+        """
+        self._due |= self._positions([optimizer])
 
     def batch_ends(self, *, optimizer_steps_done: int, samples: int | None) -> Trace | None:
         """A batch was trained.
@@ -145,21 +229,23 @@ class StepRecorder:
             samples: Samples of the batch; None where unknown.
 
         Returns:
-            The trace, once the last window that was wanted is recorded.
+            The trace, once every kind of window is recorded; another one where a new kind turned up afterwards.
         """
         self._is_in_batch = False
-        window = self.watch.batch_ends(self._clock(), optimizer_steps_done=optimizer_steps_done, samples=samples)
+        window = self.watch.batch_ends(self._now(), optimizer_steps_done=optimizer_steps_done, samples=samples)
+        self._nodes += self._autograd_nodes() - self._nodes_at_start
         if self._session is not None:
             self._session.stop()
+        if self._is_idle:
+            self.watch.pause()  # Nothing was timed.
         if window is None:
             return None
-        if self._session is not None:
-            session, self._session = self._session, None
-            self._recorded.append((session, window))
-            return self._trace() if len(self._recorded) == self._capture_steps else None
-        if self._is_timed:
-            self._timed.append(window)
-        return None
+        self._keep(window)
+        return self._trace_if_due()
+
+    def rest(self) -> Trace | None:
+        """The trace of what was recorded where training ended before all was; None where it was given, or nothing is."""
+        return self._give(kinds_of(self._windows)) if self._recorded and not self.has_given else None
 
     def pause(self) -> None:
         """Something else than a wait for the loader happens before the next batch."""
@@ -172,25 +258,175 @@ class StepRecorder:
         if session is not None:
             session.stop()
 
+    @property
+    def _is_idle(self) -> bool:
+        """Kinds of windows are told apart and nothing else: there is a trace, and it is complete so far."""
+        return self.has_given and self._action == "skip"
+
+    def _now(self) -> float:
+        """Seconds; the clock, which waits for the device, is left alone where nothing is timed any more."""
+        return 0.0 if self._is_idle else self._clock()
+
+    def _next_action(self, full_windows_after: int | None, is_short: bool) -> Action:
+        kinds = kinds_of(self._windows)
+        if len(self._recorded) < self._capture_steps:
+            last = kinds[-1] if kinds else None
+            alike = [window.seconds for number, window in self._timed if last is None or kinds[number] == last]
+            return next_action(
+                alike or [window.seconds for _, window in self._timed],
+                windows_timed=len(self._timed),
+                warmup_steps=self._warmup_steps,
+                extra_warmup_steps=self._extra_warmup_steps,
+                records_wanted=self._capture_steps - len(self._recorded),
+                full_windows_after=full_windows_after,
+                is_short=is_short,
+            )
+        if is_short or self._is_complete(kinds):
+            return "skip"
+        return "record" if any(due(kinds, kind) for kind in self._missing(kinds)) else "time"
+
+    def _keep(self, window: Window) -> None:
+        """Take the window that has ended for what it was begun as."""
+        session, self._session = self._session, None
+        number = len(self._windows)
+        kind = Kind(batches=window.batches, optimizers=frozenset(self._due), nodes=self._nodes)
+        was_compiled = self._compilations() != self._compilations_at_start
+        if session is None:
+            self._windows.append(None if was_compiled or self._is_short else kind)
+            if self._action == "time":
+                self._timed.append((number, window))
+            return
+        seen = session.optimizers_seen
+        updated = self._due if seen is None else self._positions(seen)
+        is_rejected = (was_compiled or not self._due <= updated) and self._rejected < MOST_REJECTED_WINDOWS
+        if is_rejected and not self._is_last:
+            self._rejected += 1
+            self._windows.append(None if was_compiled else kind)
+            return
+        self._windows.append(kind)
+        known = {kinds_of(self._windows)[one.number] for one in self._recorded}
+        if len(self._recorded) < self._capture_steps or kinds_of(self._windows)[number] not in known:
+            optimizers = frozenset(self._due | updated)
+            self._recorded.append(Recorded(session=session, window=window, number=number, optimizers=optimizers))
+
+    def _trace_if_due(self) -> Trace | None:
+        if not self._recorded or (len(self._recorded) < self._capture_steps and not self._is_last):
+            return None
+        kinds = kinds_of(self._windows)
+        is_over = self._is_last or self._is_too_late
+        if not (is_over or self._is_complete(kinds)):
+            return None
+        self.is_finished = is_over
+        return self._give(kinds) if len(self._recorded) > self._records_given else None
+
+    @property
+    def _is_too_late(self) -> bool:
+        """Nothing is waited for any more."""
+        windows, batches = self._latest_windows, self._watch_until
+        return (windows is not None and self.watch.windows_seen >= windows) or (
+            batches is not None and self.watch.batches_seen >= batches
+        )
+
+    def _is_complete(self, kinds: Sequence[Kind | None]) -> bool:
+        """Every optimizer and every kind is recorded; of several kinds, each came twice and was timed when warm."""
+        if self._missing(kinds) or self._optimizers_unseen():
+            return False
+        recorded = self._kinds_recorded(kinds)
+        timed = {kinds[number] for number, _ in self._timed if number > 0}
+        return len(recorded) == 1 or all(kinds.count(kind) > 1 and kind in timed for kind in recorded)
+
+    def _kinds_recorded(self, kinds: Sequence[Kind | None]) -> list[Kind]:
+        found = (kinds[one.number] for one in self._recorded)
+        return list(dict.fromkeys(kind for kind in found if kind is not None))
+
+    def _missing(self, kinds: Sequence[Kind | None]) -> list[Kind]:
+        """Kinds that were seen and not recorded.
+
+        What only the first window computes (what it makes and keeps for the others) is none, with the same optimizers.
+        """
+        recorded = self._kinds_recorded(kinds)
+        updates = {kind.optimizers for kind in recorded}
+        later = set(kinds[1:])
+        return [
+            kind
+            for kind in dict.fromkeys(kinds)
+            if kind is not None and kind not in recorded and (kind in later or kind.optimizers not in updates)
+        ]
+
+    def _optimizers_unseen(self) -> list[int]:
+        """Positions of the optimizers that made no update in a recorded window, where updates can be seen at all."""
+        seen = {position for one in self._recorded for position in one.optimizers}
+        return [position for position in range(len(self._optimizers)) if position not in seen] if seen else []
+
+    def _positions(self, optimizers: Sequence[object]) -> set[int]:
+        return {
+            position
+            for position, known in enumerate(self._optimizers)
+            if any(optimizer is known for optimizer in optimizers)
+        }
+
+    def _pace_of_kinds(self) -> Pace:
+        """The pace of windows as long as those of the commonest kind."""
+        kinds = kinds_of(self._windows)
+        shares = shares_of_kinds(kinds, self._kinds_recorded(kinds))
+        windows = {kind: self._typical(kinds, kind).window for kind in shares}
+        commonest = windows[max(shares, key=lambda kind: shares[kind])]
+        steps, batches = (
+            sum(shares[kind] * count for kind, count in counts.items())
+            for counts in (
+                {kind: window.optimizer_steps for kind, window in windows.items()},
+                {kind: window.batches for kind, window in windows.items()},
+            )
+        )
+        per_window = steps * commonest.batches / batches
+        return Pace(batches_per_window=commonest.batches, steps_per_window=per_window or 1.0)
+
     def _drop_unended_batch(self) -> None:
         """Forget the recording of a batch that began and was skipped with the rest of its epoch."""
         if self._is_in_batch:
             self._is_in_batch = False
             self.stop()
 
-    def _trace(self) -> Trace:
-        """The recorded window of middle length (the shorter of two), with the times of those that were not recorded."""
-        lengths = [window.seconds for _, window in self._recorded]
-        session, window = self._recorded[lengths.index(statistics.median_low(lengths))]
-        steady = steady_seconds([timed.seconds for timed in self._timed if timed.batches == window.batches])
-        waits = [seconds for timed in self._timed for seconds in timed.loader_seconds]
-        return session.trace(
-            step_seconds=steady,
+    def _give(self, kinds: Sequence[Kind | None]) -> Trace:
+        """The commonest kind of window, the others beside it."""
+        self._records_given = len(self._recorded)
+        shares = shares_of_kinds(kinds, self._kinds_recorded(kinds))
+        first, *others = sorted(shares, key=lambda kind: -shares[kind])
+        trace = self._trace_of(kinds, first)
+        steps = tuple(OtherStep(share=shares[kind], trace=self._trace_of(kinds, kind)) for kind in others)
+        return replace(trace, notes=(*trace.notes, *self._notes()), other_steps=steps)
+
+    def _trace_of(self, kinds: Sequence[Kind | None], kind: Kind) -> Trace:
+        """One kind of window, with the times of those that were not recorded."""
+        recorded = self._typical(kinds, kind)
+        window = recorded.window
+        timed = [(number, one.seconds) for number, one in self._timed if one.batches == window.batches]
+        # The first of all windows is cold, which shows only beside others of its kind.
+        alike = [seconds for number, seconds in timed if number > 0 and kinds[number] == kind]
+        if len({*kinds} - {None}) == 1 or (not alike and len(self._kinds_recorded(kinds)) == 1):
+            alike = [seconds for _, seconds in timed]
+        waits = [seconds for _, one in self._timed for seconds in one.loader_seconds]
+        return recorded.session.trace(
+            step_seconds=steady_seconds(alike),
             loader_seconds=waits,
             samples=window.samples,
             batches=window.batches,
             # Where Lightning does not see the optimizers, the session does.
             optimizer_steps=window.optimizer_steps or None,
+        )
+
+    def _typical(self, kinds: Sequence[Kind | None], kind: Kind) -> Recorded:
+        """The recorded window of middle length of a kind (the shorter of two)."""
+        alike = [one for one in self._recorded if kinds[one.number] == kind]
+        lengths = [one.window.seconds for one in alike]
+        return alike[lengths.index(statistics.median_low(lengths))]
+
+    def _notes(self) -> tuple[str, ...]:
+        """Sentences on the optimizers whose updates are missing."""
+        return tuple(
+            f"Optimizer {position} ({type(self._optimizers[position]).__name__}) made no update in the first "
+            f"{self.watch.batches_seen} batches: its time and its memory are left out."
+            for position in self._optimizers_unseen()
         )
 
 

@@ -15,21 +15,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_predict.callbacks.aftermath import Outcome
-from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps, check_weights
+from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps, check_trace_file, check_weights
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
 from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.guard import harmless
-from lightning_predict.callbacks.predicting import Question
+from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, reason_for_no_extras
 from lightning_predict.cost.quotes import check_price
+from lightning_predict.errors import TraceFormatError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.kernels.choice import check_method
@@ -37,6 +40,7 @@ from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.batch_size import BatchSizeOption
 from lightning_predict.scaling.strategy import Strategy, strategy_of
+from lightning_predict.tracing.records import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -45,8 +49,9 @@ if TYPE_CHECKING:
 class RuntimePredictor(Callback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
-    A step is what lies between two optimizer updates: one batch, or several under gradient accumulation. Training is
-    not changed: weights and random numbers are the same with and without this callback, and whatever goes wrong in it
+    A step is what lies between two optimizer updates: one batch, or several under gradient accumulation. Where steps of
+    several kinds take turns (a generator that steps every fifth batch, lazy regularisation), one of each is recorded
+    within the first 64 batches, and their mean is predicted. Training is not changed: weights and random numbers are the same with and without this callback, and whatever goes wrong in it
     becomes one warning.
 
     Args:
@@ -69,21 +74,25 @@ class RuntimePredictor(Callback):
             loader has cores enough.
         meta_step: Makes a training step on the meta device from a batch size (see `callbacks/batch_sizes.py`), for the
             largest batch size that fits on each GPU; None leaves that out.
+        save_trace: File for the recorded step, `.json` or `.json.gz`, from which `lp.Trace.load` and the command line
+            predict later and elsewhere; rank zero writes it after the capture. None writes none.
 
     Attributes:
         predictions: What was predicted; None before the capture.
+        trace: The step that was recorded, with those of other kinds in `other_steps`; None before the capture.
         batch_sizes: The largest batch sizes; empty before the capture, and without `meta_step`.
         outcome: Predicted against actual; None before the end of training.
 
     Raises:
         UnknownGpuError: A name that the catalogue does not hold.
         InvalidArgumentError: No GPUs, a number of steps below 1, an unknown method, a price or a deadline that is not
-            positive, or two lengths of an epoch.
+            positive, two lengths of an epoch, or a `save_trace` that is no name of a trace's file.
         WeightsNotFoundError: `weights` does not exist.
     """
 
     _recording: FitRecording | None = None
     _follow_up: FollowUp | None = None
+    trace: Trace | None = None
 
     def __init__(
         self,
@@ -103,6 +112,7 @@ class RuntimePredictor(Callback):
         interconnect: Interconnect | None = None,
         cores_per_node: int | None = None,
         meta_step: MetaStep | None = None,
+        save_trace: str | PathLike[str] | None = None,
     ) -> None:
         check_steps("warmup_steps", warmup_steps)
         check_steps("capture_steps", capture_steps)
@@ -113,6 +123,7 @@ class RuntimePredictor(Callback):
             check_steps("cores_per_node", cores_per_node)
         check_epoch(batches_per_epoch, samples_per_epoch)
         check_weights(weights)
+        check_trace_file("save_trace", save_trace)
         if isinstance(usd_per_hour, dict):
             usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
         self.gpus = tuple(layout.name for layout in layouts_of(gpus))
@@ -122,6 +133,7 @@ class RuntimePredictor(Callback):
         self.print_table = print_table
         self.deadline_hours = deadline_hours
         self.meta_step = meta_step
+        self.save_trace = None if save_trace is None else fspath(save_trace)
         self._question = Question(
             gpus=self.gpus,
             method=method,
@@ -144,7 +156,7 @@ class RuntimePredictor(Callback):
         if stage != "fit":
             return
         self._rest()
-        self.predictions = self.outcome = None
+        self.predictions = self.outcome = self.trace = None
         self.batch_sizes = ()
         mode = reason_for_no_extras(trainer)
         if mode is not None:
@@ -198,17 +210,23 @@ class RuntimePredictor(Callback):
             self._recording.batch_starts(trainer)
 
     @harmless
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        """Take note of which optimizers step together."""
+        if self._recording is not None:
+            self._recording.optimizer_steps(optimizer)
+
+    @harmless
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the step; after the last one to record, predict."""
+        """End the step; once every kind of step is recorded, predict."""
         if self._recording is None or self._follow_up is None:
             return
         trace = self._recording.batch_ends(trainer, batch)
         if trace is not None:
-            pace = self._recording.pace
-            self._predict(trainer, pl_module, self._follow_up, "batch end", trace=trace, pace=pace)
-            if self.meta_step is not None:
+            is_first = self.trace is None
+            self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
+            if self.meta_step is not None and is_first:
                 options = try_batch_sizes(self.meta_step, trace, self._question)
                 show_batch_sizes(options, trainer, pl_module, with_table=self.print_table)
                 self.batch_sizes = options
@@ -251,7 +269,10 @@ class RuntimePredictor(Callback):
 
     @harmless
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so if the run was too short to record a step."""
+        """Predict from what was recorded if the run ended before all was, or say that it was too short for any."""
+        trace = None if self._recording is None else self._recording.rest()
+        if trace is not None and self._recording is not None and self._follow_up is not None:
+            self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
         unfinished = None if self._recording is None else self._recording.unfinished_steps()
         if unfinished is not None:
             batches, windows = unfinished
@@ -279,6 +300,24 @@ class RuntimePredictor(Callback):
         with contextlib.suppress(Exception):  # What stopping would say is a consequence of the error.
             self._rest()
         warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
+
+    def _predict_recorded(
+        self, trainer: Trainer, pl_module: LightningModule, recording: FitRecording, follow_up: FollowUp, trace: Trace
+    ) -> None:
+        """Keep a step that was recorded, and predict from it."""
+        self.trace = trace.changed(lambda step: of_processes(step, trainer))
+        self._save()
+        self._predict(trainer, pl_module, follow_up, "batch end", trace=trace, pace=recording.pace)
+
+    def _save(self) -> None:
+        """Write the recorded step where that was asked for; a file that cannot be written is one warning."""
+        if self.save_trace is None or self.trace is None:
+            return
+        try:
+            Path(self.save_trace).parent.mkdir(parents=True, exist_ok=True)
+            self.trace.save(self.save_trace)
+        except (OSError, TraceFormatError) as error:
+            warn(f"RuntimePredictor could not write save_trace={self.save_trace!r}: {type(error).__name__}: {error}")
 
     def _predict(
         self, trainer: Trainer, pl_module: LightningModule, follow_up: FollowUp, moment: Moment, **given: Any

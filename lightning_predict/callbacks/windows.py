@@ -14,8 +14,9 @@ do with the window that is about to begin. Neither knows a Trainer or a clock. E
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
 SLOW_RATIO: Final = 1.5
@@ -27,6 +28,31 @@ EXTRA_WARMUP_WINDOWS: Final = 5
 UNSEEN_STEPS_PATIENCE: Final = 16
 """Batches without any optimizer step that Lightning counts, after which every batch is taken for a window: manual
 optimization may step optimizers that Lightning has not wrapped."""
+
+
+WATCHED_BATCHES: Final = 64
+"""Batches from the beginning of training within which kinds of windows are told apart, waited for and recorded: lazy
+regularisation comes every 16th batch at the rarest in the papers that brought it up (Karras et al., StyleGAN2, 2020),
+and three of its periods lie within."""
+
+MOST_NODE_COUNTS: Final = 4
+"""Windows of the same updates with more different graphs than this vary with their data: they are one kind."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What tells windows apart without a recorder.
+
+    Attributes:
+        batches: Batches of the window.
+        optimizers: Positions of the optimizers whose update was due in it.
+        nodes: Nodes that autograd made; None where they vary with the data.
+    """
+
+    batches: int
+    optimizers: frozenset[int] = frozenset()
+    nodes: int | None = None
 
 
 @final
@@ -162,9 +188,67 @@ Action = Literal["time", "record", "skip"]
 """What to do with the next window: time it without a recorder, record it, or let it pass."""
 
 
+def kinds_of(windows: Iterable[Kind | None]) -> list[Kind | None]:
+    """Take windows whose graphs vary with the data for one kind.
+
+    Args:
+        windows: The windows in their order; None for one that nothing is to be learnt from.
+    """
+    windows = list(windows)
+    graphs: dict[Kind, set[int | None]] = {}
+    for window in windows:
+        if window is not None:
+            graphs.setdefault(replace(window, nodes=None), set()).add(window.nodes)
+    varying = {kind for kind, counts in graphs.items() if len(counts) > MOST_NODE_COUNTS}
+    merged = [None if window is None else replace(window, nodes=None) for window in windows]
+    return [one if one in varying else window for window, one in zip(windows, merged, strict=True)]
+
+
+def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
+    """Say whether the next window may be of a kind, given the shortest time that has passed between two of it.
+
+    Args:
+        windows: The kinds of all windows so far.
+        kind: One of them.
+    """
+    at = [number for number, window in enumerate(windows) if window == kind]
+    shortest = min((after - before for before, after in zip(at, at[1:], strict=False)), default=1)
+    return len(windows) - at[-1] >= shortest
+
+
+def shares_of_kinds(windows: Sequence[Kind | None], recorded: Collection[Kind]) -> dict[Kind, float]:
+    """Give the share of each recorded kind among all windows, over whole periods where the rarest kind came twice.
+
+    Kinds that take turns mostly do so with a period (every fifth batch). What lies between the first and the last
+    window of the rarest kind, the last included, is a whole number of periods: its counts are exact, while those of all
+    windows depend on where the counting began and ended.
+
+    Args:
+        windows: The kinds of all windows so far; those that were not recorded count as the recorded one with the same
+            optimizers whose graph is most alike, if there is one.
+        recorded: Kinds that were recorded, at least one.
+    """
+    alike = [None if window is None else _most_alike(window, recorded) for window in windows]
+    counts = Counter(kind for kind in alike if kind is not None)
+    if len(counts) > 1:
+        rarest = min(counts, key=lambda kind: counts[kind])
+        at = [number for number, kind in enumerate(alike) if kind == rarest]
+        periods = Counter(kind for kind in alike[at[0] + 1 : at[-1] + 1] if kind is not None)
+        if periods.keys() == counts.keys():
+            counts = periods
+    total = sum(counts.values())
+    return {kind: counts[kind] / total for kind in recorded if counts[kind]}
+
+
+def _most_alike(window: Kind, recorded: Collection[Kind]) -> Kind | None:
+    same = [kind for kind in recorded if replace(kind, nodes=None) == replace(window, nodes=None)]
+    return min(same, key=lambda kind: abs((kind.nodes or 0) - (window.nodes or 0)), default=None)
+
+
 def next_action(
     step_seconds: Sequence[float],
     *,
+    windows_timed: int | None = None,
     warmup_steps: int,
     extra_warmup_steps: int = EXTRA_WARMUP_WINDOWS,
     records_wanted: int,
@@ -178,13 +262,15 @@ def next_action(
     recorded, as it may compile.
 
     Args:
-        step_seconds: Times of the windows so far.
+        step_seconds: Times of the windows so far that are of the last one's kind.
+        windows_timed: Windows of any kind that were timed; None where all are of one kind.
         warmup_steps: Windows to time before recording.
         extra_warmup_steps: Windows more to time at most, where the last one shows that steps have not settled.
         records_wanted: Windows still to record.
         full_windows_after: Windows of full length that follow this one until the run ends; None where unknown.
         is_short: The window is the shorter rest at the end of an epoch.
     """
+    timed = len(step_seconds) if windows_timed is None else windows_timed
     has_room = full_windows_after is None or full_windows_after >= records_wanted
     if is_short and has_room:
         return "skip"
@@ -192,10 +278,10 @@ def next_action(
         return "time"
     if not has_room:
         return "record"
-    if len(step_seconds) < warmup_steps:
+    if timed < warmup_steps:
         return "time"
     settled = step_seconds[-1] <= SLOW_RATIO * min(step_seconds)
-    return "record" if settled or len(step_seconds) >= warmup_steps + extra_warmup_steps else "time"
+    return "record" if settled or timed >= warmup_steps + extra_warmup_steps else "time"
 
 
 def steady_seconds(step_seconds: Sequence[float]) -> tuple[float, ...]:

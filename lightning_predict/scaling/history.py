@@ -136,6 +136,8 @@ def fingerprint_of(trace: Trace) -> str:
     parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
     rest = [parameters, trace.samples, trace.batches, trace.memory.optimizer_state_bytes, trace.flags.autocast_dtype]
     digest.update(json.dumps(rest).encode())
+    for other in trace.other_steps:
+        digest.update(f"{other.share:.2f} {fingerprint_of(other.trace)}".encode())
     return digest.hexdigest()[:32]
 
 

@@ -53,6 +53,7 @@ class SingleSteps:
     """A recorded step as that of one process, and what it takes on one of each GPU.
 
     Attributes:
+        recorded: The step as it was recorded.
         trace: The step without what processes exchanged.
         timed: Its work with device seconds as the check corrects them, rows in the order of the setting's GPUs.
         host_factor: Time of the host beside them over that of the one that the overheads describe.
@@ -60,6 +61,7 @@ class SingleSteps:
         check: The GPU in use, predicted too; None where nothing was measured on it.
     """
 
+    recorded: Trace
     trace: Trace
     timed: TimedWork
     host_factor: float
@@ -81,7 +83,7 @@ def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
         alone, timed, setting.gpus, origin=setting.origin, check=check, host_factor=setting.host_factor
     )
     work, factor = corrected_work(alone, timed, check)
-    return SingleSteps(alone, work, setting.host_factor * factor, steps, check)
+    return SingleSteps(trace, alone, work, setting.host_factor * factor, steps, check)
 
 
 def shared_steps(

@@ -12,14 +12,22 @@ import gc
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from types import FunctionType
-from typing import Any, Final
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, final
 
 import torch
 from torch import nn
 
 from lightning_predict.tracing.records import Flags, Memory, Parameter
 from lightning_predict.tracing.tensors import dtype_name
+
+_LIBRARIES: Final = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins", "numpy"})
+"""Packages whose own functions are not searched for compiled ones."""
+
+MOST_PLACES: Final = 20_000
+"""Modules, classes and functions that are searched at most, some microseconds each; a model has hundreds."""
 
 _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
@@ -125,30 +133,110 @@ def _total_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(int(tensor.numel()) * tensor.element_size() for tensor in tensors)
 
 
-def has_compiled_code(model: nn.Module | None) -> bool:
+@final
+@dataclass(frozen=True, slots=True)
+class Compilations:
+    """What `torch.compile` has done in this process.
+
+    Attributes:
+        frames: Functions that it looked at.
+        seconds: Time that it took; 0 where this torch does not say.
+    """
+
+    frames: int = 0
+    seconds: float = 0.0
+
+    def frames_since(self, before: Compilations) -> int:
+        """Functions since then; all of them where the compiler was reset in between."""
+        return self.frames - before.frames if self.frames >= before.frames else self.frames
+
+    def seconds_since(self, before: Compilations) -> float | None:
+        """Seconds since then; None where it took none, or this torch does not say."""
+        seconds = self.seconds - before.seconds if self.seconds >= before.seconds else self.seconds
+        return seconds if seconds > 0 else None
+
+
+NO_COMPILATIONS: Final = Compilations()
+"""Nothing compiled yet."""
+
+
+def compilations() -> Compilations:
+    """What `torch.compile` has done in this process until now, by its own account."""
+    utilities = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utilities, "counters", {})
+    spent = getattr(utilities, "calculate_time_spent", dict)()
+    return Compilations(int(counters.get("frames", {}).get("total", 0)), float(spent.get("total_wall_time", 0.0)))
+
+
+def has_compiled_code(model: nn.Module | None, *, since: Compilations = NO_COMPILATIONS) -> bool:
     """True where something compiled by `torch.compile` may run in a step.
+
+    That is so where anything was compiled since, or a module of the model, one of its methods, or a function that these
+    call by name was compiled before.
 
     Args:
         model: Where to look; None looks at every live object, which takes some milliseconds.
+        since: What had been compiled before the step's own training began, and says nothing of it.
     """
     frames = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     if frames is None:  # the compiler was never loaded
         return False
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    if counters.get("frames", {}).get("total", 0):
+    if compilations().frames_since(since):
         return True
-    if model is not None:
-        return any(_is_compiled(module, frames) for module in model.modules())
-    return any(_is_compiled(item, frames) for item in gc.get_objects())
+    if model is None:
+        return any(_is_compiled(item, frames) for item in gc.get_objects())
+    return any(_is_compiled(item, frames) for item in _code_of(model))
 
 
-def compile_seconds() -> float | None:
-    """Seconds that `torch.compile` has taken in this process; None where it took none, or this torch does not say."""
-    spent = getattr(sys.modules.get("torch._dynamo.utils"), "calculate_time_spent", None)
-    if spent is None:
-        return None
-    seconds = spent().get("total_wall_time")
-    return float(seconds) if seconds else None
+def _code_of(model: nn.Module) -> Iterator[nn.Module | FunctionType]:
+    """Modules and functions that a model may call: its parts, their methods, and what these refer to by name.
+
+    Attributes of objects are not followed, and neither is the code of torch and Lightning.
+    """
+    seen: set[int] = set()
+    pending: list[Any] = [model]
+    while pending and len(seen) < MOST_PLACES:
+        value = pending.pop()
+        item = value if isinstance(value, nn.Module) else _function(value)
+        if item is None or id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        if isinstance(item, FunctionType):
+            pending += [] if _is_library(item.__module__) else _named_in(item)
+            continue
+        pending += [*item.children(), *vars(item).values()]
+        for kind in type(item).__mro__:
+            if id(kind) not in seen and not _is_library(kind.__module__):
+                seen.add(id(kind))
+                pending += vars(kind).values()
+
+
+def _function(value: Any) -> FunctionType | None:
+    """The plain function behind a method, a static method or a property; None for anything else."""
+    inner = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod, MethodType)) else value
+    inner = inner.fget if isinstance(inner, property) else inner
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def _named_in(function: FunctionType) -> Iterator[Any]:
+    """Globals, closed-over variables and members of modules that a function's code names."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        named = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+        yield from named
+        for one in named:
+            if isinstance(one, ModuleType) and not _is_library(one.__name__):
+                yield from (vars(one)[name] for name in code.co_names if name in vars(one))
+
+
+def _is_library(module: str | None) -> bool:
+    return module is None or module.partition(".")[0] in _LIBRARIES
 
 
 def _is_compiled(item: Any, optimized_module: type) -> bool:
@@ -162,6 +250,15 @@ def _is_compiled(item: Any, optimized_module: type) -> bool:
         return False
     marks = item.__dict__
     return marks.get("_compiled_call_impl") is not None or marks.get("_compiler_ctx") is not None
+
+
+def autograd_nodes() -> int:
+    """Nodes that autograd has made on this thread; 0 where this torch does not count them.
+
+    The same work makes as many again, so that the difference tells steps apart that compute different things.
+    """
+    count = getattr(torch.autograd, "_get_sequence_nr", None)
+    return 0 if count is None else int(count())
 
 
 def has_fast_evaluation(model: nn.Module | None) -> bool:

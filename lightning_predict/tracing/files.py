@@ -26,6 +26,7 @@ from lightning_predict.tracing.records import (
     Kernel,
     Memory,
     Operation,
+    OtherStep,
     Parameter,
     TensorInfo,
     Trace,
@@ -158,6 +159,8 @@ def _trace_to_json(trace: Trace) -> dict[str, Any]:
             rest[name] = _changed_fields(rest[name])
     if "parameters" in rest:
         rest["parameters"] = [_changed_fields(parameter) for parameter in trace.parameters]
+    if "other_steps" in rest:
+        rest["other_steps"] = [{"share": one.share, "trace": _trace_to_json(one.trace)} for one in trace.other_steps]
     return {"format": FORMAT, "version": VERSION, **rest, "tensors": table.to_json(), "operations": operations}
 
 
@@ -215,7 +218,20 @@ def _trace_from_json(document: Checked) -> Trace:
         num_nodes=get("num_nodes", lambda value: value.integer(minimum=1), 1),
         software=get("software", _texts_by_name, {}),
         notes=get("notes", lambda value: tuple(note.text() for note in value.items()), ()),
+        other_steps=get("other_steps", _other_steps, ()),
     )
+
+
+def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
+    for row in value.items():
+        row.refuse_unknown(frozenset(field.name for field in fields(OtherStep)))
+    others = tuple(
+        OtherStep(share=row.member("share").number(), trace=_trace_from_json(row.member("trace")))
+        for row in value.items()
+    )
+    if not (all(other.share > 0 for other in others) and sum(other.share for other in others) < 1):
+        raise value.wrong("shares above 0 that leave a part of 1 to the commonest step")
+    return others
 
 
 def _seconds_list(value: Checked) -> tuple[float, ...]:

@@ -35,11 +35,14 @@ def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
             return module
         return numbers.setdefault(module, f"module_{len(numbers)}")
 
-    return replace(
-        trace,
-        operations=tuple(replace(operation, module=hidden(operation.module)) for operation in trace.operations),
-        parameters=tuple(
-            replace(parameter, name=f"parameter_{index}") for index, parameter in enumerate(trace.parameters)
-        ),
-        notes=(),
-    )
+    def without_names(step: Trace) -> Trace:
+        return replace(
+            step,
+            operations=tuple(replace(operation, module=hidden(operation.module)) for operation in step.operations),
+            parameters=tuple(
+                replace(parameter, name=f"parameter_{index}") for index, parameter in enumerate(step.parameters)
+            ),
+            notes=(),
+        )
+
+    return trace.changed(without_names)

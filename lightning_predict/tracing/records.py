@@ -13,8 +13,8 @@ operation costs is for `kernels/` to say. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, final
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
@@ -203,6 +203,8 @@ class Trace:
         num_nodes: Machines that they ran on.
         software: Versions, for example `{"torch": "2.13.0"}`.
         notes: What the recorder could not see, in words for the user.
+        other_steps: Steps of other kinds that take turns with this one (a GAN whose generator steps every fifth batch);
+            this one is the commonest. Predictions are the mean of all kinds.
     """
 
     operations: tuple[Operation, ...]
@@ -225,6 +227,18 @@ class Trace:
     num_nodes: int = 1
     software: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    other_steps: tuple[OtherStep, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[OtherStep, ...]:
+        """Every kind of step with its share of all steps, this one first."""
+        own = 1.0 - sum(other.share for other in self.other_steps)
+        return (OtherStep(share=own, trace=replace(self, other_steps=())), *self.other_steps)
+
+    def changed(self, change: Callable[[Trace], Trace]) -> Trace:
+        """The Trace with a change made to every kind of step."""
+        (_, *others), first = self.kinds, change(replace(self, other_steps=()))
+        return replace(first, other_steps=tuple(replace(other, trace=change(other.trace)) for other in others))
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -259,3 +273,17 @@ class Trace:
         from lightning_predict.tracing.files import load_trace
 
         return load_trace(path)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherStep:
+    """A step of one kind where a training takes steps of several kinds in turns.
+
+    Attributes:
+        share: Of all steps, above 0 and below 1.
+        trace: The step; it has no other steps of its own.
+    """
+
+    share: float
+    trace: Trace

@@ -47,6 +47,7 @@ class CaptureSession:
         model: The model, for names, parameters and memory; None takes the outermost modules that are called.
         optimizers: The optimizers, for their state; none takes those that step.
         compiled: Whether anything in the step is compiled; None finds out.
+        compiled_before: What had been compiled before whatever the step belongs to.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class CaptureSession:
         model: nn.Module | None = None,
         optimizers: Sequence[Optimizer] = (),
         compiled: bool | None = None,
+        compiled_before: environment.Compilations = environment.NO_COMPILATIONS,
     ) -> None:
         self._device = device
         self._model = model
         self._optimizers = tuple(optimizers)
         self._compiled = compiled
+        self._compiled_before = compiled_before
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
         self._module_watch: ModuleWatch | None = None
         self._optimizer_watch: OptimizerWatch | None = None
@@ -106,6 +109,13 @@ class CaptureSession:
             except Exception as error:
                 self._failure = self._failure or error
 
+    @property
+    def optimizers_seen(self) -> tuple[Optimizer, ...] | None:
+        """Optimizers that made an update while it recorded; None where that cannot be seen: in compiled code."""
+        recorder = self._recorder
+        watch = recorder.optimizers if isinstance(recorder, DispatchRecorder) else self._optimizer_watch
+        return None if watch is None else tuple(watch.optimizers)
+
     def trace(
         self,
         *,
@@ -150,7 +160,7 @@ class CaptureSession:
     def _prepare(self) -> None:
         """Choose the recorder, and watch modules and optimizers where nobody named them."""
         if self._compiled is None:
-            self._compiled = environment.has_compiled_code(self._model)
+            self._compiled = environment.has_compiled_code(self._model, since=self._compiled_before)
         is_cuda = self._device.type == "cuda"
         needs_profiler = self._compiled or environment.has_fast_evaluation(self._model)
         if not is_cuda and (self._device.type == "meta" or not needs_profiler):
@@ -159,7 +169,7 @@ class CaptureSession:
         self._recorder = ProfilerRecorder(cuda=is_cuda)
         if not self._compiled:  # hooks would make compiled code compile again
             self._module_watch = ModuleWatch(self._model, marks=True)
-            self._optimizer_watch = OptimizerWatch() if not self._optimizers else None
+            self._optimizer_watch = OptimizerWatch()
 
     def _reset_peak(self) -> None:
         if self._device.type == "cuda" and self._peak_bytes is None:
@@ -222,10 +232,13 @@ class CaptureSession:
                 parameters=environment.describe_parameters(roots) or environment.describe_leaves(leaves),
                 memory=memory,
                 compiled=trace.compiled or bool(self._compiled),
-                compile_seconds=environment.compile_seconds() if trace.compiled or self._compiled else None,
+                compile_seconds=self._compile_seconds() if trace.compiled or self._compiled else None,
                 software={**trace.software, **environment.software_versions()},
             )
         )
+
+    def _compile_seconds(self) -> float | None:
+        return environment.compilations().seconds_since(self._compiled_before)
 
     def _with_device(self, trace: Trace) -> Trace:
         """The Trace with the GPU's name and memory, or with the kind of device that most tensors were on."""

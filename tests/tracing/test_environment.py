@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from lightning_predict.tracing.environment import (
-    compile_seconds,
+    compilations,
+    Compilations,
     describe_leaves,
     describe_parameters,
     has_fast_evaluation,
@@ -159,7 +160,7 @@ def test_what_compiling_took_is_the_compilers_own_account(
     utilities: ModuleType | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utilities)
-    assert compile_seconds() == seconds
+    assert compilations().seconds_since(Compilations()) == seconds
 
 
 def test_compiled_code_is_found_on_the_model_among_live_objects_and_by_the_compilers_counters() -> None:
