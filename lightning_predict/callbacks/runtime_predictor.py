@@ -92,7 +92,6 @@ class RuntimePredictor(Callback):
 
     _recording: FitRecording | None = None
     _follow_up: FollowUp | None = None
-    trace: Trace | None = None
 
     def __init__(
         self,
@@ -148,6 +147,7 @@ class RuntimePredictor(Callback):
         )
         self.batch_sizes: tuple[BatchSizeOption, ...] = ()
         self.predictions: Predictions | None = None
+        self.trace: Trace | None = None
         self.outcome: Outcome | None = None
 
     @harmless

@@ -1,350 +1,374 @@
-# ruff: noqa: ARG002 (hooks have the arguments that Lightning gives them)
-"""`RuntimePredictor`: how long this very run would take, and cost, on other GPUs, said while it trains.
-
-The first steps are timed, one is recorded, and before the next batch begins the predictions are logged and printed.
-From then on the callback does nothing but to wait for the first checkpoint, and for the end. Example::
-
-    from lightning.pytorch import Trainer
-    from lightning_predict.callbacks import RuntimePredictor
-
-    predictor = RuntimePredictor(gpus=["H100-SXM-80GB", "L4", "T4"])
-    Trainer(max_epochs=10, callbacks=[predictor]).fit(model)
-    predictor.predictions["T4"].total_seconds
-"""
+"""The recorders with a session and a clock of the tests' own: when they record, and with what they label it."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from os import PathLike, fspath
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
 
-from lightning_predict.callbacks.aftermath import Outcome
-from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps, check_trace_file, check_weights
-from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
-from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
-from lightning_predict.callbacks.cost_budget import CostBudget
-from lightning_predict.callbacks.fit_recording import FitRecording
-from lightning_predict.callbacks.follow_up import FollowUp
-from lightning_predict.callbacks.guard import harmless
-from lightning_predict.callbacks.predicting import Question, of_processes
-from lightning_predict.callbacks.remaining import Moment
-from lightning_predict.callbacks.showing import show
-from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, reason_for_no_extras
-from lightning_predict.cost.quotes import check_price
-from lightning_predict.errors import TraceFormatError
-from lightning_predict.gpus import DEFAULT_GPUS
-from lightning_predict.gpus.layouts import layout_of, layouts_of
-from lightning_predict.kernels.choice import check_method
-from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.batch_size import BatchSizeOption
-from lightning_predict.scaling.strategy import Strategy, strategy_of
+import pytest
+
+from lightning_predict.callbacks.recorders import TIMED_VALIDATION_BATCHES, Pace, StepRecorder, ValidationRecorder
 from lightning_predict.tracing.records import Trace
 
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+
+@dataclass
+class Clock:
+    seconds: float = 0.0
+    readings: int = 0
+
+    def __call__(self) -> float:
+        self.readings += 1
+        return self.seconds
 
 
-class RuntimePredictor(Callback):
-    """Predict this run's time and cost on GPUs, once, after its first steps.
+@dataclass
+class FakeSession:
+    """A session that notes when it starts and stops."""
 
-    A step is what lies between two optimizer updates: one batch, or several under gradient accumulation. Where steps of
-    several kinds take turns (a generator that steps every fifth batch, lazy regularisation), one of each is recorded
-    within the first 64 batches, and their mean is predicted. Training is not changed: weights and random numbers are the same with and without this callback, and whatever goes wrong in it
-    becomes one warning.
+    number: int
+    events: list[str] = field(default_factory=list)
+    optimizers_seen: Sequence[object] | None = None
 
-    Args:
-        gpus: Names of the GPUs to predict; ours, torch's and clouds' spellings are understood.
-        warmup_steps: Steps to time before one is recorded; a few more where they have not settled by then, fewer where
-            the run, or the warm-up of a CostBudget, is too short.
-        capture_steps: Steps to record, one after the other; the one of middle length counts.
-        weights: File or folder of model weights; None takes those that come with the package.
-        method: How kernels are predicted: `auto`, `mlp` or `wave`.
-        usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
-        print_table: Print the table of predictions and the ranking below it.
-        deadline_hours: Time that the rest of the run may take; the ranking names the cheapest GPU within it.
-        batches_per_epoch: Batches of an epoch on one process, where the loader has no length.
-        samples_per_epoch: The same in samples, over all processes.
-        learn_from_history: Let earlier runs of the same model on the same GPU correct predictions, and remember this
-            one (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's folder for data).
-        strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None: as the Trainer does.
-        interconnect: What you know of the links between GPUs; None takes what their names promise.
-        cores_per_node: Processor cores of the machines to predict, which the loaders of their GPUs share; None: each
-            loader has cores enough.
-        meta_step: Makes a training step on the meta device from a batch size (see `callbacks/batch_sizes.py`), for the
-            largest batch size that fits on each GPU; None leaves that out.
-        save_trace: File for the recorded step, `.json` or `.json.gz`, from which `lp.Trace.load` and the command line
-            predict later and elsewhere; rank zero writes it after the capture. None writes none.
+    def start(self) -> None:
+        self.events.append("start")
 
-    Attributes:
-        predictions: What was predicted; None before the capture.
-        trace: The step that was recorded, with those of other kinds in `other_steps`; None before the capture.
-        batch_sizes: The largest batch sizes; empty before the capture, and without `meta_step`.
-        outcome: Predicted against actual; None before the end of training.
+    def stop(self) -> None:
+        self.events.append("stop")
 
-    Raises:
-        UnknownGpuError: A name that the catalogue does not hold.
-        InvalidArgumentError: No GPUs, a number of steps below 1, an unknown method, a price or a deadline that is not
-            positive, two lengths of an epoch, or a `save_trace` that is no name of a trace's file.
-        WeightsNotFoundError: `weights` does not exist.
-    """
+    def trace(
+        self,
+        *,
+        step_seconds: Sequence[float] = (),
+        loader_seconds: Sequence[float] = (),
+        samples: int | None = None,
+        batches: int = 1,
+        optimizer_steps: int | None = None,
+    ) -> Trace:
+        return Trace(
+            operations=(),
+            device="cpu",
+            recorder=f"session {self.number}",
+            step_seconds=tuple(step_seconds),
+            loader_seconds=tuple(loader_seconds),
+            samples=samples,
+            batches=batches,
+            optimizer_steps=-1 if optimizer_steps is None else optimizer_steps,
+        )
 
-    _recording: FitRecording | None = None
-    _follow_up: FollowUp | None = None
+
+class Loop:
+    """A recorder in a loop of batches, each with its seconds."""
 
     def __init__(
         self,
-        gpus: Sequence[str] = DEFAULT_GPUS,
         *,
-        warmup_steps: int = 3,
+        warmup_steps: int = 2,
         capture_steps: int = 1,
-        weights: str | None = None,
-        method: str = "auto",
-        usd_per_hour: float | dict[str, float] | None = None,
-        print_table: bool = True,
-        deadline_hours: float | None = None,
-        batches_per_epoch: int | None = None,
-        samples_per_epoch: int | None = None,
-        learn_from_history: bool = True,
-        strategy: str | Strategy | None = None,
-        interconnect: Interconnect | None = None,
-        cores_per_node: int | None = None,
-        meta_step: MetaStep | None = None,
-        save_trace: str | PathLike[str] | None = None,
+        accumulates: int = 1,
+        is_manual: bool = False,
+        optimizers: int = 0,
+        latest_windows: int | None = None,
     ) -> None:
-        check_steps("warmup_steps", warmup_steps)
-        check_steps("capture_steps", capture_steps)
-        check_method(method)
-        check_price(usd_per_hour)
-        check_amount("deadline_hours", deadline_hours)
-        if cores_per_node is not None:
-            check_steps("cores_per_node", cores_per_node)
-        check_epoch(batches_per_epoch, samples_per_epoch)
-        check_weights(weights)
-        check_trace_file("save_trace", save_trace)
-        if isinstance(usd_per_hour, dict):
-            usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
-        self.gpus = tuple(layout.name for layout in layouts_of(gpus))
-        self.warmup_steps = warmup_steps
-        self.capture_steps = capture_steps
-        self.usd_per_hour = usd_per_hour
-        self.print_table = print_table
-        self.deadline_hours = deadline_hours
-        self.meta_step = meta_step
-        self.save_trace = None if save_trace is None else fspath(save_trace)
-        self._question = Question(
-            gpus=self.gpus,
-            method=method,
-            weights=weights,
-            usd_per_hour=usd_per_hour,
-            batches_per_epoch=batches_per_epoch,
-            samples_per_epoch=samples_per_epoch,
-            learns=learn_from_history,
-            strategy=None if strategy is None else strategy_of(strategy),
-            interconnect=interconnect,
-            cores_per_node=cores_per_node,
-        )
-        self.batch_sizes: tuple[BatchSizeOption, ...] = ()
-        self.predictions: Predictions | None = None
-        self.trace: Trace | None = None
-        self.outcome: Outcome | None = None
-
-    @harmless
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin anew; stay off where there is nothing to predict."""
-        if stage != "fit":
-            return
-        self._rest()
-        self.predictions = self.outcome = self.trace = None
-        self.batch_sizes = ()
-        mode = reason_for_no_extras(trainer)
-        if mode is not None:
-            warn(f"RuntimePredictor does nothing under Trainer({mode}); leave that out to get predictions.")
-        elif self._is_second(trainer):
-            rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
-        elif trainer.is_global_zero:
-            self._follow_up = FollowUp(self._question)
-            self._recording = FitRecording(trainer, pl_module, clock=device_clock(trainer.strategy.root_device))
-
-    @harmless
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to time steps."""
-        if self._recording is None:
-            return
-        # A budget may end the run after its warm-up; the step is recorded in time to say before what would cost less.
-        budgets = [callback.warmup_steps for callback in callbacks_of(trainer) if isinstance(callback, CostBudget)]
-        self._recording.training_starts(
-            trainer,
-            pl_module,
-            warmup_steps=self.warmup_steps,
-            capture_steps=self.capture_steps,
-            must_predict_by=min(budgets, default=None),
+        self.clock = Clock()
+        self.sessions: list[FakeSession] = []
+        self.accumulates = accumulates
+        self.batches = 0
+        self.nodes = 0
+        self.compiled = 0
+        self.optimizers = [object() for _ in range(optimizers)]
+        self.recorder = StepRecorder(
+            warmup_steps=warmup_steps,
+            capture_steps=capture_steps,
+            latest_windows=latest_windows,
+            clock=self.clock,
+            new_session=self.new_session,
+            optimizers=self.optimizers,
+            autograd_nodes=lambda: self.nodes,
+            compilations=lambda: self.compiled,
+            is_manual=is_manual,
         )
 
-    @harmless
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Workers that start are not a wait for a batch."""
-        self._pause()
+    def new_session(self) -> FakeSession:
+        self.sessions.append(FakeSession(len(self.sessions)))
+        return self.sessions[-1]
 
-    @harmless
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nor is what an epoch ends with."""
-        self._pause()
+    def start(self, *, full_windows_after: int | None = None) -> None:
+        self.recorder.batch_starts(full_windows_after=full_windows_after, next_is_short=False)
 
-    @harmless
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Nor is a checkpoint."""
-        if self._recording is not None:
-            self._recording.checkpoint_is_collected()
-        if self._follow_up is not None:
-            self._follow_up.checkpoint_is_collected()
-
-    @harmless
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Time or record the step that begins."""
-        follow_up = self._follow_up
-        if follow_up is not None and follow_up.hook_begins(batch_was_fetched=True):
-            self._predict(trainer, pl_module, follow_up, "batch start")
-        if self._recording is not None:
-            self._recording.batch_starts(trainer)
-
-    @harmless
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Take note of which optimizers step together."""
-        if self._recording is not None:
-            self._recording.optimizer_steps(optimizer)
-
-    @harmless
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End the step; once every kind of step is recorded, predict."""
-        if self._recording is None or self._follow_up is None:
-            return
-        trace = self._recording.batch_ends(trainer, batch)
-        if trace is not None:
-            is_first = self.trace is None
-            self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
-            if self.meta_step is not None and is_first:
-                options = try_batch_sizes(self.meta_step, trace, self._question)
-                show_batch_sizes(options, trainer, pl_module, with_table=self.print_table)
-                self.batch_sizes = options
-
-    @harmless
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nor is validation."""
-        self._pause()
-        if self._recording is not None:
-            self._recording.validation_starts()
-
-    @harmless
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Record a batch of the sanity check, or of the first validation where there was none."""
-        if self._recording is not None:
-            self._recording.validation_batch_starts(trainer)
-
-    @harmless
-    def on_validation_batch_end(
+    def batch(
         self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """End that recording."""
-        if self._recording is not None:
-            self._recording.validation_batch_ends(batch)
+        seconds: float,
+        *,
+        full_windows_after: int | None = None,
+        steps_a_window: int = 1,
+        due: Sequence[int] = (),
+        seen: Sequence[int] | None = None,
+        nodes: int = 0,
+        compiles: bool = False,
+    ) -> Trace | None:
+        self.start(full_windows_after=full_windows_after)
+        self.clock.seconds += seconds
+        self.nodes += nodes
+        self.compiled += compiles
+        for position in due:
+            self.recorder.optimizer_steps(self.optimizers[position])
+        if self.sessions and seen is not None:
+            self.sessions[-1].optimizers_seen = [self.optimizers[position] for position in seen]
+        self.batches += 1
+        done = steps_a_window * (self.batches // self.accumulates)
+        trace = self.recorder.batch_ends(optimizer_steps_done=done, samples=8)
+        self.clock.seconds += 0.25  # the loader
+        return trace
 
-    @harmless
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Predict again where validation had to be estimated and has now been recorded."""
-        follow_up, recording = self._follow_up, self._recording
-        if follow_up is not None and recording is not None and follow_up.has_predicted and recording.validation_is_done:
-            self._predict(trainer, pl_module, follow_up, "validation end")
 
-    @harmless
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Predict from what was recorded if the run ended before all was, or say that it was too short for any."""
-        trace = None if self._recording is None else self._recording.rest()
-        if trace is not None and self._recording is not None and self._follow_up is not None:
-            self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
-        unfinished = None if self._recording is None else self._recording.unfinished_steps()
-        if unfinished is not None:
-            batches, windows = unfinished
-            warn(
-                f"RuntimePredictor recorded nothing: training ended after {batches} batches ({windows} steps), and "
-                f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
-                f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
-            )
-        if self._follow_up is not None:
-            self.outcome = self._follow_up.look_back(trainer)
-        self._rest()
+def test_it_times_then_records_one_step() -> None:
+    loop = Loop()
+    assert [loop.batch(1.0), loop.batch(1.0)] == [None, None]
+    assert loop.sessions == []
+    trace = loop.batch(5.0)
+    assert trace is not None
+    assert trace.step_seconds == (1.0, 1.0)  # what was recorded is slower, and is not among them
+    assert trace.loader_seconds == (0.25,)
+    assert (trace.samples, trace.batches, trace.optimizer_steps) == (8, 1, 1)
+    assert loop.sessions[0].events == ["start", "stop"]
 
-    @harmless
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave no profiler open behind an error; teardown is not called then."""
-        self._rest()
 
-    @harmless
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave no profiler open."""
-        self._rest()
+def test_the_recording_stands_still_between_the_batches_of_a_window() -> None:
+    loop = Loop(accumulates=2)
+    traces = [loop.batch(1.0) for _ in range(6)]
+    assert traces[:5] == [None] * 5
+    assert traces[5] is not None
+    assert traces[5].step_seconds == (2.0, 2.0)
+    assert (traces[5].batches, traces[5].samples) == (2, 16)
+    assert loop.sessions[0].events == ["start", "stop", "start", "stop"]
 
-    def give_up(self, error: Exception) -> None:
-        """Stop whatever is under way, warn once and do nothing until the next fit."""
-        with contextlib.suppress(Exception):  # What stopping would say is a consequence of the error.
-            self._rest()
-        warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
 
-    def _predict_recorded(
-        self, trainer: Trainer, pl_module: LightningModule, recording: FitRecording, follow_up: FollowUp, trace: Trace
-    ) -> None:
-        """Keep a step that was recorded, and predict from it."""
-        self.trace = trace.changed(lambda step: of_processes(step, trainer))
-        self._save()
-        self._predict(trainer, pl_module, follow_up, "batch end", trace=trace, pace=recording.pace)
+def test_of_three_recorded_steps_the_one_of_middle_length_counts() -> None:
+    loop = Loop(capture_steps=3)
+    traces = [loop.batch(seconds) for seconds in (1.0, 1.0, 9.0, 4.0, 5.0)]
+    assert traces[:4] == [None] * 4
+    assert traces[4] is not None
+    assert traces[4].recorder == "session 2"
 
-    def _save(self) -> None:
-        """Write the recorded step where that was asked for; a file that cannot be written is one warning."""
-        if self.save_trace is None or self.trace is None:
-            return
-        try:
-            Path(self.save_trace).parent.mkdir(parents=True, exist_ok=True)
-            self.trace.save(self.save_trace)
-        except (OSError, TraceFormatError) as error:
-            warn(f"RuntimePredictor could not write save_trace={self.save_trace!r}: {type(error).__name__}: {error}")
 
-    def _predict(
-        self, trainer: Trainer, pl_module: LightningModule, follow_up: FollowUp, moment: Moment, **given: Any
-    ) -> None:
-        """Predict, show, and go on recording only a validation that is still to come."""
-        recording = self._recording
-        validation = None if recording is None else recording.validation_trace()
-        self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
-        deadline_hours = self.deadline_hours
-        show(self.predictions, trainer, pl_module, with_table=self.print_table, deadline_hours=deadline_hours)
-        if recording is not None and (validation is not None or not trainer.enable_validation):
-            recording.forget_validation()
+def test_of_two_the_shorter_counts() -> None:
+    loop = Loop(capture_steps=2)
+    traces = [loop.batch(seconds) for seconds in (1.0, 1.0, 9.0, 4.0)]
+    assert traces[3] is not None
+    assert traces[3].recorder == "session 1"
 
-    def _is_second(self, trainer: Trainer) -> bool:
-        """One is in the code already and the environment asks for another; two recorders would disturb each other."""
-        return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
 
-    def _pause(self) -> None:
-        """Something begins that is no wait for a batch."""
-        if self._follow_up is not None:
-            self._follow_up.hook_begins()
-        if self._recording is not None:
-            self._recording.pause()
+def test_a_step_that_is_slow_to_settle_is_waited_for() -> None:
+    loop = Loop()
+    assert [loop.batch(seconds) for seconds in (1.0, 3.0, 1.0)] == [None] * 3
+    assert loop.batch(1.0) is not None
 
-    def _rest(self) -> None:
-        """Forget everything but the predictions, with nothing left recording."""
-        recording, self._recording, self._follow_up = self._recording, None, None
-        if recording is not None:
-            recording.stop()
+
+def test_optimizers_that_nobody_counted_are_left_to_the_session() -> None:
+    loop = Loop(accumulates=10**6)
+    traces = [loop.batch(1.0) for _ in range(16 + 3)]
+    assert traces[-1] is not None
+    assert traces[-1].optimizer_steps == -1
+
+
+def test_a_batch_that_never_ends_is_not_recorded() -> None:
+    loop = Loop()
+    loop.batch(1.0)
+    loop.batch(1.0)
+    loop.start()
+    trace = loop.batch(1.0)  # The epoch was left; this batch belongs to the next.
+    assert [session.events for session in loop.sessions] == [["start", "stop"], ["start", "stop"]]
+    assert trace is not None
+    assert trace.recorder == "session 1"
+
+
+def test_a_pause_ends_a_batch_that_never_ends() -> None:
+    loop = Loop()
+    loop.batch(1.0)
+    loop.batch(1.0)
+    loop.start()
+    loop.recorder.pause()
+    assert loop.sessions[0].events == ["start", "stop"]
+
+
+def test_a_pause_between_batches_leaves_the_recording() -> None:
+    loop = Loop(accumulates=2)
+    for _ in range(5):
+        loop.batch(1.0)
+    loop.recorder.pause()
+    assert loop.batch(1.0) is not None
+
+
+def test_stopping_ends_the_recording() -> None:
+    loop = Loop()
+    loop.batch(1.0)
+    loop.batch(1.0)
+    loop.start()
+    loop.recorder.stop()
+    loop.recorder.stop()
+    assert loop.sessions[0].events == ["start", "stop"]
+
+
+def recorded(loop: Loop) -> int:
+    """Windows that a session was made for."""
+    return len(loop.sessions)
+
+
+def test_an_update_that_a_gradient_scaler_skips_is_recorded_again() -> None:
+    loop = Loop(optimizers=1)
+    assert [loop.batch(1.0, due=[0]) for _ in range(2)] == [None, None]
+    # Due, but not made: the gradients were not finite.
+    assert loop.batch(1.0, due=[0], seen=[]) is None
+    trace = loop.batch(1.0, due=[0], seen=[0])
+    assert trace is not None
+    assert trace.recorder == "session 1"
+    assert trace.other_steps == ()
+
+
+def test_updates_that_are_never_seen_are_taken_as_they_are() -> None:
+    # A wrapper that torch's hooks do not see: after four rejected windows the fifth counts.
+    loop = Loop(optimizers=1)
+    traces = [loop.batch(1.0, due=[0], seen=[]) for _ in range(2 + 4 + 1)]
+    assert traces[:-1] == [None] * 6
+    assert traces[-1] is not None
+    assert traces[-1].recorder == "session 4"
+
+
+def test_a_window_in_which_code_was_compiled_is_recorded_again() -> None:
+    loop = Loop()
+    # The first window compiles, and autograd makes more nodes while it does.
+    loop.batch(9.0, nodes=70, compiles=True)
+    loop.batch(1.0, nodes=7)
+    assert loop.batch(3.0, nodes=40, compiles=True) is None
+    trace = loop.batch(1.0, nodes=7)
+    assert trace is not None
+    assert (trace.recorder, trace.other_steps) == ("session 1", ())
+
+
+def test_a_kind_that_comes_with_a_known_period_is_recorded_when_it_is_due() -> None:
+    # Every tenth window is another one: seen at 0 and, after the capture, at 10; due and recorded at 20; timed at 30.
+    loop = Loop()
+    traces = {number: loop.batch(1.0, nodes=9 if number % 10 == 0 else 7) for number in range(40)}
+    given = {number: trace for number, trace in traces.items() if trace is not None}
+    assert list(given) == [2, 30]
+    assert given[2].other_steps == ()
+    (other,) = given[30].other_steps
+    assert other.share == 0.1
+    assert other.trace.step_seconds == (1.0,)
+    assert recorded(loop) == 2
+
+
+def test_the_clock_is_left_alone_between_two_traces() -> None:
+    loop = Loop()
+    for number in range(10):
+        loop.batch(1.0, nodes=9 if number == 0 else 7)
+    # Start and end of three windows, and once more where the recorder of the third has started.
+    assert loop.clock.readings == 2 * 3 + 1
+    assert not loop.recorder.is_finished
+    for _ in range(64):
+        loop.batch(1.0, nodes=7)
+    assert loop.recorder.is_finished
+    assert loop.clock.readings == 2 * 3 + 1
+
+
+def test_waiting_ends_where_something_else_may_end_the_run() -> None:
+    loop = Loop(optimizers=2, latest_windows=5)
+    traces = [loop.batch(1.0, due=[0]) for _ in range(6)]
+    assert [trace is not None for trace in traces] == [False, False, False, False, True, False]
+    assert loop.recorder.is_finished
+
+
+def test_waiting_ends_with_the_run() -> None:
+    loop = Loop(optimizers=2)
+    traces = [loop.batch(1.0, due=[0], full_windows_after=7 - number) for number in range(8)]
+    assert [number for number, trace in enumerate(traces) if trace is not None] == [7]
+    assert traces[7] is not None
+    assert traces[7].notes == (
+        "Optimizer 1 (object) made no update in the first 8 batches: its time and its memory are left out.",
+    )
+
+
+def test_what_was_recorded_can_be_had_where_training_ends_early() -> None:
+    loop = Loop(optimizers=2)
+    for _ in range(4):
+        loop.batch(1.0, due=[0])
+    trace = loop.recorder.rest()
+    assert trace is not None
+    assert loop.recorder.rest() is None
+
+
+def test_the_pace_is_the_trainers_in_automatic_optimization() -> None:
+    assert Loop().recorder.pace == Pace()
+
+
+def test_the_pace_is_seen_in_manual_optimization() -> None:
+    loop = Loop(accumulates=3, is_manual=True)
+    assert loop.recorder.pace == Pace(batches_per_window=1, steps_per_window=1.0)
+    for _ in range(3):
+        loop.batch(1.0, steps_a_window=2)
+    assert loop.recorder.pace == Pace(batches_per_window=3, steps_per_window=2.0)
+
+
+class ValidationLoop:
+    def __init__(self, *, records_first: bool = True) -> None:
+        self.clock = Clock()
+        self.sessions: list[FakeSession] = []
+        self.recorder = ValidationRecorder(clock=self.clock, new_session=self.new_session, records_first=records_first)
+
+    def new_session(self) -> FakeSession:
+        self.sessions.append(FakeSession(len(self.sessions)))
+        return self.sessions[-1]
+
+    def run(self, batches: int) -> Trace | None:
+        self.recorder.run_starts()
+        for number in range(batches):
+            self.recorder.batch_starts(batches_in_run=batches)
+            self.clock.seconds += 1.0 + number
+            self.recorder.batch_ends(samples=8)
+        return self.recorder.trace()
+
+
+def test_the_second_validation_batch_is_recorded() -> None:
+    trace = ValidationLoop().run(2)
+    assert trace is not None
+    assert (trace.samples, trace.batches, trace.optimizer_steps, trace.step_seconds) == (8, 1, 0, ())
+
+
+def test_later_validation_batches_are_timed_up_to_a_few() -> None:
+    trace = ValidationLoop().run(20)
+    assert trace is not None
+    assert trace.step_seconds == tuple(1.0 + number for number in range(2, 2 + TIMED_VALIDATION_BATCHES))
+
+
+def test_the_only_validation_batch_is_recorded() -> None:
+    assert ValidationLoop().run(1) is not None
+
+
+def test_but_not_where_it_may_compile() -> None:
+    loop = ValidationLoop(records_first=False)
+    assert loop.run(1) is None
+    assert not loop.recorder.is_done
+    assert loop.run(2) is not None
+
+
+def test_a_recording_of_validation_is_made_once() -> None:
+    loop = ValidationLoop()
+    loop.run(3)
+    loop.run(3)
+    assert len(loop.sessions) == 1
+
+
+def test_stopping_forgets_the_recording_of_validation() -> None:
+    loop = ValidationLoop()
+    loop.recorder.run_starts()
+    loop.recorder.batch_starts(batches_in_run=1)
+    loop.recorder.stop()
+    assert loop.sessions[0].events == ["start", "stop"]
+    assert not loop.recorder.is_done
+
+
+@pytest.mark.parametrize("batches", [1, 2, 7])
+def test_validation_leaves_its_session_stopped(batches: int) -> None:
+    loop = ValidationLoop()
+    loop.run(batches)
+    assert [session.events for session in loop.sessions] == [["start", "stop"]]

@@ -4,10 +4,15 @@ from hypothesis import strategies as st
 
 from lightning_predict.callbacks.windows import (
     EXTRA_WARMUP_WINDOWS,
+    MOST_NODE_COUNTS,
     UNSEEN_STEPS_PATIENCE,
+    Kind,
     Window,
     WindowWatch,
+    due,
+    kinds_of,
     next_action,
+    shares_of_kinds,
     steady_seconds,
 )
 
@@ -162,3 +167,62 @@ def test_steady_seconds_are_the_end_of_the_list(seconds: list[float]) -> None:
     steady = steady_seconds(seconds)
     assert 1 <= len(steady) <= len(seconds)
     assert list(steady) == seconds[-len(steady) :]
+
+
+PLAIN, BOTH = Kind(batches=1, optimizers=frozenset({0}), nodes=7), Kind(batches=1, optimizers=frozenset({0, 1}), nodes=9)
+
+
+def kinds(text: str) -> list[Kind | None]:
+    """One letter a window: p for plain, b for both, - for unknown."""
+    return [{"p": PLAIN, "b": BOTH, "-": None}[letter] for letter in text]
+
+
+@pytest.mark.parametrize(
+    ("windows", "share"),
+    [
+        ("ppppb", 1 / 5),  # it came once: all windows count
+        ("bppppb", 1 / 5),  # from the first, left out, to the second: p p p p b
+        ("bpppp", 1 / 5),
+        ("ppbppppbpp", 1 / 5),
+        ("ppbppppbppppb", 2 / 10),
+        ("-bpppp-ppb", 1 / 7),  # p p p p p p b
+        ("bbpppp", 2 / 6),  # no other lies between the two of the rarest, so that all windows count
+        ("pbpbpbp", 1 / 2),
+    ],
+)
+def test_shares_are_counted_over_whole_periods(windows: str, share: float) -> None:
+    found = shares_of_kinds(kinds(windows), [PLAIN, BOTH])
+    assert found == {PLAIN: pytest.approx(1 - share), BOTH: pytest.approx(share)}
+
+
+def test_windows_that_were_not_recorded_count_as_what_is_most_alike() -> None:
+    odd = Kind(batches=1, optimizers=frozenset({0}), nodes=8)
+    other = Kind(batches=2, optimizers=frozenset({1}), nodes=8)
+    assert shares_of_kinds([odd, PLAIN, PLAIN, other], [PLAIN]) == {PLAIN: 1.0}
+
+
+@pytest.mark.parametrize("period", range(1, 20))
+def test_a_kind_is_due_when_the_shortest_time_between_two_has_passed(period: int) -> None:
+    windows = kinds(("b" + "p" * (period - 1)) * 2)
+    # The last came `period` windows before the next one.
+    assert due(windows, BOTH)
+    assert period == 1 or not due(windows[:-1], BOTH)
+
+
+def test_a_kind_that_came_once_is_always_due() -> None:
+    assert all(due(kinds("b" + "p" * count), BOTH) for count in range(5))
+
+
+def test_graphs_that_vary_with_the_data_are_one_kind() -> None:
+    few = [Kind(batches=1, nodes=count) for count in range(MOST_NODE_COUNTS)]
+    assert kinds_of(few) == few
+    many = [*few, Kind(batches=1, nodes=99), Kind(batches=2, nodes=99), None]
+    assert kinds_of(many) == [Kind(batches=1)] * (MOST_NODE_COUNTS + 1) + [Kind(batches=2, nodes=99), None]
+
+
+def test_a_window_is_compared_with_those_of_its_kind_only() -> None:
+    # Three windows were timed, of which one is of the kind of the last: it has nothing to settle against.
+    action = next_action(
+        [9.0], windows_timed=3, warmup_steps=3, records_wanted=1, full_windows_after=99, is_short=False
+    )
+    assert action == "record"

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lightning_predict.tracing.environment import (
-    compilations,
     Compilations,
+    compilations,
     describe_leaves,
     describe_parameters,
     has_fast_evaluation,
