@@ -15,6 +15,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
 from lightning_predict.reports.ranking import rank, ranking_lines
+from lightning_predict.tracing.records import Trace
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
@@ -291,6 +292,9 @@ def test_the_learning_rate_finder_is_not_predicted(lightning: Small, tmp_path: P
         ({"method": "guess"}, InvalidArgumentError, "'guess'"),
         ({"usd_per_hour": 0.0}, InvalidArgumentError, "usd_per_hour=0.0 is not a price"),
         ({"usd_per_hour": {"T5": 1.0}}, UnknownGpuError, "'T5' is not a GPU"),
+        ({"save_trace": "step.txt"}, InvalidArgumentError, r"save_trace='step.txt' does not end in .json or .json.gz"),
+        ({"save_trace": 3}, InvalidArgumentError, "save_trace=3 is not a path; expected a file, for example 'step."),
+        ({"save_trace": f"{__file__}/step.json"}, InvalidArgumentError, "which is a file and no folder"),
     ],
 )
 def test_what_can_be_put_right_is_refused_at_once(
@@ -372,3 +376,37 @@ def test_the_ranking_is_below_the_table(small: Small, tmp_path: Path, capsys: py
     assert lines[0].startswith("Cheapest")
     assert lines[2].startswith("Best within 10 h")
     assert printed.index("Covered by") < printed.index("\n".join(lines))
+
+
+def test_the_recorded_step_is_given_away(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    predictor = RuntimePredictor(GPUS, save_trace=tmp_path / "new" / "step.json.gz")
+    assert predictor.trace is None
+    trainer = fit(small, tmp_path, predictor)
+    (call,) = calls
+    assert predictor.trace == call.trace
+    assert Trace.load(str(tmp_path / "new" / "step.json.gz")) == call.trace
+    predictor.setup(trainer, small.model(), "fit")  # another fit begins
+    assert predictor.trace is None
+
+
+def test_no_file_is_written_unless_asked_for(lightning: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(GPUS)
+    fit(lightning, tmp_path, predictor)
+    assert predictor.trace is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lightning_predict.json"]
+
+
+def test_a_folder_is_no_file_for_the_recorded_step(tmp_path: Path) -> None:
+    (tmp_path / "step.json").mkdir()
+    with pytest.raises(InvalidArgumentError, match=r"step.json' is a folder; expected a file in it"):
+        RuntimePredictor(GPUS, save_trace=tmp_path / "step.json")
+
+
+def test_a_recorded_step_that_cannot_be_written_is_one_warning(lightning: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(GPUS, save_trace=tmp_path / "folder" / "step.json")
+    (tmp_path / "folder").write_text("a file by now")
+    with pytest.warns(LightningPredictWarning, match=r"could not write save_trace='.*step.json': ") as warned:
+        fit(lightning, tmp_path, predictor)
+    assert len([one for one in warned if issubclass(one.category, LightningPredictWarning)]) == 1
+    assert predictor.predictions is not None
+    assert predictor.trace is not None

@@ -13,6 +13,7 @@ from torch import nn
 
 from lightning_predict.tracing.environment import (
     Compilations,
+    autograd_nodes,
     compilations,
     describe_leaves,
     describe_parameters,
@@ -165,3 +166,25 @@ def test_what_compiling_took_is_the_compilers_own_account(
 
 def test_compiled_code_is_found_on_the_model_among_live_objects_and_by_the_compilers_counters() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", COMPILED], check=True)
+
+
+def test_compilations_are_counted_from_a_moment_on() -> None:
+    before = Compilations(frames=3, seconds=10.0)
+    after = Compilations(frames=5, seconds=12.5)
+    assert (after.frames_since(before), after.seconds_since(before)) == (2, 2.5)
+    assert (before.frames_since(before), before.seconds_since(before)) == (0, None)
+    # The compiler was reset in between, and has compiled two since.
+    assert Compilations(frames=2, seconds=1.0).frames_since(before) == 2
+    assert Compilations(frames=2, seconds=1.0).seconds_since(before) == 1.0
+
+
+def test_the_same_work_makes_as_many_autograd_nodes() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    counts = []
+    for powers in (1, 1, 2):
+        before = autograd_nodes()
+        for _ in range(powers):
+            weight.square().sum().backward()
+        counts.append(autograd_nodes() - before)
+    # A square and a sum.
+    assert counts == [2, 2, 4]
