@@ -205,15 +205,18 @@ def kinds_of(windows: Iterable[Kind | None]) -> list[Kind | None]:
 
 
 def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
-    """Say whether the next window may be of a kind, given the shortest time that has passed between two of it.
+    """Say whether the next window may be of a kind, as long as the kinds take turns with a period.
+
+    The period is the shortest time between two windows of the kind. Where it came once, as number i of all windows
+    counted from 0, the period is at least i + 1: it would have come before otherwise.
 
     Args:
         windows: The kinds of all windows so far.
         kind: One of them.
     """
     at = [number for number, window in enumerate(windows) if window == kind]
-    shortest = min((after - before for before, after in zip(at, at[1:], strict=False)), default=1)
-    return len(windows) - at[-1] >= shortest
+    period = min((after - before for before, after in zip(at, at[1:], strict=False)), default=at[0] + 1)
+    return len(windows) - at[-1] >= period
 
 
 def shares_of_kinds(windows: Sequence[Kind | None], recorded: Collection[Kind]) -> dict[Kind, float]:

@@ -164,7 +164,7 @@ def compilations() -> Compilations:
     """What `torch.compile` has done in this process until now, by its own account."""
     utilities = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utilities, "counters", {})
-    spent = getattr(utilities, "calculate_time_spent", dict)()
+    spent: dict[str, float] = getattr(utilities, "calculate_time_spent", dict)()
     return Compilations(int(counters.get("frames", {}).get("total", 0)), float(spent.get("total_wall_time", 0.0)))
 
 

@@ -323,3 +323,14 @@ def test_training_is_bit_identical_and_nothing_is_timed_once_all_is_known(
     assert predictor.trace is not None
     # Two readings a batch of those that are watched, and one more where a recorder starts.
     assert len(readings) <= 3 * (3 + WATCHED_BATCHES)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor")
+def test_windows_of_the_profiler_take_turns_as_well(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
+    model = turns(lightning, lambda batch: batch % 5 == 2)
+    model.generator = torch.compile(model.generator, backend="eager")
+    fit(lightning, tmp_path, model)
+    torch._dynamo.reset()
+    (call,) = calls
+    assert [kind.trace.recorder for kind in call.trace.kinds] == ["profiler", "profiler"]
+    assert updates(call.trace) == {1: 0.8, 2: 0.2}

@@ -379,8 +379,8 @@ def test_the_ranking_is_below_the_table(small: Small, tmp_path: Path, capsys: py
 
 
 def test_the_recorded_step_is_given_away(small: Small, tmp_path: Path, calls: list[Call]) -> None:
+    assert RuntimePredictor(GPUS).trace is None
     predictor = RuntimePredictor(GPUS, save_trace=tmp_path / "new" / "step.json.gz")
-    assert predictor.trace is None
     trainer = fit(small, tmp_path, predictor)
     (call,) = calls
     assert predictor.trace == call.trace

@@ -22,6 +22,7 @@ from lightning_predict.tracing.records import (
     Kernel,
     Memory,
     Operation,
+    OtherStep,
     Parameter,
     TensorInfo,
     Trace,
@@ -114,7 +115,14 @@ traces = st.builds(
 )
 
 
-@given(trace=traces, ending=st.sampled_from([".json", ".json.gz"]))
+mixed_traces = st.builds(
+    lambda first, others: replace(first, other_steps=tuple(OtherStep(share=0.3, trace=other) for other in others)),
+    traces,
+    st.lists(traces, max_size=2),
+)
+
+
+@given(trace=mixed_traces, ending=st.sampled_from([".json", ".json.gz"]))
 def test_what_is_saved_is_what_is_loaded(trace: Trace, ending: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("trace") / f"run{ending}"
     save_trace(trace, path)
@@ -312,3 +320,11 @@ def test_a_link_stays_a_link_and_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     assert os.read(reader, 10) == b'{"format":'
     os.close(reader)
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("shares", [(0.0,), (0.6, 0.4), (1.0,)])
+def test_shares_that_leave_nothing_to_the_commonest_step_are_refused(shares: tuple[float, ...], tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    save_trace(replace(SMALL, other_steps=tuple(OtherStep(share=share, trace=SMALL) for share in shares)), path)
+    with pytest.raises(TraceFormatError, match=r"other_steps.*shares above 0 that leave a part of 1"):
+        load_trace(path)
