@@ -332,7 +332,7 @@ class StepRecorder:
         if self._missing(kinds) or self._optimizers_unseen():
             return False
         recorded = self._kinds_recorded(kinds)
-        timed = {kinds[number] for number, _ in self._timed if number > 0}
+        timed = {kinds[number] for number, _ in self._timed if kinds[number] in kinds[:number]}
         return len(recorded) == 1 or all(kinds.count(kind) > 1 and kind in timed for kind in recorded)
 
     def _kinds_recorded(self, kinds: Sequence[Kind | None]) -> list[Kind]:
@@ -401,8 +401,8 @@ class StepRecorder:
         recorded = self._typical(kinds, kind)
         window = recorded.window
         timed = [(number, one.seconds) for number, one in self._timed if one.batches == window.batches]
-        # The first of all windows is cold, which shows only beside others of its kind.
-        alike = [seconds for number, seconds in timed if number > 0 and kinds[number] == kind]
+        # The first of a kind is cold (an optimizer makes its state in it), which shows only beside others of its kind.
+        alike = [seconds for number, seconds in timed if kinds[number] == kind and kind in kinds[:number]]
         if len({*kinds} - {None}) == 1 or (not alike and len(self._kinds_recorded(kinds)) == 1):
             alike = [seconds for _, seconds in timed]
         waits = [seconds for _, one in self._timed for seconds in one.loader_seconds]
