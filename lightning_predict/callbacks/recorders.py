@@ -116,7 +116,8 @@ class StepRecorder:
         warmup_steps: Windows to time before the first is recorded.
         extra_warmup_steps: Windows by which the warm-up is prolonged at most where steps have not settled.
         capture_steps: Windows to record, one after the other.
-        latest_windows: Windows after which something else may end the run; None where nothing does.
+        latest_windows: Windows after which something else may end the run, so that the first trace is due with what is
+            recorded by then; None where nothing does.
         clock: Seconds, once the device has done its work.
         new_session: Makes the session that records one window.
         optimizers: Optimizers of the training; those that can make an update are waited for.
@@ -313,19 +314,20 @@ class StepRecorder:
         if not self._recorded or (len(self._recorded) < self._capture_steps and not self._is_last):
             return None
         kinds = kinds_of(self._windows)
-        is_over = self._is_last or self._is_too_late
-        if not (is_over or self._is_complete(kinds)):
+        self.is_finished = self._is_last or self._has_waited_long_enough
+        must_give = self.is_finished or (self._may_end_now and not self.has_given)
+        if not (must_give or self._is_complete(kinds)):
             return None
-        self.is_finished = is_over
         return self._give(kinds) if len(self._recorded) > self._records_given else None
 
     @property
-    def _is_too_late(self) -> bool:
-        """Nothing is waited for any more."""
-        windows, batches = self._latest_windows, self._watch_until
-        return (windows is not None and self.watch.windows_seen >= windows) or (
-            batches is not None and self.watch.batches_seen >= batches
-        )
+    def _has_waited_long_enough(self) -> bool:
+        return self._watch_until is not None and self.watch.batches_seen >= self._watch_until
+
+    @property
+    def _may_end_now(self) -> bool:
+        """Something else may end the run from now on, so that a trace is due with what there is."""
+        return self._latest_windows is not None and self.watch.windows_seen >= self._latest_windows
 
     def _is_complete(self, kinds: Sequence[Kind | None]) -> bool:
         """Every optimizer and every kind is recorded; of several kinds, each came twice and was timed when warm."""
@@ -424,8 +426,8 @@ class StepRecorder:
     def _notes(self) -> tuple[str, ...]:
         """Sentences on the optimizers whose updates are missing."""
         return tuple(
-            f"Optimizer {position} ({type(self._optimizers[position]).__name__}) made no update in the first "
-            f"{self.watch.batches_seen} batches: its time and its memory are left out."
+            f"Optimizer {position} ({type(self._optimizers[position]).__name__}) made no update in any step that was "
+            f"recorded, in the first {self.watch.batches_seen} batches: its time and its memory are left out."
             for position in self._optimizers_unseen()
         )
 

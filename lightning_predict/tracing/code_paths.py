@@ -47,7 +47,7 @@ def _of_compilation(trace: Trace) -> Iterator[str]:
     if not trace.compiled:
         return
     if trace.compile_seconds:
-        yield f"torch.compile took {trace.compile_seconds:.0f} s in this process, once; predicted times leave it out."
+        yield f"torch.compile took {trace.compile_seconds:.0f} s, once; predicted times leave it out."
     if not trace.has_measured_kernels:
         yield (
             "The compiled step was recorded without its kernels: products and convolutions are predicted by their "

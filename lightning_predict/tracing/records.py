@@ -198,7 +198,8 @@ class Trace:
         memory: What lives through the step.
         flags: Global switches.
         compiled: Any part ran through `torch.compile`.
-        compile_seconds: What compiling has taken in this process until the step was recorded; None where unknown.
+        compile_seconds: What compiling has taken until the step was recorded, in this fit (without a Trainer, in this
+            process); None where unknown.
         world_size: Processes that trained together, each with a GPU and samples of its own; this one was recorded.
         num_nodes: Machines that they ran on.
         software: Versions, for example `{"torch": "2.13.0"}`.

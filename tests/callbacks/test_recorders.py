@@ -271,11 +271,14 @@ def test_the_clock_is_left_alone_between_two_traces() -> None:
     assert loop.clock.readings == 2 * 3 + 1
 
 
-def test_waiting_ends_where_something_else_may_end_the_run() -> None:
+def test_a_first_trace_is_given_before_something_else_may_end_the_run() -> None:
     loop = Loop(optimizers=2, latest_windows=5)
-    traces = [loop.batch(1.0, due=[0]) for _ in range(6)]
-    assert [trace is not None for trace in traces] == [False, False, False, False, True, False]
-    assert loop.recorder.is_finished
+    traces = [loop.batch(1.0, due=[0, 1] if number % 8 == 7 else [0]) for number in range(24)]
+    given = {number: trace for number, trace in enumerate(traces) if trace is not None}
+    # After five windows without the second optimizer; once it was seen at 7, recorded at 15 and timed at 23, with it.
+    assert list(given) == [4, 23]
+    assert [len(trace.notes) for trace in given.values()] == [1, 0]
+    assert [other.share for other in given[23].other_steps] == [1 / 8]
 
 
 def test_waiting_ends_with_the_run() -> None:
@@ -284,7 +287,8 @@ def test_waiting_ends_with_the_run() -> None:
     assert [number for number, trace in enumerate(traces) if trace is not None] == [7]
     assert traces[7] is not None
     assert traces[7].notes == (
-        "Optimizer 1 (object) made no update in the first 8 batches: its time and its memory are left out.",
+        "Optimizer 1 (object) made no update in any step that was recorded, in the first 8 batches: its time and its "
+        "memory are left out.",
     )
 
 

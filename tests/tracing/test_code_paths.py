@@ -69,7 +69,7 @@ def test_what_was_measured_holds_it_all() -> None:
     measured = trace(replace(convolution("float16"), kernels=(kernel,)))
     assert code_path_notes(measured) == ()
     assert code_path_notes(replace(measured, compiled=True, compile_seconds=54.6)) == (
-        "torch.compile took 55 s in this process, once; predicted times leave it out.",
+        "torch.compile took 55 s, once; predicted times leave it out.",
     )
 
 
