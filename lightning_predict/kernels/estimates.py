@@ -263,9 +263,7 @@ def _expanded_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Ke
         method: summed_by_owner(middle[:, leaf_of] * times * (methods == method), owner, len(problems)) / seconds
         for method in get_args(TimedBy)
     }
-    return ProblemTimes(
-        seconds, added(low) / spread, added(high) * spread, shares, added(middle * by_base) / seconds
-    )
+    return ProblemTimes(seconds, added(low) / spread, added(high) * spread, shares, added(middle * by_base) / seconds)
 
 
 def _method(leaf: _Leaf, expansion: _Expansion) -> TimedBy:

@@ -59,19 +59,19 @@ POINTWISE: Final = frozenset(
 )
 
 MOVING: Final = frozenset(
-    "_copy_from _local_scalar_dense _pin_memory _to_copy block_diag broadcast_tensors bucketize cat clone col2im constant_pad_nd contiguous copy "
-    "cumprod cumsum diag diag_embed fill flip im2col index_add index_copy index_fill index_put _index_put_impl_ "
-    "index_put_impl _unsafe_index _unsafe_index_put lift lift_fresh_copy masked_scatter masked_select meshgrid new_copy "
-    "nonzero one_hot pad pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d "
-    "reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward repeat repeat_interleave "
-    "replication_pad1d replication_pad2d replication_pad3d replication_pad1d_backward replication_pad2d_backward "
-    "replication_pad3d_backward roll rot90 scatter scatter_add scatter_reduce select_backward select_scatter "
-    "slice_backward slice_scatter diagonal_backward unfold_backward split_copy stack tile to trace tril "
-    "tril_indices triu triu_indices upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d "
-    "upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d "
+    "_copy_from _index_put_impl_ _local_scalar_dense _pin_memory _to_copy _unsafe_index _unsafe_index_put "
+    "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward block_diag broadcast_tensors "
+    "bucketize cat channel_shuffle clone col2im constant_pad_nd contiguous copy cumprod cumsum diag diag_embed "
+    "diagonal_backward fill flip im2col index_add index_copy index_fill index_put index_put_impl lift lift_fresh_copy "
+    "masked_scatter masked_select meshgrid new_copy nonzero one_hot pad pixel_shuffle pixel_unshuffle "
+    "reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d "
+    "reflection_pad3d_backward repeat repeat_interleave replication_pad1d replication_pad1d_backward "
+    "replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward roll rot90 scatter "
+    "scatter_add scatter_reduce select_backward select_scatter slice_backward slice_scatter split_copy stack tile to "
+    "trace tril tril_indices triu triu_indices unfold_backward upsample_bicubic2d upsample_bicubic2d_backward "
+    "upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d "
     "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward "
-    "upsample_trilinear3d upsample_trilinear3d_backward view_copy "
-    "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa channel_shuffle".split()
+    "upsample_trilinear3d upsample_trilinear3d_backward view_copy".split()
 )
 
 REDUCING: Final = frozenset(

@@ -1,8 +1,8 @@
 r"""Which GPU to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
 
 A GPU on which the run does not fit is never recommended. Times and costs that are equal to 1 % are equal: of GPUs that
-are as fast the cheapest is named, of those that cost as much the fastest, then the first asked. Where the length of the run is not known, time and cost are
-those of one iteration. Example::
+are as fast the cheapest is named, of those that cost as much the fastest, then the first asked. Where the length of the
+run is not known, time and cost are those of one iteration. Example::
 
     ranking = rank(result, deadline_hours=2.0)
     ranking.cheapest.gpu if ranking.cheapest else None
@@ -23,7 +23,6 @@ from lightning_predict.reports.format import duration, gibibytes, markdown_text,
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import PLAIN_WIDTH
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
-
 
 EQUAL: Final = 0.01
 """Relative difference up to which two times, or two costs, are equal: far less than any prediction is sure of."""

@@ -78,8 +78,7 @@ def iterations(
     phases = np.array(timed.phases, dtype=np.str_)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
-    unmeasured = 1.0 - sum(timed.shares.get(method, np.zeros(1)) for method in ("measured", "wave"))
-    unknown = unknown_operation_notes(trace, timed.items, timed.seconds, np.broadcast_to(unmeasured, timed.seconds.shape))
+    unknown = unknown_operation_notes(trace, timed.items, timed.seconds, _unmeasured(timed))
     return tuple(
         _iteration(
             timed,
@@ -267,6 +266,11 @@ def _iteration(
         notes=notes,
         base_share=_share_of(timed.base_share, timed.seconds, row),
     )
+
+
+def _unmeasured(timed: TimedWork) -> Array:
+    """Share of each item's time that no measured kernel gave, shape (gpus, items)."""
+    return np.ones_like(timed.seconds) - sum(timed.shares.get(method, 0.0) for method in ("measured", "wave"))
 
 
 def _share_of(part: Array | None, seconds: Array, row: int) -> float:
