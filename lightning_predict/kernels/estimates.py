@@ -56,8 +56,9 @@ lie within it."""
 STAND_IN_SPREAD: Final = 2.0
 """Extra factor where float32 stands in for a dtype that the GPU computes no faster. An assumption. Products in float16
 on the P100 take 0.72 to 1.04 times as long as in float32, convolutions 0.55 to 1.6 times (nine in ten of DeepBench's
-rows, which so are no test of it). For emulated bfloat16 one rate of large products is known, 0.28 (M40) to 0.66 (V100) of float32's peak, which
-three reports of one card (T4: 2.0 to 2.5 TFLOP/s) put 20 % apart; of other shapes and operations nothing is."""
+rows, which so are no test of it). For emulated bfloat16 one rate of large products is known, 0.28 (M40) to 0.66 (V100)
+of float32's peak, which three reports of one card (T4: 2.0 to 2.5 TFLOP/s) put 20 % apart; of other shapes and
+operations nothing is."""
 
 LEAST_SPREAD: Final = 1.02
 """Least factor between the middle and either end. An assumption: timings of one kernel differ by as much, and nothing
