@@ -250,3 +250,37 @@ def test_float8_takes_half_of_bfloat16_where_there_are_units_and_is_refused_else
     assert eight == pytest.approx(sixteen * 989.4 / 1978.9)  # TFLOP/s
     with pytest.raises(InvalidArgumentError, match="A100-SXM-80GB has no units for float8"):
         lp.operator_seconds("linear", "A100-SXM-80GB", dtype="float8", m=64, n=64, k=64)
+
+
+def coverage_of(operation: Operation, gpu: str = "T4") -> dict[str, float]:
+    """Shares of at least a percent: the few launches beside an operation do not matter."""
+    found = lp.predict(replace(TRACE, operations=(operation,)), gpus=[gpu])[gpu].coverage
+    return {method: round(share, 2) for method, share in found.items() if share >= 0.01}
+
+
+def test_coverage_says_mlp_only_for_what_a_network_was_trained_on() -> None:
+    data, half = TensorInfo((64, 128, 1024), "float32"), TensorInfo((32, 64, 56, 56), "float16")
+    hidden, filters = TensorInfo((1, 128, 1024), "float32"), TensorInfo((64, 64, 3, 3), "float16")
+    assert coverage_of(PRODUCT) == {"mlp": 1.0}
+    lstm = Operation(
+        name="aten::lstm", phase="forward", inputs=(data, hidden), outputs=(data,), arguments={"num_layers": 1}
+    )
+    assert coverage_of(lstm) == {"proxy": 1.0}  # products, gates as transfers
+    convolution = Operation(
+        name="aten::convolution",
+        phase="forward",
+        inputs=(half, filters),
+        outputs=(half,),
+        arguments={"padding": [1, 1]},
+    )
+    assert coverage_of(convolution) == {"proxy": 1.0}  # a product
+    assert coverage_of(replace(PRODUCT, inputs=(TensorInfo((8192, 8192), "bfloat16"),) * 2)) == {
+        "proxy": 1.0
+    }  # emulated
+    assert coverage_of(Operation(name="my::op", phase="forward", inputs=(DATA,), outputs=(DATA,))) == {"bytes": 1.0}
+
+
+def test_gpus_that_networks_never_saw_say_so() -> None:
+    result = lp.predict(replace(TRACE, operations=(PRODUCT,)), gpus=["T4", "RTX-4090"])
+    assert (result["T4"].base_share, result["RTX-4090"].base_share) == (0.0, 1.0)
+    assert result.as_dict()["predictions"][1]["base_share"] == 1.0

@@ -72,6 +72,7 @@ def prediction_of(
         memory_fit=quote.memory_fit,
         memory_free_bytes=quote.memory_free_bytes,
         coverage=dict(step.coverage),
+        base_share=step.base_share,
         verdict=step.verdict,
         notes=step.notes,
     )

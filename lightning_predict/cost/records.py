@@ -124,7 +124,8 @@ class Prediction:
         fits: It fits in the GPU's memory, perhaps narrowly.
         memory_fit: `fits` with a margin, `tight` without, or `exceeds`.
         memory_free_bytes: What the step leaves free of what a process can use; below 0 where it does not fit.
-        coverage: Share of the device time by method; sums to 1.
+        coverage: Share of the device time by method; sums to 1. See `timeline.records.Iteration`.
+        base_share: Share of the device time by networks that saw no measurement of this GPU.
         verdict: What bounds the step, what a faster GPU gains, and the critical path by module.
         notes: What was not covered, in words.
     """
@@ -162,6 +163,7 @@ class Prediction:
     memory_fit: MemoryFit | None = None
     memory_free_bytes: float | None = None
     coverage: Mapping[str, float] = field(default_factory=dict)
+    base_share: float = 0.0
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
 

@@ -53,7 +53,8 @@ class Gpu:
             `lanes_peak` is what work other than matrix products reaches.
             Absent: not supported.
         emulated_dtypes: Those of `peak_flops_per_second` that run through another dtype's units, at the rate that
-            libraries were measured to reach: bfloat16 before Ampere, float16 matrix work before Volta.
+            libraries were measured to reach: bfloat16 before Ampere, and float16 matrix work before Volta but for the
+            P100, whose lanes do twice float32's work in it.
         dram_bytes_per_second: Bandwidth of the device memory.
         l2_bytes: Size of the last-level cache.
         l2_bytes_per_second: Bandwidth of the last-level cache.

@@ -27,10 +27,11 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import BoolArray, summed_by_owner
 from lightning_predict.kernels.blending import Blend
-from lightning_predict.kernels.estimates import KernelModels, problem_times
+from lightning_predict.kernels.estimates import KernelModels, TimedBy, problem_times
 from lightning_predict.kernels.odd_sizes import is_odd_size
 from lightning_predict.kernels.operations import Array, Problem, batch_of
 from lightning_predict.kernels.translation import WorkItem, work_items
+from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD, unknown_operations
 from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
 from lightning_predict.tracing.records import Kernel, Phase, Trace
 
@@ -57,7 +58,9 @@ class TimedWork:
         seconds: Middle of the prediction.
         low_seconds: Lower end of the 90 % interval.
         high_seconds: Upper end of the 90 % interval.
-        shares: Share of each item's time by method: `mlp`, `wave`, `roofline`, `measured`; they add up to 1.
+        shares: Share of each item's time by method: those of `estimates.TimedBy`, `wave` and `measured`; they add up
+            to 1 where an item takes time.
+        base_share: Share of each item's time by networks that saw no measurement of the GPU; None where not said.
     """
 
     items: tuple[WorkItem, ...]
@@ -67,6 +70,7 @@ class TimedWork:
     low_seconds: Array
     high_seconds: Array
     shares: Mapping[str, Array]
+    base_share: Array | None = None
 
 
 def check_method(method: str) -> Method:
@@ -120,19 +124,23 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
     def added(values: Array) -> Array:
         return summed_by_owner(values, owner, len(items))
 
-    seconds, low, high, by_model = (np.zeros(shape) for _ in range(4))
+    seconds, low, high, base_share = (np.zeros(shape) for _ in range(4))
+    shares: dict[str, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
     if times is not None:
         seconds, low, high = added(times.seconds), added(times.low_seconds), added(times.high_seconds)
-        by_model = added(times.seconds * times.model_share)
-    share = np.divide(by_model, seconds, out=np.zeros(shape), where=seconds > 0)
+        whole = np.where(seconds > 0, seconds, 1.0)
+        base_share = added(times.seconds * times.base_share) / whole
+        shares = {method: added(times.seconds * share) / whole for method, share in times.shares.items()}
+    unknown = np.array([bool(unknown_operations(trace, item)) for item in items], dtype=np.bool_)
     return TimedWork(
         items=items,
         families=tuple(_family(trace, item) for item in items),
         phases=tuple(trace.operations[item.operations[0]].phase for item in items),
         seconds=seconds,
         low_seconds=low,
-        high_seconds=high,
-        shares={"mlp": share, "roofline": 1 - share},
+        high_seconds=np.where(unknown, UNKNOWN_SPREAD * high, high),
+        shares=shares,
+        base_share=base_share,
     )
 
 
@@ -151,6 +159,7 @@ def _without_last(timed: TimedWork) -> TimedWork:
         timed.low_seconds[:-1],
         timed.high_seconds[:-1],
         {method: share[:-1] for method, share in timed.shares.items()},
+        None if timed.base_share is None else timed.base_share[:-1],
     )
 
 
@@ -163,7 +172,7 @@ def _from_measurements(
     predicted, at_origin = direct.seconds[:-1], direct.seconds[-1]
     usable = (measured > 0) & (at_origin > 0)
     correction = np.divide(measured, at_origin, out=np.ones_like(measured), where=usable)
-    has_model = (direct.shares["mlp"] > 0.5).all(axis=0)
+    has_model = (direct.shares["roofline"] < 0.5).all(axis=0)
     by_ratio = np.tile(usable & (has_model if method == "auto" else method == "mlp"), (len(gpus), 1))
     weight, low, high = _ratio_alone(direct, by_ratio)
     if models is not None and method == "auto":
@@ -174,19 +183,16 @@ def _from_measurements(
     seconds = np.where(by_ratio, predicted * correction**weight, _wave_scaled(direct.items, kernels, gpus, origin))
     low, high = seconds * low, seconds * high
     zeros = np.zeros_like(seconds)
-    model_part = direct.shares["mlp"][:-1]
-    shares = {
-        "mlp": np.where(by_ratio, model_part, zeros),
-        "roofline": np.where(by_ratio, 1 - model_part, zeros),
-        "wave": np.where(by_ratio, zeros, 1.0),
-        "measured": zeros.copy(),
-    }
+    base_share = zeros if direct.base_share is None else np.where(by_ratio, direct.base_share[:-1], zeros)
+    shares = {name: np.where(by_ratio, share[:-1], zeros) for name, share in direct.shares.items()}
+    shares |= {"wave": np.where(by_ratio, zeros, 1.0), "measured": zeros.copy()}
     for row, target in enumerate(gpus):
         if target == origin:
             seconds[row], low[row], high[row] = measured, measured / MEASURED_SPREAD, measured * MEASURED_SPREAD
             for name, share in shares.items():
                 share[row] = 1.0 if name == "measured" else 0.0
-    return TimedWork(direct.items, direct.families, direct.phases, seconds, low, high, shares)
+            base_share[row] = 0.0
+    return TimedWork(direct.items, direct.families, direct.phases, seconds, low, high, shares, base_share)
 
 
 def _ratio_alone(direct: TimedWork, by_ratio: BoolArray) -> tuple[Array, Array, Array]:

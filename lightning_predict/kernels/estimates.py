@@ -1,33 +1,39 @@
-"""Seconds of problems on GPUs, from the best source that there is for each.
+"""Seconds of problems on GPUs, from the best source that there is for each, and which source that was.
 
 In this order: a model trained on the operation and dtype; the same model for a sibling dtype, scaled by the ratio of
 the rooflines; a reduction to operations that have a model (`reductions.py`); the roofline at a typical utilisation.
-Nothing goes below the least-work bound. Example::
+Where a GPU computes a dtype no faster than float32, float32 stands in. Nothing goes below the least-work bound, and no
+interval is narrower than `LEAST_SPREAD`. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem
     >>> times = problem_times([problem("add", "float32", rows=4096, cols=4096)], [gpu("T4")], models=None)
-    >>> times.seconds.shape, float(times.model_share[0, 0])
-    ((1, 1), 0.0)
+    >>> times.seconds.shape, float(times.shares["roofline"][0, 0])
+    ((1, 1), 1.0)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, final
+from typing import Final, Literal, Protocol, final, get_args
 
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.arrays import summed_by_owner
+from lightning_predict.kernels.arrays import BoolArray, summed_by_owner
 from lightning_predict.kernels.blending import Blend
 from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind
 from lightning_predict.kernels.reductions import reduced
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
+
+TimedBy = Literal["mlp", "proxy", "bytes", "roofline"]
+"""How a time without a measurement comes about: `mlp` by a model trained on measurements of this operation in this
+dtype, on this or another GPU; `proxy` by a model of a related operation or dtype; `bytes` as a copy of as many bytes;
+`roofline` from peak arithmetic and bandwidth alone."""
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
 """Share of the roofline that kernels without a model reach: large matrix work about half of the peak, streaming
@@ -46,6 +52,22 @@ hold nine in ten of the recurrent layers, norms and backward passes that others 
 WIDER_DETOURS: Final[Mapping[str, float]] = {"conv2d": 2.1}
 """The same where the detour is known to be rougher: nine in ten of DeepBench's float16 convolutions on the V100 and T4
 lie within it."""
+
+STAND_IN_SPREAD: Final = 2.0
+"""Extra factor where float32 stands in for a dtype that the GPU computes no faster. An assumption. Products in float16
+on the P100 take 0.72 to 1.04 times as long as in float32, convolutions 0.55 to 1.6 times (nine in ten of DeepBench's
+rows, which so are no test of it). For emulated bfloat16 one rate of large products is known, 0.28 (M40) to 0.66 (V100)
+of float32's peak, which three reports of one card (T4: 2.0 to 2.5 TFLOP/s) put 20 % apart; of other shapes and
+operations nothing is."""
+
+LEAST_SPREAD: Final = 1.02
+"""Least factor between the middle and either end. An assumption: timings of one kernel differ by as much, and nothing
+was seen to reach its bound."""
+
+FIRST_TENSOR_CORES: Final = (7, 0)
+"""Compute capability from which matrix units add 16-bit products in float32. Before, PyTorch has cuBLAS compute them in
+float32, at its rate: large float16 products reach 8.4 TFLOP/s on the P100, float32 ones 8.6, though its lanes do twice
+as many in float16 (10.0 and 10.1 on the P40, 4.8 and 5.0 on the P4; source `matmul_survey` of the catalogue)."""
 
 SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensor": {
@@ -66,7 +88,10 @@ class KernelModels(Protocol):
     """What trained models offer; `utilisation.UtilisationModels` is one."""
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """True where the operation was trained in this dtype."""
+        """True where a model serves the operation in this dtype, trained on it or not."""
+
+    def timed_by(self, operation: str, dtype: str) -> TimedBy:
+        """How a model that serves the operation in this dtype knows it."""
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Seconds and their 90 % interval, each of shape (gpus, problems)."""
@@ -84,13 +109,15 @@ class ProblemTimes:
         seconds: Middle of the prediction.
         low_seconds: Lower end of the 90 % interval.
         high_seconds: Upper end of the 90 % interval.
-        model_share: Share of the time that comes from a trained model; the rest comes from the roofline.
+        shares: Share of the time by `TimedBy`; they add up to 1.
+        base_share: Share of the time by networks that saw no measurement of the GPU.
     """
 
     seconds: Array
     low_seconds: Array
     high_seconds: Array
-    model_share: Array
+    shares: Mapping[TimedBy, Array]
+    base_share: Array
 
 
 @final
@@ -100,7 +127,24 @@ class _Leaf:
 
     problem: Problem
     sibling: str | None
+    timed_by: TimedBy
     by_model: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Expansion:
+    """Leaves of a problem with how often each counts.
+
+    Attributes:
+        parts: The leaves.
+        spread: Factor by which the detour widens the interval.
+        is_reduced: The leaves are other operations than the problem.
+    """
+
+    parts: tuple[tuple[_Leaf, float], ...]
+    spread: float
+    is_reduced: bool = False
 
 
 def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
@@ -117,6 +161,18 @@ def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
     return "float32" if dtype == "tf32" and "tf32" not in gpu.peak_flops_per_second else dtype
 
 
+def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
+    """True where matrix work in a narrower dtype gains nothing on this GPU, so that its libraries use float32's units.
+
+    TF32 is left to `compute_dtype_on`: without units for it, it is float32 and not a stand-in for it.
+    """
+    if dtype not in ("float8", "float16", "bfloat16"):
+        return False
+    peak = gpu.peak(dtype)
+    is_no_faster = peak is None or peak <= gpu.peak_flops_per_second["float32"]
+    return is_no_faster or dtype in gpu.emulated_dtypes or gpu.compute_capability < FIRST_TENSOR_CORES
+
+
 def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
     """Times of problems on GPUs, each (gpus, problems); distinct problems are computed once.
 
@@ -128,82 +184,126 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
     position: dict[Problem, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)
     distinct = list(position)
+    dtypes = {item.dtype for item in distinct if operation_kind(item.operation).units == "tensor"}
+    groups: dict[frozenset[str], list[int]] = {}
+    for row, gpu in enumerate(gpus):
+        groups.setdefault(frozenset(dtype for dtype in dtypes if _computes_in_float32(dtype, gpu)), []).append(row)
     shape = (len(gpus), len(distinct))
-    tables = [np.zeros(shape) for _ in range(4)]
-    asks_tf32 = any(item.dtype == "tf32" for item in distinct)
-    with_tf32 = [asks_tf32 and compute_dtype_on("tf32", gpu) == "tf32" for gpu in gpus]
-    for has_tf32 in sorted(set(with_tf32)):
-        rows = np.flatnonzero(np.array(with_tf32) == has_tf32)
-        members = [gpus[int(row)] for row in rows]
-        wanted = [
-            replace(item, dtype="float32") if item.dtype == "tf32" and not has_tf32 else item for item in distinct
-        ]
-        times = _times_of_equals(wanted, members, models)
-        for table, part in zip(tables, times, strict=True):
-            table[rows] = part
-    return ProblemTimes(*(table[:, columns] for table in tables))
+    seconds, low, high, base_share = (np.zeros(shape) for _ in range(4))
+    shares: dict[TimedBy, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
+    for as_float32, rows in groups.items():
+        part = _times_of_equals(distinct, [gpus[row] for row in rows], models, as_float32)
+        seconds[rows], low[rows], high[rows] = part.seconds, part.low_seconds, part.high_seconds
+        base_share[rows] = part.base_share
+        for method, share in part.shares.items():
+            shares[method][rows] = share
+    return ProblemTimes(
+        seconds[:, columns],
+        low[:, columns],
+        high[:, columns],
+        {method: share[:, columns] for method, share in shares.items()},
+        base_share[:, columns],
+    )
+
+
+def _computes_in_float32(dtype: str, gpu: Gpu) -> bool:
+    has_own_units = dtype == "tf32" and compute_dtype_on(dtype, gpu) == "tf32"
+    return float32_stands_in(dtype, gpu) or (dtype == "tf32" and not has_own_units)
 
 
 def _times_of_equals(
-    problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None
-) -> tuple[Array, Array, Array, Array]:
-    """Times on GPUs that compute every problem in the same dtype."""
+    problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None, as_float32: frozenset[str]
+) -> ProblemTimes:
+    """Times on GPUs that compute the same dtypes of matrix work in float32."""
+    wanted = [
+        replace(item, dtype="float32")
+        if item.dtype in as_float32 and operation_kind(item.operation).units == "tensor"
+        else item
+        for item in problems
+    ]
+    times = _expanded_times(wanted, gpus, models)
+    # TF32 without units for it is float32 itself; of the others, float32 is a stand-in.
+    stands_in = np.array(
+        [one != asked and asked.dtype != "tf32" for one, asked in zip(wanted, problems, strict=True)], dtype=np.bool_
+    )
+    bound = _rooflines(problems, gpus, least=True)
+    own_rate = np.where(stands_in, _rooflines(problems, gpus), 0.0)  # emulation may be slower than float32
+    spread = np.where(stands_in, STAND_IN_SPREAD, 1.0)
+    seconds = np.maximum(np.maximum(times.seconds, own_rate), LEAST_SPREAD * bound)
+    low = np.maximum(np.minimum(times.low_seconds / spread, seconds / LEAST_SPREAD), bound)
+    high = np.maximum(np.maximum(times.high_seconds, seconds) * spread, seconds * LEAST_SPREAD)
+    trained, copied = times.shares["mlp"], times.shares["bytes"]
+    shares: dict[TimedBy, Array] = {
+        "mlp": np.where(stands_in, 0.0, trained),
+        "proxy": times.shares["proxy"] + np.where(stands_in, trained + copied, 0.0),
+        "bytes": np.where(stands_in, 0.0, copied),
+        "roofline": times.shares["roofline"],
+    }
+    return ProblemTimes(seconds, low, high, shares, times.base_share)
+
+
+def _expanded_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
+    """Times by the leaves of each problem, without its bound."""
     expansions = [_expand(item, models) for item in problems]
-    leaves = list(dict.fromkeys(leaf for parts, _ in expansions for leaf, _ in parts))
-    middle, low, high = _leaf_times(leaves, gpus, models)
-    by_model = np.array([leaf.by_model for leaf in leaves], dtype=np.float64)
+    leaves = list(dict.fromkeys(leaf for expansion in expansions for leaf, _ in expansion.parts))
+    middle, low, high, by_base = _leaf_times(leaves, gpus, models)
     position = {leaf: index for index, leaf in enumerate(leaves)}
 
-    owner = np.array([i for i, (parts, _) in enumerate(expansions) for _ in parts], dtype=np.intp)
-    leaf_of = np.array([position[leaf] for parts, _ in expansions for leaf, _ in parts], dtype=np.intp)
-    times = np.array([count for parts, _ in expansions for _, count in parts])
-    spread = np.array([factor for _, factor in expansions])
+    pairs = [(i, expansion, leaf, count) for i, expansion in enumerate(expansions) for leaf, count in expansion.parts]
+    owner = np.array([i for i, *_ in pairs], dtype=np.intp)
+    leaf_of = np.array([position[leaf] for *_, leaf, _ in pairs], dtype=np.intp)
+    times = np.array([count for *_, count in pairs])
+    methods = np.array([_method(leaf, expansion) for _, expansion, leaf, _ in pairs], dtype=np.str_)
+    spread = np.array([expansion.spread for expansion in expansions])
 
     def added(values: Array) -> Array:
         return summed_by_owner(values[:, leaf_of] * times, owner, len(problems))
 
     seconds = added(middle)
-    share = added(middle * by_model) / seconds
-    bound = _bounds(problems, gpus)
-    return (
-        np.maximum(seconds, bound),
-        np.maximum(added(low) / spread, bound),
-        np.maximum(added(high) * spread, bound),
-        share,
-    )
+    shares: dict[TimedBy, Array] = {
+        method: summed_by_owner(middle[:, leaf_of] * times * (methods == method), owner, len(problems)) / seconds
+        for method in get_args(TimedBy)
+    }
+    return ProblemTimes(seconds, added(low) / spread, added(high) * spread, shares, added(middle * by_base) / seconds)
 
 
-def _expand(problem: Problem, models: KernelModels | None) -> tuple[list[tuple[_Leaf, float]], float]:
+def _method(leaf: _Leaf, expansion: _Expansion) -> TimedBy:
+    """A model of another operation is a proxy, whatever it knows of its own."""
+    return "proxy" if expansion.is_reduced and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
+
+
+def _expand(problem: Problem, models: KernelModels | None) -> _Expansion:
     """Leaves of a problem with how often each counts, and the factor by which the detour widens the interval."""
     leaf = _direct(problem, models)
     if leaf is not None:
-        return [(leaf, 1.0)], DETOUR_SPREAD if leaf.sibling else 1.0
+        return _Expansion(((leaf, 1.0),), DETOUR_SPREAD if leaf.timed_by == "proxy" else 1.0)
     parts = reduced(problem)
     if parts and models is not None:
         expanded = [(_expand(part.problem, models), part.times) for part in parts]
-        leaves = [(leaf, count * times) for (inner, _), times in expanded for leaf, count in inner]
+        leaves = tuple((leaf, count * times) for inner, times in expanded for leaf, count in inner.parts)
         own = WIDER_DETOURS.get(problem.operation, DETOUR_SPREAD)
-        return leaves, own * max(spread for (_, spread), _ in expanded)
-    return [(_Leaf(problem, None, by_model=False), 1.0)], 1.0
+        return _Expansion(leaves, own * max(inner.spread for inner, _ in expanded), is_reduced=True)
+    return _Expansion(((_Leaf(problem, None, "roofline", by_model=False), 1.0),), 1.0)
 
 
 def _direct(problem: Problem, models: KernelModels | None) -> _Leaf | None:
     if models is None:
         return None
     if models.supports(problem.operation, problem.dtype):
-        return _Leaf(problem, None, by_model=True)
+        return _Leaf(problem, None, models.timed_by(problem.operation, problem.dtype), by_model=True)
     siblings = SIBLING_DTYPES[operation_kind(problem.operation).units].get(problem.dtype, ())
     for sibling in siblings:
         if models.supports(problem.operation, sibling):
-            return _Leaf(problem, sibling, by_model=True)
+            return _Leaf(problem, sibling, "proxy", by_model=True)
     return None
 
 
 def _leaf_times(
     leaves: Sequence[_Leaf], gpus: Sequence[Gpu], models: KernelModels | None
-) -> tuple[Array, Array, Array]:
-    """Middle, low and high seconds of leaves, each (gpus, leaves)."""
+) -> tuple[Array, Array, Array, BoolArray]:
+    """Middle, low and high seconds of leaves, and where the base served, each (gpus, leaves)."""
     tables = tuple(np.empty((len(gpus), len(leaves))) for _ in range(3))
+    by_base = np.zeros((len(gpus), len(leaves)), dtype=np.bool_)
     groups: dict[tuple[str, str, str | None, bool], list[int]] = {}
     for index, leaf in enumerate(leaves):
         key = (leaf.problem.operation, leaf.problem.dtype, leaf.sibling, leaf.by_model)
@@ -211,37 +311,36 @@ def _leaf_times(
     for (_, _, sibling, by_model), indices in groups.items():
         batch = batch_of([leaves[index].problem for index in indices])
         if by_model and models is not None:
-            values = _by_model(batch, sibling, gpus, models)
+            found = _by_model(batch, sibling, gpus, models)
         else:
-            values = _by_roofline(batch, gpus)
-        for table, value in zip(tables, values, strict=True):
+            found = _by_roofline(batch, gpus)
+        for table, value in zip(tables, (found.seconds, found.low_seconds, found.high_seconds), strict=True):
             table[:, indices] = value
-    return tables[0], tables[1], tables[2]
+        if found.by_base is not None:
+            by_base[:, indices] = found.by_base
+    return tables[0], tables[1], tables[2], by_base
 
 
-def _by_model(
-    batch: ProblemBatch, sibling: str | None, gpus: Sequence[Gpu], models: KernelModels
-) -> tuple[Array, Array, Array]:
+def _by_model(batch: ProblemBatch, sibling: str | None, gpus: Sequence[Gpu], models: KernelModels) -> Estimate:
     if sibling is None:
-        estimate = models.estimate(batch, gpus)
-        return estimate.seconds, estimate.low_seconds, estimate.high_seconds
+        return models.estimate(batch, gpus)
     twin = ProblemBatch(batch.operation, sibling, batch.columns)
-    estimate = models.estimate(twin, gpus)
+    found = models.estimate(twin, gpus)
     ratio = roofline_seconds(batch, gpus) / roofline_seconds(twin, gpus)
-    return estimate.seconds * ratio, estimate.low_seconds * ratio, estimate.high_seconds * ratio
+    return Estimate(found.seconds * ratio, found.low_seconds * ratio, found.high_seconds * ratio, found.by_base)
 
 
-def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array, Array]:
+def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
     seconds = roofline_seconds(batch, gpus) / TYPICAL_UTILISATION[batch.kind.units] + SHORTEST_KERNEL_SECONDS
-    return seconds, seconds / ROOFLINE_SPREAD, seconds * ROOFLINE_SPREAD
+    return Estimate(seconds, seconds / ROOFLINE_SPREAD, seconds * ROOFLINE_SPREAD)
 
 
-def _bounds(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
-    """Least seconds of each problem, (gpus, problems)."""
-    bounds = np.empty((len(gpus), len(problems)))
+def _rooflines(problems: Sequence[Problem], gpus: Sequence[Gpu], *, least: bool = False) -> Array:
+    """Roofline of problems of any operation and dtype, (gpus, problems)."""
+    seconds = np.empty((len(gpus), len(problems)))
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(problems):
         groups.setdefault((item.operation, item.dtype), []).append(index)
     for indices in groups.values():
-        bounds[:, indices] = roofline_seconds(batch_of([problems[index] for index in indices]), gpus, least=True)
-    return bounds
+        seconds[:, indices] = roofline_seconds(batch_of([problems[index] for index in indices]), gpus, least=least)
+    return seconds

@@ -20,8 +20,9 @@ from typing import final
 from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.blending import BLEND_NAME, BUNDLED_BLENDS, Blend, BlendTable, read_blends
-from lightning_predict.kernels.collective import CollectiveCurves, bundled_curves
+from lightning_predict.kernels.collective import UNMEASURED, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.embedding import EmbeddingModel
+from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.odd_sizes import is_odd_size
 from lightning_predict.kernels.operations import Problem, ProblemBatch
 from lightning_predict.kernels.utilisation import Estimate, UtilisationModels, family_of
@@ -38,9 +39,22 @@ class BundledModels:
     blends: BlendTable
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """True where a model was trained on the operation in this dtype; collectives move bytes of any dtype."""
+        """True where a model serves the operation in this dtype; collectives move bytes of any dtype."""
         by_formula = self.collectives.supports(operation) or self.embeddings.supports(operation)
         return by_formula or self.networks.supports(operation, dtype)
+
+    def timed_by(self, operation: str, dtype: str) -> TimedBy:
+        """How the model that serves an operation knows it; the weights say what they were trained on.
+
+        Bags are timed by a formula of caches; a `transfer` is known by its bytes, whatever moves them.
+        """
+        if self.collectives.supports(operation):
+            return "proxy" if operation in UNMEASURED else "mlp"
+        if self.embeddings.supports(operation):
+            return "roofline"
+        if self.networks.trained_on(operation, dtype):
+            return "mlp"
+        return "bytes" if operation == "transfer" else "proxy"
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """True where this GPU's own measurements were trained on."""

@@ -22,17 +22,29 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array, ProblemBatch
 
 
-def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
     """FLOP/s that the batch's units reach at most, shape (gpus, 1).
 
     Ordinary lanes compute in float32 whatever the 16-bit type stored, and in float64, without the tensor cores, for
     float64. A dtype that a GPU cannot compute is taken at float32's rate, which is how libraries emulate it.
+
+    Args:
+        batch: The problems.
+        gpus: The GPUs.
+        least: The catalogue states for an emulated dtype the rate that libraries reach; take the rate of the units that
+            they use, which nothing goes beyond.
     """
     if batch.kind.units == "tensor":
-        peaks = [gpu.peak(batch.dtype) or gpu.peak("float32") for gpu in gpus]
+        peaks = [_tensor_peak(gpu, batch.dtype, least=least) for gpu in gpus]
     else:
         peaks = [gpu.lanes_peak(batch.dtype) for gpu in gpus]
     return np.array(peaks, dtype=np.float64)[:, None]
+
+
+def _tensor_peak(gpu: Gpu, dtype: str, *, least: bool) -> float:
+    single = gpu.peak_flops_per_second["float32"]
+    peak = gpu.peak(dtype) or single
+    return max(peak, single) if least and dtype in gpu.emulated_dtypes else peak
 
 
 def link_bandwidth(gpu: Gpu) -> float:
@@ -58,9 +70,10 @@ def roofline_seconds(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = 
     Args:
         batch: The problems.
         gpus: The GPUs.
-        least: Use the fewest FLOPs of any algorithm in use instead of the textbook's.
+        least: Use the fewest FLOPs of any algorithm in use instead of the textbook's, and the rate of the units
+            instead of the one that libraries reach where they emulate.
     """
     flops = batch.least_flops if least else batch.flops
-    compute = flops[None, :] / compute_peak(batch, gpus)
+    compute = flops[None, :] / compute_peak(batch, gpus, least=least)
     memory = batch.bytes_moved[None, :] / memory_bandwidth(batch, gpus)
     return np.maximum(compute, memory)

@@ -59,11 +59,19 @@ FAMILIES: Final = {
 @final
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted times, each of shape (gpus, problems), and the 90 % interval around them."""
+    """Predicted times, each of shape (gpus, problems), and the 90 % interval around them.
+
+    Attributes:
+        seconds: Middle of the prediction.
+        low_seconds: Lower end of the 90 % interval.
+        high_seconds: Upper end of the 90 % interval.
+        by_base: True where the network that served saw no measurement of the GPU; None where no network did.
+    """
 
     seconds: Array
     low_seconds: Array
     high_seconds: Array
+    by_base: BoolArray | None = None
 
 
 def family_of(operation: str, dtype: str) -> Family | None:
@@ -92,6 +100,14 @@ class UtilisationModels:
         family = family_of(operation, dtype)
         return family is not None and family.name in self._weights.base.families
 
+    def trained_on(self, operation: str, dtype: str) -> bool:
+        """True where measurements of this operation in this dtype were trained on, on any GPU."""
+        family = family_of(operation, dtype)
+        if family is None:
+            return False
+        networks = (one.families.get(family.name) for one in (self._weights.base, *self._weights.gpus.values()))
+        return any(network is not None and (operation, dtype) in network.trained for network in networks)
+
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """True where this GPU's weights were trained on its own measurements of this operation and dtype."""
         family = family_of(operation, dtype)
@@ -103,29 +119,10 @@ class UtilisationModels:
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Seconds of each problem on each GPU, by its own weights where it has them, else by the base.
 
-        A dtype that a GPU only emulates, or computes no faster than float32, is served as float32, which is what its
-        libraries do, and never faster than its own bound.
-
         Raises:
             UnknownOperationError: No model serves the operation in this dtype (see `supports`).
             WeightsFormatError: The weights expect other features than this release computes.
         """
-        widened = [index for index, gpu in enumerate(gpus) if _computes_in_float32(batch, gpu)]
-        if not widened:
-            return self._estimate(batch, gpus)
-        native = [index for index in range(len(gpus)) if index not in widened]
-        parts = [(native, self._estimate(batch, [gpus[index] for index in native]))] if native else []
-        as_float32 = ProblemBatch(batch.operation, "float32", batch.columns)
-        parts.append((widened, self._estimate(as_float32, [gpus[index] for index in widened])))
-        order = np.argsort([index for indices, _ in parts for index in indices])
-        bound = roofline_seconds(batch, gpus, least=True)
-        seconds, low, high = (
-            np.maximum(np.concatenate([getattr(part, name) for _, part in parts])[order], bound)
-            for name in ("seconds", "low_seconds", "high_seconds")
-        )
-        return Estimate(seconds, low, high)
-
-    def _estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         family = family_of(batch.operation, batch.dtype)
         if family is None or family.name not in self._weights.base.families:
             raise UnknownOperationError(
@@ -138,7 +135,7 @@ class UtilisationModels:
             return self._wanted_seconds(family, networks, problems, gpus, wanted)[0]
 
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
-        flat, half_widths = self._wanted_seconds(family, networks, batch, gpus, everything)
+        flat, half_widths, by_base = self._wanted_seconds(family, networks, batch, gpus, everything)
         predicted = flat.reshape(everything.shape)
         seconds = held_by_growth(batch, gpus, predicted, timed)
         seconds = np.minimum(seconds, self._longest(batch, gpus))
@@ -146,7 +143,7 @@ class UtilisationModels:
         bound = roofline_seconds(batch, gpus, least=True)
         spread = np.exp(half_widths).reshape(everything.shape)
         high = seconds * spread * np.where(odd_size_seconds(batch, gpus) > 0, ODD_SIZE_SPREAD, 1.0)
-        return Estimate(seconds, np.maximum(seconds / spread, bound), high)
+        return Estimate(seconds, np.maximum(seconds / spread, bound), high, by_base.reshape(everything.shape))
 
     def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
         """Seconds that measured GPUs of lesser figures set to those that the base serves, shape (gpus, problems)."""
@@ -160,7 +157,7 @@ class UtilisationModels:
             if self.has_own_weights(gpu.name, *key) and any(beats(other, gpu, batch.dtype) for other in stronger)
         ]
         if lesser:
-            high = self._estimate(batch, lesser).high_seconds
+            high = self.estimate(batch, lesser).high_seconds
             longest[unmeasured] = longest_seconds(stronger, lesser, high, batch.dtype)
         return longest
 
@@ -186,8 +183,8 @@ class UtilisationModels:
         batch: ProblemBatch,
         gpus: Sequence[Gpu],
         wanted: BoolArray,
-    ) -> tuple[Array, Array]:
-        """Seconds where the mask asks for them and the half width of their interval, both flat.
+    ) -> tuple[Array, Array, BoolArray]:
+        """Seconds where the mask asks for them, the half width of their interval, and where the base served; all flat.
 
         Each is by the network of its GPU; by the base where that GPU's own knows nothing like the problem.
         """
@@ -204,7 +201,8 @@ class UtilisationModels:
         widths = np.array([network.half_width(batch.operation, batch.dtype) for network in serving])
         floor = np.maximum(roofline_seconds(part, cards, least=True), odd_size_seconds(part, cards))
         seconds: Array = np.maximum(reference_seconds(part, cards)[asked] * np.exp(-log_utilisation), floor[asked])
-        return seconds, widths[owners]
+        is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)
+        return seconds, widths[owners], is_base[owners]
 
     def _network(self, family: Family, gpu: Gpu, batch: ProblemBatch) -> NetworkWeights:
         if self.has_own_weights(gpu.name, batch.operation, batch.dtype):
@@ -243,16 +241,6 @@ def _serving(networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float
         if unknown.any():
             serving[own][unknown & networks[base].knows(rows[own])] = base
     return serving
-
-
-def _computes_in_float32(batch: ProblemBatch, gpu: Gpu) -> bool:
-    """True where 16-bit matrix work gains nothing on this GPU, so that its libraries compute in float32."""
-    if batch.kind.units != "tensor" or batch.dtype not in ("float16", "bfloat16"):
-        return False
-    if family_of(batch.operation, "float32") is None:
-        return False
-    peak, single = gpu.peak(batch.dtype), gpu.peak("float32")
-    return batch.dtype in gpu.emulated_dtypes or peak is None or (single is not None and peak <= single)
 
 
 def log_utilisation_of(network: NetworkWeights, features: FloatArray) -> Array:

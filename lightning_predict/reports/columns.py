@@ -14,6 +14,7 @@ from typing import Final, Literal, final
 
 from lightning_predict.cost.records import Prediction
 from lightning_predict.reports.footnotes import (
+    BASE_MARK,
     IN_USE_MARK,
     bound_notes,
     coverage_note,
@@ -21,6 +22,7 @@ from lightning_predict.reports.footnotes import (
     interval_note,
     is_bound_by_links,
     is_bound_by_loader,
+    is_marked_as_base,
     tight_note,
     total_notes,
 )
@@ -98,7 +100,8 @@ def _bound_by(prediction: Prediction) -> str:
 
 def _covered_by(prediction: Prediction) -> str | None:
     by_share = sorted(prediction.coverage.items(), key=lambda item: -item[1])
-    return ", ".join(f"{method} {share(part)}" for method, part in by_share if part > 0) or None
+    text = ", ".join(f"{method} {share(part)}" for method, part in by_share if part > 0)
+    return f"{text} {BASE_MARK}" if text and is_marked_as_base(prediction) else text or None
 
 
 COLUMNS: Final = (

@@ -21,11 +21,19 @@ IN_USE_MARK: Final = "*"
 SHARE_TO_MENTION: Final = 0.01
 """Share of a total from which on what it is for is said."""
 
+BASE_MARK: Final = "†"
+"""Beside the methods of a GPU that networks time without having seen a measurement of it."""
+
+LARGE_BASE_SHARE: Final = 0.1
+"""Share of the time by such networks from which a GPU is marked."""
+
 _METHODS: Final = {
-    "mlp": "a trained model of the operation",
-    "wave": "kernel times measured here, wave-scaled",
-    "roofline": "peak arithmetic and bandwidth only",
     "measured": "measured here",
+    "mlp": "a network trained on the operation and dtype",
+    "proxy": "through a related operation or dtype",
+    "wave": "kernel times measured here, wave-scaled",
+    "bytes": "as a copy of as many bytes",
+    "roofline": "peak arithmetic and bandwidth only",
 }
 """What each method of `Iteration.coverage` does, in words."""
 
@@ -161,6 +169,23 @@ def coverage_note(predictions: Predictions) -> Iterable[str]:
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
     others = sorted(methods - _METHODS.keys())
     yield f"Covered by: share of the device's time by method ({'; '.join([*known, *others])})."
+    yield from base_note(predictions)
+
+
+def is_marked_as_base(prediction: Prediction) -> bool:
+    """Networks that saw no measurement of the GPU time a share of it that counts."""
+    return prediction.base_share >= LARGE_BASE_SHARE
+
+
+def base_note(predictions: Predictions) -> Iterable[str]:
+    """Where networks had to do without measurements of the GPU, and for how much of the time."""
+    names_of_share: dict[str, list[str]] = {}
+    for prediction in predictions.values():
+        if is_marked_as_base(prediction):
+            names_of_share.setdefault(share(prediction.base_share), []).append(prediction.gpu)
+    if names_of_share:
+        shares = ", ".join(f"{part} ({', '.join(names)})" for part, names in names_of_share.items())
+        yield f"{BASE_MARK}: networks that know that GPU by its data sheet alone timed {shares}."
 
 
 def price_notes(predictions: Predictions) -> Iterable[str]:

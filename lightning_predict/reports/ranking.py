@@ -1,7 +1,8 @@
 r"""Which GPU to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
 
-A GPU on which the run does not fit is never recommended. Where the length of the run is not known, time and cost are
-those of one iteration. Example::
+A GPU on which the run does not fit is never recommended. Times and costs that are equal to 1 % are equal: of GPUs that
+are as fast the cheapest is named, of those that cost as much the fastest, then the first asked. Where the length of the
+run is not known, time and cost are those of one iteration. Example::
 
     ranking = rank(result, deadline_hours=2.0)
     ranking.cheapest.gpu if ranking.cheapest else None
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 from lightning_predict.cost.records import Prediction
 from lightning_predict.errors import InvalidArgumentError
@@ -22,6 +23,9 @@ from lightning_predict.reports.format import duration, gibibytes, markdown_text,
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import PLAIN_WIDTH
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
+
+EQUAL: Final = 0.01
+"""Relative difference up to which two times, or two costs, are equal: far less than any prediction is sure of."""
 
 
 @final
@@ -58,6 +62,7 @@ class Ranking:
         per_iteration: The length of the run is unknown: times and costs are those of one iteration.
         cheapest: The lowest cost; None where no price is known.
         fastest: The least time; None where the run fits nowhere.
+        as_fast: Names of the other GPUs that are as fast as `fastest`, in the order asked.
         deadline_hours: Time that the run may take; None where not asked for.
         within_deadline: The lowest cost (where no price is known, the least time) among those that meet the deadline;
             None where none does, or none was asked for.
@@ -71,6 +76,7 @@ class Ranking:
     per_iteration: bool
     cheapest: Candidate | None
     fastest: Candidate | None
+    as_fast: tuple[str, ...]
     deadline_hours: float | None
     within_deadline: Candidate | None
     frontier: tuple[Candidate, ...]
@@ -88,6 +94,7 @@ class Ranking:
             "per_iteration": self.per_iteration,
             "cheapest": None if self.cheapest is None else self.cheapest.gpu,
             "fastest": None if self.fastest is None else self.fastest.gpu,
+            "as_fast": list(self.as_fast),
             "deadline_hours": self.deadline_hours,
             "within_deadline": None if self.within_deadline is None else self.within_deadline.gpu,
             "frontier": [candidate.gpu for candidate in self.frontier],
@@ -115,12 +122,14 @@ def rank(predictions: Predictions, *, deadline_hours: float | None = None) -> Ra
     in_time: list[Candidate] = []
     if deadline_hours is not None and not per_iteration:
         in_time = [one for one in candidates if one.seconds <= hours_to_seconds(deadline_hours)]
+    fastest = _fastest(candidates)
     return Ranking(
         per_iteration=per_iteration,
         cheapest=_cheapest(candidates),
-        fastest=min(candidates, key=_by_time, default=None),
+        fastest=fastest,
+        as_fast=tuple(one.gpu for one in _least(candidates, _time) if one is not fastest),
         deadline_hours=deadline_hours,
-        within_deadline=_cheapest(in_time) or min(in_time, key=_by_time, default=None),
+        within_deadline=_cheapest(in_time) or _fastest(in_time),
         frontier=frontier(candidates),
         does_not_fit=tuple(one.gpu for one in predictions.values() if one.fits is False),
         tight=tuple(one.gpu for one in predictions.values() if one.memory_fit == "tight"),
@@ -130,11 +139,12 @@ def rank(predictions: Predictions, *, deadline_hours: float | None = None) -> Ra
 
 
 def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those with a price that no other beats in both time and cost, the fastest first."""
+    """Those with a price that no other beats, or equals to 1 %, in both time and cost, the fastest first."""
     best: list[Candidate] = []
-    for one in sorted((one for one in candidates if one.cost_usd is not None), key=_by_time):
-        if not best or _cost(one) < _cost(best[-1]):
-            best.append(one)
+    left = [one for one in candidates if one.cost_usd is not None]
+    while (fastest := _fastest(left)) is not None:
+        best.append(fastest)
+        left = [one for one in left if _cost(one) * (1 + EQUAL) < _cost(fastest)]
     return tuple(best)
 
 
@@ -164,7 +174,8 @@ def _rows(ranking: Ranking) -> Iterable[tuple[str, str]]:
     if ranking.cheapest is not None:
         yield "Cheapest", _described(ranking.cheapest, ranking)
     if ranking.fastest is not None:
-        yield "Fastest", _described(ranking.fastest, ranking)
+        equals = f"; as fast: {', '.join(ranking.as_fast)}" if ranking.as_fast else ""
+        yield "Fastest", _described(ranking.fastest, ranking) + equals
     if ranking.deadline_hours is not None:
         name = f"Best within {duration(hours_to_seconds(ranking.deadline_hours))}"
         yield name, _deadline_text(ranking, hours_to_seconds(ranking.deadline_hours))
@@ -244,14 +255,23 @@ def _candidate(prediction: Prediction, per_iteration: bool) -> Candidate:
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """The lowest cost, the faster of two that cost the same; None where no cost is known."""
-    priced = [one for one in candidates if one.cost_usd is not None]
-    return min(priced, key=lambda one: (_cost(one), one.seconds), default=None)
+    """The lowest cost; of those that cost as much the fastest; None where no cost is known."""
+    return _fastest(_least([one for one in candidates if one.cost_usd is not None], _cost))
 
 
-def _by_time(candidate: Candidate) -> tuple[float, float]:
-    """Order by time; of two that take the same, the cheaper first."""
-    return candidate.seconds, _cost(candidate)
+def _fastest(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The least time; of those that are as fast the cheapest, then the first; None without candidates."""
+    return min(_least(candidates, _time), key=_cost, default=None)
+
+
+def _least(candidates: Sequence[Candidate], value: Callable[[Candidate], float]) -> list[Candidate]:
+    """Those whose value equals the least to 1 %, in their order."""
+    least = min(map(value, candidates), default=0.0)
+    return [one for one in candidates if value(one) <= least * (1 + EQUAL)]
+
+
+def _time(candidate: Candidate) -> float:
+    return candidate.seconds
 
 
 def _cost(candidate: Candidate) -> float:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH: Final = 120
 
-_ASCII: Final = str.maketrans({"≤": "<", "–": "-"})  # noqa: RUF001 (an en dash is meant)
+_ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+"})  # noqa: RUF001 (an en dash is meant)
 """One character for one, so that columns stay aligned."""
 
 

@@ -20,8 +20,10 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.estimates import float32_stands_in
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.kernels.unknown_operations import unknown_operation_notes
 from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.overheads import HostModel, host_model
 from lightning_predict.timeline.records import Iteration
@@ -76,6 +78,7 @@ def iterations(
     phases = np.array(timed.phases, dtype=np.str_)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
+    unknown = unknown_operation_notes(trace, timed.items, timed.seconds, _unmeasured(timed))
     return tuple(
         _iteration(
             timed,
@@ -86,7 +89,7 @@ def iterations(
             measured=trace.step_seconds if target == origin else (),
             gpu=target.name,
             verdict=verdict,
-            notes=(*_notes(dtypes, target), *_untimed(trace, timed, row)),
+            notes=(*_notes(dtypes, target), *_untimed(trace, timed, row), *unknown),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
     )
@@ -261,13 +264,30 @@ def _iteration(
         optimizer_seconds=float(by_phase["optimizer"][row]),
         verdict=verdict,
         notes=notes,
+        base_share=_share_of(timed.base_share, timed.seconds, row),
     )
+
+
+def _unmeasured(timed: TimedWork) -> Array:
+    """Share of each item's time that no measured kernel gave, shape (gpus, items)."""
+    return np.ones_like(timed.seconds) - sum(timed.shares.get(method, 0.0) for method in ("measured", "wave"))
+
+
+def _share_of(part: Array | None, seconds: Array, row: int) -> float:
+    """Share of one GPU's device time, from the share of each item."""
+    total = float(seconds[row].sum())
+    return 0.0 if part is None or not total else float((part[row] * seconds[row]).sum()) / total
 
 
 def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
     """What the target computes otherwise than the trace asks for."""
-    emulated = sorted(dtypes & target.emulated_dtypes)
-    notes = [f"{target.name} has no {dtype}; it is predicted as emulated." for dtype in emulated]
+    stood_in = sorted(dtype for dtype in dtypes & {"float16", "bfloat16"} if float32_stands_in(dtype, target))
+    notes = [
+        f"{target.name} has no {dtype}; it is predicted as emulated."
+        if dtype in target.emulated_dtypes or target.peak(dtype) is None
+        else f"{target.name} adds {dtype} products in float32, at float32's rate."
+        for dtype in stood_in
+    ]
     if any(dtype.startswith("float8") for dtype in dtypes) and target.peak("float8") is None:
         notes.append(f"{target.name} has no float8; it is predicted at float32's rate.")
     return tuple(notes)

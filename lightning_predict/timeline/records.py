@@ -31,7 +31,9 @@ class Iteration:
         high_seconds: Upper end of the 90 % interval.
         device_seconds: Time that the device computes.
         host_seconds: Time that the host needs to launch all of it.
-        coverage: Share of the device time by method; sums to 1. Methods: `mlp`, `wave`, `roofline`, `measured`.
+        coverage: Share of the device time by method; sums to 1. Methods: `measured`, by a kernel recorded on this GPU;
+            `wave`, wave-scaled from another; `mlp`, by a network trained on the operation in its dtype; `proxy`,
+            through a related operation or dtype; `bytes`, as a copy; `roofline`, from peaks alone.
         forward_seconds: Device time of the forward phase, for estimates of validation.
         optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
         verdict: What bounds the step, and whose time it is; None where no timeline was simulated.
@@ -39,6 +41,7 @@ class Iteration:
         added_seconds: By how much the step is longer than on one GPU: communication that no work hides, and waiting for
             the slowest. Below 0 where a shared update saves more than that.
         notes: What was not covered, in words for the user.
+        base_share: Share of the device time by networks that saw no measurement of this GPU.
     """
 
     gpu: str
@@ -54,6 +57,7 @@ class Iteration:
     communication_seconds: float = 0.0
     added_seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    base_share: float = 0.0
 
     @property
     def idle_seconds(self) -> float:

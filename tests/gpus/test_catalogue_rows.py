@@ -112,11 +112,20 @@ def test_dtypes_are_those_of_the_architecture(row: Gpu) -> None:
     assert ("bfloat16" in stated) == (capability >= (5, 2))
     assert ("int8" in stated) == (capability >= (6, 1))
     expected = set()
-    if capability < (7, 0):
+    if capability < (7, 0) and capability != (6, 0):
         expected.add("float16")
     if (5, 2) <= capability < (8, 0):
         expected.add("bfloat16")
     assert row.emulated_dtypes == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"), [("P100-PCIe-16GB", 18.7), ("P100-PCIe-12GB", 18.7), ("P100-SXM2-16GB", 21.2)]
+)
+def test_the_p100_has_float16_at_twice_float32(name: str, tflops: float) -> None:
+    (row,) = [row for row in CATALOGUE if row.name == name]
+    assert row.peak("float16") == tflops * 1e12  # the maker's data sheets
+    assert row.peak_flops_per_second["float16"] / row.peak_flops_per_second["float32"] == pytest.approx(2, rel=2e-3)
 
 
 @every_gpu

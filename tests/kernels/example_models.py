@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.blending import Blend
+from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.operations import Problem, ProblemBatch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
@@ -18,9 +19,13 @@ class HalfSpeed:
 
     known: frozenset[tuple[str, str]]
     blended: Blend | None = None
+    served_as: TimedBy = "mlp"
 
     def supports(self, operation: str, dtype: str) -> bool:
         return (operation, dtype) in self.known
+
+    def timed_by(self, operation: str, dtype: str) -> TimedBy:
+        return self.served_as
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         assert self.supports(batch.operation, batch.dtype)

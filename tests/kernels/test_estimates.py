@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.kernels.estimates import (
     DETOUR_SPREAD,
     ROOFLINE_SPREAD,
     SHORTEST_KERNEL_SECONDS,
+    STAND_IN_SPREAD,
     compute_dtype_on,
+    float32_stands_in,
     problem_times,
 )
-from lightning_predict.kernels.operations import batch_of, problem
+from lightning_predict.kernels.models import BundledModels, kernel_models
+from lightning_predict.kernels.operations import Problem, batch_of, problem
 from lightning_predict.kernels.roofline import roofline_seconds
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
@@ -30,13 +34,14 @@ def test_a_model_serves_what_it_knows_and_the_roofline_the_rest() -> None:
     np.testing.assert_allclose(times.seconds[:, 0], 2 * roofline_seconds(batch_of([LINEAR]), [SMALL, BIG])[:, 0])
     expected = roofline_seconds(batch_of([ADD]), [SMALL, BIG])[:, 0] / 0.8 + SHORTEST_KERNEL_SECONDS
     np.testing.assert_allclose(times.seconds[:, 1], expected)
-    np.testing.assert_array_equal(times.model_share, [[1, 0], [1, 0]])
+    np.testing.assert_array_equal(times.shares["mlp"], [[1, 0], [1, 0]])
+    np.testing.assert_array_equal(times.shares["roofline"], [[0, 1], [0, 1]])
     np.testing.assert_allclose(times.high_seconds[0] / times.seconds[0], [1.1, ROOFLINE_SPREAD])
 
 
 def test_without_models_everything_comes_from_the_roofline() -> None:
     times = problem_times([LINEAR, ADD], [SMALL], None)
-    assert not times.model_share.any()
+    assert (times.shares["roofline"] == 1).all()
 
 
 def test_a_sibling_dtype_is_scaled_by_the_rooflines_and_widens_the_interval() -> None:
@@ -45,7 +50,7 @@ def test_a_sibling_dtype_is_scaled_by_the_rooflines_and_widens_the_interval() ->
     # SMALL: tf32 at half of bfloat16's rate, so 2 x (2 · 4096³ / 4 TFLOP/s).
     np.testing.assert_allclose(times.seconds, [[2 * 2 * 4096**3 / 4e12]])
     np.testing.assert_allclose(times.high_seconds / times.seconds, 1.1 * DETOUR_SPREAD)
-    assert times.model_share[0, 0] == 1
+    assert times.shares["proxy"][0, 0] == 1
 
 
 def test_tf32_is_float32_on_a_gpu_without_it() -> None:
@@ -82,11 +87,54 @@ def test_a_reduction_counts_its_parts_and_widens_the_interval() -> None:
     np.testing.assert_allclose(times.high_seconds[0, 0] / times.seconds[0, 0], 1.1 * DETOUR_SPREAD)
 
 
-def test_a_part_without_a_model_lowers_the_models_share() -> None:
-    item = problem("attention_backward", "float64", batch=1, heads=1, seq=64, head_dim=64)
-    times = problem_times([item], [SMALL], half_speed("linear/float32"))
-    assert times.model_share[0, 0] == 0
-    assert times.seconds[0, 0] > 0
+def test_parts_through_other_operations_are_proxies_and_those_without_a_model_rooflines() -> None:
+    nowhere = problem("attention_backward", "float64", batch=1, heads=1, seq=64, head_dim=64)
+    eager = problem("eager_attention", "float32", batch=1, heads=1, seq=64, head_dim=64)
+    times = problem_times([nowhere, eager], [SMALL], half_speed("softmax/float32"))
+    assert times.shares["roofline"][0, 0] == 1
+    # The softmax through its model, two products and the scaling without one.
+    assert 0 < times.shares["proxy"][0, 1] < 1
+    assert times.shares["proxy"][0, 1] + times.shares["roofline"][0, 1] == pytest.approx(1)
+    assert not times.shares["mlp"].any()
+
+
+def test_a_model_that_was_not_trained_on_the_dtype_is_a_proxy_with_a_wider_interval() -> None:
+    (known,) = problem_times([LINEAR], [SMALL], half_speed("linear/float32")).high_seconds[0]
+    stranger = replace(half_speed("linear/float32"), served_as="proxy")
+    times = problem_times([LINEAR], [SMALL], stranger)
+    assert times.shares["proxy"][0, 0] == 1
+    assert times.high_seconds[0, 0] == pytest.approx(DETOUR_SPREAD * known)
+
+
+def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> None:
+    models = half_speed("linear/float32", "linear/bfloat16")
+    items = [problem("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float32", "bfloat16")]
+    slow = replace(OLD, peak_flops_per_second={**OLD.peak_flops_per_second, "bfloat16": 0.25e12})
+    times = problem_times(items, [OLD, SMALL, slow], models)
+    single = 2 * 2 * 4096**3 / 1e12  # at half of 1 TFLOP/s
+    # OLD emulates at float32's rate, SMALL has 8 TFLOP/s, and the last emulates at a quarter of float32's rate.
+    np.testing.assert_allclose(times.seconds[:, 1], [single, single / 8, 2 * 4096**3 / 0.25e12])
+    np.testing.assert_allclose(
+        times.high_seconds[:, 1] / times.seconds[:, 1], [1.1 * STAND_IN_SPREAD, 1.1, STAND_IN_SPREAD]
+    )
+    np.testing.assert_array_equal(times.shares["proxy"], [[0, 1], [0, 0], [0, 1]])
+    # No lower than float32's units allow, whatever rate libraries reach.
+    assert (times.low_seconds[[0, 2], 1] >= 2 * 4096**3 / 1e12).all()
+    assert (times.low_seconds < times.seconds).all()
+
+
+def test_float16_without_tensor_cores_runs_at_float32s_rate_though_the_lanes_do_twice_that() -> None:
+    p100 = gpu("P100-PCIe-16GB")
+    assert float32_stands_in("float16", p100)
+    assert float32_stands_in("bfloat16", gpu("T4"))
+    assert not float32_stands_in("float16", gpu("T4"))
+    assert not float32_stands_in("tf32", p100)  # float32 itself
+    models = half_speed("linear/float32", "linear/float16")
+    items = [problem("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float16", "float32")]
+    times = problem_times(items, [p100], models)
+    assert times.seconds[0, 0] == times.seconds[0, 1]
+    # The reported rate of large products, 8.39 TFLOP/s, lies inside.
+    assert times.low_seconds[0, 0] < 2 * 4096**3 / 8.39e12 < times.high_seconds[0, 0]
 
 
 def test_duplicates_get_the_same_time_and_keep_their_places() -> None:
@@ -104,3 +152,105 @@ def test_nothing_is_faster_than_its_bound_and_intervals_hold_their_middle(m: int
     assert np.all(times.low_seconds <= times.seconds)
     assert np.all(times.seconds <= times.high_seconds)
     assert np.all(np.isfinite(times.high_seconds))
+
+
+@pytest.fixture(scope="module")
+def shipped() -> BundledModels:
+    return kernel_models(gpu_names())
+
+
+DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
+
+
+def some_problems(dtype: str, size: float) -> list[Problem]:
+    """One of each kind of path: products, convolutions, attention, recurrent, norms, element-wise, copies."""
+    side = 8 * size
+    return [
+        problem("linear", dtype, m=side, n=side, k=side),
+        problem("bmm", dtype, b=4, m=side, n=side, k=side),
+        problem("linear_backward", dtype, m=side, n=side, k=side),
+        problem("conv2d", dtype, batch=4, in_channels=size, out_channels=size, kernel_size=3, image_size=14),
+        problem(
+            "conv2d_backward_weight", dtype, batch=4, in_channels=size, out_channels=8, kernel_size=1, image_size=7
+        ),
+        problem("attention", dtype, batch=1, heads=4, seq=side, head_dim=64),
+        problem("attention_backward", dtype, batch=1, heads=4, seq=side, head_dim=64),
+        problem("lstm", dtype, batch=4, steps=2, hidden=side),
+        problem("layer_norm", dtype, rows=side, cols=side),
+        problem("layer_norm_backward", dtype, rows=side, cols=side),
+        problem("batch_norm", dtype, rows=side, cols=side),
+        problem("gelu", dtype, rows=side, cols=side),
+        problem("embedding_bag", dtype, bags=side, rows=1000, dim=64),
+        problem("transfer", dtype, read_bytes=side * side, write_bytes=side),
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 24, 512])
+def test_no_interval_has_zero_width_on_any_gpu_in_any_dtype(shipped: BundledModels, dtype: str, size: int) -> None:
+    gpus = [gpu(name) for name in gpu_names()]
+    problems = some_problems(dtype, size)
+    times = problem_times(problems, gpus, shipped)
+    for row, column in np.argwhere((times.low_seconds >= times.seconds) | (times.seconds >= times.high_seconds)):
+        pytest.fail(f"{gpus[row].name}, {problems[column]}")
+    np.testing.assert_allclose(sum(times.shares.values()), 1)
+
+
+def test_shares_say_what_the_weights_were_trained_on(shipped: BundledModels) -> None:
+    by_source = {
+        "mlp": [
+            problem("linear", "bfloat16", m=512, n=512, k=512),
+            problem("linear", "float16", m=512, n=512, k=512),
+            problem("bmm", "float32", b=8, m=512, n=512, k=512),
+            problem("conv2d", "float32", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28),
+            problem("attention", "bfloat16", batch=8, heads=8, seq=512, head_dim=64),
+            problem("gelu", "float32", rows=4096, cols=4096),
+        ],
+        "proxy": [
+            problem("linear", "tf32", m=512, n=512, k=512),  # no table has TF32
+            problem("bmm", "bfloat16", b=8, m=512, n=512, k=512),  # nor batches in bfloat16
+            problem("attention", "float16", batch=8, heads=8, seq=512, head_dim=64),
+            problem("attention_backward", "bfloat16", batch=8, heads=8, seq=512, head_dim=64),
+            problem("conv2d", "float16", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28),
+            problem("lstm", "float32", batch=8, steps=16, hidden=512),
+            problem("gelu", "bfloat16", rows=4096, cols=4096),
+            problem("softmax_backward", "float32", rows=4096, cols=4096),
+            problem("batch_norm", "float32", rows=4096, cols=4096),
+            problem("sort", "float32", rows=4096, cols=4096),
+        ],
+        "roofline": [problem("embedding_bag", "float32", bags=4096, rows=1000, dim=64)],
+        "bytes": [problem("transfer", "float32", read_bytes=1e6, write_bytes=1e6)],
+    }
+    for source, problems in by_source.items():
+        times = problem_times(problems, [gpu("A100-SXM-80GB"), gpu("RTX-4090")], shipped)
+        for method, shares in times.shares.items():
+            np.testing.assert_allclose(shares, float(method == source), atol=1e-12, err_msg=f"{source}: {method}")
+
+
+def test_what_goes_through_a_proxy_is_less_sure_than_what_was_trained_on(shipped: BundledModels) -> None:
+    shape = {"batch": 8, "heads": 8, "seq": 1024, "head_dim": 64}
+    products = {"m": 4096, "n": 4096, "k": 4096}
+    image = {"batch": 32, "in_channels": 128, "out_channels": 128, "kernel_size": 3, "image_size": 56, "padding": 1}
+    rows = {"rows": 4096, "cols": 4096}
+    pairs = [
+        (problem("attention", "bfloat16", **shape), problem("attention", "float16", **shape)),
+        (problem("attention", "bfloat16", **shape), problem("attention_backward", "bfloat16", **shape)),
+        (problem("linear", "bfloat16", **products), problem("linear", "tf32", **products)),
+        (problem("linear", "bfloat16", **products), problem("linear_backward", "bfloat16", **products)),
+        (problem("conv2d", "float32", **image), problem("conv2d", "float16", **image)),
+        (problem("softmax", "float32", **rows), problem("softmax", "bfloat16", **rows)),
+        (problem("softmax", "float32", **rows), problem("softmax_backward", "float32", **rows)),
+        (problem("linear", "float32", **products), problem("lstm", "float32", batch=64, steps=64, hidden=1024)),
+    ]
+    gpus = [gpu(name) for name in ("A100-SXM-80GB", "H100-SXM-80GB", "L4", "RTX-4090")]
+    for trained, proxy in pairs:
+        times = problem_times([trained, proxy], gpus, shipped)
+        up = times.high_seconds / times.seconds
+        assert (up[:, 1] > up[:, 0]).all(), (trained, proxy, up)
+
+
+def test_the_share_of_the_base_is_that_of_networks_that_never_saw_the_gpu(shipped: BundledModels) -> None:
+    items = [problem("linear", dtype, m=512, n=512, k=512) for dtype in ("float32", "float16")]
+    times = problem_times(items, [gpu("T4"), gpu("V100-PCIe-32GB"), gpu("RTX-4090")], shipped)
+    # T4 and V100 have own weights in float32 alone, the RTX 4090 none.
+    np.testing.assert_array_equal(times.base_share, [[0, 1], [0, 1], [1, 1]])

@@ -90,23 +90,6 @@ def test_what_the_base_does_not_know_either_stays_with_the_gpus_own_weights() ->
     assert reference_seconds(batch, [SMALL])[0, 0] / estimate.seconds[0, 0] == pytest.approx(0.25, rel=1e-5)
 
 
-def test_an_emulated_dtype_is_served_as_float32_in_the_order_asked() -> None:
-    single = constant_weights("matmul_single", utilisation=0.5, interval=math.log(2))
-    half = constant_weights("matmul_half", utilisation=0.8, interval=math.log(1.5))
-    families = {**single.base.families, **half.base.families}
-    models = UtilisationModels(LoadedWeights(replace(single.base, families=families), {}, {}))
-    batch = problem_batch("linear", "bfloat16", m=1000, n=1000, k=1000)
-    estimate = models.estimate(batch, [OLD, SMALL, OLD])
-    as_single = problem_batch("linear", "float32", m=1000, n=1000, k=1000)
-    expected = [
-        reference_seconds(as_single, [OLD])[0, 0] / 0.5,
-        reference_seconds(batch, [SMALL])[0, 0] / 0.8,
-        reference_seconds(as_single, [OLD])[0, 0] / 0.5,
-    ]
-    assert estimate.seconds[:, 0] == pytest.approx(expected, rel=1e-5)
-    assert estimate.high_seconds[:, 0] / estimate.seconds[:, 0] == pytest.approx([2, 1.5, 2])
-
-
 def test_what_no_model_serves_is_refused_with_the_families() -> None:
     models = UtilisationModels(constant_weights("matmul_single", utilisation=0.5, interval=0.1))
     assert models.supports("linear", "float32")

@@ -42,7 +42,7 @@ def test_rich_table_in_a_terminal(name: str, width: int, golden: Callable[[str, 
 
 
 shares = st.fixed_dictionaries(
-    {}, optional={method: st.floats(0, 1) for method in ("mlp", "wave", "roofline", "measured")}
+    {}, optional={method: st.floats(0, 1) for method in ("mlp", "proxy", "bytes", "wave", "roofline", "measured")}
 )
 seconds = st.floats(min_value=1e-6, max_value=1e6)
 predictions_of_any_size = st.builds(
@@ -56,6 +56,7 @@ predictions_of_any_size = st.builds(
     cost_usd=st.none() | st.floats(min_value=1e-4, max_value=1e7),
     at_most=st.booleans(),
     coverage=shares,
+    base_share=st.floats(0, 1),
 )
 
 
@@ -137,7 +138,21 @@ def test_a_note_of_some_names_them_and_a_note_of_all_does_not() -> None:
 def test_a_method_without_an_explanation_is_still_named() -> None:
     text = plain_table(Predictions((replace(MINIMAL, coverage={"new": 0.75, "mlp": 0.25}),)))
     assert "new 75 %, mlp 25 %" in text
-    assert "(mlp: a trained model of the operation; new)" in text
+    assert "(mlp: a network trained on the operation and dtype; new)" in text
+
+
+def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
+    seen = replace(MINIMAL, gpu="T4", coverage={"mlp": 1.0}, base_share=0.05)
+    partly = replace(MINIMAL, gpu="L4", coverage={"mlp": 0.6, "proxy": 0.4}, base_share=0.4)
+    unseen = [replace(MINIMAL, gpu=name, coverage={"mlp": 1.0}, base_share=1.0) for name in ("A10G", "GH200")]
+    text = plain_table(Predictions((seen, partly, *unseen)))
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    assert rows["T4"].endswith("mlp 100 %")
+    assert rows["L4"].endswith("mlp 60 %, proxy 40 % †")
+    assert rows["A10G"].endswith("mlp 100 % †")
+    note = "†: networks that know that GPU by its data sheet alone timed 40 % (L4), 100 % (A10G, GH200)."
+    assert note in text.replace("\n  ", " ")
+    assert "†" not in plain_table(Predictions((seen,)))
 
 
 def test_columns_that_a_terminal_has_no_room_for_are_named() -> None:
