@@ -25,6 +25,7 @@ SMALL = Gpu(
     l2_bytes_per_second=400e9,
     memory_bytes=8e9,
     max_threads_per_multiprocessor=2048,
+    max_blocks_per_multiprocessor=32,
     registers_per_multiprocessor=65536,
     shared_memory_bytes_per_multiprocessor=100_000,
     nvlink_bytes_per_second=None,

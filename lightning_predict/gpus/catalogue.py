@@ -85,6 +85,7 @@ CAPABILITY_KEYS: Final[Mapping[str, str]] = {
     "cores_per_multiprocessor": "cores_per_multiprocessor",
     "float64_lanes_per_multiprocessor": "float64_lanes_per_multiprocessor",
     "max_threads_per_multiprocessor": "max_threads_per_multiprocessor",
+    "max_blocks_per_multiprocessor": "max_blocks_per_multiprocessor",
     "registers_per_multiprocessor": "registers_per_multiprocessor",
     "shared_memory_kib_per_multiprocessor": "shared_memory_bytes_per_multiprocessor",
 }

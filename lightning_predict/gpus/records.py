@@ -61,6 +61,7 @@ class Gpu:
         memory_bytes: Size of the device memory as sold (2**30 bytes per GB on the box; what the driver reports where
             the box counts 10**9). What a program can use is up to 8 % less.
         max_threads_per_multiprocessor: Resident threads of one SM.
+        max_blocks_per_multiprocessor: Resident thread blocks of one SM, however small they are.
         registers_per_multiprocessor: 32-bit registers of one SM.
         shared_memory_bytes_per_multiprocessor: Largest shared memory of one SM.
         nvlink_bytes_per_second: NVLink bandwidth of one GPU to its peers, one direction; None without it, and where
@@ -90,6 +91,7 @@ class Gpu:
     l2_bytes_per_second: float
     memory_bytes: float
     max_threads_per_multiprocessor: int
+    max_blocks_per_multiprocessor: int
     registers_per_multiprocessor: int
     shared_memory_bytes_per_multiprocessor: int
     nvlink_bytes_per_second: float | None

@@ -5,7 +5,7 @@ them; one file a family fills both (`matmul.py`, `convolution.py`, `attention.py
 `roofline.py` is the bound, `wave_scaling.py` Habitat's method, `utilisation.py` the trained models, which `growth.py`
 and `lesser_gpus.py` hold to larger problems and lesser GPUs; `estimates.py` takes the best of them for a problem and
 says which it was, `unknown_operations.py` names what none of them knows; `choice.py` decides where a measurement
-serves an operation, and `blending.py` how much it counts.
+serves an operation, and how much it counts.
 """
 
 from __future__ import annotations

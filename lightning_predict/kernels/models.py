@@ -1,8 +1,7 @@
 """The trained models that serve a set of GPUs, loaded once.
 
 Three kinds stand side by side: utilisation networks for what one GPU computes, measured curves for what several
-exchange, and the cache model of embedding bags. With them comes how much a measurement on another GPU counts.
-Example::
+exchange, and the cache model of embedding bags. Example::
 
     models = kernel_models(("T4", "H100-SXM-80GB"))
     models.supports("linear", "bfloat16"), models.supports("all_reduce", "bfloat16")
@@ -14,18 +13,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import final
 
 from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.blending import BLEND_NAME, BUNDLED_BLENDS, Blend, BlendTable, read_blends
 from lightning_predict.kernels.collective import UNMEASURED, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.embedding import EmbeddingModel
 from lightning_predict.kernels.estimates import TimedBy
-from lightning_predict.kernels.odd_sizes import is_odd_size
-from lightning_predict.kernels.operations import Problem, ProblemBatch
-from lightning_predict.kernels.utilisation import Estimate, UtilisationModels, family_of
+from lightning_predict.kernels.operations import ProblemBatch
+from lightning_predict.kernels.utilisation import Estimate, UtilisationModels
 
 
 @final
@@ -36,7 +32,6 @@ class BundledModels:
     networks: UtilisationModels
     collectives: CollectiveCurves
     embeddings: EmbeddingModel
-    blends: BlendTable
 
     def supports(self, operation: str, dtype: str) -> bool:
         """True where a model serves the operation in this dtype; collectives move bytes of any dtype."""
@@ -72,17 +67,6 @@ class BundledModels:
             return self.embeddings.estimate(batch, gpus)
         return self.networks.estimate(batch, gpus)
 
-    def blend(self, problem: Problem, origin: Gpu, target: Gpu) -> Blend | None:
-        """How a measurement on the origin counts on the target; None where no table shows it.
-
-        That is so for operations without a network of their own, and for 16-bit products of odd sizes.
-        """
-        family = family_of(problem.operation, problem.dtype)
-        if family is None or is_odd_size(problem):
-            return None
-        known = (self.networks.has_own_weights(gpu.name, problem.operation, problem.dtype) for gpu in (origin, target))
-        return self.blends.of(family.name, origin_known=next(known), target_known=next(known))
-
 
 def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> BundledModels:
     """Models of the GPUs, from an explicit path, the verified cache, the bundled files or the configured address.
@@ -90,7 +74,7 @@ def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> Bundle
     Args:
         gpu_names: Our names; a GPU without weights of its own is served by the base. Those of the catalogue come along,
             since a GPU without measurements is held to the lesser ones that have them.
-        path: Folder or file of weights; None searches. A folder may have its own `blend.json`.
+        path: Folder or file of weights; None searches.
 
     Raises:
         WeightsError: Weights that cannot be found, fetched or trusted.
@@ -105,10 +89,8 @@ def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> Bundle
 def _loaded(gpu_names: tuple[str, ...], path: str | None, _settings: tuple[tuple[str, str], ...]) -> BundledModels:
     from lightning_predict.weights.store import load_weights  # brings the download libraries: only when needed
 
-    own = BUNDLED_BLENDS if path is None else Path(path).expanduser() / BLEND_NAME
     return BundledModels(
         networks=UtilisationModels(load_weights(gpu_names, path=path)),
         collectives=bundled_curves(),
         embeddings=EmbeddingModel(),
-        blends=read_blends(own if own.is_file() else BUNDLED_BLENDS),
     )

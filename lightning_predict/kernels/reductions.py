@@ -87,6 +87,23 @@ def _convolution(problem: Problem) -> tuple[Part, ...]:
     return (Part(1.0, Problem("bmm", problem.dtype, (w["groups"], m, n, k))),)
 
 
+def as_product(problem: Problem) -> Problem | None:
+    """Give the implicit matrix product that computes an ungrouped two-dimensional convolution or half of its gradient.
+
+    None for anything else. Libraries always have this algorithm, whatever others they have (cuDNN's developer guide,
+    "implicit GEMM").
+    """
+    if problem.operation != "conv2d" and problem.operation not in CONVOLUTION_BACKWARD_RATIOS:
+        return None
+    product = _convolution(problem)[0].problem
+    if product.operation != "linear":
+        return None
+    if problem.operation == "conv2d_backward_input":
+        batch, positions, filters, taps = product.dims
+        return Problem("linear", problem.dtype, (batch, positions, taps, filters))
+    return product
+
+
 def _convolution_backward(problem: Problem) -> tuple[Part, ...]:
     ratio = CONVOLUTION_BACKWARD_RATIOS[problem.operation]
     return (Part(ratio, Problem("conv2d", problem.dtype, problem.dims)),)

@@ -217,6 +217,12 @@ def detour_scores(folder: Path, models: KernelModels) -> tuple[DetourScore, ...]
     return tuple(scores)
 
 
+def log_errors_of(members: Sequence[Published], models: KernelModels) -> Array:
+    """Give log(predicted / measured) of times on one GPU, shape (members,)."""
+    errors: Array = np.log1p(_compare(members, models)[0])
+    return errors
+
+
 def _compare(members: Sequence[Published], models: KernelModels) -> Array:
     """Relative error of times on one GPU, and 1 inside the interval; shape (2, members)."""
     problems = [part for each in members for part in (each.problem, *each.left_out)]

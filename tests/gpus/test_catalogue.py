@@ -34,6 +34,7 @@ architecture = "ampere"
 cores_per_multiprocessor = 128
 float64_lanes_per_multiprocessor = 2
 max_threads_per_multiprocessor = 1536
+max_blocks_per_multiprocessor = 16
 registers_per_multiprocessor = 65536
 shared_memory_kib_per_multiprocessor = 100
 sources = ["sheet"]

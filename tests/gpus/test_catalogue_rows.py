@@ -57,6 +57,7 @@ def test_figures_lie_in_the_range_of_gpus_that_exist(row: Gpu) -> None:
     assert 100e9 <= row.l2_bytes_per_second <= 20e12
     assert 2 * 2**30 <= row.memory_bytes <= 288 * 2**30
     assert row.max_threads_per_multiprocessor in {1024, 1536, 2048}
+    assert row.max_blocks_per_multiprocessor in {16, 24, 32}
     assert row.registers_per_multiprocessor in {65536, 131072}
     assert 64 * 1024 <= row.shared_memory_bytes_per_multiprocessor <= 228 * 1024
     assert row.nvlink_bytes_per_second is None or 80e9 <= row.nvlink_bytes_per_second <= 900e9

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.blending import Blend
 from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.operations import Problem, ProblemBatch
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -18,7 +17,6 @@ class HalfSpeed:
     """Knows the (operation, dtype) pairs it is given, at a utilisation of one half."""
 
     known: frozenset[tuple[str, str]]
-    blended: Blend | None = None
     served_as: TimedBy = "mlp"
 
     def supports(self, operation: str, dtype: str) -> bool:
@@ -31,9 +29,6 @@ class HalfSpeed:
         assert self.supports(batch.operation, batch.dtype)
         seconds = 2 * roofline_seconds(batch, gpus)
         return Estimate(seconds, seconds / 1.1, seconds * 1.1)
-
-    def blend(self, problem: Problem, origin: Gpu, target: Gpu) -> Blend | None:
-        return self.blended
 
 
 def half_speed(*known: str) -> HalfSpeed:
