@@ -10,14 +10,22 @@ from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.blending import Blend
-from lightning_predict.kernels.choice import MEASURED_SPREAD, WAVE_SPREAD, timed_work
+from lightning_predict.kernels.choice import (
+    EXPONENTS,
+    MEASURED_SPREAD,
+    PAIR_SPREAD,
+    WAVE_SPREAD,
+    Kinship,
+    kinship_of,
+    timed_work,
+)
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import batch_of, problem
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.tracing.records import Flags, Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, SMALL
-from tests.kernels.example_models import HalfSpeed, half_speed
+from tests.kernels.example_models import half_speed
+from tests.recordings import recording
 
 MODELS = half_speed("linear/float32")
 LEFT = TensorInfo((4096, 4096), "float32")
@@ -59,100 +67,172 @@ def test_without_measurements_each_item_is_predicted_directly() -> None:
 
 def test_auto_takes_the_models_ratio_where_it_knows_and_wave_scaling_elsewhere() -> None:
     timed = timed_work(trace(measured=True), [BIG], origin=SMALL, models=MODELS)
-    # BIG has twice the FLOP/s: half of the measured 0.5 s. The others are bound by memory: a third.
-    assert np.isclose(timed.seconds[0, 0], 0.25)
+    # The product by the model, 2 x 2 · 4096^3 FLOPs / 1 TFLOP/s = 0.275 s on SMALL and half on BIG, and by three quarters
+    # of what 0.5 s are beyond it. The others are bound by memory: a third.
+    modelled = 2 * 2 * 4096**3 / 1e12
+    assert timed.seconds[0, 0] == pytest.approx(modelled / 2 * (0.5 / modelled) ** 0.75)
     assert 0.003 / 3 * 0.99 < timed.seconds[0, 1] < 0.003 / 3 * 1.2  # gamma is just below 1
-    assert np.isclose(timed.seconds[0, 2], 0.002)  # unknown work: gamma 1
+    assert timed.seconds[0, 2] == pytest.approx(0.002, rel=1e-3)  # unknown work: gamma 1
     np.testing.assert_array_equal(timed.shares["mlp"][0], [1, 0, 0])
     np.testing.assert_array_equal(timed.shares["wave"][0], [0, 1, 1])
-    np.testing.assert_allclose(timed.high_seconds[0] / timed.seconds[0], [1.1, WAVE_SPREAD, WAVE_SPREAD])
+    # The model says 10 % either way; on pairs of GPUs, ratios of products were seen to err by more.
+    spread = [PAIR_SPREAD["same units"], WAVE_SPREAD, WAVE_SPREAD]
+    np.testing.assert_allclose(timed.high_seconds[0] / timed.seconds[0], spread)
+    np.testing.assert_allclose(timed.seconds[0] / timed.low_seconds[0], spread)
 
 
-def blending(weight: float, half_width: float = 0.2) -> HalfSpeed:
-    return replace(MODELS, blended=Blend(weight=weight, half_width=half_width))
-
-
-def test_a_blend_lies_between_the_ratio_and_the_direct_prediction() -> None:
-    product = problem("linear", "float32", m=4096, n=4096, k=4096)
-    direct = 2 * roofline_seconds(batch_of([product]), [BIG])[0, 0]
-    expected = {0.0: direct, 1.0: 0.25, 0.5: math.sqrt(direct * 0.25), 0.1: direct**0.9 * 0.25**0.1}
-    for weight, seconds in expected.items():
-        timed = timed_work(trace(measured=True), [BIG], origin=SMALL, models=blending(weight))
-        assert timed.seconds[0, 0] == pytest.approx(seconds)
-        # Its interval is the one that was learnt; what no model knows keeps wave scaling and its interval.
-        spread = [math.exp(0.2), WAVE_SPREAD, WAVE_SPREAD]
-        np.testing.assert_allclose(timed.high_seconds[0] / timed.seconds[0], spread)
-        np.testing.assert_allclose(timed.seconds[0] / timed.low_seconds[0], spread)
-
-
-def test_wave_scaling_serves_where_it_was_learnt_to_err_less() -> None:
-    models = replace(MODELS, blended=Blend(weight=0.5, half_width=0.4, by_wave=True))
-    timed = timed_work(trace(measured=True), [BIG], origin=SMALL, models=models)
-    wave = timed_work(trace(measured=True), [BIG], origin=SMALL, models=models, method="wave")
-    np.testing.assert_array_equal(timed.seconds, wave.seconds)
-    np.testing.assert_array_equal(timed.shares["wave"], [[1, 1, 1]])
-    np.testing.assert_allclose(timed.high_seconds[0] / timed.seconds[0], [math.exp(0.4), WAVE_SPREAD, WAVE_SPREAD])
-
-
-@pytest.mark.parametrize("method", ["mlp", "wave"])
-def test_the_methods_of_the_paper_blend_nothing(method: str) -> None:
-    plain = timed_work(trace(measured=True), [BIG], origin=SMALL, models=MODELS, method=method)
-    blended = timed_work(trace(measured=True), [BIG], origin=SMALL, models=blending(0.0), method=method)
-    np.testing.assert_array_equal(blended.seconds, plain.seconds)
-    np.testing.assert_array_equal(blended.high_seconds, plain.high_seconds)
-
-
-def test_a_blend_leaves_the_measurement_alone_on_the_origin() -> None:
-    timed = timed_work(trace(measured=True), [SMALL], origin=SMALL, models=blending(0.0))
-    np.testing.assert_allclose(timed.seconds[0], [0.5, 0.003, 0.006])
-
-
-@given(weight=st.floats(0, 1), slower=st.floats(1, 10), method=st.sampled_from(["auto", "mlp", "wave"]))
-def test_a_longer_measurement_never_makes_a_prediction_shorter(weight: float, slower: float, method: str) -> None:
-    before = trace(measured=True)
+def slowed(before: Trace, factor: float) -> Trace:
+    """The trace with every kernel that much longer."""
     operations = tuple(
-        replace(operation, kernels=tuple(replace(k, seconds=k.seconds * slower) for k in operation.kernels))
+        replace(operation, kernels=tuple(replace(k, seconds=factor * k.seconds) for k in operation.kernels))
         for operation in before.operations
     )
-    after = replace(before, operations=operations)
-    models = blending(weight)
-    short, long = (timed_work(one, [BIG, SMALL], origin=SMALL, models=models, method=method) for one in (before, after))
+    return replace(before, operations=operations)
+
+
+@given(slower=st.floats(1, 10), method=st.sampled_from(["auto", "mlp", "wave"]))
+def test_a_longer_measurement_never_makes_a_prediction_shorter(slower: float, method: str) -> None:
+    before = trace(measured=True)
+    short, long = (
+        timed_work(one, [BIG, SMALL], origin=SMALL, models=MODELS, method=method)
+        for one in (before, slowed(before, slower))
+    )
     assert (long.seconds >= short.seconds * (1 - 1e-12)).all()
     assert (long.high_seconds >= short.high_seconds * (1 - 1e-12)).all()
+
+
+def test_an_operation_of_ones_own_is_scaled_whatever_its_tensors_say() -> None:
+    """Of its work nothing is known but that it ran: its kernel goes by the bandwidth."""
+    own = Operation(name="mine::scan", phase="forward", inputs=(LEFT,), outputs=(LEFT,), kernels=(kernel(0.05),))
+    recorded = Trace(operations=(own,), device="cuda", recorder="profiler", gpu_reported_name="Test SMALL")
+    timed = timed_work(recorded, [BIG], origin=SMALL, models=half_speed("transfer/float32"))
+    assert timed.seconds[0, 0] == pytest.approx(0.05 / 3, rel=1e-3)
+    assert timed.shares["wave"][0, 0] == 1
+
+
+def test_a_copy_over_the_host_link_goes_with_the_link() -> None:
+    images = TensorInfo((64, 3, 224, 224), "float32", device="cpu")
+    there = replace(images, device="cuda")
+    link = replace(kernel(0.004), name="Memcpy HtoD (Pinned -> Device)", grid=(0, 0, 0), block=(0, 0, 0))
+    copied = Operation(name="aten::copy_", phase="other", inputs=(there, images), outputs=(there,), kernels=(link,))
+    recorded = Trace(operations=(copied,), device="cuda", recorder="profiler", gpu_reported_name="Test H100")
+    h100, t4 = gpu("H100-SXM-80GB"), gpu("T4")
+    factor = h100.pcie_bytes_per_second / t4.pcie_bytes_per_second
+    assert factor == pytest.approx(4, rel=0.02)
+    for method in ("auto", "wave"):
+        timed = timed_work(recorded, [t4], origin=h100, models=MODELS, method=method)
+        assert timed.seconds[0, 0] == pytest.approx(0.004 * factor, rel=0.01)
+
+
+def test_an_operation_whose_kernels_are_missing_is_predicted_and_one_of_the_host_takes_nothing() -> None:
+    on_gpu, on_host = (replace(LEFT, device=device) for device in ("cuda", "cpu"))
+    lost = Operation(name="aten::mm", phase="forward", inputs=(on_gpu, on_gpu), outputs=(on_gpu,))
+    host = Operation(name="aten::mm", phase="forward", inputs=(on_host, on_host), outputs=(on_host,))
+    unseen = Operation(name="aten::mm", phase="forward", inputs=(LEFT, LEFT))
+    recorded = trace(measured=True)
+    recorded = replace(recorded, operations=(*recorded.operations, lost, host, unseen))
+    timed = timed_work(recorded, [BIG, SMALL], origin=SMALL, models=MODELS)
+    modelled = 2 * 2 * 4096**3 / 1e12
+    np.testing.assert_allclose(timed.seconds[:, 3], [modelled / 2, modelled])
+    np.testing.assert_array_equal(timed.seconds[:, 4:], np.zeros((2, 2)))
+    np.testing.assert_array_equal(timed.shares["mlp"][:, 3], [1, 1])
+    assert (timed.high_seconds[:, 3] > timed.low_seconds[:, 3]).all()
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "origin", "target", "expected"),
+    [
+        ("add", "float32", "V100-SXM2-32GB", "A100-SXM-40GB", "same code"),
+        ("host_copy", "uint8", "V100-SXM2-32GB", "A100-SXM-40GB", "same code"),
+        ("linear", "float32", "V100-SXM2-32GB", "A100-SXM-40GB", "same units"),
+        ("conv2d", "tf32", "V100-SXM2-32GB", "A100-SXM-40GB", "other units"),  # Volta computes it in float32
+        ("conv2d", "tf32", "A100-SXM-40GB", "H100-SXM-80GB", "same units"),
+        ("attention", "float16", "V100-SXM2-32GB", "A100-SXM-40GB", "same units"),
+        ("linear", "float16", "P100-PCIe-16GB", "V100-SXM2-32GB", "other units"),
+        ("linear", "bfloat16", "T4", "L4", "other units"),  # emulated before Ampere
+        ("linear", "float64", "V100-SXM2-32GB", "A100-SXM-40GB", "other units"),  # the A100's tensor cores do float64
+    ],
+)
+def test_kernels_are_akin_by_their_code_and_their_units(
+    operation: str, dtype: str, origin: str, target: str, expected: Kinship
+) -> None:
+    assert kinship_of(operation, dtype, gpu(origin), gpu(target)) == expected
+    assert kinship_of(operation, dtype, gpu(target), gpu(origin)) == expected
 
 
 # The models that are shipped.
 
 
-def measured_product(dtype: str, *, columns: int = 4096) -> Trace:
-    left, right = TensorInfo((4096, 4096), dtype), TensorInfo((4096, columns), dtype)
-    product = Operation(name="aten::mm", phase="forward", inputs=(left, right), kernels=(kernel(1.0),))
-    return Trace(operations=(product,), device="cuda", recorder="profiler", gpu_reported_name="NVIDIA H100 80GB HBM3")
+def recorded_step(reported_name: str) -> Trace:
+    """Same code of every sort, a product, and a convolution that takes TF32 where there is any."""
+    images, filters = TensorInfo((32, 256, 28, 28), "float32"), TensorInfo((256, 256, 3, 3), "float32")
+    rows, vector = TensorInfo((4096, 1024), "float32"), TensorInfo((1024,), "float32")
+    calls = (
+        ("aten::add", (rows, rows)),
+        ("aten::native_layer_norm", (rows, vector, vector)),
+        ("aten::sum", (rows,)),
+        ("aten::_fused_adamw_", (rows, rows, rows, rows)),
+        ("aten::embedding", (rows, TensorInfo((512,), "int64"))),
+        ("mine::scan", (rows,)),
+        ("triton::fused", ()),
+        ("aten::mm", (rows, TensorInfo((1024, 1024), "float32"))),
+        ("aten::convolution", (images, filters)),
+    )
+    operations = tuple(
+        Operation(name=name, phase="forward", inputs=inputs, kernels=(kernel(0.002, blocks=10_000),))
+        for name, inputs in calls
+    )
+    return Trace(operations=operations, device="cuda", recorder="profiler", gpu_reported_name=reported_name)
 
 
-def test_shipped_weights_blend_what_the_tables_show_and_take_the_ratio_alone_elsewhere() -> None:
-    origin, target = gpu("H100-SXM-80GB"), gpu("L40S")
-    models = kernel_models((origin.name, target.name))
+@pytest.mark.parametrize(("origin", "target"), [("V100-SXM2-32GB", "A100-SXM-40GB"), ("H100-SXM-80GB", "T4")])
+def test_twice_the_measured_time_is_twice_the_prediction_of_the_same_code(origin: str, target: str) -> None:
+    """The lines of the issue: doubling every kernel moved a prediction by 2 to 60 %, one of one's own not at all."""
+    here, there = gpu(origin), gpu(target)
+    models = kernel_models((origin, target))
+    before = recorded_step(here.reported_names[0])
+    once, twice = (
+        timed_work(one, [there], origin=here, models=models).seconds[0] for one in (before, slowed(before, 2.0))
+    )
+    ratios = twice / once
+    np.testing.assert_allclose(ratios[:7], 2, rtol=0.005)
+    assert ratios[7] == pytest.approx(2 ** EXPONENTS["same units"])
+    assert ratios[8] == pytest.approx(1)  # TF32 on one of the two: the model stands
 
-    def power(measured: Trace) -> float:
-        """Weight of the measurement: how the prediction grows when it is e times as long."""
-        kernels = (
-            replace(
-                kernel(math.e),
-            ),
-        )
-        longer = replace(measured, operations=(replace(measured.operations[0], kernels=kernels),))
-        one, other = (timed_work(t, [target], origin=origin, models=models).seconds[0, 0] for t in (measured, longer))
-        return float(np.log(other / one))
 
-    known = models.blends.of("matmul_half", origin_known=True, target_known=True)
-    unseen = models.blends.of("matmul_half", origin_known=False, target_known=False)
-    assert known is not None
-    assert unseen is not None
-    assert power(measured_product("bfloat16")) == pytest.approx(known.weight)
-    assert power(measured_product("bfloat16", columns=4097)) == pytest.approx(1)  # odd sizes: no table has them
-    assert power(measured_product("float64")) == pytest.approx(1)  # a sibling dtype: no table has it
-    assert models.blend(problem("linear", "bfloat16", m=8, n=8, k=8), gpu("A30"), gpu("RTX-4090")) == unseen
+@pytest.mark.parametrize(("origin", "target"), [("V100-SXM2-32GB", "A100-SXM-40GB"), ("H100-SXM-80GB", "RTX-4090")])
+def test_no_scaled_time_is_certain(origin: str, target: str) -> None:
+    here = gpu(origin)
+    recorded = recorded_step(here.reported_names[0])
+    timed = timed_work(recorded, [gpu(target), here], origin=here, models=kernel_models((origin, target)))
+    assert (timed.low_seconds * 1.02 < timed.seconds).all()
+    assert (timed.seconds * 1.02 < timed.high_seconds).all()
+
+
+@pytest.mark.recorded
+@pytest.mark.parametrize(("origin", "target"), [("v100", "a100"), ("a100", "v100")])
+def test_a_recorded_step_is_predicted_on_the_other_gpu_that_ran_it(origin: str, target: str) -> None:
+    """ResNet-50, batch 32, in float32, operation by operation on a V100 and, with TF32 convolutions, on an A100.
+
+    Kernels take 94.3 and 39.6 ms. What has been reached is within 10 %, and half of the operations within 15 %; before,
+    half of them were off by a third.
+    """
+    here, there = (
+        replace(whole, operations=tuple(one for one in whole.operations if not one.name.startswith("c10d::")))
+        for whole in (Trace.load(recording(f"married_resnet50_{name}.json.gz")) for name in (origin, target))
+    )
+    gpus = {"v100": gpu("V100-SXM2-32GB"), "a100": gpu("A100-SXM-40GB")}
+    models = kernel_models(tuple(one.name for one in gpus.values()))
+    timed = timed_work(here, [gpus[target]], origin=gpus[origin], models=models)
+    truth = np.array(
+        [math.fsum(k.seconds for i in item.operations for k in there.operations[i].kernels) for item in timed.items]
+    )
+    assert math.fsum(truth) == pytest.approx({"a100": 0.0396, "v100": 0.0943}[target], rel=0.01)
+    assert timed.seconds.sum() == pytest.approx(math.fsum(truth), rel=0.12)
+    assert np.median(np.abs(timed.seconds[0] / truth - 1)) < 0.15
+    assert np.mean((timed.low_seconds[0] <= truth) & (truth <= timed.high_seconds[0])) > 0.8
+    same_code = np.array(["conv" not in here.operations[item.operations[0]].name for item in timed.items])
+    assert timed.seconds[0, same_code].sum() == pytest.approx(math.fsum(truth[same_code]), rel=0.05)
 
 
 def test_wave_scales_everything_and_mlp_nothing_that_it_can_time() -> None:
