@@ -5,6 +5,7 @@ Example::
     python -m benchmarks.accuracy validation --figure predicted-against-measured.png
     python -m benchmarks.accuracy validation --of correlations
     python -m benchmarks.accuracy measurements --of regressions
+    python -m benchmarks.accuracy measurements --of pairs
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.accuracy import regressions, report, studies
+from benchmarks.accuracy import gpu_pairs, regressions, report, studies
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.kernels.models import kernel_models
 
 WIDTH: Final = 170
 """Columns of the printed tables."""
@@ -31,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="folder of the tables")
     parser.add_argument(
         "--of",
-        choices=("iterations", "correlations", "regressions"),
+        choices=("iterations", "correlations", "regressions", "pairs"),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
-        "past runs (default: %(default)s)",
+        "past runs; what a measurement on one GPU says about another (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
@@ -61,6 +63,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     elif options.of == "correlations":
         cases = studies.held_cases(folder, weights=options.weights)
         console.print(studies.study_table(studies.interval_study(cases)))
+    elif options.of == "pairs":
+        models = kernel_models((), None if options.weights is None else str(options.weights))
+        console.print(gpu_pairs.studies_table(gpu_pairs.exponent_studies(gpu_pairs.measured_pairs(folder, models))))
     else:
         published = report.evaluate_published(folder, weights=options.weights)
         report.print_report(published, console)

@@ -21,6 +21,7 @@ from lightning_predict.kernels.estimates import (
 )
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, problem
+from lightning_predict.kernels.reductions import as_product
 from lightning_predict.kernels.roofline import roofline_seconds
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
@@ -254,3 +255,29 @@ def test_the_share_of_the_base_is_that_of_networks_that_never_saw_the_gpu(shippe
     times = problem_times(items, [gpu("T4"), gpu("V100-PCIe-32GB"), gpu("RTX-4090")], shipped)
     # T4 and V100 have own weights in float32 alone, the RTX 4090 none.
     np.testing.assert_array_equal(times.base_share, [[0, 1], [0, 1], [1, 1]])
+
+
+# The models that are shipped.
+
+
+def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> None:
+    """The base called filters of 1 x 1 on a V100 1.4 times as slow as the product that they are.
+
+    The T4 has measured convolutions of its own and keeps them; so does Winograd's filter, faster than its product.
+    """
+    cards = [gpu("V100-SXM2-32GB"), gpu("T4")]
+    models = kernel_models(tuple(card.name for card in cards))
+    shape = {"batch": 32, "in_channels": 512, "out_channels": 2048, "image_size": 7}
+    backward = problem("conv2d_backward_input", "float32", kernel_size=1, **shape)
+    product = as_product(backward)
+    assert product is not None
+    times = problem_times([backward, product], cards, models)
+    assert times.seconds[0, 0] == pytest.approx(times.seconds[0, 1])
+    assert times.low_seconds[0, 0] <= times.seconds[0, 0] < times.high_seconds[0, 0]
+    assert times.shares["proxy"][0, 0] == 1
+    alone = models.estimate(batch_of([backward]), cards)
+    assert alone.seconds[0, 0] > 1.2 * times.seconds[0, 1]
+    assert times.seconds[1, 0] == pytest.approx(alone.seconds[1, 0])
+    winograd = problem("conv2d", "float32", kernel_size=3, padding=1, **shape | {"out_channels": 512})
+    own = problem_times([winograd], cards, models)
+    np.testing.assert_allclose(own.seconds, models.estimate(batch_of([winograd]), cards).seconds)

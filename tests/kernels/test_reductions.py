@@ -6,7 +6,7 @@ import pytest
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.kernels.operations import Problem, batch_of, problem
-from lightning_predict.kernels.reductions import reduced
+from lightning_predict.kernels.reductions import as_product, reduced
 from lightning_predict.kernels.utilisation import family_of
 from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, TRANSFER_RATIOS
 
@@ -21,6 +21,26 @@ def total_flops(item: Problem) -> float:
 def test_a_convolution_becomes_a_product_of_the_same_flops(groups: int) -> None:
     item = problem("conv2d", "bfloat16", **CONVOLUTION, groups=groups)
     assert total_flops(item) == float(batch_of([item]).flops[0])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_backward_input", "conv2d_backward_weight"])
+def test_every_pass_of_a_convolution_is_a_product_of_the_same_flops(name: str, stride: int) -> None:
+    item = problem(name, "float32", **CONVOLUTION, stride=stride)
+    product = as_product(item)
+    assert product is not None
+    assert float(batch_of([product]).flops[0]) == float(batch_of([item]).flops[0])
+
+
+def test_the_gradient_to_the_input_sums_over_the_filters() -> None:
+    product = as_product(problem("conv2d_backward_input", "float32", **CONVOLUTION))
+    # 2 images of 10 x 10 positions, 8 x 3 x 3 taps, 16 filters to sum over.
+    assert product == problem("linear", "float32", m=200, n=72, k=16)
+
+
+def test_grouped_convolutions_and_products_are_no_one_product() -> None:
+    assert as_product(problem("conv2d", "float32", **CONVOLUTION, groups=4)) is None
+    assert as_product(problem("linear", "float32", m=8, n=8, k=8)) is None
 
 
 def test_the_implicit_product_has_positions_filters_and_taps() -> None:

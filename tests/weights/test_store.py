@@ -72,6 +72,12 @@ def test_a_folder_without_a_manifest_is_read_unchecked(tmp_path: Path) -> None:
     assert bias(load_weights(["T4"], path=tmp_path / "mine").gpus["T4"]) == 2.0
 
 
+def test_a_folder_that_still_holds_the_blends_of_an_older_release_is_read(tmp_path: Path) -> None:
+    publish(tmp_path / "mine", "T4", bias=2.0)
+    (tmp_path / "mine" / "blend.json").write_text('{"format_version": 1, "families": {}}')
+    assert bias(load_weights(["T4"], path=tmp_path / "mine").gpus["T4"]) == 2.0
+
+
 def test_a_file_that_its_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", "L4")
     publish(tmp_path / "mine", "T4")  # the manifest now names T4 alone
