@@ -1,12 +1,12 @@
-"""How much a measurement on one GPU says about another: problems that two GPUs both ran; the study behind `choice.py`.
+"""How much a measurement on one GPU says about another, on problems that both ran: the study behind `choice.py`.
 
     python -m benchmarks.accuracy MEASUREMENTS --of pairs
 
 With e = log(predicted / measured) on the origin and on the target, a measurement scaled by the ratio of predictions to
-a power w errs by e_target - w · e_origin: w says which part of the origin's error comes back on the target. Pairs are of
-rows that no network was fitted to: the tables' held-out ones, of the same software build, and the published times that
-no fit saw (`training/proxies.py`). For each kinship of the kernels the power is chosen on the pairs without a GPU, whichever side
-it would be on, and judged on those with it. Example::
+a power w errs by e_target - w · e_origin: w says which part of the origin's error comes back on the target. Pairs are
+of rows that no network was fitted to: the tables' held-out ones, of the same software build, and the published times
+that no fit saw (`training/proxies.py`). For each kinship of the kernels the power is chosen on the pairs without a GPU,
+whichever side it would be on, and judged on those with it. Example::
 
     studies = exponent_studies(measured_pairs(Path("measurements"), models))
     studies["same code"].left_out_error
@@ -93,8 +93,8 @@ class ExponentStudy:
         chosen: The power with the least error.
         left_out_error: Error of the pairs with a GPU by the power chosen on those without.
         errors: Error by each of `POWERS`.
-        half_width: Conformal 90 % quantile of what the power in use leaves where a network was trained on the operation;
-            every pair counts the same. None without such pairs: a stand-in's own interval is wider.
+        half_width: Conformal 90 % quantile of what the power in use leaves where a network was trained on the
+            operation; every pair counts the same. None without such pairs: a stand-in's own interval is wider.
     """
 
     pairs: int
@@ -133,7 +133,9 @@ def _held_out(tables: Path, models: BundledModels) -> Iterator[GpuErrors]:
             predicted = models.estimate(rows.batch, [gpus[group.gpu]]).seconds[0]
             shapes = tuple(map(tuple, np.stack(list(rows.batch.columns.values()), axis=1).tolist()))
             together = (rows.batch.operation, rows.batch.dtype, group.source, group.build)
-            yield GpuErrors(recipe.family.name, together, group.gpu, shapes, np.log(predicted / rows.seconds), is_trained=True)
+            yield GpuErrors(
+                recipe.family.name, together, group.gpu, shapes, np.log(predicted / rows.seconds), is_trained=True
+            )
 
 
 def _published(tables: Path, models: BundledModels) -> Iterator[GpuErrors]:

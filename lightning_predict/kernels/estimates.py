@@ -268,9 +268,9 @@ def _held_to_products(
 ) -> ProblemTimes:
     """Take the implicit product of a convolution where the base, which saw none of the GPU's, calls that one slower.
 
-    Both opinions stay in the interval. On one ResNet-50 step of a V100, filters of 1 x 1 and those with strides take the
-    products' time within 2 % and 0.70 of the base's, in total; that step is where this was found. Winograd's filters,
-    3 x 3 without strides, are faster as convolutions.
+    Both opinions stay in the interval. On one ResNet-50 step of a V100, filters of 1 x 1 and those with strides take
+    the products' time within 2 % and 0.70 of the base's, in total; that step is where this was found. Winograd's
+    filters, 3 x 3 without strides, are faster as convolutions.
     """
     products = {index: product for index, item in enumerate(problems) if (product := as_product(item)) is not None}
     if models is None or not products:

@@ -38,13 +38,13 @@ REGISTER_UNIT_PER_WARP: Final = 256
 SHARED_MEMORY_UNIT_BYTES: Final = 256
 
 FULL_TRAFFIC_SHARE: Final = 0.25
-"""Share of a wave's blocks that draw the whole bandwidth. Chosen on the kernels of one ResNet-50 step that a V100 and an
-A100 both ran: a quarter gives the same-code kernels of at least 5 µs within 2 % in total, both ways; 1/16 to 1/4 are
-alike, all of the wave is 15 % off."""
+"""Share of a wave's blocks that draw the whole bandwidth. Chosen on the kernels of one ResNet-50 step that a V100 and
+an A100 both ran: 1/16 to 1/4 of a wave put the same-code kernels within 4 % in total, both ways, a whole wave 16 % off
+one way and 13 % the other."""
 
 START_SECONDS: Final = 2 * MICROSECOND
-"""Part of a kernel's or a copy's time that no GPU shortens. Of the same step, copies of a few bytes take 1.3 to 1.8 µs on
-both GPUs and kernels of one block 1.5 to 2.5 µs, as graph-replayed kernels of one tile do on nine GPUs."""
+"""Part of a kernel's or a copy's time that no GPU shortens. Of the same step, copies of a few bytes take 1.3 to 1.8 µs
+on both GPUs and kernels of one block 1.5 to 2.5 µs, as graph-replayed kernels of one tile do on nine GPUs."""
 
 HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
 """How the driver's names of copies over the host link begin."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.estimates import TimedBy
-from lightning_predict.kernels.operations import Problem, ProblemBatch
+from lightning_predict.kernels.operations import ProblemBatch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
 

@@ -67,8 +67,8 @@ def test_without_measurements_each_item_is_predicted_directly() -> None:
 
 def test_auto_takes_the_models_ratio_where_it_knows_and_wave_scaling_elsewhere() -> None:
     timed = timed_work(trace(measured=True), [BIG], origin=SMALL, models=MODELS)
-    # The product by the model, 2 x 2 · 4096^3 FLOPs / 1 TFLOP/s = 0.275 s on SMALL and half on BIG, and by three quarters
-    # of what 0.5 s are beyond it. The others are bound by memory: a third.
+    # The product by the model, 2 x 2 · 4096^3 FLOPs / 1 TFLOP/s = 0.275 s on SMALL and half on BIG, and by three
+    # quarters of what 0.5 s are beyond it. The others are bound by memory: a third.
     modelled = 2 * 2 * 4096**3 / 1e12
     assert timed.seconds[0, 0] == pytest.approx(modelled / 2 * (0.5 / modelled) ** 0.75)
     assert 0.003 / 3 * 0.99 < timed.seconds[0, 1] < 0.003 / 3 * 1.2  # gamma is just below 1

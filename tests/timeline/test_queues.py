@@ -103,7 +103,7 @@ def measured_trace(step_seconds: float, *, kernels: int = 1, kernel_seconds: flo
 
 def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
     trace = measured_trace(0.51)
-    work = timed_work(trace, [SMALL, BIG], origin=SMALL, models=MODELS)
+    work = timed_work(trace, [SMALL, BIG], origin=SMALL, models=MODELS, method="mlp")
     own, other = iterations(trace, work, [SMALL, BIG], origin=SMALL)
     assert own.seconds == 0.51
     assert (own.low_seconds, own.high_seconds) == (0.51 * 0.98, 0.51 * 1.03)
@@ -113,7 +113,7 @@ def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
 def test_a_step_longer_than_the_device_was_busy_is_the_hosts_time_everywhere() -> None:
     # 100 kernels of 10 us each in a step of 2.5 ms: the host takes 25 us an operation, on any GPU.
     trace = measured_trace(2.5e-3, kernels=100, kernel_seconds=10e-6)
-    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS)
+    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
     (other,) = iterations(trace, work, [BIG], origin=SMALL)
     assert other.bound_by == "host"
     assert math.isclose(other.seconds, 2.5e-3, rel_tol=1e-3)
@@ -173,7 +173,7 @@ def profiled(number: int, kernel_microseconds: float) -> Operation:
 def microseconds(*operations: Operation) -> float:
     """A step recorded on SMALL, predicted on BIG, which takes half as long for a product."""
     trace = Trace(operations=operations, device="cuda", recorder="profiler")
-    work = timed_work(trace, [BIG], origin=SMALL, models=half_speed("linear/float32"))
+    work = timed_work(trace, [BIG], origin=SMALL, models=half_speed("linear/float32"), method="mlp")
     (step,) = iterations(trace, work, [BIG], origin=SMALL)
     return step.seconds * 1e6
 

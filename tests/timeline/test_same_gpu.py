@@ -83,7 +83,7 @@ def test_the_host_is_the_same_on_other_gpus_so_its_time_is_corrected_in_full() -
 def test_kernels_that_were_measured_are_not_corrected_twice() -> None:
     trace = measured_trace(0.51)
     check = same_gpu_check(trace, SMALL, MODELS)
-    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS)
+    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(0.25)  # half of the measured kernel's 0.5
     assert other.notes == ()
