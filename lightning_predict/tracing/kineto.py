@@ -98,8 +98,8 @@ def _refuse_other_vendors(profile: Profile, source: str) -> None:
     if is_amd or any(call.is_launch and call.name.startswith("hip") for call in profile.calls()):
         named = f"on {names[0]!r}" if names and names[0] else "on a GPU"
         raise TraceFormatError(
-            f"{source} was recorded {named}, with AMD's runtime. Recordings of NVIDIA GPUs only are read, so far: record "
-            "the step on one, or without a GPU on the meta device."
+            f"{source} was recorded {named}, with AMD's runtime. Recordings of NVIDIA GPUs only are read, so far: "
+            "record the step on one, or without a GPU on the meta device."
         )
 
 
@@ -302,14 +302,14 @@ def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
     if profile.earlier_work:
         seconds = microseconds_to_seconds(math.fsum(work.duration for work in profile.earlier_work))
         yield (
-            f"Left out: {len(profile.earlier_work):,} kernels ({seconds_to_milliseconds(seconds):.2f} ms) that ran before "
-            "the step's own and belong to the step before."
+            f"Left out: {len(profile.earlier_work):,} kernels ({seconds_to_milliseconds(seconds):.2f} ms) that ran "
+            "before the step's own and belong to the step before."
         )
     waited = microseconds_to_seconds(profile.waited)
     if profile.waited > _SHORT_WAIT * (profile.end - profile.start):
         yield (
-            f"The host first waited {seconds_to_milliseconds(waited):.2f} ms for the step before: the step begins there "
-            "and ends with its last kernel."
+            f"The host first waited {seconds_to_milliseconds(waited):.2f} ms for the step before: the step begins "
+            "there and ends with its last kernel."
         )
     if loading:
         milliseconds = seconds_to_milliseconds(loading)

@@ -115,11 +115,13 @@ def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: S
 def solved_geometry(*, image: int, taps: int, result: int) -> tuple[int, int] | None:
     """Stride and padding with `result = floor((image + 2 padding - taps) / stride) + 1`, undilated; None for none.
 
-    Several pairs may solve it. Half the filter as padding is tried first, as in nearly all networks, then less padding;
-    the smallest stride counts.
+    Several pairs may solve it. Patches side by side come first; then, for an odd filter, half of it as padding, as in
+    nearly all networks; then less padding before more. The smallest stride counts.
     """
-    half = (taps - 1) // 2
-    for padding in (half, *range(half), *range(half + 1, taps)):
+    if image == taps * result:
+        return taps, 0
+    usual = [taps // 2] if taps % 2 else []
+    for padding in (*usual, *range(taps)):
         for stride in range(1, _LARGEST_STRIDE + 1):
             if (image + 2 * padding - taps) // stride + 1 == result:
                 return stride, padding
