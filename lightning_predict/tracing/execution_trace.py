@@ -50,7 +50,22 @@ def import_execution_trace(path: str | os.PathLike[str], *, step: int | None = N
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
-    document = Checked(read_json(source, strict=False), source)
+    return trace_of_execution(read_json(source, strict=False), source, step=step)
+
+
+def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
+    """Do what `import_execution_trace` does with a file that was parsed already.
+
+    Args:
+        parsed: The parsed JSON.
+        source: Name of the file, for errors.
+        step: As in `import_execution_trace`.
+
+    Raises:
+        TraceVersionError: A file of another version of the format.
+        TraceFormatError: Not such a file, or it has no such step.
+    """
+    document = Checked(parsed, source)
     schema = document.mapping().get("schema")
     if not isinstance(schema, str):
         raise TraceFormatError(

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 
 from lightning_predict.errors import TraceFormatError
-from lightning_predict.tracing.execution_trace import import_execution_trace
+from lightning_predict.tracing.execution_trace import trace_of_execution
 from lightning_predict.tracing.files import FORMAT, read_json
-from lightning_predict.tracing.kineto import import_kineto
+from lightning_predict.tracing.kineto import trace_of_kineto
 from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.reported_gpu import with_named_gpu
 
@@ -36,9 +36,9 @@ def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: 
     source = os.fspath(path)
     document = read_json(source, strict=False)
     if isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document):
-        return import_kineto(source, step=step, gpu=gpu)
+        return trace_of_kineto(document, source, step=step, gpu=gpu)
     if isinstance(document, dict) and "nodes" in document:
-        return with_named_gpu(import_execution_trace(source, step=step), gpu)
+        return with_named_gpu(trace_of_execution(document, source, step=step), gpu)
     if isinstance(document, dict) and document.get("format") == FORMAT:
         raise TraceFormatError(f"{source} is a trace of lightning-predict already; there is nothing to import.")
     raise TraceFormatError(

@@ -67,7 +67,23 @@ def import_kineto(path: str | os.PathLike[str], *, step: int | None = None, gpu:
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
-    profile = read_profile(read_json(source, strict=False), source, step=step)
+    return trace_of_kineto(read_json(source, strict=False), source, step=step, gpu=gpu)
+
+
+def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
+    """Do what `import_kineto` does with a file that was parsed already.
+
+    Args:
+        document: The parsed JSON.
+        source: Name of the file, for errors.
+        step: As in `import_kineto`.
+        gpu: As in `import_kineto`.
+
+    Raises:
+        TraceFormatError: As in `import_kineto`.
+        UnknownGpuError: As in `import_kineto`.
+    """
+    profile = read_profile(document, source, step=step)
     _refuse_other_vendors(profile, source)
     trace = with_named_gpu(trace_of_profile(profile, recorder="kineto"), gpu)
     shapes = any(operation.inputs for operation in trace.operations)
@@ -75,7 +91,7 @@ def import_kineto(path: str | os.PathLike[str], *, step: int | None = None, gpu:
     trace = left_out_collectives(replace(trace, notes=tuple(notes)))
     lost = unknown_gpu_note(trace)
     if lost is not None:
-        warnings.warn(f"{source}: {lost}", stacklevel=2)
+        warnings.warn(f"{source}: {lost}", stacklevel=3)
     return trace
 
 

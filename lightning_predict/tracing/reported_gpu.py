@@ -61,8 +61,8 @@ def unknown_gpu_note(trace: Trace) -> str | None:
     if not trace.kernels:
         return f"{what} Its measured step cannot be compared with a prediction."
     return (
-        f"{what} Its {len(trace.kernels):,} measured kernels are left out and every time is predicted from shapes. Say "
-        "which GPU of the catalogue it is: `trace import --gpu V100-SXM2-16GB`, or gpu= of import_trace."
+        f"{what} Its {len(trace.kernels):,} measured kernels are left out and every time is predicted from shapes. "
+        f"{_remedy(trace)}"
     )
 
 
@@ -88,9 +88,18 @@ def check_predictable(trace: Trace) -> None:
     if gpu_in_use(trace) is None:
         raise UnknownGpuError(
             f"{_named(trace)} The trace has no shapes either, so that its {len(trace.kernels):,} measured kernels are "
-            "all there is, and they can only be scaled from a known GPU. Say which GPU of the catalogue it is: `trace "
-            "import --gpu V100-SXM2-16GB`, or gpu= of import_trace; or record with record_shapes=True."
+            f"all there is, and they can only be scaled from a known GPU. {_remedy(trace)} Or record it again with "
+            "record_shapes=True."
         )
+
+
+def _remedy(trace: Trace) -> str:
+    """How to say which GPU it was."""
+    if trace.recorder == "kineto":
+        how = "`trace import --gpu V100-SXM2-16GB`, or gpu= of import_trace"
+    else:
+        how = "`dataclasses.replace(trace, gpu_reported_name='V100-SXM2-16GB')`"
+    return f"Say which GPU of the catalogue it is: {how}."
 
 
 def _named(trace: Trace) -> str:

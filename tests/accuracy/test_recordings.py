@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
-from lightning_predict.fitting.recordings import (
+from rich.console import Console
+
+from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.recordings import (
     busy_seconds,
     load_recording,
-    main,
     print_report,
     recorded_step_seconds,
     score_pair,
     score_recording,
 )
-from rich.console import Console
-
 from lightning_predict.tracing.imports import import_trace
 from tests.recordings import recording
 from tests.tracing.kineto_files import Device, mark, steps, write
@@ -63,7 +64,7 @@ def test_two_recordings_of_one_model_are_predicted_across(tmp_path: Path) -> Non
 def test_the_report_prints_what_it_scored_and_what_it_refused(tmp_path: Path) -> None:
     write(tmp_path / "mine.json", list(steps([3])))
     write(tmp_path / "amd.json", list(steps([3])), gpu={"id": 0, "name": "AMD Instinct MI300X", "warpSize": 64})
-    console = Console(width=190, record=True, file=(tmp_path / "out.txt").open("w"))
+    console = Console(width=190, record=True, file=StringIO())
     print_report(tmp_path, console)
     text = console.export_text()
     row = next(line for line in text.splitlines() if "mine" in line)
@@ -74,7 +75,7 @@ def test_the_report_prints_what_it_scored_and_what_it_refused(tmp_path: Path) ->
 
 
 def test_a_folder_without_recordings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path), "--of", "recordings"]) == 1
     assert "holds no recording; give a folder of .json or .json.gz files" in capsys.readouterr().err
 
 

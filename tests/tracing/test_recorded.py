@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from typing import Any, Final
+from functools import cache
+from typing import Final
 
 import pytest
 
@@ -29,12 +30,13 @@ REFUSED: Final = {
 }
 
 
-def load(name: str, **options: Any) -> Trace:
+@cache
+def load(name: str, gpu: str | None = None) -> Trace:
     path = recording(name)
     document = read_json(path, strict=False)
     if isinstance(document, dict) and document.get("format") == FORMAT:
         return Trace.load(path)
-    return import_trace(path, **options)
+    return import_trace(path, gpu=gpu)
 
 
 @pytest.mark.parametrize("name", FILES or ["(none)"])
@@ -87,7 +89,7 @@ def test_kernels_of_the_step_before_are_no_part_of_the_step() -> None:
 
 
 def test_an_unknown_gpu_can_be_named_and_its_median_step_is_no_outlier() -> None:
-    trace = load("kineto_old_resnet50_w4_29db.json.gz", gpu="V100-SXM2-16GB")
+    trace = load("kineto_old_resnet50_w4_29db.json.gz", "V100-SXM2-16GB")
     # Its steps take 151.7, 118.1, 108.4, 124.1, 115.0 and 152.1 ms; the last was taken before.
     assert "Step 8 was taken" in trace.notes[0]
     assert trace.profiled_seconds == pytest.approx(124.1e-3, rel=0.02)
@@ -97,10 +99,10 @@ def test_an_unknown_gpu_can_be_named_and_its_median_step_is_no_outlier() -> None
 
 @pytest.mark.parametrize(
     ("name", "gpu"),
-    [("kineto_old_resnet50_w4_29db.json.gz", "V100"), ("kineto_resnet50_w0_b_step19.json.gz", None)],
+    [("kineto_old_resnet50_w4_29db.json.gz", "V100-SXM2-16GB"), ("kineto_resnet50_w0_b_step19.json.gz", None)],
 )
 def test_files_of_torch_1_8_and_1_9_have_a_backward_pass(name: str, gpu: str | None) -> None:
-    trace = load(name, gpu=gpu)
+    trace = load(name, gpu)
     backward = [operation for operation in trace.operations if operation.phase == "backward"]
     by_name = [operation.name for operation in backward]
     assert by_name.count("aten::convolution_backward") == 53  # ResNet-50's convolutions
