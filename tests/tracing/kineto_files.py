@@ -45,8 +45,13 @@ class Device:
             self.events.append(event("cudaLaunchKernel", start, LAUNCH, "cuda_runtime", correlation=number))
         begin = max(start + IDLE_START, self.ends + KERNEL_GAP)
         self.ends = begin + microseconds
-        shape = {"grid": [80, 1, 1], "block": [256, 1, 1], "registers per thread": 32, "shared memory": 0}
-        where = {"device": 0, "stream": STREAM, "correlation": number}
+        shape: dict[str, Any] = {
+            "grid": [80, 1, 1],
+            "block": [256, 1, 1],
+            "registers per thread": 32,
+            "shared memory": 0,
+        }
+        where: dict[str, Any] = {"device": 0, "stream": STREAM, "correlation": number}
         self.events.append(event(kernel, begin, microseconds, "kernel", tid=STREAM, **where, **shape))
 
 
