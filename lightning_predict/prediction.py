@@ -20,9 +20,8 @@ from lightning_predict.cost.flat import prediction_of
 from lightning_predict.cost.memory import StepMemory, memory_notes, step_memory
 from lightning_predict.cost.quotes import UserPrice, check_price, quote_of
 from lightning_predict.cost.records import Offer
-from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
-from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
@@ -46,6 +45,7 @@ from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use, unknown_gpu_note
 
 
 def predict(
@@ -89,6 +89,8 @@ def predict(
     Raises:
         UnknownGpuError: A name that the catalogue does not hold.
         InvalidArgumentError: An empty list, a bad price, layout, strategy, method or number of iterations.
+        TraceError: A trace without operations, or with neither shapes nor kernels. One with kernels of an unknown GPU
+            and without shapes is an UnknownGpuError.
         WeightsError: Weights that cannot be found or trusted.
     """
     if iterations is not None and iterations < 0:
@@ -162,6 +164,7 @@ def predict_workload(
             f"host_factor={host_factor} is no ratio of times; give a number above 0, for example 0.5 for a host that "
             "is twice as fast."
         )
+    check_predictable(trace)
     targets = list(dict.fromkeys(layout.gpu for layout in layouts))
     origin = gpu_in_use(trace)
     in_use = None if origin is None else layout_in_use(trace, origin)
@@ -210,23 +213,14 @@ def predict_workload(
             same_gpu=same_gpu if is_used else None,
         )
         predictions.append(found)
-    notes = (*_notes(kinds), *kinds_note(trace))
+    unknown_gpu = unknown_gpu_note(trace)
+    notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(kinds), *kinds_note(trace))
     return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
 
 
 def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
     """The GPUs that the recorded processes trained on."""
     return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
-
-
-def gpu_in_use(trace: Trace) -> Gpu | None:
-    """The catalogue's row of the GPU that the trace was recorded on; None off CUDA and for GPUs it does not hold."""
-    if trace.gpu_reported_name is None:
-        return None
-    try:
-        return find_gpu(trace.gpu_reported_name, memory_bytes=trace.gpu_memory_bytes)
-    except UnknownGpuError:
-        return None
 
 
 def _validation_steps(

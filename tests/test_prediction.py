@@ -12,10 +12,11 @@ import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.prediction import gpu_in_use, predict_workload
+from lightning_predict.prediction import predict_workload
 from lightning_predict.scaling.records import Workload
 from lightning_predict.timeline.same_gpu import CORRECTION_EXPONENT
 from lightning_predict.tracing.records import Flags, Kernel, Memory, Operation, TensorInfo, Trace
+from lightning_predict.tracing.reported_gpu import gpu_in_use
 
 DATA = TensorInfo((4096, 4096), "float32")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,))

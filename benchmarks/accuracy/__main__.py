@@ -6,6 +6,7 @@ Example::
     python -m benchmarks.accuracy validation --of correlations
     python -m benchmarks.accuracy measurements --of regressions
     python -m benchmarks.accuracy measurements --of pairs
+    python -m benchmarks.accuracy traces --of recordings
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.accuracy import gpu_pairs, regressions, report, studies
+from benchmarks.accuracy import gpu_pairs, recordings, regressions, report, studies
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.kernels.models import kernel_models
 
-WIDTH: Final = 170
+WIDTH: Final = 180
 """Columns of the printed tables."""
 
 
@@ -33,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="folder of the tables")
     parser.add_argument(
         "--of",
-        choices=("iterations", "correlations", "regressions", "pairs"),
+        choices=("iterations", "correlations", "regressions", "pairs", "recordings"),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
-        "past runs; what a measurement on one GPU says about another (default: %(default)s)",
+        "past runs; what a measurement on one GPU says about another; recordings of real GPUs (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
@@ -60,6 +61,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
             measures_cpu=options.measure_cpu,
         )
         regressions.print_report(found, console)
+    elif options.of == "recordings":
+        recordings.print_report(folder, console)
     elif options.of == "correlations":
         cases = studies.held_cases(folder, weights=options.weights)
         console.print(studies.study_table(studies.interval_study(cases)))

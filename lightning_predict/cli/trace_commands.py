@@ -5,6 +5,7 @@ Example::
     lightning-predict trace check run.json.gz
     lightning-predict trace anonymise run.json.gz --output shareable.json.gz
     lightning-predict trace import rank0.pt.trace.json.gz --output run.json.gz
+    lightning-predict trace import old.pt.trace.json --gpu V100-SXM2-32GB       # where the file names no GPU
     lightning-predict trace view run.json.gz --gpu L4 --output timeline.json    # open it in ui.perfetto.dev
 """
 
@@ -43,13 +44,13 @@ def trace(
         action: What to do: check, anonymise, import or view.
         file: The trace, or for import the file of the other tool; gzip or plain.
         output: File to write (default: beside the one that is read).
-        gpu: GPU to view the timeline of (default: the one that the trace was recorded on).
+        gpu: With view: GPU to view the timeline of (default: the one that the trace was recorded on). With import: GPU
+            that the file was recorded on, where it does not name it or the catalogue does not know the name.
         keep_modules: With anonymise: leave the names of modules.
-        step: With import: number of the ProfilerStep to take (default: the last).
+        step: With import: number of the ProfilerStep to take (default: the median one of those that did something).
         weights: With view: weights to predict by, a folder or a file (default: the cache, then those that ship).
     """
     from lightning_predict.tracing.files import load_trace, save_trace
-    from lightning_predict.tracing.imports import import_trace
     from lightning_predict.tracing.privacy import anonymised
 
     _check_options(
@@ -57,7 +58,7 @@ def trace(
     )
     if action == "view":
         return _view(load_trace(file), output or _beside(file, "timeline.json"), gpu, weights)
-    read = import_trace(file, step=step) if action == "import" else load_trace(file)
+    read = _imported(file, step, gpu) if action == "import" else load_trace(file)
     if action == "check":
         return Answer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
     if action == "anonymise":
@@ -73,7 +74,7 @@ def trace(
 _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "check": frozenset(),
     "anonymise": frozenset({"output", "keep_modules"}),
-    "import": frozenset({"output", "step"}),
+    "import": frozenset({"output", "step", "gpu"}),
     "view": frozenset({"output", "gpu", "weights"}),
 }
 """Options of each action."""
@@ -87,6 +88,25 @@ def _check_options(action: str, options: Mapping[str, object]) -> None:
         if value not in (None, False) and name not in _OPTIONS[action]:
             of = ", ".join(other for other, names in _OPTIONS.items() if name in names)
             raise InvalidArgumentError(f"--{name.replace('_', '-')} has no effect on trace {action}; it is for {of}.")
+
+
+def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
+    """Read another tool's file; what it warns of stands among the notes that are printed."""
+    import warnings
+
+    from lightning_predict.tracing.imports import import_trace
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_trace(file, step=step, gpu=gpu)
+
+
+def _notes(recorded: Trace) -> list[str]:
+    """The trace's own notes after what is lost because its GPU is not known."""
+    from lightning_predict.tracing.reported_gpu import unknown_gpu_note
+
+    unknown = unknown_gpu_note(recorded)
+    return [*([] if unknown is None else [unknown]), *recorded.notes]
 
 
 def _beside(file: Path, ending: str) -> Path:
@@ -103,8 +123,8 @@ def _view(recorded: Trace, target: Path, name: str | None, weights: Path | None)
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import gpu as find_gpu
     from lightning_predict.kernels.models import kernel_models
-    from lightning_predict.prediction import gpu_in_use
     from lightning_predict.timeline.viewer import chrome_trace
+    from lightning_predict.tracing.reported_gpu import gpu_in_use
 
     origin = gpu_in_use(recorded)
     gpu = origin if name is None else find_gpu(name)
@@ -139,7 +159,7 @@ def _summary(recorded: Trace) -> dict[str, Any]:
         "batches": recorded.batches,
         "samples": recorded.samples,
         "parameters": len(recorded.parameters),
-        "notes": list(recorded.notes),
+        "notes": _notes(recorded),
     }
 
 
@@ -156,4 +176,4 @@ def _lines(recorded: Trace) -> Iterable[str]:
     samples = "samples not known" if recorded.samples is None else f"{recorded.samples} samples"
     batches = "1 batch" if recorded.batches == 1 else f"{recorded.batches} batches"
     yield f"A step has {batches}, {samples}, {found['parameters']} parameters in {found['modules']} modules."
-    yield from recorded.notes
+    yield from _notes(recorded)

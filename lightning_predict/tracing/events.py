@@ -1,7 +1,9 @@
 """Events of a Kineto (Chrome trace) JSON file: calls on the host as trees, work on the device beside them.
 
 Calls on one thread nest by time. What the device ran is tied to the call that launched it by a correlation number.
-Files of all releases of torch since 1.8 are read; older ones spell categories and keys in another way. Example::
+Where a file holds several steps and none is asked for, the median one is taken: the last is often cut short, the first
+warms up. Files of all releases of torch since 1.8 are read; older ones spell categories and keys in another way.
+Example::
 
     >>> rows = [{"ph": "X", "cat": "cpu_op", "name": "aten::t", "pid": 1, "tid": 1, "ts": 0, "dur": 9, "args": {}},
     ...         {"ph": "X", "cat": "cpu_op", "name": "aten::transpose", "pid": 1, "tid": 1, "ts": 2, "dur": 5}]
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
@@ -34,6 +37,9 @@ _HOST: Final = frozenset({"cpu_op", "user_annotation"}) | _LAUNCHES
 _DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _NUMBERS: Final = (int, float)
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
+
+_WAITS_FOR_DEVICE: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"})
+"""Runtime functions that return once the device has done what was launched before."""
 
 
 @final
@@ -102,6 +108,10 @@ class Profile:
         end: Its end.
         flows: Pairs of (thread and start) that link a forward call to its backward call.
         header: The file's other fields.
+        step: Number of the `ProfilerStep#`; None where the file marks none.
+        marked_steps: Numbers of all steps that the file marks.
+        earlier_work: Device work that ran within the step and belongs to the step before.
+        waited: Microseconds that the host waited for the step before, which are not part of this one.
     """
 
     roots: tuple[Call, ...]
@@ -110,6 +120,10 @@ class Profile:
     end: float
     flows: tuple[tuple[tuple[Thread, float], tuple[Thread, float]], ...]
     header: Mapping[str, Any]
+    step: int | None = None
+    marked_steps: tuple[int, ...] = ()
+    earlier_work: tuple[DeviceWork, ...] = ()
+    waited: float = 0.0
 
     def calls(self) -> Iterator[Call]:
         """Every call, parents before children."""
@@ -124,7 +138,8 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     Args:
         document: The parsed JSON: an object with `traceEvents`, or their list alone.
         source: Name of the file, for errors.
-        step: Number of the `ProfilerStep#` to take; None takes the last, or the whole file where none is marked.
+        step: Number of the `ProfilerStep#` to take; None takes the median one of those that did something, or the
+            whole file where none is marked.
 
     Raises:
         TraceFormatError: No events, an event without its times, or no such step.
@@ -137,18 +152,33 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
             f"{source} holds no operations: none of its {len(rows.value)} events has the category 'cpu_op'. Record "
             "with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
         )
-    start, end = _step_window(calls, work, source, step)
+    marks = {int(match[1]): call for call in calls if (match := _STEP.fullmatch(call.name)) is not None}
+    if step is not None and step not in marks:
+        there = ", ".join(map(str, sorted(marks))) or "none"
+        raise TraceFormatError(f"{source} has no ProfilerStep#{step}; the steps that it marks: {there}.")
+    if step is None and marks:
+        step = _median_step(marks, calls, work)
+    start, end = _whole_window(calls, work) if step is None else (marks[step].start, marks[step].end)
     inside = [call for call in calls if start <= call.start < end and not _STEP.fullmatch(call.name)]
     roots = tuple(_nest(inside))
-    stray = _attach_device_work(calls, inside, work)
+    stray = [item for item in _attach_device_work(calls, inside, work) if start <= item.start < end]
+    begun = _end_of_leading_wait(inside) if step is not None else None
+    if begun is not None:  # the next step waits for this one in the same way, until its last work is done
+        end = max(end, *(item.start + item.duration for call in inside for item in call.device_work))
+    earlier = _earlier_work(stray, inside)
+    kept = set(map(id, earlier))
     header = {} if isinstance(document, list) else {key: document[key] for key in document if key != "traceEvents"}
     return Profile(
         roots=roots,
-        stray_work=tuple(item for item in stray if start <= item.start < end),
-        start=start,
+        stray_work=tuple(item for item in stray if id(item) not in kept),
+        start=start if begun is None else begun,
         end=end,
         flows=tuple(_flows(rows)),
         header=header,
+        step=step,
+        marked_steps=tuple(sorted(marks)),
+        earlier_work=tuple(earlier),
+        waited=0.0 if begun is None else begun - start,
     )
 
 
@@ -190,17 +220,50 @@ def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
     )
 
 
-def _step_window(calls: list[Call], work: list[DeviceWork], source: str, step: int | None) -> tuple[float, float]:
-    """Start and end of the marked step; of everything where no step is marked."""
-    marks = {int(match[1]): call for call in calls if (match := _STEP.fullmatch(call.name)) is not None}
-    if step is not None and step not in marks:
-        there = ", ".join(map(str, sorted(marks))) or "none"
-        raise TraceFormatError(f"{source} has no ProfilerStep#{step}; the steps that it marks: {there}.")
-    if not marks:
-        ends = [*(call.end for call in calls), *(item.start + item.duration for item in work)]
-        return min(call.start for call in calls), math.nextafter(max(ends), math.inf)
-    mark = marks[max(marks) if step is None else step]
-    return mark.start, mark.end
+def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[DeviceWork]) -> int:
+    """Number of the step of median length among those that did something; of two in the middle the later.
+
+    A step did something where it launched work on the device, or, in a file without such, where an operation began.
+    """
+    launched = {item.details.get("correlation") for item in work} - {None}
+    launches = [call.start for call in calls if call.is_launch and call.details.get("correlation") in launched]
+    begins = sorted(launches or (call.start for call in calls if not call.is_launch and not call.is_annotation))
+
+    def is_busy(mark: Call) -> bool:
+        return bisect_left(begins, mark.start) < bisect_left(begins, mark.end)
+
+    busy = [number for number, mark in marks.items() if is_busy(mark)] or list(marks)
+    by_length = sorted(busy, key=lambda number: marks[number].end - marks[number].start)
+    middle = by_length[(len(busy) - 1) // 2 : len(busy) // 2 + 1]
+    return max(middle)
+
+
+def _whole_window(calls: list[Call], work: list[DeviceWork]) -> tuple[float, float]:
+    """Start and end of everything in a file."""
+    ends = [*(call.end for call in calls), *(item.start + item.duration for item in work)]
+    return min(call.start for call in calls), math.nextafter(max(ends), math.inf)
+
+
+def _end_of_leading_wait(inside: list[Call]) -> float | None:
+    """Time until which the host waited for the step before, before it did anything else; None where it did not."""
+    begun = min((call.start for call in inside if not call.is_launch and not call.is_annotation), default=math.inf)
+    begun = min(begun, min((call.start for call in inside if call.device_work), default=math.inf))
+    waits = [call.end for call in inside if call.name in _WAITS_FOR_DEVICE and call.end <= begun]
+    return max(waits) if waits and begun < math.inf else None
+
+
+def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWork]:
+    """Work without a launch that the step before had queued.
+
+    A stream runs what it was given in order, so what began before the first work that the step launched on its stream
+    was launched earlier. On a stream that the step did not use, it is what began before the step's first launch.
+    """
+    first_launch = min((call.start for call in inside if call.device_work), default=-math.inf)
+    first_on: dict[Any, float] = {}
+    for item in (item for call in inside for item in call.device_work):
+        stream = item.details.get("stream")
+        first_on[stream] = min(item.start, first_on.get(stream, math.inf))
+    return [item for item in stray if item.start < first_on.get(item.details.get("stream"), first_launch)]
 
 
 def _nest(calls: list[Call]) -> Iterator[Call]:

@@ -24,7 +24,7 @@ from lightning_predict.tracing.calls import RECORDED_OUTPUTS, RECORDED_TENSORS, 
 from lightning_predict.tracing.checked import Checked
 from lightning_predict.tracing.events import read_profile
 from lightning_predict.tracing.files import read_json
-from lightning_predict.tracing.kineto import trace_of_profile
+from lightning_predict.tracing.kineto import step_notes, trace_of_profile
 from lightning_predict.tracing.records import Trace
 
 _SCHEMA: Final = "1.1."
@@ -41,7 +41,8 @@ def import_execution_trace(path: str | os.PathLike[str], *, step: int | None = N
 
     Args:
         path: A JSON file, gzip or plain.
-        step: Number of the `ProfilerStep#` to take; None takes the last, or the whole file where none is marked.
+        step: Number of the `ProfilerStep#` to take; None takes the median one of those that did something, or the
+            whole file where none is marked.
 
     Raises:
         TraceVersionError: A file of another version of the format.
@@ -49,7 +50,22 @@ def import_execution_trace(path: str | os.PathLike[str], *, step: int | None = N
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
-    document = Checked(read_json(source, strict=False), source)
+    return trace_of_execution(read_json(source, strict=False), source, step=step)
+
+
+def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
+    """Do what `import_execution_trace` does with a file that was parsed already.
+
+    Args:
+        parsed: The parsed JSON.
+        source: Name of the file, for errors.
+        step: As in `import_execution_trace`.
+
+    Raises:
+        TraceVersionError: A file of another version of the format.
+        TraceFormatError: Not such a file, or it has no such step.
+    """
+    document = Checked(parsed, source)
     schema = document.mapping().get("schema")
     if not isinstance(schema, str):
         raise TraceFormatError(
@@ -62,11 +78,11 @@ def import_execution_trace(path: str | os.PathLike[str], *, step: int | None = N
             "since 2.4. Record it again with a newer torch."
         )
     nodes = [node for node in document.member("nodes").items() if not _name(node).startswith(_ROOT)]
-    trace = trace_of_profile(
-        read_profile({"traceEvents": list(_events(nodes))}, source, step=step), recorder="execution_trace"
-    )
+    profile = read_profile({"traceEvents": list(_events(nodes))}, source, step=step)
+    trace = trace_of_profile(profile, recorder="execution_trace")
     operations = tuple(replace(one, host_start_seconds=None, host_seconds=None) for one in trace.operations)
-    return replace(trace, operations=operations, profiled_seconds=None)
+    notes = (*step_notes(profile, asked=step), *trace.notes)
+    return replace(trace, operations=operations, profiled_seconds=None, loader_seconds=(), notes=notes)
 
 
 def _name(node: Checked) -> str:

@@ -2,7 +2,8 @@
 
 The operations are those that a recorder below autograd would see: the outermost call that is no composite, and, whole,
 recurrent layers, attention and RMS normalisation with their backward passes (found by autograd's sequence numbers).
-What a call launched, directly or through the calls inside it, are its kernels. Example::
+What a call launched, directly or through the calls inside it, are its kernels. What a file holds that no prediction
+can use is said in the trace's notes. Example::
 
     trace = import_kineto("rank0.pt.trace.json.gz", step=5)
     trace.gpu_reported_name          # 'NVIDIA A100-SXM4-40GB'
@@ -11,57 +12,141 @@ What a call launched, directly or through the calls inside it, are its kernels. 
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
+from lightning_predict.errors import TraceFormatError
 from lightning_predict.tracing.calls import arguments_of, outputs_of, tensors_of
+from lightning_predict.tracing.collectives import left_out_collectives
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_profile
 from lightning_predict.tracing.files import read_json
-from lightning_predict.tracing.levels import CUDA_GRAPH, UNATTRIBUTED, Found, is_backward_node, select_operations
+from lightning_predict.tracing.levels import (
+    CUDA_GRAPH,
+    LOADER_MARK,
+    UNATTRIBUTED,
+    Found,
+    is_backward_node,
+    select_operations,
+)
+from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.records import Flags, Kernel, Operation, Phase, Trace
+from lightning_predict.tracing.reported_gpu import unknown_gpu_note, with_named_gpu
 from lightning_predict.tracing.whole import backward_inputs
-from lightning_predict.units import microseconds_to_seconds
+from lightning_predict.units import microseconds_to_seconds, seconds_to_milliseconds
 
 _UPDATE: Final = "Optimizer.step#"
 _COMPILED: Final = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction")
 _SHORT_DTYPES: Final = frozenset({"float16", "bfloat16"})
 
 
-def import_kineto(path: str | os.PathLike[str], *, step: int | None = None) -> Trace:
+def import_kineto(path: str | os.PathLike[str], *, step: int | None = None, gpu: str | None = None) -> Trace:
     """Read one step of a profile that `torch.profiler` exported.
 
     What the file does not say stays unknown: tensor ids, outputs, samples, and the TF32 and cuDNN switches (left at
-    their defaults, with a note).
+    their defaults, with a note). Time inside a DataLoader's next is the loader's. Collectives are left out where the
+    file does not say how many GPUs took part. A GPU that is not in the catalogue is warned of: without it, the measured
+    kernels are of no use.
 
     Args:
         path: A JSON file, gzip or plain.
-        step: Number of the `ProfilerStep#` to take; None takes the last, or the whole file where none is marked.
+        step: Number of the `ProfilerStep#` to take; None takes the median one of those that did something, or the
+            whole file where none is marked.
+        gpu: The GPU that it was recorded on, where the file does not name it or the catalogue does not know the name.
 
     Raises:
-        TraceFormatError: Not such a file, or it has no such step.
+        TraceFormatError: Not such a file, it has no such step, or it was not recorded on an NVIDIA GPU.
+        UnknownGpuError: `gpu` is not in the catalogue.
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
-    document = read_json(source, strict=False)
-    trace = trace_of_profile(read_profile(document, source, step=step), recorder="kineto")
-    return replace(trace, notes=(*trace.notes, _UNKNOWN_FLAGS))
+    return trace_of_kineto(read_json(source, strict=False), source, step=step, gpu=gpu)
+
+
+def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
+    """Do what `import_kineto` does with a file that was parsed already.
+
+    Args:
+        document: The parsed JSON.
+        source: Name of the file, for errors.
+        step: As in `import_kineto`.
+        gpu: As in `import_kineto`.
+
+    Raises:
+        TraceFormatError: As in `import_kineto`.
+        UnknownGpuError: As in `import_kineto`.
+    """
+    profile = read_profile(document, source, step=step)
+    _refuse_other_vendors(profile, source)
+    trace = with_named_gpu(trace_of_profile(profile, recorder="kineto"), gpu)
+    shapes = any(operation.inputs for operation in trace.operations)
+    notes = [*step_notes(profile, asked=step), *trace.notes, *([] if shapes else [_NO_SHAPES]), _UNKNOWN_FLAGS]
+    trace = left_out_collectives(replace(trace, notes=tuple(notes)))
+    lost = unknown_gpu_note(trace)
+    if lost is not None:
+        warnings.warn(f"{source}: {lost}", stacklevel=3)
+    return trace
 
 
 _UNKNOWN_FLAGS: Final = "The file does not say whether TF32 was on; defaults are assumed."
+
+_NO_SHAPES: Final = (
+    "The file has no shapes (it was recorded without record_shapes=True): what ran is known by its kernels only."
+)
+
+_AMD: Final = ("amd ", "radeon", "instinct")
+_AMD_WAVEFRONT: Final = 64
+
+
+def _refuse_other_vendors(profile: Profile, source: str) -> None:
+    """Raise for what AMD's GPUs recorded: their kernels follow other rules, and the catalogue has none of them."""
+    rows = _device_rows(profile)
+    names = [str(row.get("name", "")) for row in rows]
+    is_amd = any(name.lower().startswith(_AMD) for name in names)
+    is_amd = is_amd or any(row.get("warpSize") == _AMD_WAVEFRONT for row in rows)
+    if is_amd or any(call.is_launch and call.name.startswith("hip") for call in profile.calls()):
+        named = f"on {names[0]!r}" if names and names[0] else "on a GPU"
+        raise TraceFormatError(
+            f"{source} was recorded {named}, with AMD's runtime. Recordings of NVIDIA GPUs only are read, so far: "
+            "record the step on one, or without a GPU on the meta device."
+        )
+
+
+def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
+    """Which part of a file was taken.
+
+    Args:
+        profile: What was taken.
+        asked: Number of the step that the user asked for; None where nobody did.
+    """
+    marked = profile.marked_steps
+    if profile.step is None:
+        updates = len(_updates(profile))
+        if updates > 1:
+            yield f"The file marks no steps: all of it is taken as one, with {updates} updates of an optimizer."
+    elif asked is None and len(marked) > 1:
+        yield (
+            f"Step {profile.step} was taken, the median one by length of the {len(marked)} that the file marks "
+            f"({marked[0]} to {marked[-1]}); step= chooses another."
+        )
 
 
 def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
     """The Trace of one profiled step."""
     found = select_operations(profile)
     updates = _updates(profile)
-    operations = tuple(
-        _operation(item, phase, profile) for item, phase in zip(found, _phases(found, updates), strict=True)
+    operations = in_todays_words(
+        [_operation(item, phase, profile) for item, phase in zip(found, _phases(found, updates), strict=True)]
     )
+    loading = microseconds_to_seconds(_loader_microseconds(profile))
+    world_size, num_nodes = _processes(profile)
     devices = Counter(work.details.get("device", 0) for item in found for work, _ in item.work)
     gpu = _gpu_properties(profile, devices)
     return Trace(
@@ -70,12 +155,15 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
         recorder=recorder,
         gpu_reported_name=gpu.get("name"),
         gpu_memory_bytes=gpu.get("totalGlobalMem"),
-        profiled_seconds=microseconds_to_seconds(profile.end - profile.start),
+        profiled_seconds=microseconds_to_seconds(profile.end - profile.start) - loading,
+        loader_seconds=(loading,) if loading else (),
         optimizer_steps=len(updates),
         flags=Flags(autocast_dtype=_autocast_dtype(operations, profile)),
         compiled=any(call.name.startswith(_COMPILED) for call in profile.calls()),
+        world_size=world_size,
+        num_nodes=num_nodes,
         software=_software(profile),
-        notes=tuple(_notes(operations)),
+        notes=(*_notes(operations), *_profile_notes(profile, loading)),
     )
 
 
@@ -188,11 +276,60 @@ def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
     if not devices:
         return {}
     number = devices.most_common(1)[0][0]
-    rows = profile.header.get("deviceProperties", profile.header.get("computeProperties"))
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict) and row.get("id") == number:
+    rows = _device_rows(profile)
+    for row in rows:
+        if row.get("id") == number:
             return row
-    return {}
+    # Some files number the visible GPUs in one place and all of them in the other.
+    return rows[0] if len({row.get("name") for row in rows}) == 1 else {}
+
+
+def _device_rows(profile: Profile) -> list[dict[str, Any]]:
+    """The file's rows on the machine's GPUs."""
+    rows = profile.header.get("deviceProperties", profile.header.get("computeProperties"))
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _processes(profile: Profile) -> tuple[int, int]:
+    """Processes that trained together and the machines that they ran on; one where the file does not say."""
+    distributed = profile.header.get("distributedInfo")
+    size = distributed.get("world_size") if isinstance(distributed, dict) else None
+    if not isinstance(size, int) or size < 2:
+        return 1, 1
+    per_node = max(len(_device_rows(profile)), 1)
+    return size, size // per_node if size % per_node == 0 else 1
+
+
+def _loader_microseconds(profile: Profile) -> float:
+    """Time inside a DataLoader's next, loaders that read from other loaders counted once."""
+    total, ended = 0.0, profile.start
+    for call in sorted(profile.calls(), key=lambda call: call.start):
+        if call.name.startswith(LOADER_MARK) and call.start >= ended:
+            total, ended = total + call.end - call.start, call.end
+    return total
+
+
+_SHORT_WAIT: Final = 0.01
+"""Share of the step below which a wait for the step before is not worth a word."""
+
+
+def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
+    """What the step's window holds that is not the step's."""
+    if profile.earlier_work:
+        seconds = microseconds_to_seconds(math.fsum(work.duration for work in profile.earlier_work))
+        yield (
+            f"Left out: {len(profile.earlier_work):,} kernels ({seconds_to_milliseconds(seconds):.2f} ms) that ran "
+            "before the step's own and belong to the step before."
+        )
+    waited = microseconds_to_seconds(profile.waited)
+    if profile.waited > _SHORT_WAIT * (profile.end - profile.start):
+        yield (
+            f"The host first waited {seconds_to_milliseconds(waited):.2f} ms for the step before: the step begins "
+            "there and ends with its last kernel."
+        )
+    if loading:
+        milliseconds = seconds_to_milliseconds(loading)
+        yield f"The DataLoader took {milliseconds:.2f} ms of the step: it counts as the loader's time, not the host's."
 
 
 def _autocast_dtype(operations: Sequence[Operation], profile: Profile) -> str | None:
@@ -219,7 +356,10 @@ def _notes(operations: Sequence[Operation]) -> Iterator[str]:
     stray = [kernel for operation in operations if operation.name == UNATTRIBUTED for kernel in operation.kernels]
     if stray:
         share = sum(kernel.seconds for kernel in stray) / total
-        yield f"Kernels launched outside every known operation: {len(stray)}, {share:.1%} of the device time."
+        yield (
+            f"Kernels launched outside every known operation: {len(stray)}, {share:.1%} of the device time "
+            f"({_most_time(stray)})."
+        )
     graphs = [operation for operation in operations if operation.name == CUDA_GRAPH]
     if graphs:
         inside = [kernel for graph in graphs for kernel in graph.kernels]
@@ -228,3 +368,22 @@ def _notes(operations: Sequence[Operation]) -> Iterator[str]:
             f"CUDA graphs: {len(graphs)} with {len(inside)} kernels, {share:.1%} of the device time. Each costs the "
             "host one launch; what the kernels compute is not in the trace, so they are scaled as bound by memory."
         )
+
+
+def _most_time(kernels: Sequence[Kernel]) -> str:
+    """Short names of the kernels that took most of the time."""
+    seconds: dict[str, float] = {}
+    for kernel in kernels:
+        name = _short_name(kernel.name)
+        seconds[name] = seconds.get(name, 0.0) + kernel.seconds
+    names = sorted(seconds, key=lambda name: -seconds[name])
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
+
+
+def _short_name(name: str) -> str:
+    """A kernel's name without its return type, namespaces, template arguments and parameters."""
+    return _TAIL.sub("", name.removeprefix("void ")).rpartition("::")[2]
+
+
+_NAMED: Final = 3
+_TAIL: Final = re.compile(r"[<(].*", re.DOTALL)

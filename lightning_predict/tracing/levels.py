@@ -11,6 +11,7 @@ kernels of one CUDA graph together as `cuda_graph`, and what has no call around 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -34,8 +35,14 @@ MODULE_MARK: Final = "nn.Module#"
 FUSED_PREFIX: Final = "triton_"
 _GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 
+LOADER_MARK: Final = "enumerate(DataLoader)#"
+"""What the name of the profiler's mark around a DataLoader's next begins with."""
+
 _NODE: Final = "autograd::engine::evaluate_function: "
-_ACCUMULATES: Final = _NODE + "torch::autograd::AccumulateGrad"
+_BARE_NODE: Final = re.compile(r"\w*Backward\d*|(struct )?torch::autograd::\w+(<.*>)?")
+"""A node's own name; torch 1.8 and 1.9 record it without the engine's call around it."""
+
+_ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 _ZERO_GRAD: Final = "Optimizer.zero_grad#"
 
 
@@ -89,7 +96,12 @@ class _Around:
 def select_operations(profile: Profile) -> list[Found]:
     """The operations of a step in the order of the host."""
     selector = _Selector(_Nodes(profile))
-    found = [item for root in profile.roots for item in selector.select(root, _Around())]
+    engine_threads = _engine_threads(profile)
+    found = [
+        item
+        for root in profile.roots
+        for item in selector.select(root, _Around(in_backward=root.thread in engine_threads))
+    ]
     found.extend(
         Found(_stray_name(work, None), None, work.start, None, work=[(work, None)]) for work in profile.stray_work
     )
@@ -100,7 +112,29 @@ def select_operations(profile: Profile) -> list[Found]:
 def is_backward_node(call: Call) -> bool:
     """True for autograd's record of a node that runs, outer or inner."""
     parent = call.parent
-    return call.name.startswith(_NODE) or (parent is not None and parent.name == _NODE + call.name)
+    return is_outer_node(call) or (parent is not None and parent.name == _NODE + call.name)
+
+
+def is_outer_node(call: Call) -> bool:
+    """True for the outermost record of a node that autograd runs: the engine's call; the node itself in older files."""
+    if call.is_annotation or call.is_launch:
+        return False
+    if call.name.startswith(_NODE):
+        return True
+    if not ("Backward" in call.name or "torch::autograd::" in call.name) or _BARE_NODE.fullmatch(call.name) is None:
+        return False
+    return call.parent is None or call.parent.is_annotation
+
+
+def _engine_threads(profile: Profile) -> frozenset[Thread]:
+    """Threads of autograd's engine, which adds gradients up between the nodes as well.
+
+    Newer files show that inside the engine's call; in those of torch 1.8 and 1.9 only the thread gives it away.
+    """
+    if not profile.roots:
+        return frozenset()
+    nodes = {root.thread for root in profile.roots if is_outer_node(root) and not root.name.startswith(_NODE)}
+    return frozenset(nodes - {profile.roots[0].thread})
 
 
 @final
@@ -118,7 +152,7 @@ class _Nodes:
             (call.thread, call.sequence_number): _module_around(call)
             for call in sorted(counted, key=lambda one: one.start)
         }
-        nodes = [call for call in calls if call.name.startswith(_NODE) and call.sequence_number is not None]
+        nodes = [call for call in calls if is_outer_node(call) and call.sequence_number is not None]
         numbers: dict[Thread, set[int]] = {}
         for node in nodes:
             numbers.setdefault(self._forward_thread(node), set()).add(node.sequence_number or 0)
@@ -186,9 +220,14 @@ class _Selector:
 
     def select(self, call: Call, around: _Around) -> Iterator[Found]:
         """The operations at or below a call."""
+        if call.name.startswith(LOADER_MARK):
+            # What a loader computes on the processor is its own time; what it runs on the device delays the step.
+            for child in call.children:
+                yield from (item for item in self.select(child, around) if item.work)
+            return
         name = operator_name(call)
         around = self._within(call, around)
-        whole_forward = self._nodes.whole_call(call) if call.name.startswith(_NODE) else None
+        whole_forward = self._nodes.whole_call(call) if is_outer_node(call) else None
         if whole_forward is not None:
             yield from self._backward_part(call, whole_forward, around)
         elif name is not None and not self._is_only_calls(call, name):
@@ -204,7 +243,7 @@ class _Selector:
                 yield from self.select(child, around)
 
     def _within(self, call: Call, around: _Around) -> _Around:
-        is_node = call.name.startswith(_NODE)
+        is_node = is_outer_node(call)
         is_counted = call.sequence_number is not None and not is_backward_node(call)
         module = around.module
         if is_node:
@@ -214,7 +253,7 @@ class _Selector:
         return _Around(
             module=module,
             in_backward=around.in_backward or is_node,
-            accumulates=around.accumulates or call.name == _ACCUMULATES,
+            accumulates=around.accumulates or (is_node and call.name.endswith(_ACCUMULATES)),
             builds_graph=around.builds_graph or (is_counted and self._nodes.builds_graph(call)),
             grad_enabled=around.grad_enabled or is_counted,
             zeroes=around.zeroes or call.name.startswith(_ZERO_GRAD),
@@ -291,7 +330,7 @@ def _stray_name(work: DeviceWork, launch: Call | None) -> str:
     if work.name.startswith(FUSED_PREFIX):
         return f"triton::{work.name}"
     around = launch
-    while around is not None and (around.is_launch or around.is_annotation or around.name.startswith(_NODE)):
+    while around is not None and (around.is_launch or around.is_annotation or is_outer_node(around)):
         around = around.parent
     return UNATTRIBUTED if around is None else around.name
 

@@ -10,6 +10,7 @@ import pytest
 
 import lightning_predict as lp
 from tests.cli.conftest import Run
+from tests.tracing.kineto_files import steps, write
 
 RECORDINGS = Path(__file__).parents[1] / "traces"
 
@@ -106,7 +107,7 @@ def test_view_asks_for_a_gpu_where_none_is_known(trace: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["check", "x", "--gpu", "T4"], "--gpu has no effect on trace check; it is for view."),
+        (["check", "x", "--gpu", "T4"], "--gpu has no effect on trace check; it is for import, view."),
         (["view", "x", "--keep-modules"], "--keep-modules has no effect on trace view; it is for anonymise."),
         (["anonymise", "x", "--step", "3"], "--step has no effect on trace anonymise; it is for import."),
         (["check", "x", "--output", "y"], "--output has no effect on trace check; it is for anonymise, import, view."),
@@ -117,3 +118,16 @@ def test_an_option_without_effect_is_refused(words: list[str], problem: str, run
     ran = run("trace", *words)
     assert ran.code == 2
     assert problem in ran.err
+
+
+def test_import_says_loudly_that_the_gpu_is_not_known_and_takes_the_users_word(run: Run, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.json", list(steps([2])), gpu={"id": 0, "name": "NVIDIA PG777-123"})
+    ran = run("trace", "import", path, "--output", tmp_path / "unknown.json")
+    assert "'NVIDIA PG777-123' is not a GPU of the catalogue." in ran.out
+    assert "Its 2 measured kernels are left out and every time is predicted from shapes." in ran.out
+    checked = run("trace", "check", tmp_path / "unknown.json", "--json").json
+    assert checked["notes"][0].startswith("Recorded on an unknown GPU: 'NVIDIA PG777-123'")
+    named = run("trace", "import", path, "--gpu", "H800", "--output", tmp_path / "known.json", "--json").json
+    assert named["gpu"] == "H800-SXM-80GB"
+    assert not any("unknown GPU" in note for note in named["notes"])
+    assert "'H8000' is not a GPU of the catalogue" in run("trace", "import", path, "--gpu", "H8000").err

@@ -1,0 +1,128 @@
+"""What profiles of older releases of torch leave out or name otherwise, in today's words. Pure Python.
+
+* torch 1.8 and 1.9 call a convolution's backward pass after its library, with the image before the gradient.
+* Before torch 2.1 no profile holds the strides and paddings of a convolution: they follow from the sizes of image,
+  filter and result; the result is the gradient of the backward pass, else what the next operation reads.
+
+Example::
+
+    >>> solved_geometry(image=224, taps=7, result=112)  # ResNet's first convolution: stride 2, padding 3
+    (2, 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from lightning_predict.tracing.records import Operation, TensorInfo
+
+CONVOLUTION: Final = "aten::convolution"
+CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
+
+_IMAGE_FIRST: Final = frozenset({"aten::cudnn_convolution_backward", "aten::mkldnn_convolution_backward"})
+"""Backward passes of (image, gradient, weight), where today's is of (gradient, image, weight)."""
+
+_LARGEST_STRIDE: Final = 32
+_NEXT_READERS: Final = 3
+"""Operations after a convolution among which one reads its result: a bias or a normalisation comes next."""
+
+
+def in_todays_words(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Rename what older releases call otherwise, and complete convolutions without strides."""
+    renamed = [_renamed(operation) for operation in operations]
+    if not any(_lacks_strides(operation) for operation in renamed):
+        return tuple(renamed)
+    results: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
+    for operation in renamed:
+        if operation.name == CONVOLUTION_BACKWARD and len(operation.inputs) >= 3:
+            gradient, image, weight = operation.inputs[:3]
+            results[image.shape, weight.shape] = gradient.shape
+    return tuple(_completed(renamed, results))
+
+
+def _renamed(operation: Operation) -> Operation:
+    if operation.name not in _IMAGE_FIRST:
+        return operation
+    inputs = operation.inputs
+    if len(inputs) >= 3:
+        inputs = (inputs[1], inputs[0], *inputs[2:])
+    return replace(operation, name=CONVOLUTION_BACKWARD, inputs=inputs)
+
+
+def _lacks_strides(operation: Operation) -> bool:
+    return operation.name in (CONVOLUTION, CONVOLUTION_BACKWARD) and "stride" not in operation.arguments
+
+
+def _completed(
+    operations: Sequence[Operation], results: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
+) -> Iterator[Operation]:
+    for index, operation in enumerate(operations):
+        pair = _image_and_weight(operation) if _lacks_strides(operation) else None
+        if pair is None:
+            yield operation
+            continue
+        image, weight = pair
+        result = results.get((image.shape, weight.shape))
+        if result is None and operation.name == CONVOLUTION:
+            result = _read_next(operations[index + 1 : index + 1 + _NEXT_READERS], image, weight)
+        arguments = None if result is None else convolution_arguments(image.shape, weight.shape, result)
+        yield operation if arguments is None else replace(operation, arguments={**operation.arguments, **arguments})
+
+
+def _image_and_weight(operation: Operation) -> tuple[TensorInfo, TensorInfo] | None:
+    tensors = operation.inputs[1:3] if operation.name == CONVOLUTION_BACKWARD else operation.inputs[:2]
+    if len(tensors) < 2 or len(tensors[0].shape) != len(tensors[1].shape) or len(tensors[0].shape) < 3:
+        return None
+    return tensors[0], tensors[1]
+
+
+def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo) -> tuple[int, ...] | None:
+    """Shape that one of the next operations reads, if it can be the result."""
+    for operation in after:
+        for tensor in operation.inputs[:1]:
+            shape = tensor.shape
+            if len(shape) == len(image.shape) and shape[:2] == (image.shape[0], weight.shape[0]):
+                return shape
+    return None
+
+
+def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> dict[str, Any] | None:
+    """Arguments of the convolution that turns an image into a result of this shape; None where there is none.
+
+    Args:
+        image: Shape (batch, channels, *sizes).
+        weight: Shape (channels of the result, channels of a group, *sizes).
+        result: Shape (batch, channels, *sizes).
+    """
+    solved = [
+        solved_geometry(image=i, taps=k, result=r) for i, k, r in zip(image[2:], weight[2:], result[2:], strict=True)
+    ]
+    known = [pair for pair in solved if pair is not None]
+    if len(known) < len(solved) or weight[1] < 1 or image[1] % weight[1]:
+        return None
+    return {
+        "stride": [stride for stride, _ in known],
+        "padding": [padding for _, padding in known],
+        "dilation": [1] * len(known),
+        "transposed": False,
+        "output_padding": [0] * len(known),
+        "groups": image[1] // weight[1],
+    }
+
+
+def solved_geometry(*, image: int, taps: int, result: int) -> tuple[int, int] | None:
+    """Stride and padding with `result = floor((image + 2 padding - taps) / stride) + 1`, undilated; None for none.
+
+    Several pairs may solve it. Patches side by side come first; then, for an odd filter, half of it as padding, as in
+    nearly all networks; then less padding before more. The smallest stride counts.
+    """
+    if image == taps * result:
+        return taps, 0
+    usual = [taps // 2] if taps % 2 else []
+    for padding in (*usual, *range(taps)):
+        for stride in range(1, _LARGEST_STRIDE + 1):
+            if (image + 2 * padding - taps) // stride + 1 == result:
+                return stride, padding
+    return None

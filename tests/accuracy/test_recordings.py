@@ -1,0 +1,98 @@
+"""The report on real recordings: on files made by hand, and on two real ones."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.recordings import (
+    busy_seconds,
+    load_recording,
+    print_report,
+    recorded_step_seconds,
+    score_pair,
+    score_recording,
+)
+from lightning_predict.tracing.imports import import_trace
+from tests.recordings import recording
+from tests.tracing.kineto_files import Device, mark, steps, write
+
+
+def test_a_recording_is_predicted_on_its_own_gpu_with_and_without_its_kernels(tmp_path: Path) -> None:
+    score = score_recording(write(tmp_path / "p.json", list(steps([4, 4, 4], kernel_microseconds=500))))
+    assert (score.gpu, score.operations, score.kernels) == ("V100-SXM2-16GB", 4, 4)
+    assert score.busy_seconds == pytest.approx(2000e-6)  # 4 kernels of 500 us
+    assert score.from_kernels is not None
+    assert score.from_shapes is not None
+    assert score.from_kernels.device_seconds == pytest.approx(2000e-6)
+    # A product of 64 x 64 takes microseconds; the 500 are only in the recording.
+    assert score.from_shapes.device_seconds < 200e-6
+
+
+def test_the_step_begins_with_its_host_or_where_the_device_was_behind_with_its_kernels(tmp_path: Path) -> None:
+    idle = import_trace(write(tmp_path / "idle.json", list(steps([2]))))
+    # Products from 10 to 30 and 70 to 90 us; the second's kernel starts at 83 and runs 50 us: 133 - 10.
+    assert recorded_step_seconds(idle) == pytest.approx(123e-6)
+    device = Device()
+    device.ends = 1000.0
+    device.product(10, 50)
+    device.product(40, 50)
+    behind = import_trace(write(tmp_path / "behind.json", [mark(1, 0, 80), *device.events]))
+    assert recorded_step_seconds(behind) == pytest.approx(101e-6)  # 50 + 1 + 50, long after the host
+
+
+def test_kernels_that_overlap_are_busy_once(tmp_path: Path) -> None:
+    trace = import_trace(write(tmp_path / "p.json", list(steps([2]))))
+    assert busy_seconds([*trace.kernels, *trace.kernels]) == pytest.approx(100e-6)
+    assert busy_seconds([]) == 0
+
+
+def test_two_recordings_of_one_model_are_predicted_across(tmp_path: Path) -> None:
+    events = list(steps([3], kernel_microseconds=300))
+    v100 = write(tmp_path / "v100.json", events)
+    a100 = write(tmp_path / "a100.json", events, gpu={"id": 0, "name": "NVIDIA A100-SXM4-40GB"})
+    there, back = score_pair(v100, a100)
+    assert (there.origin, there.target) == ("V100-SXM2-16GB", "A100-SXM-40GB")
+    assert (back.origin, back.target) == ("A100-SXM-40GB", "V100-SXM2-16GB")
+    assert there.device_seconds == back.device_seconds == pytest.approx(900e-6)
+
+
+def test_the_report_prints_what_it_scored_and_what_it_refused(tmp_path: Path) -> None:
+    write(tmp_path / "mine.json", list(steps([3])))
+    write(tmp_path / "amd.json", list(steps([3])), gpu={"id": 0, "name": "AMD Instinct MI300X", "warpSize": 64})
+    console = Console(width=190, record=True, file=StringIO())
+    print_report(tmp_path, console)
+    text = console.export_text()
+    row = next(line for line in text.splitlines() if "mine" in line)
+    assert "V100-SXM2-16GB" in row
+    assert "0.15" in row  # 3 kernels of 50 us: the device was busy for 0.15 ms
+    assert "amd.json is refused:" in text
+    assert "NVIDIA GPUs only" in text
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--of", "recordings"]) == 1
+    assert "holds no recording; give a folder of .json or .json.gz files" in capsys.readouterr().err
+
+
+@pytest.mark.recorded
+def test_a_real_recording_has_the_step_that_was_measured() -> None:
+    trace = load_recording(Path(recording("hta_ns_v100_32_step104.json.gz")))
+    # ResNet-50 on a V100: the profiler's mark is 95.55 ms long, and the device is never idle.
+    assert recorded_step_seconds(trace) == pytest.approx(95.55e-3, rel=0.005)
+    assert busy_seconds(trace.kernels) == pytest.approx(94.56e-3, rel=0.001)
+
+
+@pytest.mark.recorded
+def test_the_real_pair_holds_what_both_gpus_measured() -> None:
+    files = (recording("married_resnet50_v100.json.gz"), recording("married_resnet50_a100.json.gz"))
+    there, back = score_pair(*map(Path, files))
+    assert there.device_seconds == pytest.approx(39.62e-3, rel=0.001)
+    assert back.device_seconds == pytest.approx(94.27e-3, rel=0.001)
+    assert there.step_seconds == pytest.approx(222e-3, rel=0.01)
+    trace = load_recording(Path(files[0]))
+    assert all("stride" in o.arguments for o in trace.operations if o.name == "aten::convolution")
