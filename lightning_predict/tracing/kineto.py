@@ -12,6 +12,7 @@ What a call launched, directly or through the calls inside it, are its kernels. 
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,14 @@ from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_pro
 from lightning_predict.tracing.files import read_json
 from lightning_predict.tracing.levels import CUDA_GRAPH, UNATTRIBUTED, Found, is_backward_node, select_operations
 from lightning_predict.tracing.phases import PhaseRules
-from lightning_predict.tracing.records import Flags, Kernel, Operation, Phase, Trace
+from lightning_predict.tracing.records import Flags, HostWait, Kernel, Operation, Phase, Trace, WaitCause
 from lightning_predict.tracing.whole import backward_inputs
 from lightning_predict.units import microseconds_to_seconds
 
 _UPDATE: Final = "Optimizer.step#"
 _COMPILED: Final = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction")
+_SYNCHRONIZE: Final = re.compile(r"cu(da)?(Device|Stream|Event|Ctx)Synchronize")
+_LOADER: Final = "enumerate(DataLoader)#"
 _SHORT_DTYPES: Final = frozenset({"float16", "bfloat16"})
 
 
@@ -49,7 +52,7 @@ def import_kineto(path: str | os.PathLike[str], *, step: int | None = None) -> T
     source = os.fspath(path)
     document = read_json(source, strict=False)
     trace = trace_of_profile(read_profile(document, source, step=step), recorder="kineto")
-    return replace(trace, notes=(*trace.notes, _UNKNOWN_FLAGS))
+    return replace(trace, has_python_stacks=_has_python_stacks(document), notes=(*trace.notes, _UNKNOWN_FLAGS))
 
 
 _UNKNOWN_FLAGS: Final = "The file does not say whether TF32 was on; defaults are assumed."
@@ -71,6 +74,7 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
         gpu_reported_name=gpu.get("name"),
         gpu_memory_bytes=gpu.get("totalGlobalMem"),
         profiled_seconds=microseconds_to_seconds(profile.end - profile.start),
+        waits=tuple(_waits(profile)),
         optimizer_steps=len(updates),
         flags=Flags(autocast_dtype=_autocast_dtype(operations, profile)),
         compiled=any(call.name.startswith(_COMPILED) for call in profile.calls()),
@@ -193,6 +197,24 @@ def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
         if isinstance(row, dict) and row.get("id") == number:
             return row
     return {}
+
+
+def _waits(profile: Profile) -> Iterator[HostWait]:
+    """Calls that synchronize with the device, and the loader's for the next batch, in their order."""
+    for call in sorted(profile.calls(), key=lambda call: call.start):
+        is_loader = call.name.startswith(_LOADER)
+        if is_loader or (call.is_launch and _SYNCHRONIZE.match(call.name) is not None):
+            start, seconds = call.start - profile.start, call.end - call.start
+            cause: WaitCause = "loader" if is_loader else "device"
+            yield HostWait(microseconds_to_seconds(start), microseconds_to_seconds(seconds), cause)
+
+
+def _has_python_stacks(document: Any) -> bool:
+    """True where the profiler followed every call of Python, which it says in newer files and shows in older ones."""
+    if isinstance(document, dict) and document.get("with_stack"):
+        return True
+    rows = document if isinstance(document, list) else document["traceEvents"]
+    return any(isinstance(row, dict) and row.get("cat") in ("python_function", "Python") for row in rows)
 
 
 def _autocast_dtype(operations: Sequence[Operation], profile: Profile) -> str | None:
