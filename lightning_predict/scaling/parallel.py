@@ -38,9 +38,9 @@ from lightning_predict.scaling.pieces import Cutter, Ends, Links
 from lightning_predict.scaling.pipeline_parallel import turns
 from lightning_predict.scaling.stages import Stage, model_stages
 from lightning_predict.scaling.strategy import Strategy, data_group
+from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.communication import Piece, Transfer, Walked, walk
-from lightning_predict.timeline.launching import Launching, launch_order
-from lightning_predict.timeline.queues import anchored_host, launchings
+from lightning_predict.timeline.launching import Launching, launch_order, launchings
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.timeline.simulation import simulate
 from lightning_predict.tracing.records import Trace
@@ -121,7 +121,7 @@ class SharedStep:
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
         self._stages: dict[Strategy, tuple[Stage, ...]] = {}
-        self._host = anchored_host(trace, timed, origin, host_factor)
+        self._host = anchor(trace, timed, origin, host_factor).host
         self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
 
     def on(

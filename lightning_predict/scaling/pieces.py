@@ -18,7 +18,8 @@ import numpy as np
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
 from lightning_predict.kernels.operations import Array
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, Simulated
+from lightning_predict.timeline.launching import COMPUTE_STREAM
+from lightning_predict.timeline.simulation import Simulated
 
 Ends = Array
 """Low end, middle and high end of a 90 % interval, shape (3,)."""

@@ -22,9 +22,8 @@ from lightning_predict.scaling.gradients import has_backward, parameter_bytes
 from lightning_predict.scaling.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of
 from lightning_predict.scaling.strategy import Strategy
 from lightning_predict.scaling.tensor_parallel import Cut, SplitModel, cut_work, split_model, vocabulary_messages
-from lightning_predict.timeline.launching import Launching, launch_order
+from lightning_predict.timeline.launching import Launching, launch_order, launchings
 from lightning_predict.timeline.overheads import HostModel
-from lightning_predict.timeline.queues import launchings
 from lightning_predict.timeline.simulation import Simulated, simulate
 from lightning_predict.tracing.records import Parameter, Trace
 

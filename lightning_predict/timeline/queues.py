@@ -1,8 +1,8 @@
 """From timed work to an Iteration: the trace's operations are simulated as a host and its device.
 
 Every operation takes host time, views too; work that a GPU would run as one launch (`WorkItem`) is launched once. Where
-the trace was recorded on a GPU that is known, its un-profiled step is the anchor: the host's factor is set so that the
-simulation of that very GPU takes as long as was measured. Example::
+the trace was recorded on a GPU that is known, its un-profiled step is held against its simulation (`anchoring.py`).
+Example::
 
     work = timed_work(trace, gpus, origin=None, models=models)
     steps = iterations(trace, work, gpus)
@@ -13,29 +13,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
 from lightning_predict.kernels.estimates import float32_stands_in
 from lightning_predict.kernels.operations import Array
-from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.kernels.unknown_operations import unknown_operation_notes
-from lightning_predict.timeline.launching import Launching, launch_order
-from lightning_predict.timeline.overheads import HostModel, host_model
+from lightning_predict.timeline.anchoring import MACHINE_SPREAD, PROFILED_SPREAD, STACKS_SPREAD, Anchor, anchor
+from lightning_predict.timeline.launching import launch_order, launchings
+from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.records import Iteration
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, Simulated, simulate
+from lightning_predict.timeline.simulation import Simulated, simulate
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
-from lightning_predict.tracing.records import PHASES, Kernel, Operation, Phase, Trace
-
-HOST_SPREAD: Final = 2.0
-"""Factor up and down around a host time that was not measured: hosts differ, and so do operators."""
-
-SMALLEST_FACTOR, LARGEST_FACTOR = 0.05, 20.0
-"""Range in which the host's factor is looked for; a host outside it is not the one that the overheads describe."""
+from lightning_predict.tracing.records import PHASES, Phase, Trace
+from lightning_predict.units import seconds_to_milliseconds
 
 FAMILY_CORRELATION: Final = 0.25
 """Correlation between the errors of two families of operations on one GPU: all were timed alone and in short bursts, so
@@ -45,8 +41,9 @@ The least of 0, 1/4, 1/2, 3/4 and 1 with which the 90 % interval holds 90 % of p
 models is left out (without Transformer-XL, 0 is enough); it holds 92 % of those left out.
 `python -m benchmarks.accuracy FOLDER --of correlations` prints the study."""
 
-WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
-"""Operations whose result the host needs at once."""
+
+SMALLEST_SHARE: Final = 0.01
+"""A smaller share of the step beyond its operations is not worth a sentence."""
 
 
 def iterations(
@@ -64,17 +61,21 @@ def iterations(
         trace: The trace that was timed.
         timed: Its work with device seconds, rows in the order of `gpus`.
         gpus: The GPUs.
-        origin: GPU that the trace was recorded on; its own row is anchored at the measured step.
+        origin: GPU that the trace was recorded on; its own row is the measured step.
         host_factor: Time of the target's host over that of the host in use.
         correlation: See `interval_of_sum`.
     """
-    host = anchored_host(trace, timed, origin, host_factor)
-    low_device, high_device = interval_of_sum(timed, correlation)
+    own = anchor(trace, timed, origin, host_factor)
     work = launchings(trace, timed, timed.seconds)
-    order = launch_order(work, gpus=len(gpus))
-    middle = simulate(order, host)
-    faster = simulate(order, host, speed=FASTER)
-    low, high = _ends(middle, host, low_device, high_device)
+    order = launch_order(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
+    middle = simulate(order, own.host, steps=own.steps, speed=1 / own.device_factor)
+    faster = simulate(order, own.host, steps=own.steps, speed=FASTER / own.device_factor)
+    python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
+    low, high = _ends(
+        middle, own, _spread(timed, correlation), _host_ends(trace, own.host, middle.host_seconds, python)
+    )
+    middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
+    beyond = tuple(_beyond_operations(trace, own, python))
     phases = np.array(timed.phases, dtype=np.str_)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
@@ -89,78 +90,16 @@ def iterations(
             measured=trace.step_seconds if target == origin else (),
             gpu=target.name,
             verdict=verdict,
-            notes=(*_notes(dtypes, target), *_untimed(trace, timed, row), *unknown),
+            notes=(
+                *_notes(dtypes, target),
+                *_untimed(trace, timed, row),
+                *unknown,
+                *beyond,
+                *_profiled(trace, own, is_bound=middle.host_seconds - python > float(middle.occupied_seconds[row])),
+            ),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
     )
-
-
-def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launching, ...]:
-    """The trace's operations in the order of the host, with device seconds of shape (gpus, items) put in their place.
-
-    Operations that a GPU would run inside another's launch are left out; so are, in a trace from elsewhere, the
-    optimizer's views of single tensors, which the multi-tensor implementation does not take.
-    """
-    first = {item.operations[0]: column for column, item in enumerate(timed.items)}
-    inside = {index for item in timed.items for index in item.operations[1:]}
-    elsewhere = trace.device != "cuda"
-    main = _main_stream(trace)
-    work = []
-    for index, operation in enumerate(trace.operations):
-        column = first.get(index)
-        if index in inside or (column is None and elsewhere and operation.phase == "optimizer"):
-            continue
-        item_seconds = np.zeros((len(seconds), 0)) if column is None else seconds[:, column : column + 1]
-        item = None if column is None else timed.items[column]
-        work.append(_launching(trace, operation, item, item_seconds, main))
-    return tuple(work)
-
-
-def _launching(
-    trace: Trace, operation: Operation, item: WorkItem | None, seconds: Array, main: int | None
-) -> Launching:
-    """Split an item's seconds over its kernels: by their measured shares, else equally."""
-    waits = operation.name in WAITING_OPERATIONS and operation.phase != "optimizer"
-    streams: tuple[int, ...] = ()
-    calls: tuple[int, ...] | None = None
-    if item is not None:
-        kernels = [kernel for index in item.operations for kernel in trace.operations[index].kernels]
-        measured = math.fsum(kernel.seconds for kernel in kernels)
-        if measured > 0:
-            seconds = seconds * (np.array([kernel.seconds for kernel in kernels]) / measured)[None, :]
-            # Stream numbers are the driver's; the busiest is the one that computes, the others keep their number.
-            streams = tuple(COMPUTE_STREAM if k.stream == main else k.stream + 1 for k in kernels)
-            calls = _calls(kernels)
-        else:
-            if item.launches > 1:
-                seconds = np.repeat(seconds / item.launches, item.launches, axis=1)
-            streams = (COMPUTE_STREAM,) * item.launches
-    return Launching(
-        name=operation.name,
-        phase=operation.phase,
-        seconds=seconds,
-        streams=streams,
-        calls=calls,
-        waits=waits,
-        module=operation.module,
-    )
-
-
-def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
-    """Launch call of each kernel, where some share one (a CUDA graph's do); None where none do, or it was not seen."""
-    starts = [kernel.launch_start_seconds for kernel in kernels]
-    if None in starts or len(set(starts)) == len(starts):
-        return None
-    numbers: dict[float | None, int] = {}
-    return tuple(numbers.setdefault(start, len(numbers)) for start in starts)
-
-
-def _main_stream(trace: Trace) -> int | None:
-    """The stream on which the device works longest; None without measured kernels."""
-    busy: dict[int, float] = {}
-    for kernel in trace.kernels:
-        busy[kernel.stream] = busy.get(kernel.stream, 0.0) + kernel.seconds
-    return max(busy, key=lambda stream: busy[stream], default=None)
 
 
 def interval_of_sum(timed: TimedWork, correlation: float = FAMILY_CORRELATION) -> tuple[Array, Array]:
@@ -189,50 +128,46 @@ def _added(half_widths: Array, correlation: float) -> Array:
     return added
 
 
-def _ends(middle: Simulated, host: HostModel, low_device: Array, high_device: Array) -> tuple[Array, Array]:
-    """Ends of the step's interval: the later of the two queues at its own end, with the overlap of the middle."""
-    spread = 1.0 if host.is_measured else HOST_SPREAD
-    later = np.maximum(middle.active_seconds, middle.host_seconds)
-    exposed = middle.seconds - later  # what neither queue explains alone: waits in turn
-    low = np.maximum(low_device, middle.host_seconds / spread) + exposed
-    high = np.maximum(high_device, middle.host_seconds * spread) + exposed
-    return np.minimum(low, middle.seconds), np.maximum(high, middle.seconds)
-
-
-def anchored_host(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> HostModel:
-    """The host's overheads, scaled so that the origin's simulated step takes as long as its measured one.
-
-    A step that the device bounds says nothing of the host but that it is no slower.
-    """
-    host = host_model(trace)
-    if origin is None or not trace.step_seconds or not trace.has_measured_kernels:
-        return host_model(trace, factor=factor)
-    measured_kernels = np.array(
-        [[sum(k.seconds for i in item.operations for k in trace.operations[i].kernels) for item in timed.items]]
+def _spread(timed: TimedWork, correlation: float) -> tuple[Array, Array]:
+    """Ends of the interval of the device's time over its middle, each (gpus,); two runs of one program differ, too."""
+    device = timed.seconds.sum(axis=1)
+    low, high = interval_of_sum(timed, correlation)
+    is_known = device > 0
+    return (
+        np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD),
+        np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD),
     )
-    order = launch_order(launchings(trace, timed, measured_kernels), gpus=1)
-    step = statistics.median(trace.step_seconds)
-
-    def simulated(own: float) -> float:
-        scaled = HostModel(host.by_operation, host.by_phase, own, host.is_measured)
-        return float(simulate(order, scaled).seconds[0])
-
-    own = 1.0
-    if simulated(SMALLEST_FACTOR) < step < simulated(LARGEST_FACTOR):
-        own = _solve(simulated, step)
-    return HostModel(host.by_operation, host.by_phase, own * factor, is_measured=True)
 
 
-def _solve(simulated: Callable[[float], float], step: float) -> float:
-    """The host's factor at which the simulated step, which grows with it, equals the measured one."""
-    low, high = SMALLEST_FACTOR, LARGEST_FACTOR
-    for _ in range(20):
-        middle = (low * high) ** 0.5
-        if simulated(middle) < step:
-            low = middle
-        else:
-            high = middle
-    return high
+def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> tuple[float, float]:
+    """Ends of the interval of the host's time; only a profiler that keeps stacks slows Python code between operations.
+
+    Args:
+        trace: What was recorded.
+        host: The host.
+        seconds: Its whole time.
+        python: The part of it outside of operations.
+    """
+    low = host.low_factor if trace.has_python_stacks else max(host.low_factor, 1 / MACHINE_SPREAD)
+    high = min(host.high_factor, MACHINE_SPREAD)
+    launching = seconds - python
+    return launching * host.low_factor + python * low, launching * host.high_factor + python * high
+
+
+def _ends(
+    middle: Simulated, own: Anchor, spread: tuple[Array, Array], host_ends: tuple[float, float]
+) -> tuple[Array, Array]:
+    """Ends of the step's interval: the later of the two queues at its own end, with the overlap of the middle.
+
+    What the trace does not explain lies between nothing, where the device's work hides it, and what it is for a device
+    that is slower than its kernels say.
+    """
+    device, host = middle.occupied_seconds, middle.host_seconds
+    exposed = middle.seconds - np.maximum(device, host)  # what neither queue explains alone: waits in turn
+    low = np.maximum(device * spread[0], host_ends[0]) + exposed
+    high = np.maximum(device * spread[1], host_ends[1]) + exposed
+    slower = np.maximum(device / own.device_seconds, 1.0) if own.device_seconds else np.ones_like(device)
+    return np.minimum(low, middle.seconds), np.maximum(high, middle.seconds) + own.residual_seconds * slower
 
 
 def _iteration(
@@ -300,3 +235,34 @@ def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
     if not names:
         return ()
     return (f"{len(names)} operations could not be timed and count as nothing: {', '.join(names[:5])}.",)
+
+
+def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str]:
+    """What the host does in the step beside its operations, where that is a part of it that counts."""
+    seconds = python + own.residual_seconds
+    is_measured = own.device_seconds > 0
+    step = statistics.median(trace.step_seconds) if is_measured else trace.profiled_seconds
+    if seconds <= 0 or (step is not None and seconds < SMALLEST_SHARE * step):
+        return
+    share = f" ({seconds / step:.0%})" if step is not None and trace.device == "cuda" else ""
+    yield (
+        f"The {'measured' if is_measured else 'recorded'} step holds {seconds_to_milliseconds(seconds):.3g} ms{share} "
+        "beyond its operations (Python work in the step, data, waits); they are carried to every GPU as time of the "
+        "host."
+    )
+
+
+def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
+    """How much less a host may take that was timed under the profiler, where it bounds the step."""
+    if not is_bound or not trace.has_measured_kernels or own.host.low_factor >= 1 / PROFILED_SPREAD:
+        return
+    if trace.has_python_stacks:
+        yield (
+            "The host was timed under a profiler that kept Python's stacks, which slows it several times: without them "
+            f"a step that it bounds may be up to {STACKS_SPREAD:.0f} times as fast."
+        )
+    else:
+        yield (
+            "The host was timed under a profiler, which slows it: without one a step that it bounds may be up to "
+            f"{PROFILED_SPREAD:.0f} times as fast."
+        )

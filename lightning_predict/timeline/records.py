@@ -30,7 +30,7 @@ class Iteration:
         low_seconds: Lower end of the 90 % interval.
         high_seconds: Upper end of the 90 % interval.
         device_seconds: Time that the device computes.
-        host_seconds: Time that the host needs to launch all of it.
+        host_seconds: Time that the host needs to launch all of it, and for the Python work of the step in between.
         coverage: Share of the device time by method; sums to 1. Methods: `measured`, by a kernel recorded on this GPU;
             `wave`, wave-scaled from another; `mlp`, by a network trained on the operation in its dtype; `proxy`,
             through a related operation or dtype; `bytes`, as a copy; `roofline`, from peaks alone.

@@ -11,6 +11,7 @@ held-out data shows that it helps. Example::
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.timeline.queues import iterations
+from lightning_predict.timeline.recorded_host import recorded_host
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.records import Trace
 
@@ -41,12 +43,14 @@ class SameGpuCheck:
         measured_seconds: Median of the steps that were timed.
         predicted_seconds: Prediction from the step's shapes alone, without any measurement.
         bound_by: What bounds the predicted step.
+        python_seconds: Time of the host outside of operations, a part of both.
     """
 
     gpu: str
     measured_seconds: float
     predicted_seconds: float
     bound_by: Literal["device", "host"]
+    python_seconds: float = 0.0
 
     @property
     def error(self) -> float:
@@ -56,9 +60,10 @@ class SameGpuCheck:
     @property
     def device_factor(self) -> float:
         """What the device's time on other GPUs is multiplied by; 1 where the step says nothing of the device."""
-        if self.bound_by == "host":
+        measured, predicted = (own - self.python_seconds for own in (self.measured_seconds, self.predicted_seconds))
+        if self.bound_by == "host" or min(measured, predicted) <= 0:
             return 1.0
-        return float((self.measured_seconds / self.predicted_seconds) ** CORRECTION_EXPONENT)
+        return float((measured / predicted) ** CORRECTION_EXPONENT)
 
     @property
     def host_factor(self) -> float:
@@ -94,6 +99,7 @@ def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None
         measured_seconds=statistics.median(trace.step_seconds),
         predicted_seconds=step.seconds,
         bound_by=step.bound_by,
+        python_seconds=math.fsum(recorded_host(shapes).python_seconds),
     )
 
 

@@ -6,8 +6,10 @@ operation waits for the device (`.item()`, a blocking copy). A step of a running
 works on the one before, so several steps are simulated and the time between two ends counts; `steps=1` gives the step
 from a standing start (Lin et al., HiPC 2022, algorithm 1).
 
-Kernel j of a stream starts at max(end of j - 1, launch of j). With P_j the sum of the durations before j, start_j - P_j
-is the running maximum of launch_i - P_i over i <= j, so all kernels of all GPUs are placed by one cumulative maximum.
+Kernel j of a stream starts at max(end of j - 1, launch of j): about a microsecond after the former where it waits in
+the queue (`gap_seconds`, counted as part of each kernel), `START_SECONDS` after the call where the stream is idle. With
+P_j the sum of the durations before j, start_j - P_j is the running maximum of launch_i - P_i over i <= j, so all
+kernels of all GPUs are placed by one cumulative maximum.
 The depth of the driver's queue does not matter: a host that it blocks waits for the device, which then bounds the step.
 Example::
 
@@ -28,13 +30,11 @@ import numpy as np
 
 from lightning_predict.kernels.arrays import IndexArray, summed_by_owner
 from lightning_predict.kernels.operations import Array
-from lightning_predict.timeline.launching import HostWalk, LaunchOrder, host_walk
+from lightning_predict.timeline.launching import COMPUTE_STREAM, HostWalk, LaunchOrder, host_walk
 from lightning_predict.timeline.overheads import HostModel
 
 STEADY_STEPS: Final = 3
 """Steps to simulate before the time between two ends is that of a running loop."""
-
-COMPUTE_STREAM: Final = 0
 
 
 @final
@@ -45,8 +45,9 @@ class Simulated:
     Attributes:
         seconds: The step, shape (gpus,).
         active_seconds: Work of the compute stream, shape (gpus,).
+        occupied_seconds: The same with the gaps between its kernels, shape (gpus,).
         host_seconds: Time of the host alone, waits left out.
-        busy: Seconds that each operation's kernels keep the compute stream busy, shape (gpus, operations).
+        busy: Seconds that each operation's kernels and their gaps keep the compute stream busy, (gpus, operations).
         waiting: Seconds that the compute stream waits for each operation's launches, shape (gpus, operations).
         begins: When the last step begins, which is when the one before it ended, shape (gpus,).
         operation_starts: When the host begins each operation of the last step, shape (gpus, operations).
@@ -58,6 +59,7 @@ class Simulated:
 
     seconds: Array
     active_seconds: Array
+    occupied_seconds: Array
     host_seconds: float
     busy: Array
     waiting: Array
@@ -80,7 +82,8 @@ def simulate(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, 
     """
     walk = host_walk(order, host)
     durations = order.seconds / speed
-    segments = _segments(order, walk, durations)
+    occupied = durations + order.gap_seconds
+    segments = _segments(order, walk, occupied)
     clocks = _Clocks(len(durations))
     for _ in range(steps - 1):
         clocks.run(walk, segments)
@@ -92,8 +95,9 @@ def simulate(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, 
     return Simulated(
         seconds=clocks.end() - previous,
         active_seconds=durations[:, on_compute].sum(axis=1),
+        occupied_seconds=occupied[:, on_compute].sum(axis=1),
         host_seconds=walk.seconds,
-        busy=summed_by_owner(durations * on_compute, order.owners, operations),
+        busy=summed_by_owner(occupied * on_compute, order.owners, operations),
         waiting=summed_by_owner(last.waiting, order.owners, operations),
         begins=previous,
         operation_starts=last.operation_starts,

@@ -73,7 +73,7 @@ def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> t
     spent = summed_by_owner(time, owners, len(names))
     found = []
     for row, seconds in enumerate(step.seconds):
-        active, saved = float(step.active_seconds[row]), float(seconds - faster.seconds[row])
+        active, saved = float(step.occupied_seconds[row]), float(seconds - faster.seconds[row])
         found.append(
             Verdict(
                 bound_by="host" if step.host_seconds > active else "device",

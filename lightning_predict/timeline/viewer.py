@@ -14,9 +14,9 @@ from typing import Any, Final
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.estimates import KernelModels
-from lightning_predict.timeline.launching import launch_order
-from lightning_predict.timeline.queues import anchored_host, launchings
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, simulate
+from lightning_predict.timeline.anchoring import anchor
+from lightning_predict.timeline.launching import COMPUTE_STREAM, launch_order, launchings
+from lightning_predict.timeline.simulation import simulate
 from lightning_predict.tracing.records import Trace
 from lightning_predict.units import seconds_to_microseconds
 
@@ -38,12 +38,13 @@ def chrome_trace(
     """
     timed = timed_work(trace, [target], origin=origin, models=models, method=method)
     work = launchings(trace, timed, timed.seconds)
-    host = anchored_host(trace, timed, origin, 1.0)
-    step = simulate(launch_order(work, gpus=1), host, steps=1)
+    own = anchor(trace, timed, origin, 1.0)
+    host = own.host
+    step = simulate(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor)
     events = [_name(HOST_PROCESS, "host"), _name(DEVICE_PROCESS, f"{target.name} (predicted)")]
     for index, operation in enumerate(work):
-        own = host.of(operation.name, operation.phase)
-        length = own.seconds(launches=operation.launches) - own.between_operations
+        overheads = host.of(operation.phase, operation.recorded)
+        length = overheads.seconds(launches=operation.launches) - overheads.between_operations
         arguments = {"phase": operation.phase} | ({"module": operation.module} if operation.module else {})
         start = float(step.operation_starts[0, index])
         events.append(_event(operation.name, HOST_PROCESS, 0, start, length, arguments))

@@ -24,6 +24,7 @@ import torch
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.modes import Call, OperationMode, WholeCallMode, leave_modes, schema_of
+from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.records import Operation, Phase
 from lightning_predict.tracing.signatures import SIGNATURES
@@ -87,6 +88,7 @@ class DispatchRecorder:
         self._rules = PhaseRules()
         self.optimizers = OptimizerWatch(self._rules.step_ended)
         self._numbers = StorageNumbers()
+        self._pauses = Pauses()
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._parts: _Parts | None = None
         self._regions: list[_Region] = []
@@ -102,14 +104,29 @@ class DispatchRecorder:
         self._modes = (OperationMode(self), WholeCallMode(self))
         self._modes[0].__enter__()  # type: ignore[no-untyped-call]
         self._modes[1].__enter__()  # type: ignore[no-untyped-call]
+        self._pauses.open()
 
     def stop(self) -> None:
         """Stop recording and leave nothing behind; stopping twice is harmless."""
+        self._pauses.close(after=len(self.operations))
         if self._modes is not None:
             leave_modes(*self._modes)
         self._modes = None
         self.optimizers.close()
         self.modules.close()
+
+    def operation_begins(self) -> None:
+        """An operation begins, and with it ends what the step did outside of any."""
+        self._pauses.ends(before=len(self.operations))
+
+    def operation_ends(self) -> None:
+        """An operation has run and is recorded."""
+        self._pauses.begins()
+
+    @property
+    def timed_operations(self) -> tuple[Operation, ...]:
+        """What ran, with the time that the step spent outside of operations."""
+        return self._pauses.placed(self.operations)
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """An operation has run."""

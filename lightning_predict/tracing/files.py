@@ -22,7 +22,9 @@ from lightning_predict.errors import TraceFormatError, TraceVersionError
 from lightning_predict.tracing.checked import Checked
 from lightning_predict.tracing.records import (
     PHASES,
+    WAIT_CAUSES,
     Flags,
+    HostWait,
     Kernel,
     Memory,
     Operation,
@@ -157,6 +159,8 @@ def _trace_to_json(trace: Trace) -> dict[str, Any]:
     for name in ("memory", "flags"):
         if name in rest:
             rest[name] = _changed_fields(rest[name])
+    if "waits" in rest:
+        rest["waits"] = [[wait.start_seconds, wait.seconds, wait.cause] for wait in trace.waits]
     if "parameters" in rest:
         rest["parameters"] = [_changed_fields(parameter) for parameter in trace.parameters]
     if "other_steps" in rest:
@@ -206,6 +210,8 @@ def _trace_from_json(document: Checked) -> Trace:
         step_seconds=get("step_seconds", _seconds_list, ()),
         profiled_seconds=get("profiled_seconds", Checked.number, None),
         loader_seconds=get("loader_seconds", _seconds_list, ()),
+        waits=get("waits", lambda value: tuple(_wait(row) for row in value.items()), ()),
+        has_python_stacks=get("has_python_stacks", Checked.flag, False),
         batches=get("batches", lambda value: value.integer(minimum=1), 1),
         samples=get("samples", lambda value: value.integer(minimum=1), None),
         optimizer_steps=get("optimizer_steps", Checked.integer, 1),
@@ -268,7 +274,13 @@ def _operation(row: Checked, tensors: list[TensorInfo]) -> Operation:
         kernels=row.optional("kernels", lambda value: tuple(_kernel(item) for item in value.items()), ()),
         host_start_seconds=row.optional("host_start_seconds", Checked.any_number, None),
         host_seconds=row.optional("host_seconds", Checked.number, None),
+        python_seconds=row.optional("python_seconds", Checked.number, 0.0),
     )
+
+
+def _wait(row: Checked) -> HostWait:
+    start, seconds, cause = row.items(length=3)
+    return HostWait(start.any_number(), seconds.number(), cause.choice(WAIT_CAUSES))
 
 
 def _kernel(row: Checked) -> Kernel:

@@ -37,13 +37,14 @@ from lightning_predict.tracing.levels import (
 )
 from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.phases import PhaseRules
-from lightning_predict.tracing.records import Flags, Kernel, Operation, Phase, Trace
+from lightning_predict.tracing.records import Flags, HostWait, Kernel, Operation, Phase, Trace, WaitCause
 from lightning_predict.tracing.reported_gpu import unknown_gpu_note, with_named_gpu
 from lightning_predict.tracing.whole import backward_inputs
 from lightning_predict.units import microseconds_to_seconds, seconds_to_milliseconds
 
 _UPDATE: Final = "Optimizer.step#"
 _COMPILED: Final = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction")
+_SYNCHRONIZE: Final = re.compile(r"cu(da)?(Device|Stream|Event|Ctx)Synchronize")
 _SHORT_DTYPES: Final = frozenset({"float16", "bfloat16"})
 
 
@@ -88,7 +89,7 @@ def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | 
     trace = with_named_gpu(trace_of_profile(profile, recorder="kineto"), gpu)
     shapes = any(operation.inputs for operation in trace.operations)
     notes = [*step_notes(profile, asked=step), *trace.notes, *([] if shapes else [_NO_SHAPES]), _UNKNOWN_FLAGS]
-    trace = left_out_collectives(replace(trace, notes=tuple(notes)))
+    trace = left_out_collectives(replace(trace, has_python_stacks=_has_python_stacks(document), notes=tuple(notes)))
     lost = unknown_gpu_note(trace)
     if lost is not None:
         warnings.warn(f"{source}: {lost}", stacklevel=3)
@@ -157,6 +158,7 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
         gpu_memory_bytes=gpu.get("totalGlobalMem"),
         profiled_seconds=microseconds_to_seconds(profile.end - profile.start) - loading,
         loader_seconds=(loading,) if loading else (),
+        waits=tuple(_waits(profile)),
         optimizer_steps=len(updates),
         flags=Flags(autocast_dtype=_autocast_dtype(operations, profile)),
         compiled=any(call.name.startswith(_COMPILED) for call in profile.calls()),
@@ -330,6 +332,24 @@ def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
     if loading:
         milliseconds = seconds_to_milliseconds(loading)
         yield f"The DataLoader took {milliseconds:.2f} ms of the step: it counts as the loader's time, not the host's."
+
+
+def _waits(profile: Profile) -> Iterator[HostWait]:
+    """Calls that synchronize with the device, and the loader's for the next batch, in their order."""
+    for call in sorted(profile.calls(), key=lambda call: call.start):
+        is_loader = call.name.startswith(LOADER_MARK)
+        if is_loader or (call.is_launch and _SYNCHRONIZE.match(call.name) is not None):
+            start, seconds = call.start - profile.start, call.end - call.start
+            cause: WaitCause = "loader" if is_loader else "device"
+            yield HostWait(microseconds_to_seconds(start), microseconds_to_seconds(seconds), cause)
+
+
+def _has_python_stacks(document: Any) -> bool:
+    """True where the profiler followed every call of Python, which it says in newer files and shows in older ones."""
+    if isinstance(document, dict) and document.get("with_stack"):
+        return True
+    rows = document if isinstance(document, list) else document["traceEvents"]
+    return any(isinstance(row, dict) and row.get("cat") in ("python_function", "Python") for row in rows)
 
 
 def _autocast_dtype(operations: Sequence[Operation], profile: Profile) -> str | None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any, Final, Protocol, final
 
 import torch
@@ -48,6 +48,26 @@ class Recorder(Protocol):
 
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole and return what it returns."""
+
+    def operation_begins(self) -> None:
+        """The host has an operation to run. Must not raise."""
+
+    def operation_ends(self) -> None:
+        """The operation has run and was shown. Must not raise."""
+
+
+def _between_pauses(dispatch: Call) -> Call:
+    """Tell the recorder when a mode has something to run, so that it can time what the step does in between."""
+
+    @wraps(dispatch)
+    def dispatch_in_time(mode: OperationMode, *args: Any, **kwargs: Any) -> Any:
+        mode._recorder.operation_begins()
+        try:
+            return dispatch(mode, *args, **kwargs)
+        finally:
+            mode._recorder.operation_ends()
+
+    return dispatch_in_time
 
 
 @final
@@ -106,6 +126,7 @@ class OperationMode(TorchDispatchMode):
         """Compiled code that nobody could know of stays compiled."""
         return True
 
+    @_between_pauses
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -19,10 +19,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.calls import RECORDED_TENSORS
@@ -31,6 +31,9 @@ from lightning_predict.tracing.files import read_json
 from lightning_predict.tracing.kineto import trace_of_profile
 from lightning_predict.tracing.records import Operation, Trace
 from lightning_predict.tracing.tensors import dtype_name
+
+WINDOW_MARK: Final = "ProfilerStep#0"
+"""The mark that readers of profiles take for the extent of a step."""
 
 
 def refuse_second_profiler() -> None:
@@ -57,6 +60,7 @@ class ProfilerRecorder:
     def __init__(self, *, cuda: bool) -> None:
         self._cuda = cuda
         self._profile: profile | None = None
+        self._window: record_function | None = None
         self._documents: list[dict[str, Any]] = []
 
     def start(self) -> None:
@@ -72,14 +76,20 @@ class ProfilerRecorder:
         # Memory events give tensors their storage numbers.
         self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
         self._profile.start()
+        # From here on the step's own time counts, before its first operation, too.
+        self._window = record_function(WINDOW_MARK)
+        self._window.__enter__()
 
     def stop(self) -> None:
         """Stop the profiler and keep its events; stopping twice is harmless."""
         running, self._profile = self._profile, None
+        window, self._window = self._window, None
         if running is None:
             return
         if self._cuda:
             torch.cuda.synchronize()
+        if window is not None:
+            window.__exit__(None, None, None)
         running.stop()
         with _collector_paused():
             self._documents.append(_export(running))
@@ -119,6 +129,7 @@ def _append(first: Trace, second: Trace) -> Trace:
         first,
         operations=first.operations + tuple(_later(operation, offset) for operation in second.operations),
         profiled_seconds=offset + (second.profiled_seconds or 0.0),
+        waits=first.waits + tuple(replace(wait, start_seconds=wait.start_seconds + offset) for wait in second.waits),
         optimizer_steps=first.optimizer_steps + second.optimizer_steps,
         compiled=first.compiled or second.compiled,
         notes=first.notes + second.notes,

@@ -20,6 +20,11 @@ from typing import Any, Final, Literal, final
 Phase = Literal["forward", "backward", "optimizer", "other"]
 """Part of the step: `other` is what belongs to none of the three (zero_grad, metrics, copies of the batch)."""
 
+WaitCause = Literal["device", "loader"]
+"""What the host waits for: the GPU, or the next batch."""
+
+WAIT_CAUSES: Final[tuple[WaitCause, ...]] = ("device", "loader")
+
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "other")
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {
@@ -114,6 +119,8 @@ class Operation:
         kernels: What it ran on the device; empty without a CUDA profile.
         host_start_seconds: Start on the host from the beginning of the profiled step; None without a profile.
         host_seconds: Time on the host, its children included; None without a profile.
+        python_seconds: Time before it in which the host ran no operation (Python code of the step), as far as the
+            recorder timed it and there is no profile; 0 for less than 5 ms.
     """
 
     name: str
@@ -125,6 +132,23 @@ class Operation:
     kernels: tuple[Kernel, ...] = ()
     host_start_seconds: float | None = None
     host_seconds: float | None = None
+    python_seconds: float = 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """A time in which the host did nothing but wait.
+
+    Attributes:
+        start_seconds: Start, from the beginning of the profiled step.
+        seconds: Its length.
+        cause: `device`: a call that synchronizes with the GPU; `loader`: the next batch was not there yet.
+    """
+
+    start_seconds: float
+    seconds: float
+    cause: WaitCause
 
 
 @final
@@ -191,6 +215,8 @@ class Trace:
             the same GPU.
         profiled_seconds: Time of the recorded step, recorder included; None where not timed.
         loader_seconds: Waits for the loader, one value a batch.
+        waits: Times of the profiled step in which the host waited; empty without a profile.
+        has_python_stacks: The profiler kept Python's call stacks, which slows the host several times.
         batches: Batches of the step (more than 1 under gradient accumulation).
         samples: Samples of the step on this rank; None where nobody said.
         optimizer_steps: Optimizer updates inside the step (2 for a GAN with two optimizers).
@@ -216,6 +242,8 @@ class Trace:
     step_seconds: tuple[float, ...] = ()
     profiled_seconds: float | None = None
     loader_seconds: tuple[float, ...] = ()
+    waits: tuple[HostWait, ...] = ()
+    has_python_stacks: bool = False
     batches: int = 1
     samples: int | None = None
     optimizer_steps: int = 1

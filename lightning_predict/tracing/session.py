@@ -204,7 +204,7 @@ class CaptureSession:
             recorder = self._recorder
             modules, updates, leaves = recorder.modules, recorder.optimizers, list(recorder.leaves.values())
             trace = Trace(
-                operations=tuple(recorder.operations),
+                operations=recorder.timed_operations,
                 device=self._device.type,
                 recorder="dispatch",
                 optimizer_steps=recorder.optimizers.steps,

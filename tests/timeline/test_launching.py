@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from lightning_predict.timeline.launching import Launching, host_walk, launch_order
+from lightning_predict.timeline.launching import START_SECONDS, Launching, host_walk, launch_order
 from lightning_predict.timeline.overheads import HostModel
-from tests.timeline.example_host import ALONE, HOST, T1, T2, T3, T4, T5
+from tests.timeline.example_host import ALONE, HOST, OVERHEADS, START, T1, T2, T3, T4, T5
 
 
 def launching(
@@ -26,15 +28,15 @@ def test_kernels_keep_their_operation_and_their_place() -> None:
     assert order.waits == ((3, 3),)  # after three operations and three kernels
 
 
-def test_operations_of_equal_name_phase_and_launches_are_of_one_kind() -> None:
+def test_operations_of_equal_phase_and_launches_are_of_one_kind() -> None:
     order = launch_order([launching(1), launching(1), launching(2), launching(1, name="other")], gpus=1)
-    assert order.kinds == (("op", "forward", 1), ("op", "forward", 2), ("other", "forward", 1))
-    assert order.kind.tolist() == [0, 0, 1, 2]
+    assert order.kinds == ((None, "forward", 1), (None, "forward", 2))
+    assert order.kind.tolist() == [0, 0, 1, 0]
 
 
 def test_kernels_of_one_call_are_one_launch() -> None:
     order = launch_order([launching(3, calls=(0, 0, 1))], gpus=1)
-    assert order.kinds == (("op", "forward", 2),)
+    assert order.kinds == ((None, "forward", 2),)
     assert order.calls.tolist() == [0, 0, 1]
 
 
@@ -43,7 +45,8 @@ def test_a_host_walks_by_its_five_overheads() -> None:
     first = T1 + T2 + T4 + T5 + T4 + T3
     second = first + T1 + ALONE
     assert walk.begins * 1e6 == pytest.approx([T1, first + T1, second + T1])
-    assert walk.launched * 1e6 == pytest.approx([T1 + T2 + T4, T1 + T2 + T4 + T5 + T4, second + T1 + T2 + T4])
+    calls = np.array([T1 + T2 + T4, T1 + T2 + T4 + T5 + T4, second + T1 + T2 + T4])
+    assert walk.launched * 1e6 == pytest.approx(calls + START)
     assert walk.seconds * 1e6 == pytest.approx(second + T1 + T2 + T4 + T3)
     ((operations, kernels, moment),) = walk.waits
     assert (operations, kernels) == (3, 3)
@@ -53,8 +56,26 @@ def test_a_host_walks_by_its_five_overheads() -> None:
 def test_a_host_twice_as_slow_is_twice_as_late() -> None:
     order = launch_order([launching(2), launching(1)], gpus=1)
     own, slow = host_walk(order, HOST), host_walk(order, HostModel(by_phase=HOST.by_phase, factor=2.0))
-    np.testing.assert_allclose(slow.launched, 2 * own.launched)
+    np.testing.assert_allclose(slow.launched - START_SECONDS, 2 * (own.launched - START_SECONDS))
     assert slow.seconds == pytest.approx(2 * own.seconds)
+
+
+def test_an_operation_that_was_timed_takes_its_own_time() -> None:
+    own = replace(launching(1), recorded=OVERHEADS.scaled(3))
+    walk = host_walk(launch_order([launching(1), own], gpus=1), HOST)
+    usual = T1 + T2 + T4 + T3
+    assert walk.seconds * 1e6 == pytest.approx(usual + 3 * usual)
+    assert walk.launched[1] * 1e6 == pytest.approx(usual + 3 * (T1 + T2 + T4) + START)
+
+
+def test_work_outside_of_operations_comes_before_its_operation() -> None:
+    busy = replace(launching(1), python_seconds=100e-6)
+    walk = host_walk(launch_order([launching(1), busy], gpus=1), HOST)
+    usual = T1 + T2 + T4 + T3
+    assert walk.begins[1] * 1e6 == pytest.approx(usual + 100 + T1)
+    assert walk.seconds * 1e6 == pytest.approx(2 * usual + 100)
+    slow = host_walk(launch_order([busy], gpus=1), replace(HOST, factor=2.0))
+    assert slow.seconds * 1e6 == pytest.approx(2 * (usual + 100))
 
 
 def test_nothing_is_walked_through_at_once() -> None:

@@ -1,4 +1,4 @@
-"""Hand-made steps whose times follow from T1 to T5, to the microsecond (all numbers in microseconds)."""
+"""Hand-made steps whose times follow from T1 to T5 and START, to the microsecond (all numbers in microseconds)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.simulation import Simulated, simulate
-from tests.timeline.example_host import HOST, T1, T2, T3, T4
+from tests.timeline.example_host import HOST, START, T1, T2, T3, T4
 
 
 def work(*kernels: float, streams: tuple[int, ...] | None = None, waits: bool = False) -> Launching:
@@ -32,45 +32,46 @@ def microseconds(result: Simulated) -> float:
 
 
 def test_one_kernel_starts_after_its_launch() -> None:
-    # T1 + T2 + T4 = 8, then 100; the host is done at 10.
-    assert microseconds(run(work(100))) == pytest.approx(8 + 100)
+    # T1 + T2 + T4 = 8, START = 2, then 100; the host is done at 10.
+    assert microseconds(run(work(100))) == pytest.approx(10 + 100)
 
 
 def test_a_short_kernel_ends_before_the_host() -> None:
-    assert microseconds(run(work(0.5))) == pytest.approx(T1 + T2 + T4 + T3)
+    # The first of three ends at 10.5, when the host is at the second operation's launches.
+    assert microseconds(run(work(0.5), work(), work())) == pytest.approx(T1 + T2 + T4 + T3 + 2 * 8)
 
 
 def test_a_second_kernel_waits_for_the_first() -> None:
-    assert microseconds(run(work(100, 50))) == pytest.approx(8 + 150)
+    assert microseconds(run(work(100, 50))) == pytest.approx(10 + 150)
 
 
 def test_a_second_kernel_waits_for_its_launch() -> None:
     # Launched at 8 and at 8 + T5 + T4 = 17.
-    assert microseconds(run(work(1, 50))) == pytest.approx(17 + 50)
+    assert microseconds(run(work(1, 50))) == pytest.approx(17 + START + 50)
 
 
 def test_an_operation_without_a_kernel_takes_the_hosts_time() -> None:
     # T1 + 7 = 8, then the launch at 8 + 8.
-    assert microseconds(run(work(), work(100))) == pytest.approx(16 + 100)
+    assert microseconds(run(work(), work(100))) == pytest.approx(16 + START + 100)
 
 
 def test_two_operations_overlap_with_the_device() -> None:
-    # First: launch at 8, host done at 10, device until 108. Second: launched at 18, runs 108 to 138.
+    # First: launch at 8, host done at 10, device until 110. Second: launched at 18, runs 110 to 140.
     result = run(work(100), work(30))
-    assert microseconds(result) == pytest.approx(138)
+    assert microseconds(result) == pytest.approx(140)
     assert float(result.active_seconds[0]) * 1e6 == pytest.approx(130)
     assert result.host_seconds * 1e6 == pytest.approx(20)
 
 
 def test_a_waiting_operation_holds_the_host_until_the_device_is_done() -> None:
-    # Device until 108; then T1 + T2 + T4 = 8 and 30.
-    assert microseconds(run(work(100, waits=True), work(30))) == pytest.approx(108 + 8 + 30)
+    # Device until 110; then T1 + T2 + T4 + START = 10 and 30.
+    assert microseconds(run(work(100, waits=True), work(30))) == pytest.approx(110 + 10 + 30)
 
 
 def test_a_copy_beside_the_compute_stream_overlaps_what_follows() -> None:
-    # Compute 100 (8 to 108), the copy follows its result (108 to 168), the next kernel runs beside it (108 to 148).
+    # Compute 100 (10 to 110), the copy follows its result (110 to 170), the next kernel runs beside it (110 to 150).
     result = run(work(100), work(60, streams=(1,)), work(40))
-    assert microseconds(result) == pytest.approx(168)
+    assert microseconds(result) == pytest.approx(170)
     assert float(result.active_seconds[0]) * 1e6 == pytest.approx(140)
 
 
@@ -83,14 +84,14 @@ def test_a_running_loop_of_short_kernels_takes_the_hosts_time() -> None:
 
 
 def test_a_running_loop_that_waits_pays_both() -> None:
-    # Every step: launch at 8, device to 108, host goes on from there.
-    assert microseconds(run(work(100, waits=True), steps=3)) == pytest.approx(108)
+    # Every step: start at 10, device to 110, host goes on from there.
+    assert microseconds(run(work(100, waits=True), steps=3)) == pytest.approx(110)
 
 
 def test_waiting_and_busy_time_are_attributed_to_operations() -> None:
     result = run(work(1), work(50))
-    # The first kernel waits 8 for its launch and ends at 9; the second is launched at 10 + 8 = 18.
-    np.testing.assert_allclose(result.waiting[0] * 1e6, [8, 9])
+    # The first kernel waits 10 for its launch and ends at 11; the second starts at 10 + 8 + 2 = 20.
+    np.testing.assert_allclose(result.waiting[0] * 1e6, [10, 9])
     np.testing.assert_allclose(result.busy[0] * 1e6, [1, 50])
 
 
@@ -102,7 +103,7 @@ def test_gpus_are_simulated_apart() -> None:
 
 def test_faster_kernels_are_what_shorter_ones_are() -> None:
     fast, short = simulate(launch_order([work(100, 30)], gpus=1), HOST, steps=1, speed=2), run(work(50, 15))
-    assert microseconds(fast) == microseconds(short) == pytest.approx(8 + 65)
+    assert microseconds(fast) == microseconds(short) == pytest.approx(10 + 65)
     np.testing.assert_array_equal(fast.kernel_seconds, short.kernel_seconds)
 
 
@@ -119,7 +120,23 @@ def test_a_step_is_between_the_later_queue_and_both_in_turn(
 ) -> None:
     result = run(*(work(*kernels, waits=waits) for kernels, waits in steps), steps=repeats)
     seconds, device, host = result.seconds[0], result.active_seconds[0], result.host_seconds
-    assert max(device, host) * (1 - 1e-9) <= seconds <= (device + host) * (1 + 1e-9)
+    idle_starts = (1 + sum(waits for _, waits in steps)) * START * 1e-6
+    assert max(device, host) * (1 - 1e-9) <= seconds <= (device + host + idle_starts) * (1 + 1e-9)
+
+
+def test_a_stream_leaves_a_gap_between_kernels_that_wait_in_it() -> None:
+    # Starts at 10; 100, a gap of 1, 30 and a gap of 1 for each.
+    result = simulate(launch_order([work(100), work(30)], gpus=1, gap_seconds=1e-6), HOST, steps=1)
+    assert microseconds(result) == pytest.approx(10 + 100 + 1 + 30 + 1)
+    np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [10, 111])
+    np.testing.assert_allclose(result.kernel_seconds[0] * 1e6, [100, 30])
+    assert float(result.active_seconds[0]) * 1e6 == pytest.approx(130)
+    assert float(result.occupied_seconds[0]) * 1e6 == pytest.approx(132)
+
+
+def test_a_gap_makes_no_difference_where_launches_come_late() -> None:
+    order = launch_order([work(1), work(1)], gpus=1, gap_seconds=1e-6)
+    assert microseconds(simulate(order, HOST)) == pytest.approx(microseconds(run(work(1), work(1), steps=3)))
 
 
 @given(st.lists(KERNELS, min_size=1, max_size=20), st.floats(1, 3))

@@ -61,10 +61,10 @@ def test_a_faster_gpu_gains_until_the_host_is_the_longer_one() -> None:
 
 
 def test_what_waits_for_the_device_gains_only_the_devices_part() -> None:
-    # Every step launches at 8 and waits for the device until 108; at twice the speed until 58.
+    # Every step starts its kernel at 10 and waits for the device until 110; at twice the speed until 60.
     found = verdict(work(100, waits=True))
-    assert found.gain == pytest.approx(50 / 108)
-    assert found.idle_share == pytest.approx(8 / 108)
+    assert found.gain == pytest.approx(50 / 110)
+    assert found.idle_share == pytest.approx(10 / 110)
 
 
 def test_the_critical_path_of_a_busy_device_is_the_devices_time_by_module() -> None:

@@ -18,7 +18,9 @@ from lightning_predict.errors import TraceFormatError, TraceVersionError
 from lightning_predict.tracing.files import FORMAT, VERSION, load_trace, save_trace
 from lightning_predict.tracing.records import (
     PHASES,
+    WAIT_CAUSES,
     Flags,
+    HostWait,
     Kernel,
     Memory,
     Operation,
@@ -69,6 +71,7 @@ operations = st.builds(
     kernels=st.lists(kernels, max_size=2).map(tuple),
     host_start_seconds=st.none() | moments,
     host_seconds=st.none() | seconds,
+    python_seconds=seconds,
 )
 traces = st.builds(
     Trace,
@@ -80,6 +83,10 @@ traces = st.builds(
     step_seconds=st.lists(seconds, max_size=3).map(tuple),
     profiled_seconds=st.none() | seconds,
     loader_seconds=st.lists(seconds, max_size=3).map(tuple),
+    waits=st.lists(
+        st.builds(HostWait, start_seconds=moments, seconds=seconds, cause=st.sampled_from(WAIT_CAUSES)), max_size=3
+    ).map(tuple),
+    has_python_stacks=st.booleans(),
     batches=st.integers(1, 9),
     samples=st.none() | st.integers(1, 999),
     optimizer_steps=st.integers(0, 9),

@@ -18,6 +18,7 @@ from tests.tracing.workloads import counted, mixed_step, names, perceptron_step
 
 TRACES = Path(__file__).parents[1] / "traces"
 SYNTHETIC = TRACES / "synthetic_cuda_step.json"
+LOADER = "enumerate(DataLoader)#"
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,36 @@ def test_host_times_are_from_the_beginning_of_the_step(cuda: Trace) -> None:
     assert backward.host_seconds == pytest.approx(115e-6)
     assert the(cuda, "unattributed").host_start_seconds is None
     assert cuda.profiled_seconds == pytest.approx(3000e-6)
+
+
+def test_waits_are_calls_that_synchronize_and_the_loaders(cuda: Trace, tmp_path: Path) -> None:
+    # The step begins at 2000; item() synchronizes from 2037 to 2045.
+    (own,) = cuda.waits
+    assert own.start_seconds == pytest.approx(37e-6)
+    assert own.seconds == pytest.approx(8e-6)
+    assert own.cause == "device"
+    rows = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::exp", "pid": 1, "tid": 1, "ts": 100, "dur": 9, "args": {}},
+        {"ph": "X", "cat": "user_annotation", "name": f"{LOADER}Iter.__next__", "pid": 1, "tid": 1, "ts": 0, "dur": 50},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaEventSynchronize", "pid": 1, "tid": 1, "ts": 120, "dur": 7},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaEventQuery", "pid": 1, "tid": 1, "ts": 130, "dur": 7},
+    ]
+    path = tmp_path / "waits.json"
+    path.write_text(json.dumps({"traceEvents": rows}))
+    assert [(wait.cause, round(wait.seconds * 1e6)) for wait in import_kineto(path).waits] == [
+        ("loader", 50),
+        ("device", 7),
+    ]
+
+
+@pytest.mark.parametrize(("head", "category"), [({"with_stack": 1}, "cpu_op"), ({}, "python_function"), ({}, "cpu_op")])
+def test_python_stacks_are_told_by_the_head_or_by_their_events(
+    head: dict[str, int], category: str, tmp_path: Path
+) -> None:
+    event = {"ph": "X", "name": "aten::exp", "pid": 1, "tid": 1, "ts": 100, "dur": 9, "args": {}}
+    path = tmp_path / "stacks.json"
+    path.write_text(json.dumps(head | {"traceEvents": [event | {"cat": "cpu_op"}, event | {"cat": category}]}))
+    assert import_kineto(path).has_python_stacks == (bool(head) or category == "python_function")
 
 
 def test_inputs_and_arguments(cuda: Trace) -> None:

@@ -1,0 +1,116 @@
+"""Times in which a recorded step runs no operation: Python code of its own, such as an environment or a tokenizer.
+
+Example::
+
+    pauses = Pauses()
+    pauses.open()
+    # ... the step's own code works for 30 ms ...
+    pauses.ends(before=0)      # its first operation begins
+    pauses.close(after=1)
+    pauses.placed(operations)  # the first one has python_seconds of 0.03
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, final
+
+from lightning_predict.tracing.records import Operation
+from lightning_predict.units import nanoseconds_to_seconds
+
+SHORTEST_PAUSE_SECONDS: Final = 5e-3
+"""A shorter pause is PyTorch's own, a hook's, or a slice of time (3-4 ms) that a virtual machine lost to another: on
+one with six times as many programs as processors, pauses of a step that does nothing else were 4.5 ms at most."""
+
+_SCHEDULER: Final = "/proc/thread-self/schedstat"
+"""Where Linux says, second, for how many nanoseconds a thread was ready to run and another program ran."""
+
+
+@final
+class Pauses:
+    """Measures the pauses between operations on one thread.
+
+    A pause counts as it would on an idle machine: time in which other programs had the processor is left out (on Linux,
+    which tells), and so are garbage collections, which a recorder brings about.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, float]] = []
+        self._since: float | None = None
+        self._own_since = 0.0
+        self._scheduler: int | None = None
+        self._collecting_since = 0.0
+        self._collected = 0.0
+
+    def open(self) -> None:
+        """Begin to measure: no operation runs."""
+        self.close(after=0)
+        try:
+            self._scheduler = os.open(_SCHEDULER, os.O_RDONLY)
+        except OSError:
+            self._scheduler = None
+        gc.callbacks.append(self._collects)
+        self.begins()
+
+    def close(self, *, after: int) -> None:
+        """Stop measuring; closing twice is harmless.
+
+        Args:
+            after: Number of operations that were recorded.
+        """
+        self.ends(before=after)
+        if self._collects in gc.callbacks:
+            gc.callbacks.remove(self._collects)
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler is not None:
+            os.close(scheduler)
+
+    def begins(self) -> None:
+        """Note that no operation runs any longer."""
+        self._own_since = self._own_clock()
+        self._since = time.perf_counter()
+
+    def ends(self, *, before: int) -> None:
+        """Note that an operation begins, or the recording ends.
+
+        Args:
+            before: Position of the operation among those that are recorded.
+        """
+        since, self._since = self._since, None
+        if since is None or time.perf_counter() - since < SHORTEST_PAUSE_SECONDS:
+            return
+        seconds = self._own_clock() - self._own_since
+        if seconds >= SHORTEST_PAUSE_SECONDS:
+            self._found.append((before, seconds))
+
+    def placed(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
+        """Give each operation the pauses before it; the first one those behind the last, as steps repeat."""
+        timed = list(operations)
+        for position, seconds in self._found if timed else ():
+            index = position % len(timed)
+            timed[index] = replace(timed[index], python_seconds=timed[index].python_seconds + seconds)
+        return tuple(timed)
+
+    def _own_clock(self) -> float:
+        """Seconds that stand still while others have the processor, or garbage is collected."""
+        return time.perf_counter() - self._waiting_seconds() - self._collected
+
+    def _waiting_seconds(self) -> float:
+        """For how long this thread was ready to run and did not."""
+        if self._scheduler is None:
+            return 0.0
+        try:
+            return nanoseconds_to_seconds(int(os.pread(self._scheduler, 64, 0).split()[1]))
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def _collects(self, phase: str, _: Mapping[str, Any]) -> None:
+        now = time.perf_counter() - self._waiting_seconds()
+        if phase == "start":
+            self._collecting_since = now
+        else:
+            self._collected += now - self._collecting_since

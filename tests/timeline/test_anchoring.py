@@ -1,0 +1,254 @@
+"""Recorded steps held against measured ones: what of a difference is carried to other GPUs, and how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.timeline.anchoring import (
+    GAP_SECONDS,
+    LATE_SHARE,
+    MACHINE_SPREAD,
+    PROFILED_SPREAD,
+    STACKS_SPREAD,
+    Anchor,
+    anchor,
+    late_share,
+    recorded_gap,
+)
+from lightning_predict.timeline.launching import START_SECONDS
+from lightning_predict.timeline.queues import iterations
+from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
+from lightning_predict.timeline.records import Iteration
+from lightning_predict.tracing.records import Kernel, Operation, TensorInfo, Trace
+from tests.example_gpu import BIG, OLD, SMALL
+from tests.kernels.example_models import half_speed
+
+DATA = TensorInfo((1024, 1024), "float32")
+MODELS = half_speed("linear/float32")
+LAUNCH, START, GAP, EVENT = 6e-6, START_SECONDS, GAP_SECONDS, PROFILER_EVENT_SECONDS
+LIKE_SMALL = replace(SMALL, name="LIKE-SMALL", reported_names=())
+
+
+def recorded(
+    products: int,
+    kernel_seconds: float,
+    *,
+    steps: tuple[float, ...] = (),
+    every: float = 12e-6,
+    python: float = 0.0,
+    has_launches: bool = True,
+    gap: float = GAP,
+) -> Trace:
+    """A step of products on SMALL as a profiler sees it: a launch every so often, a queue that runs them in order.
+
+    `python` is what the host does before the first of them. BIG takes half as long for each.
+    """
+    operations = []
+    free = 0.0
+    for number in range(products):
+        begins = python + number * every
+        launched = begins + 4e-6
+        start = max(launched + LAUNCH + START, free + gap if number else 0.0)
+        free = start + kernel_seconds
+        kernel = Kernel(
+            name="gemm",
+            seconds=kernel_seconds,
+            grid=(10_000, 1, 1),
+            block=(256, 1, 1),
+            registers_per_thread=64,
+            shared_memory_bytes=0,
+            stream=7,
+            start_seconds=start,
+            launch_start_seconds=launched if has_launches else None,
+            launch_seconds=LAUNCH if has_launches else None,
+        )
+        operations.append(
+            Operation(
+                name="aten::mm",
+                phase="forward",
+                inputs=(DATA, DATA),
+                outputs=(DATA,),
+                kernels=(kernel,),
+                host_start_seconds=begins if has_launches else None,
+                host_seconds=every - EVENT if has_launches else None,
+            )
+        )
+    return Trace(
+        operations=tuple(operations),
+        device="cuda",
+        recorder="profiler",
+        step_seconds=steps,
+        profiled_seconds=max(free, python + products * every) if has_launches else None,
+    )
+
+
+def predicted(trace: Trace, *, host_factor: float = 1.0) -> dict[str, Iteration]:
+    """The step on each of four GPUs: SMALL is in use, OLD like it, BIG twice as fast for a product."""
+    gpus = [SMALL, LIKE_SMALL, OLD, BIG]
+    work = timed_work(trace, gpus, origin=SMALL, models=MODELS, method="mlp")
+    steps = iterations(trace, work, gpus, origin=SMALL, host_factor=host_factor)
+    return {step.gpu: step for step in steps}
+
+
+def anchored(trace: Trace) -> Anchor:
+    return anchor(trace, timed_work(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), SMALL, 1.0)
+
+
+@pytest.mark.parametrize("has_launches", [True, False])
+def test_a_step_a_little_longer_than_its_kernels_stays_bound_by_the_device(has_launches: bool) -> None:
+    # 400 products of 70 us are 28 ms; the measured step is 0.2 % longer. BIG takes 14 ms, and those 0.056 ms.
+    step = predicted(recorded(400, 70e-6, steps=(0.028 * 1.002,), has_launches=has_launches))["BIG"]
+    assert step.seconds == pytest.approx(0.014 + 0.002 * 0.028, rel=1e-3)
+    assert step.bound_by == "device"
+    assert step.verdict is not None
+    assert step.verdict.gain > 0.45
+    assert step.low_seconds < step.seconds < step.high_seconds
+
+
+@pytest.mark.parametrize("has_launches", [True, False])
+def test_predictions_are_continuous_and_grow_with_the_measured_step(has_launches: bool) -> None:
+    device = 400 * 70e-6
+    measured = [device * (1 + gap / 1000) for gap in range(-20, 201, 10)]
+    steps = [predicted(recorded(400, 70e-6, steps=(own,), has_launches=has_launches)) for own in measured]
+    for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+        for (shorter, longer), (one, two) in zip(pairwise(measured), pairwise(steps), strict=True):
+            grown = two[gpu].seconds - one[gpu].seconds
+            assert -1e-12 <= grown <= 1.05 * (longer - shorter), (gpu, longer)
+
+
+@settings(max_examples=40)
+@given(
+    products=st.integers(1, 60),
+    kernel=st.floats(2e-6, 3e-4),
+    every=st.floats(11e-6, 1e-4),
+    python=st.sampled_from([0.0, 5e-4, 0.03]),
+    shares=st.lists(st.floats(0.3, 3.0), min_size=2, max_size=2),
+    has_launches=st.booleans(),
+    stacks=st.booleans(),
+)
+def test_no_interval_of_another_gpu_is_empty_and_a_longer_step_is_never_a_shorter_prediction(
+    products: int,
+    kernel: float,
+    every: float,
+    python: float,
+    shares: list[float],
+    has_launches: bool,
+    stacks: bool,
+) -> None:
+    trace = recorded(products, kernel, every=every, python=python, has_launches=has_launches)
+    trace = replace(trace, has_python_stacks=stacks)
+    base = python + products * max(kernel, every)
+    without = predicted(trace)
+    short, long = (predicted(replace(trace, step_seconds=(share * base,))) for share in sorted(shares))
+    for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+        for step in (without[gpu], short[gpu], long[gpu]):
+            assert step.low_seconds < step.seconds < step.high_seconds
+        assert short[gpu].seconds <= long[gpu].seconds * (1 + 1e-4)  # as far as the host's factor is solved for
+    for step in (without["SMALL"],):
+        assert step.low_seconds < step.seconds < step.high_seconds
+
+
+def test_python_work_is_seen_on_every_gpu() -> None:
+    # An environment steps for 30 ms, then 400 products take 28 ms and their gaps 0.4: 58.4 ms, measured so.
+    found = predicted(recorded(400, 70e-6, python=0.03, steps=(0.0584,)))
+    assert found["SMALL"].seconds == 0.0584
+    assert found["LIKE-SMALL"].seconds == pytest.approx(0.0584, rel=1e-3)
+    assert found["BIG"].seconds == pytest.approx(0.03 + 0.014 + 400 * GAP, rel=1e-2)
+    for step in found.values():
+        assert step.host_seconds > 0.03
+        assert step.notes == (
+            "The measured step holds 30 ms (51%) beyond its operations (Python work in the step, data, waits); they "
+            "are carried to every GPU as time of the host.",
+        )
+        assert step.low_seconds > 0.03 / MACHINE_SPREAD  # a profiler without stacks does not slow Python code
+    assert predicted(recorded(400, 70e-6, steps=(0.0284,)))["BIG"].notes == ()
+
+
+def test_what_no_operation_explains_may_be_hidden_or_the_devices_own() -> None:
+    # 28.4 ms of kernels and gaps in a step of 34: 5.6 ms are added, between nothing and twice as much on half the GPU.
+    plain, longer = (predicted(recorded(400, 70e-6, steps=(own,))) for own in (0.0284, 0.034))
+    for gpu, slower in (("BIG", 1.0), ("LIKE-SMALL", 1.0)):
+        one, two = plain[gpu], longer[gpu]
+        assert two.seconds - one.seconds == pytest.approx(0.0056, rel=0.01)
+        assert two.low_seconds == pytest.approx(one.low_seconds, rel=0.01)
+        assert two.high_seconds - one.high_seconds == pytest.approx(slower * 0.0056, rel=0.02)
+
+
+def test_a_host_that_was_slower_under_the_profiler_is_as_fast_as_the_measured_step_says() -> None:
+    # A launch every 50 us for kernels of 10: late, all of them. 100 take 5 ms under the profiler and 2.5 without.
+    trace = recorded(100, 10e-6, every=50e-6, steps=(2.5e-3,))
+    share = late_share(trace)
+    assert share is not None
+    assert share > 0.7
+    found = predicted(trace)
+    assert anchored(trace).residual_seconds == 0
+    for step in (found["LIKE-SMALL"], found["BIG"]):
+        assert step.bound_by == "host"
+        assert step.seconds == pytest.approx(2.5e-3, rel=0.01)
+        assert step.high_seconds / step.seconds == pytest.approx(MACHINE_SPREAD, rel=0.02)
+        assert step.notes == ()
+    assert predicted(trace, host_factor=0.5)["BIG"].seconds == pytest.approx(1.25e-3, rel=0.02)
+
+
+def test_a_device_bound_step_says_nothing_of_its_host() -> None:
+    # 28 ms of kernels without a gap between them, measured 1 % shorter: the device was faster, the host may be as slow.
+    own = anchored(recorded(400, 70e-6, gap=0.0, steps=(0.99 * 0.028,)))
+    assert own.host.factor == 1
+    assert own.gap_seconds == 0
+    assert own.device_factor == pytest.approx(0.99, rel=1e-3)
+    assert own.residual_seconds == 0
+
+
+def test_gaps_are_as_short_as_the_measured_step_leaves_them() -> None:
+    # 400 gaps in 0.2 ms: half a microsecond each.
+    own = anchored(recorded(400, 70e-6, steps=(0.028 + 400 * 0.5e-6 + 8e-6 + LAUNCH,)))
+    assert own.gap_seconds == pytest.approx(0.5e-6, rel=0.05)
+    assert own.device_factor == pytest.approx(1)
+
+
+def test_gaps_are_those_of_the_recording() -> None:
+    assert recorded_gap(recorded(100, 70e-6, gap=1.3e-6)) == pytest.approx(1.3e-6)
+    assert recorded_gap(recorded(100, 70e-6, gap=-0.5e-6)) == 0  # kernels overlap
+    assert recorded_gap(recorded(100, 10e-6, every=50e-6)) == GAP_SECONDS  # each launch is late
+    assert recorded_gap(recorded(100, 70e-6, has_launches=False)) == GAP_SECONDS
+
+
+def test_a_launch_is_late_where_it_ended_after_the_kernel_before() -> None:
+    # A launch every 50 us ends at 10 and starts a kernel of 10 at 12: the stream is idle for 40 of each 50, but for
+    # the last: 100 kernels span 99 x 50 + 10.
+    late = late_share(recorded(100, 10e-6, every=50e-6))
+    assert late == pytest.approx(99 * 40 / (99 * 50 + 10))
+    queued = late_share(recorded(100, 70e-6))
+    assert queued == 0
+    assert queued < LATE_SHARE
+    assert late_share(recorded(100, 70e-6, has_launches=False)) is None
+
+
+def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None:
+    trace = recorded(100, 10e-6, every=50e-6)
+    plain = predicted(trace)["BIG"]
+    stacks = predicted(replace(trace, has_python_stacks=True))["BIG"]
+    assert plain.seconds == stacks.seconds
+    assert plain.low_seconds == pytest.approx(plain.seconds / PROFILED_SPREAD / MACHINE_SPREAD, rel=0.01)
+    assert stacks.low_seconds == pytest.approx(plain.seconds / STACKS_SPREAD / MACHINE_SPREAD, rel=0.01)
+    assert plain.notes == (
+        "The host was timed under a profiler, which slows it: without one a step that it bounds may be up to 2 times "
+        "as fast.",
+    )
+    assert stacks.notes == (
+        "The host was timed under a profiler that kept Python's stacks, which slows it several times: without them a "
+        "step that it bounds may be up to 5 times as fast.",
+    )
+    assert predicted(replace(recorded(100, 70e-6), has_python_stacks=True))["LIKE-SMALL"].notes == ()  # device-bound
+
+
+def test_without_measured_kernels_nothing_is_held_against_a_step() -> None:
+    trace = Trace(operations=(), device="cpu", recorder="dispatch", step_seconds=(1.0,))
+    assert anchor(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), None, 2.0).host.factor == 2
+    assert anchored(trace).residual_seconds == 0

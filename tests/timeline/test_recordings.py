@@ -1,0 +1,136 @@
+"""Real recordings on their own GPU: the simulated step takes about as long as the recorded one."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.cost.records import Prediction
+from lightning_predict.timeline.anchoring import LATE_SHARE, late_share
+from lightning_predict.timeline.recorded_host import recorded_host
+from lightning_predict.tracing.kineto import import_kineto
+from lightning_predict.tracing.records import Trace
+from tests.recordings import recording
+
+pytestmark = pytest.mark.recorded
+
+A100, A100_80, V100, H100 = "A100-SXM-40GB", "A100-SXM-80GB", "V100-SXM2-32GB", "H100-SXM-80GB"
+
+RECORDINGS = {
+    "hta_dfindex_v100_32_step4": V100,
+    "hta_diff_control_a100_step1012": A100,
+    "hta_diff_test_v100_16_step1012": "V100-SXM2-16GB",
+    "hta_event_sync_ms_a100": A100,
+    "hta_gpu_annot_gp100": "P100-PCIe-16GB",
+    "hta_nccl_a100_step5": A100,
+    "hta_ns_v100_32_step104": V100,
+    "kineto_old_resnet50_w4_29db": V100,
+    "kineto_resnet50_w0_b_step19": V100,
+    "kineto_resnet50_w4_b_step19": V100,
+    "married_resnet50_a100": A100,
+    "married_resnet50_v100": V100,
+    "tl_bertsmall_h100_step6": H100,
+    "tl_eager_b200": "B200-SXM-180GB",
+    "tl_moe01_b300": "B300-SXM-288GB",
+    "tl_moe02_b300": "B300-SXM-288GB",
+    "tl_qwen05_h100_step6": H100,
+    "tl_timesformer_h100_step6": H100,
+    "tl_vit_nsfw_h100_step6": H100,
+}
+"""Each with the GPU that it is from, or the nearest of the catalogue.
+
+Left out: hta_negqueue and param_dlrm wait for other processes, two thirds and a quarter of their time; hta_alexnet and
+hta_cupti are no steps."""
+
+DEVICE_BOUND = {
+    "hta_diff_test_v100_16_step1012",
+    "hta_ns_v100_32_step104",
+    "married_resnet50_v100",
+    "tl_qwen05_h100_step6",
+    "tl_timesformer_h100_step6",
+}
+"""Those whose device hardly waits for late launches."""
+
+
+def trace_of(name: str) -> Trace:
+    path = recording(f"{name}.json.gz")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of names that the catalogue lacks
+        trace = Trace.load(path) if name.startswith("married") else import_kineto(path)
+    return replace(trace, gpu_reported_name=RECORDINGS[name], gpu_memory_bytes=None)
+
+
+def predicted(trace: Trace, *gpus: str) -> list[Prediction]:
+    return list(lp.predict(trace, gpus, history=False).values())
+
+
+def recorded_seconds(trace: Trace) -> float:
+    """The longer of the step's spans on the host and on the device, waits for the step before and the loader left out.
+
+    In a running loop both queues move on by one step a step.
+    """
+    timed = [operation for operation in trace.operations if operation.host_start_seconds is not None]
+    first = min(operation.host_start_seconds or 0.0 for operation in timed)
+    end = max((operation.host_start_seconds or 0.0) + (operation.host_seconds or 0.0) for operation in timed)
+    waits = [wait for wait in trace.waits if wait.start_seconds >= 0]
+    before = sum(wait.seconds for wait in waits if wait.cause == "device" and wait.start_seconds < first)
+    loading = sum(wait.seconds for wait in waits if wait.cause == "loader") - sum(trace.loader_seconds)
+    window = end if trace.profiled_seconds is None else trace.profiled_seconds
+    host = window - before - loading
+    began = min(kernel.start_seconds for kernel in trace.kernels)
+    done = max(kernel.start_seconds + kernel.seconds for kernel in trace.kernels)
+    return max(host, done - began)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_recorded_step_is_predicted_on_its_own_gpu(name: str) -> None:
+    trace = trace_of(name)
+    share = late_share(trace)
+    assert share is not None
+    assert (share < LATE_SHARE) == (name in DEVICE_BOUND)
+    (own,) = predicted(trace, RECORDINGS[name])
+    tolerance = 0.1 if name in DEVICE_BOUND else 0.3
+    assert own.iteration_seconds == pytest.approx(recorded_seconds(trace), rel=tolerance)
+    assert own.iteration_seconds_low < own.iteration_seconds < own.iteration_seconds_high
+
+
+def test_a_device_bound_resnet_gains_on_a_faster_gpu() -> None:
+    # Kernels of 94.3 ms, 95.7 with the gaps between them; the same model's kernels take 39.6 ms on an A100.
+    trace = trace_of("married_resnet50_v100")
+    trace = replace(trace, step_seconds=(0.0957,))
+    own, other = predicted(trace, V100, A100)
+    assert own.iteration_seconds == 0.0957
+    assert other.verdict is not None
+    assert other.verdict.bound_by == "device"
+    assert other.iteration_seconds == pytest.approx(other.device_seconds + 0.0957 - 0.0943, rel=0.03)
+    assert other.iteration_seconds < 0.7 * 0.0957
+
+
+def test_a_gap_of_20_percent_is_added_and_no_more() -> None:
+    trace = trace_of("married_resnet50_v100")
+    gaps = [0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    steps = [predicted(replace(trace, step_seconds=(0.0953 * (1 + gap),)), A100)[0] for gap in gaps]
+    seconds = [step.iteration_seconds for step in steps]
+    assert seconds == sorted(seconds)
+    for gap, own in zip(gaps, seconds, strict=True):
+        assert own - seconds[0] <= 0.0953 * gap + 1e-9
+    assert seconds[-1] - seconds[0] == pytest.approx(0.0953 * 0.2, rel=0.05)
+
+
+def test_a_copy_that_blocks_is_a_wait() -> None:
+    # TimeSformer reads its logits behind 126 ms of kernels. 215 ms before its first operation are its image processor.
+    trace = trace_of("tl_timesformer_h100_step6")
+    (own,) = predicted(trace, H100)
+    python = sum(recorded_host(trace).python_seconds)
+    assert python == pytest.approx(0.2154, rel=0.01)
+    assert own.host_seconds - python < 0.035
+    assert sum("beyond its operations" in note for note in own.notes) == 1
+
+
+def test_a_host_with_python_stacks_says_so() -> None:
+    (own,) = predicted(trace_of("tl_vit_nsfw_h100_step6"), H100)
+    assert any("kept Python's stacks" in note for note in own.notes)
+    assert own.iteration_seconds_low < 0.3 * own.iteration_seconds

@@ -1,0 +1,177 @@
+"""Times in which a step runs no operation, with clocks that stand still, and in steps that really run."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.tracing.pauses import SHORTEST_PAUSE_SECONDS, Pauses
+from lightning_predict.tracing.profiler import ProfilerRecorder
+from lightning_predict.tracing.records import Operation, Trace
+
+THREE = tuple(Operation(name=name, phase="forward") for name in ("aten::mm", "aten::relu", "aten::sum"))
+
+
+class Clocks:
+    """What the pauses read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall = self.others = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.wall)
+        monkeypatch.setattr(Pauses, "_waiting_seconds", lambda _: self.others)
+
+    def works(self, seconds: float) -> None:
+        self.wall += seconds
+
+    def others_work(self, seconds: float) -> None:
+        self.wall += seconds
+        self.others += seconds
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+def python(pauses: Pauses) -> list[float]:
+    return [operation.python_seconds for operation in pauses.placed(THREE)]
+
+
+def test_work_of_the_steps_own_code_stands_before_the_operation_that_follows(clocks: Clocks) -> None:
+    pauses = Pauses()
+    for before, seconds in enumerate((0.03, 0.0, 0.02)):
+        pauses.begins()
+        clocks.works(seconds)
+        pauses.ends(before=before)
+        clocks.works(1.0)  # the operation itself
+    assert python(pauses) == pytest.approx([0.03, 0, 0.02])
+
+
+def test_what_follows_the_last_operation_comes_before_the_first_of_the_next_step(clocks: Clocks) -> None:
+    pauses = Pauses()
+    pauses.begins()
+    clocks.works(0.03)
+    pauses.ends(before=3)
+    assert python(pauses) == pytest.approx([0.03, 0, 0])
+    assert pauses.placed(()) == ()
+
+
+def test_a_pause_of_the_framework_is_left_out(clocks: Clocks) -> None:
+    pauses = Pauses()
+    pauses.begins()
+    clocks.works(0.9 * SHORTEST_PAUSE_SECONDS)
+    pauses.ends(before=0)
+    assert python(pauses) == [0, 0, 0]
+
+
+def test_time_that_went_to_other_programs_is_not_the_steps(clocks: Clocks) -> None:
+    pauses = Pauses()
+    pauses.begins()
+    clocks.works(0.006)
+    clocks.others_work(0.008)
+    pauses.ends(before=1)
+    pauses.begins()
+    clocks.others_work(0.008)
+    pauses.ends(before=2)
+    assert python(pauses) == pytest.approx([0, 0.006, 0])
+
+
+def test_collecting_garbage_is_not_the_steps(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "callbacks", [])
+    pauses = Pauses()
+    pauses.open()
+    clocks.works(0.006)
+    (collects,) = gc.callbacks
+    collects("start", {})
+    clocks.works(0.05)
+    collects("stop", {})
+    pauses.ends(before=1)
+    pauses.close(after=1)
+    assert gc.callbacks == []
+    assert python(pauses) == pytest.approx([0, 0.006, 0])
+
+
+def test_a_busy_machine_says_how_long_others_had_the_processor() -> None:
+    pauses = Pauses()
+    pauses.open()
+    try:
+        if pauses._scheduler is None:
+            pytest.skip("this system does not tell")
+        wall, waiting, own = time.perf_counter(), pauses._waiting_seconds(), time.thread_time()
+        busy(0.02)
+        wall, waiting = time.perf_counter() - wall, pauses._waiting_seconds() - waiting
+        assert wall - waiting == pytest.approx(time.thread_time() - own, rel=0.1)
+    finally:
+        pauses.close(after=0)
+    pauses.close(after=0)
+
+
+def test_operations_inside_operations_are_no_pause(clocks: Clocks) -> None:
+    pauses = Pauses()
+    pauses.begins()
+    pauses.ends(before=0)  # a composite begins, and its parts
+    clocks.works(1.0)
+    pauses.ends(before=0)
+    pauses.begins()
+    pauses.begins()
+    pauses.ends(before=1)
+    assert python(pauses) == [0, 0, 0]
+
+
+def training(environment: Callable[[], None]) -> Trace:
+    """A step that works on its own before its loss, as reinforcement learning does."""
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.ones(4, 16)
+
+    def step() -> None:
+        output = model(data)
+        environment()
+        optimizer.zero_grad()
+        output.sum().backward()
+        optimizer.step()
+
+    return lp.capture(step)
+
+
+def busy(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize("environment", [lambda: time.sleep(0.03), lambda: busy(0.03)])
+def test_an_environment_of_30_ms_is_seen_on_every_gpu(environment: Callable[[], None]) -> None:
+    trace = training(environment)
+    assert sum(operation.python_seconds for operation in trace.operations) == pytest.approx(0.03, rel=0.3)
+    result = lp.predict(trace, gpus=["T4", "H100-SXM-80GB"], history=False)
+    without = lp.predict(training(lambda: None), gpus=["T4", "H100-SXM-80GB"], history=False)
+    for gpu, step in result.items():
+        assert step.iteration_seconds > without[gpu].iteration_seconds + 0.02
+        assert step.verdict is not None
+        assert step.verdict.bound_by == "host"
+        assert step.notes[-1].startswith("The recorded step holds ")
+        assert step.notes[-1].endswith(
+            " ms beyond its operations (Python work in the step, data, waits); they are carried to every GPU as time "
+            "of the host."
+        )
+    assert not any("beyond its operations" in note for note in without["T4"].notes)
+
+
+def test_a_profile_begins_where_the_step_does() -> None:
+    recorder = ProfilerRecorder(cuda=False)
+    recorder.start()
+    time.sleep(0.03)
+    torch.ones(4).exp()
+    recorder.stop()
+    trace = recorder.trace()
+    assert trace.operations[0].host_start_seconds is not None
+    assert trace.operations[0].host_start_seconds > 0.03
+    assert trace.profiled_seconds is not None
+    assert trace.profiled_seconds > trace.operations[0].host_start_seconds
