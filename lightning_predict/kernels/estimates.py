@@ -215,7 +215,7 @@ def _no_slower(
 ) -> ProblemTimes:
     """Times of which those in `columns` are float32's where these are less; arrays are (gpus, columns).
 
-    The interval's low end is lower by what the dtype may gain, as its own kernels may be better than we know.
+    The interval is that of a stand-in, and its low end lower by what the dtype's own kernels may gain.
 
     Args:
         own: Times in each problem's own dtype.
@@ -240,7 +240,7 @@ def _no_slower(
     return ProblemTimes(
         seconds=merged(own.seconds, float32.seconds),
         low_seconds=merged(own.low_seconds, np.maximum(float32.low_seconds * gain / DETOUR_SPREAD, bound)),
-        high_seconds=merged(own.high_seconds, float32.high_seconds),
+        high_seconds=merged(own.high_seconds, float32.high_seconds * DETOUR_SPREAD),
         shares=shares,
         base_share=merged(own.base_share, float32.base_share),
     )
