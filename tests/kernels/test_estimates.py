@@ -171,7 +171,9 @@ def some_problems(dtype: str, size: float) -> list[Problem]:
         problem("bmm", dtype, b=4, m=side, n=side, k=side),
         problem("linear_backward", dtype, m=side, n=side, k=side),
         problem("conv2d", dtype, batch=4, in_channels=size, out_channels=size, kernel_size=3, image_size=14),
-        problem("conv2d_backward_weight", dtype, batch=4, in_channels=size, out_channels=8, kernel_size=1, image_size=7),
+        problem(
+            "conv2d_backward_weight", dtype, batch=4, in_channels=size, out_channels=8, kernel_size=1, image_size=7
+        ),
         problem("attention", dtype, batch=1, heads=4, seq=side, head_dim=64),
         problem("attention_backward", dtype, batch=1, heads=4, seq=side, head_dim=64),
         problem("lstm", dtype, batch=4, steps=2, hidden=side),

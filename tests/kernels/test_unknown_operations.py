@@ -79,7 +79,9 @@ def test_unknown_operations_are_named_with_their_share_of_the_time() -> None:
 
 def test_a_prediction_names_an_operator_of_ones_own() -> None:
     predictions = lp.predict(trace_of("mine::scan"), ["T4", "L4"], history=False)
-    expected = "mine::scan (100 % of the time) is not known; it is timed as a copy of its tensors and may take far longer."
+    expected = (
+        "mine::scan (100 % of the time) is not known; it is timed as a copy of its tensors and may take far longer."
+    )
     for one in predictions.values():
         assert expected in one.notes
         assert one.coverage == {"bytes": 1.0}
