@@ -26,6 +26,7 @@ from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.translation import translation_notes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import (
     Correction,
@@ -286,7 +287,11 @@ def _memory_bytes(memory: Iterable[tuple[Trace, StepMemory]], layout: Layout, sh
 
 def _notes(kinds: Iterable[Trace]) -> tuple[str, ...]:
     """What is to be said of the kinds of step, each sentence once."""
-    notes = [note for kind in kinds for note in (*kind.notes, *code_path_notes(kind), *memory_notes(kind))]
+    notes = [
+        note
+        for kind in kinds
+        for note in (*kind.notes, *code_path_notes(kind), *translation_notes(kind), *memory_notes(kind))
+    ]
     return tuple(dict.fromkeys(notes))
 
 

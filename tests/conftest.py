@@ -29,6 +29,12 @@ def _own_history(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(tmp_path_factory.mktemp("history") / "history.jsonl"))
 
 
+@pytest.fixture(autouse=True)
+def _no_silent_translators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error inside a translator is a bug of ours: in tests it raises, where users get a note."""
+    monkeypatch.setenv("LIGHTNING_PREDICT_STRICT", "1")
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with the file `golden/<name>` beside the test's module."""

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex, translates
 from lightning_predict.tracing.records import Flags, Operation, TensorInfo
 
 _WORDS = (
@@ -144,7 +144,8 @@ def _convolution_problem(
     stride = _numbers(operation, "stride", dimensions, 1)
     padding = _numbers(operation, "padding", dimensions, 0)
     dilation = _numbers(operation, "dilation", dimensions, 1)
-    groups = float(operation.arguments.get("groups", 1))
+    # Calls without an argument for groups (depthwise ones) have as many as the channels ask for.
+    groups = float(operation.arguments.get("groups", max(images.shape[1] // max(weight.shape[1], 1), 1)))
     batch, channels = float(images.shape[0]), float(weight.shape[1]) * groups
     if dimensions == 3:
         reach = dilation[0] * (taps[0] - 1) + 1
@@ -156,6 +157,8 @@ def _convolution_problem(
     pairs = (sizes[-2:], taps[-2:], stride[-2:], padding[-2:], dilation[-2:])
     flat = [float(value) for pair in pairs for value in pair]
     dtype = compute_dtype(images, tf32=flags.cudnn_tf32)
+    if is_complex(images):
+        batch *= COMPLEX_PRODUCTS
     return Problem(name, dtype, (batch, channels, float(weight.shape[0]), *flat, groups))
 
 
@@ -173,18 +176,44 @@ def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInf
     return TensorInfo((data.shape[0], channels, *sizes), data.dtype)
 
 
-@translates("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::mkldnn_convolution")
-def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
-    data, weight = operation.inputs[0], operation.inputs[1]
-    if operation.arguments.get("transposed"):
+def _are_images(images: TensorInfo, weight: TensorInfo) -> bool:
+    """True for (N, C, *sizes) and (O, C, *taps) of one, two or three dimensions."""
+    return len(images.shape) == len(weight.shape) and len(images.shape) in (3, 4, 5)
+
+
+@translates(
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::convolution_overrideable",
+    "aten::cudnn_convolution",
+    "aten::cudnn_convolution_relu",
+    "aten::cudnn_convolution_add_relu",
+    "aten::mkldnn_convolution",
+    "aten::_slow_conv2d_forward",
+    "aten::slow_conv3d_forward",
+    "aten::slow_conv_dilated2d",
+    "aten::slow_conv_dilated3d",
+    "aten::_conv_depthwise2d",
+    "aten::conv_depthwise3d",
+    "aten::cudnn_convolution_transpose",
+    "aten::slow_conv_transpose2d",
+    "aten::slow_conv_transpose3d",
+)
+def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 2 or not _are_images(*operation.inputs[:2]):
+        return None
+    data, weight = operation.inputs[:2]
+    if operation.arguments.get("transposed") or "transpose" in operation.name:
         # A transposed convolution computes what the gradient to the input of a convolution does.
         images = _transposed_images(operation, data, weight)
         return (_convolution_problem("conv2d_backward_input", operation, flags, images, weight),)
     return (_convolution_problem("conv2d", operation, flags, data, weight),)
 
 
-@translates("aten::convolution_backward")
-def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+@translates("aten::convolution_backward", "aten::convolution_backward_overrideable")
+def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 3 or not _are_images(*operation.inputs[1:3]):
+        return None
     gradient, data, weight = operation.inputs[:3]
     wanted = operation.arguments.get("output_mask", (True, True, True))
     transposed = bool(operation.arguments.get("transposed"))

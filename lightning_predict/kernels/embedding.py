@@ -21,6 +21,7 @@ lanes idle). Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -141,10 +142,14 @@ def _short_row_factor(dim: Array) -> Array:
 
 
 @translates("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...]:
+def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 2 or len(operation.inputs[0].shape) != 2:
+        return None
     table, indices = operation.inputs[0], operation.inputs[1]
-    bags = operation.inputs[2].elements if len(operation.inputs) > 2 else indices.shape[0]
+    bags = operation.inputs[2].elements if len(operation.inputs) > 2 else math.prod(indices.shape[:1])
     if operation.arguments.get("include_last_offset"):
         bags -= 1
-    dims = (bags, max(indices.elements / max(bags, 1), 1.0), table.shape[0], table.shape[1])
+    if min(bags, indices.elements, *table.shape) < 1:
+        return ()
+    dims = (bags, max(indices.elements / bags, 1.0), table.shape[0], table.shape[1])
     return (Problem("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)

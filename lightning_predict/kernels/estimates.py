@@ -22,7 +22,7 @@ import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.arrays import BoolArray, summed_by_owner
+from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind
 from lightning_predict.kernels.reductions import as_product, reduced
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -81,6 +81,10 @@ SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "fabric": {},
 }
 """Dtypes whose kernels are built alike; memory-bound kernels differ by their bytes alone."""
+
+
+LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
+"""Dtypes that float32 holds, so that its kernels could compute what is asked for."""
 
 
 class KernelModels(Protocol):
@@ -172,11 +176,78 @@ def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
 def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
     """Times of problems on GPUs, each (gpus, problems); distinct problems are computed once.
 
+    TF32 and dtypes of fewer bits never take longer than float32 on the same GPU, whose kernels are there for them, too.
+
     Args:
         problems: In any order, duplicates welcome.
         gpus: The GPUs.
         models: Trained models; None predicts by the roofline alone.
     """
+    own = _own_times(problems, gpus, models)
+    lower = np.array([index for index, item in enumerate(problems) if _float32_holds(item)], dtype=np.intp)
+    if not lower.size:
+        return own
+    twins = [replace(problems[int(index)], dtype="float32") for index in lower]
+    least = _rooflines(twins, gpus, least=True)
+    doubtful = np.flatnonzero((own.seconds[:, lower] > least).any(axis=0))
+    if not doubtful.size:
+        return own
+    columns = lower[doubtful]
+    asked = [problems[int(column)] for column in columns]
+    float32 = _own_times([twins[int(index)] for index in doubtful], gpus, models)
+    bound = _rooflines(asked, gpus, least=True)
+    known = np.array([[_is_float32_already(item, gpu) for item in asked] for gpu in gpus], dtype=np.bool_)
+    return _no_slower(own, columns, float32, bound, bound / least[:, doubtful], known)
+
+
+def _float32_holds(problem: Problem) -> bool:
+    """True where float32's kernels could compute the problem."""
+    return problem.dtype in LOWER_PRECISIONS and operation_kind(problem.operation).units in ("tensor", "vector")
+
+
+def _is_float32_already(problem: Problem, gpu: Gpu) -> bool:
+    """True where the time in the problem's own dtype is made of float32's, with an interval that says so."""
+    return operation_kind(problem.operation).units == "tensor" and _computes_in_float32(problem.dtype, gpu)
+
+
+def _no_slower(
+    own: ProblemTimes, columns: IndexArray, float32: ProblemTimes, bound: Array, gain: Array, known: BoolArray
+) -> ProblemTimes:
+    """Times of which those in `columns` are float32's where these are less; arrays are (gpus, columns).
+
+    The interval is that of a stand-in, and its low end lower by what the dtype's own kernels may gain.
+
+    Args:
+        own: Times in each problem's own dtype.
+        columns: Problems that float32 could compute.
+        float32: Their times in float32.
+        bound: Their least times in their own dtype.
+        gain: The same over float32's least times.
+        known: Where their own times are float32's already.
+    """
+    taken = (float32.seconds < own.seconds[:, columns] * (1 - 1e-9)) & (gain <= 1) & ~known
+
+    def merged(table: Array, instead: Array) -> Array:
+        result = table.copy()
+        result[:, columns] = np.where(taken, instead, table[:, columns])
+        return result
+
+    shares: dict[TimedBy, Array] = {
+        method: merged(own.shares[method], np.zeros_like(gain)) for method in get_args(TimedBy)
+    }
+    shares["roofline"] = merged(own.shares["roofline"], float32.shares["roofline"])
+    shares["proxy"] = merged(own.shares["proxy"], 1 - float32.shares["roofline"])
+    return ProblemTimes(
+        seconds=merged(own.seconds, float32.seconds),
+        low_seconds=merged(own.low_seconds, np.maximum(float32.low_seconds * gain / DETOUR_SPREAD, bound)),
+        high_seconds=merged(own.high_seconds, float32.high_seconds * DETOUR_SPREAD),
+        shares=shares,
+        base_share=merged(own.base_share, float32.base_share),
+    )
+
+
+def _own_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
+    """Times of problems on GPUs, each in its own dtype; distinct problems are computed once."""
     position: dict[Problem, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)
     distinct = list(position)
@@ -361,8 +432,12 @@ def _by_model(batch: ProblemBatch, sibling: str | None, gpus: Sequence[Gpu], mod
 
 
 def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-    seconds = roofline_seconds(batch, gpus) / TYPICAL_UTILISATION[batch.kind.units] + SHORTEST_KERNEL_SECONDS
-    return Estimate(seconds, seconds / ROOFLINE_SPREAD, seconds * ROOFLINE_SPREAD)
+    kind = batch.kind
+    utilisation = kind.typical_utilisation or TYPICAL_UTILISATION[kind.units]
+    kernels = 1 if kind.sequential_kernels is None else kind.sequential_kernels(batch.columns)
+    seconds = roofline_seconds(batch, gpus) / utilisation + SHORTEST_KERNEL_SECONDS * kernels
+    spread = kind.typical_spread or ROOFLINE_SPREAD
+    return Estimate(seconds, seconds / spread, seconds * spread)
 
 
 def _rooflines(problems: Sequence[Problem], gpus: Sequence[Gpu], *, least: bool = False) -> Array:

@@ -17,10 +17,19 @@ FREE_OPERATIONS: Final = frozenset(
     f"aten::{name}"
     for name in (
         # Views of existing storage.
-        "_reshape_alias _unsafe_view alias as_strided chunk detach detach_ diagonal expand expand_as flatten "
-        "lift_fresh movedim narrow permute pin_memory real reshape select set_ slice split split_with_sizes squeeze "
-        "squeeze_ swapaxes t t_ transpose transpose_ unbind unflatten unfold unsafe_chunk unsafe_split "
-        "unsafe_split_with_sizes unsqueeze unsqueeze_ view view_as view_as_complex view_as_real "
+        "_conj _fw_primal _make_dual _neg_view _reshape_alias _unpack_dual _unsafe_view adjoint alias as_strided "
+        "as_strided_ broadcast_to chunk conj detach detach_ diagonal dsplit expand expand_as flatten hsplit imag "
+        "lift_fresh linalg_diagonal mH mT matrix_H moveaxis movedim narrow numpy_T permute pin_memory positive ravel "
+        "real reshape reshape_as select set_ slice slice_inverse split split_with_sizes squeeze squeeze_ swapaxes "
+        "swapaxes_ swapdims swapdims_ t t_ tensor_split transpose transpose_ unbind unflatten unfold unsafe_chunk "
+        "unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_ view view_as view_as_complex view_as_real vsplit "
+        # Views of what a sparse or nested tensor consists of.
+        "_coalesced_ _dimI _dimV _indices _nested_get_jagged_dummy _nested_get_lengths _nested_get_max_seqlen "
+        "_nested_get_min_seqlen _nested_get_offsets _nested_get_ragged_idx _nested_get_values _nested_view_from_buffer "
+        "_nested_view_from_jagged _nnz _sparse_broadcast_to _sparse_coo_tensor_unsafe _values ccol_indices col_indices "
+        "crow_indices dense_dim indices is_coalesced row_indices sparse_dim sparse_resize_and_clear_ values "
+        "_sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_csr_tensor_unsafe "
+        "_sparse_compressed_tensor_unsafe "
         # Allocations.
         "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ "
         # Metadata and host work.

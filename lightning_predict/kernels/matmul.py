@@ -11,9 +11,10 @@ the gradients to either factor. Example::
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex, translates
 from lightning_predict.tracing.records import Flags, Operation, TensorInfo
 
 
@@ -67,39 +68,134 @@ register(
 )
 
 
-def _product(tensors: tuple[TensorInfo, TensorInfo], flags: Flags) -> tuple[Problem, ...]:
+def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Problem, ...] | None:
     """Problem of `left @ right` for matrices, or for batches of them."""
-    left, right = tensors
+    if len(left.shape) != len(right.shape) or len(left.shape) not in (2, 3):
+        return None
     *batch, m, k = left.shape
-    n = right.shape[-1]
-    dtype = compute_dtype(left, tf32=flags.matmul_tf32)
-    b = math.prod(batch)
-    if min(b, m, n, k) < 1:
+    return _problems("bmm" if batch else "linear", left, (math.prod(batch), m, right.shape[-1], k), flags)
+
+
+def _problems(
+    name: str, data: TensorInfo, dims: tuple[float, float, float, float], flags: Flags
+) -> tuple[Problem, ...]:
+    """One product of (b, m, n, k); none where a side is empty. A packed element of four bits holds two of them."""
+    if min(dims) <= 0:
         return ()
-    return (Problem("bmm" if batch else "linear", dtype, (float(b), float(m), float(n), float(k))),)
+    b, m, n, k = map(float, dims)
+    if is_complex(data):
+        b *= COMPLEX_PRODUCTS
+    if data.dtype.endswith("_x2"):
+        k *= 2
+    dtype = compute_dtype(data, tf32=flags.matmul_tf32)
+    return (Problem(name, dtype, (b, m, n, k)),)
 
 
-@translates("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm")
-def _plain_product(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
-    return _product((operation.inputs[0], operation.inputs[1]), flags)
+@translates("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm")
+def _plain_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    return _product(operation.inputs[0], operation.inputs[1], flags) if len(operation.inputs) > 1 else None
 
 
 @translates("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation")
-def _product_with_addend(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+def _product_with_addend(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     # The addend comes first; cuBLAS adds it in the epilogue.
-    return _product((operation.inputs[1], operation.inputs[2]), flags)
+    return _product(operation.inputs[1], operation.inputs[2], flags) if len(operation.inputs) > 2 else None
 
 
 @translates("aten::linear", "aten::mkldnn_linear")
-def _linear(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
-    data, weight = operation.inputs[0], operation.inputs[1]
+def _linear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 2 or len(operation.inputs[1].shape) != 2:
+        return None
+    data, weight = operation.inputs[:2]
     n, k = weight.shape
-    m = math.prod(data.shape[:-1])
-    return (Problem("linear", compute_dtype(data, tf32=flags.matmul_tf32), (1.0, float(m), float(n), float(k))),)
+    return _problems("linear", data, (1, math.prod(data.shape[:-1]), n, k), flags)
 
 
 @translates("aten::mv", "aten::dot", "aten::vdot")
-def _vector_product(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+def _vector_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     left = operation.inputs[0]
-    m, k = (1, left.shape[0]) if len(left.shape) == 1 else left.shape
-    return (Problem("linear", compute_dtype(left, tf32=flags.matmul_tf32), (1.0, float(m), 1.0, float(k))),)
+    return _with_vector(left, flags) if len(left.shape) in (1, 2) else None
+
+
+@translates("aten::addmv")
+def _vector_product_with_addend(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 3 or len(operation.inputs[1].shape) != 2:
+        return None
+    return _with_vector(operation.inputs[1], flags)
+
+
+def _with_vector(left: TensorInfo, flags: Flags) -> tuple[Problem, ...]:
+    m, k = (1, *left.shape)[-2:]
+    return _problems("linear", left, (1, m, 1, k), flags)
+
+
+@translates("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
+def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    """One product a group, as experts have. The factor without a dimension for groups is cut into them by offsets.
+
+    Offsets are data, so groups are taken as equal; the work is the same however they are cut:
+
+    * (rows, k) x (groups, k, n), rows cut: 2·rows·k·n
+    * (groups, m, k) x (k, columns), columns cut: 2·m·k·columns
+    * (m, depth) x (depth, n), depth cut: 2·m·n·depth, a result for each group
+    * (groups, m, k) x (groups, k, n): batches
+    """
+    if len(operation.inputs) < 2:
+        return None
+    left, right = operation.inputs[:2]
+    match len(left.shape), len(right.shape):
+        case 2, 3:
+            groups, k, n = right.shape
+            dims: Sequence[float] = (groups, left.shape[0] / max(groups, 1), n, k)
+        case 3, 2:
+            groups, m, k = left.shape
+            dims = (groups, m, right.shape[1] / max(groups, 1), k)
+        case 2, 2:
+            # The offsets come after the factors and their scales; their number is the groups'.
+            offsets = [one for one in operation.inputs[2:] if len(one.shape) == 1 and one.dtype == "int32"]
+            groups = offsets[0].shape[0] if offsets else 1
+            dims = (groups, left.shape[0], right.shape[1], left.shape[1] / max(groups, 1))
+        case 3, 3:
+            groups, m, k = left.shape
+            dims = (groups, m, right.shape[2], k)
+        case _:
+            return None
+    if min(dims) <= 0:
+        return ()
+    count, rows, columns, depth = dims
+    # A group takes a row, column or layer at least; with fewer rows than groups some groups are empty.
+    return _problems("bmm", left, (count, max(rows, 1.0), max(columns, 1.0), max(depth, 1.0)), flags)
+
+
+@translates("aten::_trilinear")
+def _trilinear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    """`torch.nn.Bilinear` and its gradients: a product of two factors, then one with the third.
+
+    ATen unrolls one dimension: as many pairs of launches as it is long.
+    """
+    named = operation.arguments
+    if len(operation.inputs) < 3 or not {"expand1", "expand2", "expand3", "sumdim", "unroll_dim"} <= named.keys():
+        return None
+    unrolled, summed = int(named["unroll_dim"]), set(named["sumdim"])
+    factors = []
+    for number, tensor in enumerate(operation.inputs[:3], 1):
+        places = range(len(tensor.shape) + len(named[f"expand{number}"]))
+        own = [place for place in places if place not in named[f"expand{number}"]]
+        factors.append(dict(zip(own, tensor.shape, strict=True)))
+    times = max(factor.pop(unrolled, 1) for factor in factors)
+    first, second, third = factors
+    between, dims = _contracted(first, second, summed - third.keys())
+    _, last_dims = _contracted(between, third, summed)
+    data = operation.inputs[0]
+    return (*_problems("bmm", data, dims, flags), *_problems("bmm", data, last_dims, flags)) * times
+
+
+def _contracted(
+    left: dict[int, int], right: dict[int, int], summed: set[int]
+) -> tuple[dict[int, int], tuple[float, float, float, float]]:
+    """Sides of what two factors give, summed over some of them, and the batched product that it takes."""
+    both = left.keys() & right.keys()
+    groups = (both - summed, left.keys() - both, right.keys() - both, both & summed)
+    sizes = left | right
+    b, m, n, k = (float(math.prod(sizes[side] for side in group)) for group in groups)
+    return {side: size for side, size in sizes.items() if side not in summed}, (b, m, n, k)

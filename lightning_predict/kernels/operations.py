@@ -60,6 +60,10 @@ class OperationKind:
         least_flops: Fewest floating-point operations of any algorithm in use; the textbook's where None.
         fixed_element_bytes: Bytes of one element where the dtype does not decide it (a copy counted in bytes).
         spellings: Other words that people give, mapped to the words they set: `{"image_size": ("height", "width")}`.
+        typical_utilisation: Share of the roofline that its kernels reach, where no model was trained and it is not
+            what is typical of its units; None where it is.
+        typical_spread: Factor up and down around a time from that utilisation; None for the usual one.
+        sequential_kernels: Kernels that must wait for each other, each at least the shortest there is; None for one.
     """
 
     name: str
@@ -71,6 +75,9 @@ class OperationKind:
     least_flops: Callable[[Columns], Array] | None = None
     fixed_element_bytes: float | None = None
     spellings: Mapping[str, tuple[str, ...]] | None = None
+    typical_utilisation: float | None = None
+    typical_spread: float | None = None
+    sequential_kernels: Callable[[Columns], Array] | None = None
 
 
 @final

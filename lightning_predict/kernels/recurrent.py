@@ -50,22 +50,27 @@ def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
 register(*(_kind(name, gates, backward=backward) for name, gates in GATES.items() for backward in (False, True)))
 
 
-def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     """`input` is (steps, batch, features), or (batch, steps, features) with batch_first; `hx` (layers x ways, ...).
 
     A packed sequence is (rows, features) with the batch of each step beside it: steps of the mean batch stand for it.
     """
-    data, hidden = operation.inputs[0], operation.inputs[2 if operation.arguments.get("packed") else 1]
-    if operation.arguments.get("packed"):
+    packed = bool(operation.arguments.get("packed"))
+    if len(operation.inputs) < (3 if packed else 2) or "num_layers" not in operation.arguments:
+        return None
+    data, hidden = operation.inputs[0], operation.inputs[2 if packed else 1]
+    if packed:
         (steps,), features = operation.inputs[1].shape, data.shape[1]
-        batch = math.ceil(data.shape[0] / steps)
+        batch = math.ceil(data.shape[0] / max(steps, 1))
     else:
         first, second, features = data.shape if len(data.shape) == 3 else (data.shape[0], 1, data.shape[1])
         batch, steps = (first, second) if operation.arguments.get("batch_first") else (second, first)
     layers = int(operation.arguments["num_layers"])
     directions = 2 if operation.arguments.get("bidirectional") else 1
     dims = (batch, steps, features, hidden.shape[-1], layers, directions)
-    dtype = whole_compute_dtype(operation, tf32=flags.cudnn_tf32)
+    if min(dims) < 1:
+        return ()
+    dtype = whole_compute_dtype(operation.arguments.get("compute_dtype"), data, tf32=flags.cudnn_tf32)
     return (Problem(name, dtype, tuple(float(value) for value in dims)),)
 
 
@@ -73,10 +78,10 @@ _ATEN_NAMES: Final = {"aten::lstm": "lstm", "aten::gru": "gru", "aten::rnn_tanh"
 
 
 @translates(*_ATEN_NAMES)
-def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     return _layer(_ATEN_NAMES[operation.name], operation, flags)
 
 
 @translates(*(f"{name}_backward" for name in _ATEN_NAMES))
-def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     return _layer(f"{_ATEN_NAMES[operation.name.removesuffix('_backward')]}_backward", operation, flags)

@@ -64,6 +64,15 @@ FUSED_OPTIMIZERS: Final = {
 }
 
 
+UNTRANSLATED: Final = "untranslated"
+"""Kind of an operation whose translator failed (`vector.py`)."""
+
+
+def untranslated(operation: Operation) -> tuple[Problem, ...]:
+    """The operation's bytes, as the least that it does: what it computes is not known."""
+    return tuple(Problem(UNTRANSLATED, one.dtype, one.dims) for one in transfer_of(operation))
+
+
 def transfer_of(operation: Operation) -> tuple[Problem, ...]:
     """The operation as bytes read, bytes written and one floating-point operation an element; empty for no bytes."""
     read, written = bytes_read(operation), bytes_written(operation)

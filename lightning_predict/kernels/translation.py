@@ -3,7 +3,11 @@
 A translator turns one dispatcher-level operation into the problems it computes: `aten::addmm` into a `linear`,
 `aten::convolution_backward` into the two halves of a convolution's backward pass. Translators stand in the file of
 their family and are found by the operation's name; an operation without one is timed by the bytes it touches, and one
-that only changes metadata costs nothing. Example::
+that only changes metadata costs nothing.
+
+A translator gives None for a call that it does not know (other tensors than it expects): its bytes are still known.
+Anything that it raises is a bug of ours: no reason to end a prediction, but none to be silent either. The call counts
+as `untranslated`, its bytes with a very wide interval, and `translation_notes` names it. Example::
 
     >>> from lightning_predict.tracing.records import Flags, Operation, TensorInfo
     >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")
@@ -14,6 +18,7 @@ that only changes metadata costs nothing. Example::
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -21,15 +26,28 @@ from typing import Final, final
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.free_operations import is_free
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind
-from lightning_predict.kernels.traffic import transfer_of
+from lightning_predict.kernels.sparse import sparse_problems
+from lightning_predict.kernels.traffic import transfer_of, untranslated
 from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
 
-Translator = Callable[[Operation, Flags], tuple[Problem, ...]]
+Translator = Callable[[Operation, Flags], tuple[Problem, ...] | None]
 
 _TRANSLATORS: Final[dict[str, Translator]] = {}
 
-COMPUTE_DTYPES: Final = {"float8_e4m3fn": "float8", "float8_e5m2": "float8"}
+STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
+"""Environment variable that lets a translator's error through, for tests: `1` does, nothing or `0` does not."""
+
+COMPUTE_DTYPES: Final = {
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "float8"),
+    "float4_e2m1fn_x2": "float8",  # no peak of the catalogue is for four bits
+    "complex32": "float16",
+    "complex64": "float32",
+    "complex128": "float64",
+}
 """Compute dtype of a tensor dtype, where the names differ."""
+
+COMPLEX_PRODUCTS: Final = 4
+"""Products of real numbers in one of complex numbers."""
 
 
 def translates(*names: str) -> Callable[[Translator], Translator]:
@@ -60,17 +78,43 @@ def has_translator(name: str) -> bool:
 def translate(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
     """Problems that the operation computes on a GPU; none where it only changes metadata.
 
-    A translator that finds other inputs than it expects hands over to the bytes touched: nothing becomes free.
+    Raises:
+        Exception: What a translator raised, and only where `STRICT_VARIABLE` asks for it.
     """
     if is_free(operation):
         return ()
+    try:
+        problems = _translated(operation, flags)
+    except Exception:
+        if os.environ.get(STRICT_VARIABLE, "0") != "0":
+            raise
+        return untranslated(operation)
+    return transfer_of(operation) if problems is None else problems
+
+
+def _translated(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    """What the operation's translator says; None without one, and for a call that it does not know."""
+    if any(tensor.stored_bytes is not None for tensor in operation.inputs):
+        return sparse_problems(operation)
     translator = _TRANSLATORS.get(operation.name)
-    if translator is not None:
+    return translator(operation, flags) if translator is not None and operation.inputs else None
+
+
+def translation_notes(trace: Trace) -> tuple[str, ...]:
+    """One note an operation whose translator failed, with the first error: a bug of ours, to be reported."""
+    errors: dict[str, str] = {}
+    for operation in trace.operations:
+        if operation.name in errors or is_free(operation):
+            continue
         try:
-            return translator(operation, flags)
-        except (IndexError, KeyError, TypeError, ValueError, InvalidArgumentError):
-            pass  # An unusual overload: its bytes are still known.
-    return transfer_of(operation)
+            _translated(operation, trace.flags)
+        except Exception as error:
+            shapes = ", ".join(f"{list(tensor.shape)} {tensor.dtype}" for tensor in operation.inputs)
+            errors[operation.name] = f"{type(error).__name__}: {error}; its tensors: {shapes}"
+    return tuple(
+        f"{name} could not be translated ({error}). It counts by the bytes that it touches, at least; please report it."
+        for name, error in errors.items()
+    )
 
 
 def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
@@ -81,11 +125,20 @@ def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
     return dtype if dtype in COMPUTE_BYTES else "float32"
 
 
-def whole_compute_dtype(operation: Operation, *, tf32: bool = False) -> str:
-    """Dtype that a call recorded whole computes in: autocast may cast inside it, which `compute_dtype` then says."""
-    data = operation.inputs[0]
-    inside = operation.arguments.get("compute_dtype")
+def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False) -> str:
+    """Dtype that a call recorded whole computes in.
+
+    Args:
+        inside: The call's argument `compute_dtype`: what autocast cast to inside it; None where it cast nothing.
+        data: What the call was given.
+        tf32: The flags allow TF32.
+    """
     return compute_dtype(data if inside is None else TensorInfo(data.shape, str(inside)), tf32=tf32)
+
+
+def is_complex(tensor: TensorInfo) -> bool:
+    """True for complex numbers, of which one product takes `COMPLEX_PRODUCTS` of real ones."""
+    return tensor.dtype.startswith("complex")
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
@@ -166,7 +219,7 @@ def _dropouts(operations: Sequence[Operation]) -> dict[int, tuple[int, ...]]:
         if names != ("aten::bernoulli_", "aten::div_", "aten::mul") or not operations[drawn].inputs:
             continue
         mask = operations[drawn].inputs[0].id
-        scales_it = mask is not None and operations[scaled].inputs[0].id == mask
+        scales_it = mask is not None and any(tensor.id == mask for tensor in operations[scaled].inputs[:1])
         if scales_it and any(tensor.id == mask for tensor in operations[product].inputs):
             found[drawn] = (drawn, scaled, product)
     return found

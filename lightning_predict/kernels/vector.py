@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
+from lightning_predict.kernels.traffic import UNTRANSLATED
 
 # name: (elements read, elements written, floating-point operations), each per element of the output.
 # Transcendental counts follow Lin et al.'s measured equivalents for gelu, tanh and softmax. powf takes a logarithm
@@ -86,6 +87,18 @@ register(
         flops=lambda c: c["flops"],
         elements_moved=lambda c: c["read_bytes"] + c["write_bytes"],
         fixed_element_bytes=1,
+    ),
+    # What a call whose translator failed touches. Its work is not known: an addmm taken for its bytes was 42 times
+    # faster than a product of that size.
+    OperationKind(
+        name=UNTRANSLATED,
+        words=("read_bytes", "write_bytes", "flops"),
+        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
+        units="vector",
+        flops=lambda c: c["flops"],
+        elements_moved=lambda c: c["read_bytes"] + c["write_bytes"],
+        fixed_element_bytes=1,
+        typical_spread=40.0,
     ),
     OperationKind(
         name="host_copy",

@@ -149,7 +149,13 @@ class _TensorTable:
         return self._rows.setdefault(tensor, len(self._rows))
 
     def to_json(self) -> list[list[Any]]:
-        return [[list(tensor.shape), tensor.dtype, tensor.id, tensor.device] for tensor in self._rows]
+        return [_tensor_row(tensor) for tensor in self._rows]
+
+
+def _tensor_row(tensor: TensorInfo) -> list[Any]:
+    """A row of four; of six for a sparse tensor."""
+    stored = [] if tensor.stored_bytes is None else [tensor.stored_elements, tensor.stored_bytes]
+    return [list(tensor.shape), tensor.dtype, tensor.id, tensor.device, *stored]
 
 
 def _trace_to_json(trace: Trace) -> dict[str, Any]:
@@ -249,12 +255,15 @@ def _texts_by_name(value: Checked) -> dict[str, str]:
 
 
 def _tensor(row: Checked) -> TensorInfo:
-    shape, dtype, number, device = row.items(length=4)
+    shape, dtype, number, device, *stored = row.items() if len(row.items()) == 6 else row.items(length=4)
+    elements, stored_bytes = (value.integer() for value in stored) if stored else (None, None)
     return TensorInfo(
         shape=tuple(size.integer() for size in shape.items()),
         dtype=dtype.text(),
         id=None if number.value is None else number.integer(),
         device=None if device.value is None else device.text(),
+        stored_elements=elements,
+        stored_bytes=stored_bytes,
     )
 
 

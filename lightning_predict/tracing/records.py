@@ -40,8 +40,16 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     "int8": 1,
     "uint8": 1,
     "bool": 1,
+    "complex32": 4,
     "complex64": 8,
     "complex128": 16,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
 }
 """Bytes of one element by dtype; names as torch prints them, without `torch.`."""
 
@@ -56,21 +64,27 @@ class TensorInfo:
         dtype: As torch prints it, without `torch.`; a key of `DTYPE_BYTES`.
         id: Number of its storage within the Trace (views share it); None where the recorder could not see it.
         device: Kind of device that it lives on: `cpu`, `cuda` or `meta`; None where not seen.
+        stored_elements: Elements that a sparse tensor stores; None for a dense one, and where not seen.
+        stored_bytes: Bytes of these and of their indices; None likewise.
     """
 
     shape: tuple[int, ...]
     dtype: str
     id: int | None = None
     device: str | None = None
+    stored_elements: int | None = None
+    stored_bytes: int | None = None
 
     @property
     def elements(self) -> int:
-        """Number of elements; 1 for a scalar tensor."""
-        return math.prod(self.shape)
+        """Number of elements; 1 for a scalar tensor. Of a sparse tensor, those that it stores."""
+        return math.prod(self.shape) if self.stored_elements is None else self.stored_elements
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the elements (4 an element for a dtype that `DTYPE_BYTES` does not list)."""
+        """Bytes of the elements (4 an element for a dtype that `DTYPE_BYTES` does not list), and of sparse indices."""
+        if self.stored_bytes is not None:
+            return self.stored_bytes
         return self.elements * DTYPE_BYTES.get(self.dtype, 4)
 
 

@@ -164,6 +164,7 @@ _to_copy: @self dtype layout device pin_memory non_blocking memory_format
 topk: @self k dim largest sorted
 transpose: @self dim0 dim1
 tril: @self diagonal
+_trilinear: @i1 @i2 @i3 expand1 expand2 expand3 sumdim unroll_dim
 triu: @self diagonal
 unsqueeze: @self dim
 upsample_bicubic2d: @self output_size align_corners scales_h scales_w

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -37,9 +37,13 @@ class StorageNumbers:
         self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo:
-        """Shape, dtype, storage number and kind of device of a tensor."""
+        """Shape, dtype, storage number and kind of device of a tensor, and what it stores where it is sparse."""
         return TensorInfo(
-            tuple(map(int, tensor.shape)), dtype_name(tensor.dtype), self._number(tensor), tensor.device.type
+            tuple(map(int, tensor.shape)),
+            dtype_name(tensor.dtype),
+            self._number(tensor),
+            tensor.device.type,
+            *_stored(tensor),
         )
 
     def _number(self, tensor: torch.Tensor) -> int | None:
@@ -53,6 +57,27 @@ class StorageNumbers:
         number = len(self._numbers)
         self._numbers[storage._cdata] = (number, StorageWeakRef(storage))
         return number
+
+
+_COMPRESSED: Final = {
+    torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_csc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+    torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+}
+
+
+def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
+    """Elements that a sparse tensor stores, and their bytes with the indices; None for a dense tensor."""
+    if tensor.layout is torch.strided or tensor.device.type == "meta":
+        return None, None
+    if tensor.layout is torch.sparse_coo:
+        parts = [tensor._values(), tensor._indices()]
+    elif tensor.layout in _COMPRESSED:
+        parts = [tensor.values(), *(indices(tensor) for indices in _COMPRESSED[tensor.layout])]
+    else:
+        return None, None
+    return parts[0].numel(), sum(part.numel() * part.element_size() for part in parts)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -4,10 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-import lightning_predict.kernels  # noqa: F401  (registers the translators)
+import lightning_predict as lp
+import lightning_predict.kernels  # registers the translators
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.operations import Problem, problem
+from lightning_predict.kernels import translation
+from lightning_predict.kernels.free_operations import FREE_OPERATIONS
+from lightning_predict.kernels.operations import Problem, batch_of, problem
 from lightning_predict.kernels.translation import translate, translates, work_items
 from lightning_predict.tracing.records import Flags, Kernel, Operation, Phase, TensorInfo, Trace
 
@@ -207,9 +211,80 @@ def test_an_unknown_operation_is_timed_by_its_bytes() -> None:
     assert translate(operation, Flags()) == (problem("transfer", "float32", read_bytes=400, write_bytes=200, flops=50),)
 
 
-def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing() -> None:
+@pytest.mark.parametrize("name", sorted(translation._TRANSLATORS))
+def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing(name: str) -> None:
+    """Whatever is asked for with one tensor of one dimension, no tensor or a scalar, no translator raises."""
+    got = translated(name, tensor(8))
+    assert got
+    assert all(float(batch_of([one]).bytes_moved[0]) > 0 for one in got)
+    assert translated(name) == ()
+    translated(name, tensor())
+    translated(name, tensor(0, 8), tensor(8, 0), tensor(0), tensor(0))
+
+
+def test_products_of_anything_but_matrices_count_by_their_bytes() -> None:
     got = translated("aten::mm", tensor(8, 16))
     assert got == (problem("transfer", "float32", read_bytes=512, write_bytes=512, flops=128),)
+
+
+def _break_addmm(monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """A step with an addmm whose translator has a bug."""
+
+    def broken(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+        raise KeyError("mat3")
+
+    monkeypatch.setitem(translation._TRANSLATORS, "aten::addmm", broken)
+    product = Operation(
+        name="aten::addmm",
+        phase="forward",
+        inputs=(tensor(4096), tensor(4096, 4096), tensor(4096, 4096)),
+        outputs=(tensor(4096, 4096),),
+    )
+    return Trace(operations=(product,) * 2, device="meta", recorder="dispatch")
+
+
+def test_a_translators_bug_raises_in_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = _break_addmm(monkeypatch)
+    with pytest.raises(KeyError, match="mat3"):
+        work_items(trace)
+
+
+def test_a_translators_bug_is_a_note_and_a_wide_interval_in_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTNING_PREDICT_STRICT")
+    trace = _break_addmm(monkeypatch)
+    predictions = lp.predict(trace, gpus=["H100-SXM-80GB"])
+    (note,) = (note for note in predictions.notes if "addmm" in note)
+    assert note == (
+        "aten::addmm could not be translated (KeyError: 'mat3'; its tensors: [4096] float32, [4096, 4096] float32, "
+        "[4096, 4096] float32). It counts by the bytes that it touches, at least; please report it."
+    )
+    monkeypatch.undo()
+    meant = lp.predict(trace, gpus=["H100-SXM-80GB"])["H100-SXM-80GB"]
+    broken = predictions["H100-SXM-80GB"]
+    # The interval holds what a working translator says, though the bytes alone are an order of magnitude below.
+    assert broken.iteration_seconds < meant.iteration_seconds / 5
+    assert broken.iteration_seconds_low <= meant.iteration_seconds <= broken.iteration_seconds_high
+
+
+def test_views_of_every_kind_are_free() -> None:
+    """Every operator of torch whose result is a view of its input, and none that computes."""
+    copying = {  # they are views only where nothing is to be done
+        *"_autocast_to_full_precision _autocast_to_reduced_precision coalesce contiguous resolve_conj".split(),
+        *"resolve_neg to _test_autograd_multiple_dispatch_view".split(),
+    }
+    views = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, qualified = name.partition("::")
+        if namespace != "aten":
+            continue
+        base, _, overload = qualified.partition(".")
+        returns = torch._C._get_schema(f"aten::{base}", overload).returns
+        if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
+            views.add(base)
+    assert {name for name in views - copying if f"aten::{name}" not in FREE_OPERATIONS} == set()
+    # What the autograd of complex numbers and of negations wraps around a view of itself.
+    for name in ("aten::_conj", "aten::_neg_view", "aten::_reshape_alias"):
+        assert translated(name, tensor(64, 64, dtype="complex64")) == ()
 
 
 def test_two_translators_for_one_operation_are_refused() -> None:

@@ -1,0 +1,57 @@
+"""Fourier transforms: 5 N log2 N floating-point operations for N complex numbers, half of it for real ones.
+
+That is the count by which the FFTW benchmark and cuFFT state their rates (Frigo and Johnson, Proc. IEEE 93(2), 2005,
+section II). Several dimensions are one after the other, each a pass through memory. Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> float(problem_batch("fft", "float32", batch=1, length=1024).flops[0])  # 5 x 1024 x 10
+    51200.0
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
+from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.tracing.records import Flags, Operation
+
+
+def _share(c: Columns) -> Array:
+    """Of real numbers half of the work, and half of the traffic, is left."""
+    return np.where(c["real"] > 0, 0.5, 1.0)
+
+
+register(
+    OperationKind(
+        name="fft",
+        words=("batch", "length", "real"),
+        defaults={"batch": 1, "real": 0},
+        units="vector",
+        flops=lambda c: 5 * c["batch"] * c["length"] * np.log2(c["length"]) * _share(c),
+        elements_moved=lambda c: 4 * c["batch"] * c["length"] * _share(c),  # two numbers each, read and written
+        # Long ones go through memory twice and more. Assumptions: no table of transforms was at hand.
+        typical_utilisation=0.5,
+        typical_spread=2.0,
+    )
+)
+
+
+@translates("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
+def _transform(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """One transform a dimension; the last of them is the real one."""
+    data = operation.inputs[0]
+    dimensions = operation.arguments.get("dim")
+    if not isinstance(dimensions, (list, tuple)) or not data.shape:
+        return None
+    is_real = operation.name != "aten::_fft_c2c"
+    sizes = list(data.shape)
+    if operation.name == "aten::_fft_c2r" and operation.arguments.get("last_dim_size"):
+        sizes[dimensions[-1]] = int(operation.arguments["last_dim_size"])
+    numbers = float(np.prod(sizes))
+    if numbers < 1:
+        return ()
+    dtype = compute_dtype(data)
+    return tuple(
+        Problem("fft", dtype, (numbers / sizes[place], float(sizes[place]), float(is_real))) for place in dimensions
+    )

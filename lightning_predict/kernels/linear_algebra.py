@@ -1,0 +1,356 @@
+"""Factorisations and solvers of dense matrices: solve, inverse, determinant, Cholesky, QR, eigenvalues, SVD.
+
+Work is the textbook's (Golub and Van Loan, Matrix Computations, 4th edition), for a matrix of m x n, m >= n:
+
+    Cholesky (4.2)                       n³ / 3
+    LU with partial pivoting (3.2)       n² (m - n / 3), so 2 n³ / 3 for a square
+    two triangular solves (3.1)          n² for each of them and each right-hand side
+    QR by Householder (5.2)              2 n² (m - n / 3); as much again for the thin Q
+    symmetric eigenvalues (8.3)          4 n³ / 3; 9 n³ with vectors
+    eigenvalues (7.5)                    10 n³; 25 n³ with vectors
+    singular values (8.6, Golub-Reinsch) 4 n² (m - n / 3); 14 m n² + 8 n³ with thin vectors
+
+They run in sequence: a column needs the one before. So each counts the kernels that wait for each other, and the rest
+at a low utilisation, with a wide interval: no table of them was at hand. They never use TF32. Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> round(float(problem_batch("cholesky", "float32", n=300).flops[0]))  # 300³ / 3
+    9000000
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
+from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex, translates
+from lightning_predict.tracing.records import Flags, Operation, TensorInfo
+
+SPREAD: Final = 4.0
+"""Factor up and down. An assumption: libraries differ by as much, and eigenvalues' iterations depend on the data."""
+
+DIRECT_UTILISATION: Final = 0.4
+"""Share of the peak that Cholesky, LU, QR and triangular solves reach in their products, beside the waits that are
+counted. An assumption, as all of these figures are."""
+
+ITERATIVE_UTILISATION: Final = 0.05
+"""The same of eigenvalues and singular values: half of the work is products of a matrix and a vector, which read the
+whole matrix for each column."""
+
+MOST_OF_A_BATCH: Final = 512
+"""Rows up to which LU and QR of a batch run at once, a block or so each; larger ones run one after the other (PyTorch's
+choice of cuBLAS's batched routines)."""
+
+MOST_OF_AN_ITERATIVE_BATCH: Final = 32
+"""The same for eigenvalues and singular values: cuSOLVER's batched Jacobi takes matrices of up to 32 rows."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waits:
+    """Kernels that wait for each other: so many a column; matrices beyond a size wait for each other, too."""
+
+    a_column: float
+    most_at_once: float = math.inf
+
+    def __call__(self, c: Columns) -> Array:
+        rows = c["m"] if "m" in c else c["n"]
+        times = np.where(rows > self.most_at_once, c["batch"], 1.0)
+        waits: Array = np.maximum(self.a_column * np.minimum(rows, c["n"]) * times, 1.0)
+        return waits
+
+
+def _tall(c: Columns) -> tuple[Array, Array]:
+    """The longer and the shorter side."""
+    return np.maximum(c["m"], c["n"]), np.minimum(c["m"], c["n"])
+
+
+def _householder(c: Columns) -> Array:
+    m, n = _tall(c)
+    return c["batch"] * 2 * n**2 * (m - n / 3)
+
+
+def _singular(c: Columns) -> Array:
+    m, n = _tall(c)
+    vectors = 14 * m * n**2 + 8 * n**3
+    return c["batch"] * np.where(c["values_only"] > 0, 4 * n**2 * (m - n / 3), vectors)
+
+
+def _sides(c: Columns) -> Array:
+    return c["batch"] * c["m"] * c["n"]
+
+
+def _square(c: Columns) -> Array:
+    return c["batch"] * c["n"] ** 2
+
+
+def _vectors(c: Columns) -> Array:
+    return 1 - c["values_only"]
+
+
+def _factorisation(
+    name: str,
+    words: tuple[str, ...],
+    flops: Callable[[Columns], Array],
+    elements: Callable[[Columns], Array],
+    waits: _Waits,
+    *,
+    utilisation: float = DIRECT_UTILISATION,
+) -> OperationKind:
+    defaults: dict[str, float | str] = {"batch": 1, "values_only": 0, "m": "n", "columns": 1}
+    return OperationKind(
+        name=name,
+        words=words,
+        defaults={word: value for word, value in defaults.items() if word in words},
+        units="tensor",
+        flops=flops,
+        elements_moved=elements,
+        typical_utilisation=utilisation,
+        typical_spread=SPREAD,
+        sequential_kernels=waits,
+    )
+
+
+_EXPONENTIAL_PRODUCTS: Final = 8
+"""Products of a matrix exponential: five for a Taylor polynomial of degree 18 (Bader, Blanes and Casas, Mathematics
+7(12), 2019, which PyTorch follows), and squarings, as many as the matrix's norm asks for: three are assumed."""
+
+register(
+    _factorisation(
+        "matrix_exponential",
+        ("batch", "n"),
+        lambda c: 2 * _EXPONENTIAL_PRODUCTS * c["batch"] * c["n"] ** 3,
+        lambda c: 2 * _square(c),
+        _Waits(a_column=0),
+    ),
+    _factorisation(
+        "cholesky",
+        ("batch", "n"),
+        lambda c: c["batch"] * c["n"] ** 3 / 3,
+        lambda c: 2 * _square(c),
+        _Waits(a_column=1, most_at_once=MOST_OF_A_BATCH),
+    ),
+    _factorisation(
+        "lu",
+        ("batch", "n", "m"),
+        lambda c: _householder(c) / 2,
+        lambda c: 2 * _sides(c),
+        _Waits(a_column=2, most_at_once=MOST_OF_A_BATCH),  # finding the pivot is a kernel of its own
+    ),
+    _factorisation(
+        "triangular_solve",
+        ("batch", "n", "columns"),
+        lambda c: c["batch"] * c["n"] ** 2 * c["columns"],
+        lambda c: c["batch"] * (c["n"] ** 2 / 2 + 2 * c["n"] * c["columns"]),
+        _Waits(a_column=1 / 32),  # blocks of 32 columns
+    ),
+    _factorisation(
+        "qr",
+        ("batch", "n", "m", "values_only"),
+        lambda c: _householder(c) * (1 + _vectors(c)),
+        lambda c: _sides(c) * (2 + _vectors(c)),
+        _Waits(a_column=2, most_at_once=MOST_OF_A_BATCH),
+    ),
+    _factorisation(
+        "eigh",
+        ("batch", "n", "values_only"),
+        lambda c: c["batch"] * c["n"] ** 3 * np.where(c["values_only"] > 0, 4 / 3, 9.0),
+        lambda c: _square(c) * (1 + _vectors(c)),
+        _Waits(a_column=16, most_at_once=MOST_OF_AN_ITERATIVE_BATCH),
+        utilisation=ITERATIVE_UTILISATION,
+    ),
+    _factorisation(
+        "eig",
+        ("batch", "n", "values_only"),
+        lambda c: c["batch"] * c["n"] ** 3 * np.where(c["values_only"] > 0, 10.0, 25.0),
+        lambda c: _square(c) * (1 + 2 * _vectors(c)),
+        _Waits(a_column=64, most_at_once=1),  # largely on the host
+        utilisation=ITERATIVE_UTILISATION,
+    ),
+    _factorisation(
+        "svd",
+        ("batch", "n", "m", "values_only"),
+        _singular,
+        lambda c: _sides(c) * (1 + 2 * _vectors(c)),
+        _Waits(a_column=64, most_at_once=MOST_OF_AN_ITERATIVE_BATCH),
+        utilisation=ITERATIVE_UTILISATION,
+    ),
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """A tensor as a batch of matrices; complex numbers count as as many matrices as their products take."""
+
+    batch: int
+    rows: int
+    columns: int
+    dtype: str
+
+    @property
+    def is_empty(self) -> bool:
+        """True where there is nothing to compute."""
+        return min(self.batch, self.rows, self.columns) < 1
+
+    def problem(self, operation: str, *dims: float) -> Problem:
+        """A factorisation of each of them; `dims` follow the batch."""
+        return Problem(operation, self.dtype, (float(self.batch), *map(float, dims)))
+
+
+def _matrices(tensor: TensorInfo) -> _Matrices | None:
+    if len(tensor.shape) < 2:
+        return None
+    *batch, rows, columns = tensor.shape
+    count = math.prod(batch) * (COMPLEX_PRODUCTS if is_complex(tensor) else 1)
+    return _Matrices(count, rows, columns, compute_dtype(tensor))
+
+
+def _right_hand_sides(tensor: TensorInfo, matrices: _Matrices) -> float:
+    """Columns that each matrix is solved for: a tensor of (..., n, columns), or of vectors (..., n)."""
+    batch = matrices.batch / (COMPLEX_PRODUCTS if is_complex(tensor) else 1)
+    return max(tensor.elements / max(batch * matrices.rows, 1), 1.0)
+
+
+_Recipe = Callable[[_Matrices, float, Operation], tuple[Problem, ...]]
+
+
+def _lu(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("lu", a.columns, a.rows),)
+
+
+def _two_solves(a: _Matrices, columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("triangular_solve", a.rows, columns),) * 2
+
+
+def _solve(a: _Matrices, columns: float, operation: Operation) -> tuple[Problem, ...]:
+    return (*_lu(a, columns, operation), *_two_solves(a, columns, operation))
+
+
+def _inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+    return _solve(a, a.columns, operation)  # PyTorch solves for the identity
+
+
+def _triangular(a: _Matrices, columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("triangular_solve", a.rows, columns),)
+
+
+def _cholesky(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("cholesky", a.columns),)
+
+
+def _cholesky_inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+    return _two_solves(a, a.columns, operation)
+
+
+def _qr(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("qr", a.columns, a.rows, operation.arguments.get("mode") == "r"),)
+
+
+def _only_r(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    """Reflectors, or their product: half of a QR with its Q."""
+    return (a.problem("qr", a.columns, a.rows, 1),)
+
+
+def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    """Reflectors applied to a matrix: 4 m n columns, as products."""
+    return (Problem("bmm", a.dtype, (float(a.batch), float(a.rows), columns, 2.0 * a.columns)),)
+
+
+def _least_squares(a: _Matrices, columns: float, operation: Operation) -> tuple[Problem, ...]:
+    r = (a.problem("qr", a.columns, a.rows, 1), a.problem("triangular_solve", min(a.rows, a.columns), columns))
+    return (*r, *_reflected(a, columns, operation))
+
+
+def _eigh(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("eigh", a.columns, operation.arguments.get("compute_v") is False),)
+
+
+def _eig(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("eig", a.columns, 0),)
+
+
+def _eigenvalues(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("eig", a.columns, 1),)
+
+
+def _svd(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+    values_only = operation.arguments.get("compute_uv") is False
+    found = (a.problem("svd", a.columns, a.rows, values_only),)
+    shorter, longer = sorted((a.rows, a.columns))
+    if values_only or not operation.arguments.get("full_matrices") or shorter == longer:
+        return found
+    # The rest of the longer side's vectors: 4 m n (m - n).
+    return (*found, Problem("bmm", a.dtype, (float(a.batch), float(longer), float(longer - shorter), 2.0 * shorter)))
+
+
+def _pseudo_inverse(a: _Matrices, columns: float, operation: Operation) -> tuple[Problem, ...]:
+    shorter, longer = sorted((a.rows, a.columns))
+    product = (float(a.batch), float(longer), float(shorter), float(shorter))
+    return (*_svd(a, columns, operation), Problem("bmm", a.dtype, product))
+
+
+def _exponential(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+    return (a.problem("matrix_exponential", a.columns),)
+
+
+_BY_FIRST: Final[dict[str, _Recipe]] = {
+    **dict.fromkeys(("_linalg_solve_ex", "linalg_solve", "linalg_solve_ex", "linalg_tensorsolve"), _solve),
+    **dict.fromkeys(("linalg_inv", "linalg_inv_ex", "inverse"), _inverse),
+    **dict.fromkeys(
+        ("_linalg_det", "linalg_det", "det", "_linalg_slogdet", "linalg_slogdet", "slogdet", "logdet"), _lu
+    ),
+    **dict.fromkeys(("linalg_lu", "linalg_lu_factor", "linalg_lu_factor_ex", "_lu_with_info"), _lu),
+    **dict.fromkeys(("linalg_lu_solve", "linalg_ldl_solve"), _two_solves),
+    **dict.fromkeys(("linalg_cholesky", "linalg_cholesky_ex", "cholesky"), _cholesky),
+    **dict.fromkeys(("linalg_ldl_factor", "linalg_ldl_factor_ex"), _cholesky),
+    "cholesky_inverse": _cholesky_inverse,
+    "linalg_solve_triangular": _triangular,
+    **dict.fromkeys(("linalg_qr", "qr"), _qr),
+    **dict.fromkeys(("geqrf", "linalg_householder_product", "orgqr"), _only_r),
+    "ormqr": _reflected,
+    "linalg_lstsq": _least_squares,
+    **dict.fromkeys(("_linalg_eigh", "linalg_eigh", "linalg_eigvalsh"), _eigh),
+    "linalg_eig": _eig,
+    **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), _eigenvalues),
+    **dict.fromkeys(("_linalg_svd", "linalg_svd", "svd", "linalg_svdvals"), _svd),
+    **dict.fromkeys(("linalg_pinv", "pinverse"), _pseudo_inverse),
+    **dict.fromkeys(("linalg_matrix_exp", "matrix_exp"), _exponential),
+}
+"""Operations whose matrix comes first, and right-hand sides, if any, last."""
+
+_BY_SECOND: Final[dict[str, _Recipe]] = {
+    **dict.fromkeys(("lu_solve", "_cholesky_solve_helper", "cholesky_solve"), _two_solves),
+    "triangular_solve": _triangular,
+}
+"""Operations whose right-hand sides come first."""
+
+
+@translates(*(f"aten::{name}" for name in _BY_FIRST))
+def _matrix_first(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    sides = operation.inputs[-1] if len(operation.inputs) > 1 else None
+    return _problems(_BY_FIRST[operation.name.removeprefix("aten::")], operation, operation.inputs[0], sides)
+
+
+@translates(*(f"aten::{name}" for name in _BY_SECOND))
+def _matrix_second(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 2:
+        return None
+    sides, matrix = operation.inputs[:2]
+    return _problems(_BY_SECOND[operation.name.removeprefix("aten::")], operation, matrix, sides)
+
+
+def _problems(
+    recipe: _Recipe, operation: Operation, matrix: TensorInfo, sides: TensorInfo | None
+) -> tuple[Problem, ...] | None:
+    matrices = _matrices(matrix)
+    if matrices is None:
+        return None
+    if matrices.is_empty:
+        return ()
+    return recipe(matrices, 1.0 if sides is None else _right_hand_sides(sides, matrices), operation)

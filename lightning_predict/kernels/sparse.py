@@ -1,0 +1,79 @@
+"""Products with sparse matrices, by the elements that they store.
+
+Each stored element multiplies one row of the dense factor: 2 x stored x columns, whatever the shape. Other operations
+on sparse tensors move their values and indices (`traffic.py`). Example::
+
+    >>> from lightning_predict.tracing.records import Operation, TensorInfo
+    >>> adjacency = TensorInfo((1000, 1000), "float32", stored_elements=50, stored_bytes=1000)
+    >>> dense = TensorInfo((1000, 8), "float32")
+    >>> product = Operation(name="aten::_sparse_mm", phase="forward", inputs=(adjacency, dense))
+    >>> sparse_problems(product)[0].dims[2]  # 2 x 50 x 8
+    800.0
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from lightning_predict.kernels.operations import OperationKind, Problem, register
+from lightning_predict.kernels.traffic import bytes_read, bytes_written
+from lightning_predict.tracing.records import Operation, TensorInfo
+
+register(
+    OperationKind(
+        name="sparse_product",
+        words=("read_bytes", "write_bytes", "flops"),
+        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
+        units="vector",
+        flops=lambda c: c["flops"],
+        elements_moved=lambda c: c["read_bytes"] + c["write_bytes"],
+        fixed_element_bytes=1,
+        # Rows are gathered, many more than once. Assumptions: no table of such products was at hand.
+        typical_utilisation=0.3,
+        typical_spread=2.5,
+    )
+)
+
+_FACTORS_FIRST: Final = frozenset(
+    f"aten::{name}" for name in "mm bmm mv _sparse_mm _sparse_sparse_matmul hspmm".split()
+)
+_FACTORS_AFTER_ADDEND: Final = frozenset(
+    f"aten::{name}" for name in "addmm addmv baddbmm _sparse_addmm sspaddmm sparse_sampled_addmm".split()
+)
+
+
+def sparse_problems(operation: Operation) -> tuple[Problem, ...] | None:
+    """What an operation on sparse tensors computes; None where the bytes of its tensors tell its time."""
+    if operation.name == "aten::sparse_mask" or operation.name.endswith("_"):
+        return _where_stored(operation)
+    if operation.name in _FACTORS_FIRST:
+        factors = operation.inputs[:2]
+    elif operation.name in _FACTORS_AFTER_ADDEND:
+        factors = operation.inputs[1:3]
+    else:
+        return None
+    if len(factors) < 2 or any(len(tensor.shape) < 1 for tensor in factors):
+        return None
+    read, written = float(bytes_read(operation)), float(bytes_written(operation))
+    sampled = operation.inputs[0].stored_elements if operation.name == "aten::sparse_sampled_addmm" else None
+    flops = _flops(*factors, sampled=sampled)
+    return (Problem("sparse_product", "float32", (read, written, flops)),) if read + written else ()
+
+
+def _where_stored(operation: Operation) -> tuple[Problem, ...]:
+    """A dense tensor is read, or changed in place, only where a sparse one of its shape stores something."""
+    sparse = [tensor for tensor in operation.inputs if tensor.stored_bytes is not None]
+    elements = float(max((tensor.elements for tensor in sparse), default=0))
+    stored = float(sum(tensor.size_bytes for tensor in sparse))
+    dense = [tensor for tensor in operation.inputs if tensor.stored_bytes is None]
+    touched = elements * max((tensor.size_bytes / max(tensor.elements, 1) for tensor in dense), default=0.0)
+    return (Problem("transfer", "float32", (stored + touched, max(touched, stored), elements)),) if stored else ()
+
+
+def _flops(left: TensorInfo, right: TensorInfo, *, sampled: int | None) -> float:
+    """Multiplications and additions; of two sparse factors, as many as where their elements lie evenly."""
+    depth = max(left.shape[-1], 1)
+    if sampled is not None:
+        return 2.0 * sampled * depth
+    return 2.0 * left.elements * right.elements / depth / max(math.prod(left.shape[:-2]), 1)

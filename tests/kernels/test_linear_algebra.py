@@ -1,0 +1,259 @@
+"""Factorisations, transforms, sorts and sparse products: work derived by hand, and never faster than the machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_predict as lp
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, problem
+from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
+
+N = 64
+H100 = "H100-SXM-80GB"
+
+
+def recorded(step: Callable[[], Any]) -> Trace:
+    return lp.capture(step, warmup_steps=0)
+
+
+def problems_of(step: Callable[[], Any], *, units: tuple[str, ...] = ("tensor",)) -> list[Problem]:
+    trace = recorded(step)
+    found = [one for operation in trace.operations for one in translate(operation, trace.flags)]
+    return [one for one in found if operation_kind(one.operation).units in units]
+
+
+def flops_of(problems: list[Problem]) -> float:
+    return math.fsum(float(batch_of([one]).flops[0]) for one in problems)
+
+
+def meta(*shape: int, **kwargs: Any) -> torch.Tensor:
+    return torch.empty(*shape, device="meta", **kwargs)
+
+
+SQUARE, TALL = meta(N, N), meta(4 * N, N)
+SYMMETRIC_SOLVE = 2 * N**3  # two triangular solves for N right-hand sides: N² each and each
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (lambda: torch.linalg.cholesky(SQUARE), N**3 / 3),
+        (lambda: torch.linalg.solve(SQUARE, meta(N)), 2 / 3 * N**3 + 2 * N**2),
+        (lambda: torch.linalg.solve(SQUARE, SQUARE), 2 / 3 * N**3 + SYMMETRIC_SOLVE),
+        (lambda: torch.linalg.inv(SQUARE), 2 / 3 * N**3 + SYMMETRIC_SOLVE),
+        (lambda: torch.linalg.det(SQUARE), 2 / 3 * N**3),
+        (lambda: torch.linalg.slogdet(SQUARE), 2 / 3 * N**3),
+        (lambda: torch.linalg.lu(TALL), N**2 * (4 * N - N / 3)),
+        (lambda: torch.linalg.solve_triangular(SQUARE, SQUARE, upper=True), N**3),
+        (lambda: torch.cholesky_solve(SQUARE, SQUARE), SYMMETRIC_SOLVE),
+        (lambda: torch.linalg.qr(TALL, mode="r"), 2 * N**2 * (4 * N - N / 3)),
+        (lambda: torch.linalg.qr(TALL), 4 * N**2 * (4 * N - N / 3)),
+        (lambda: torch.linalg.eigh(SQUARE), 9 * N**3),
+        (lambda: torch.linalg.eig(SQUARE), 25 * N**3),
+        (lambda: torch.linalg.svd(SQUARE), 22 * N**3),
+        (lambda: torch.linalg.svd(TALL, full_matrices=False), 14 * 4 * N * N**2 + 8 * N**3),
+        # With all vectors of the longer side: 4 m n (m - n) more.
+        (lambda: torch.linalg.svd(TALL), 14 * 4 * N * N**2 + 8 * N**3 + 4 * (4 * N) * N * (3 * N)),
+        (lambda: torch.linalg.matrix_exp(SQUARE), 8 * 2 * N**3),
+        (lambda: torch.linalg.cholesky(meta(5, N, N)), 5 * N**3 / 3),
+        (lambda: torch.linalg.cholesky(meta(N, N, dtype=torch.complex64)), 4 * N**3 / 3),
+    ],
+)
+def test_a_factorisation_has_its_textbook_flops(step: Callable[[], Any], expected: float) -> None:
+    assert flops_of(problems_of(step)) == pytest.approx(expected)
+
+
+def test_least_squares_are_a_factorisation_its_reflectors_and_a_solve() -> None:
+    sides = TensorInfo((4 * N, 3), "float32")
+    operation = Operation(name="aten::linalg_lstsq", phase="forward", inputs=(TensorInfo((4 * N, N), "float32"), sides))
+    # R: 2 n² (m - n/3); its reflectors on three columns: 4 m n each; the solve: n² each.
+    expected = 2 * N**2 * (4 * N - N / 3) + 4 * (4 * N) * N * 3 + N**2 * 3
+    assert flops_of(list(translate(operation, Flags()))) == pytest.approx(expected)
+
+
+def test_the_backward_pass_of_a_solve_solves_again() -> None:
+    matrix = meta(N, N, requires_grad=True)
+    forward = flops_of(problems_of(lambda: torch.linalg.solve(matrix, SQUARE)))
+    both = flops_of(problems_of(lambda: torch.linalg.solve(matrix, SQUARE).sum().backward()))
+    # Two triangular solves for the gradient of the right-hand sides, and a product for the matrix's.
+    assert both == pytest.approx(forward + 2 * N**3 + 2 * N**3)
+
+
+@pytest.mark.parametrize("name", ["solve", "inv", "cholesky", "qr", "svd", "eigh", "matrix_exp", "det"])
+def test_no_factorisation_is_faster_than_the_peak_and_its_interval_is_wide(name: str) -> None:
+    matrix = meta(4096, 4096)
+    given = (matrix, matrix) if name == "solve" else (matrix,)
+    trace = recorded(lambda: getattr(torch.linalg, name)(*given))
+    (prediction,) = lp.predict(trace, gpus=[H100]).values()
+    problems = [one for operation in trace.operations for one in translate(operation, trace.flags)]
+    # A copy of the matrix takes 0.06 ms; its Cholesky alone, the cheapest, 4096³ / 3 FLOPs at 67 TFLOP/s 0.34 ms.
+    assert prediction.iteration_seconds_low >= flops_of(problems) / gpu(H100).peak_flops_per_second["float32"]
+    assert prediction.iteration_seconds_high > 3 * prediction.iteration_seconds
+
+
+def test_columns_wait_for_each_other() -> None:
+    small, large = (lp.operator_seconds("cholesky", H100, n=n) for n in (64, 512))
+    # So little work that only the wait is left: 512 kernels for 64, of 2 µs.
+    assert small == pytest.approx(64 * 2e-6, rel=0.1)
+    assert large == pytest.approx(512 * 2e-6, rel=0.1)
+    # A thousand small matrices at once, but large ones one after the other.
+    assert lp.operator_seconds("cholesky", H100, n=64, batch=100) < 2 * small
+    one, many = (lp.operator_seconds("cholesky", H100, n=1024, batch=batch) for batch in (1, 100))
+    assert many > 50 * one
+
+
+@pytest.mark.parametrize(
+    ("shapes", "flops"),
+    [
+        ([(96, 16), (8, 16, 4), (8,)], 2 * 96 * 16 * 4),  # rows cut into groups: tokens by experts
+        ([(8, 96, 16), (16, 24), (8,)], 2 * 96 * 16 * 24),  # columns cut
+        ([(16, 96), (96, 4), (8,)], 2 * 16 * 96 * 4),  # depth cut: gradients of the weights
+        ([(8, 96, 16), (8, 16, 4)], 8 * 2 * 96 * 16 * 4),
+        ([(2, 16), (8, 16, 4), (8,)], 8 * 2 * 1 * 16 * 4),  # fewer rows than groups: one each at most
+    ],
+)
+@pytest.mark.parametrize("name", ["aten::_grouped_mm", "aten::_scaled_grouped_mm"])
+def test_a_grouped_product_has_the_work_of_its_groups(name: str, shapes: list[tuple[int, ...]], flops: int) -> None:
+    left, right, *offsets = shapes
+    dtype = "bfloat16" if name == "aten::_grouped_mm" else "float8_e4m3fn"
+    scales = () if name == "aten::_grouped_mm" else (TensorInfo((96,), "float32"),) * 2
+    inputs = (
+        TensorInfo(left, dtype),
+        TensorInfo(right, dtype),
+        *scales,
+        *(TensorInfo(one, "int32") for one in offsets),
+    )
+    (found,) = translate(Operation(name=name, phase="forward", inputs=inputs), Flags())
+    assert found.operation == "bmm"
+    assert found.dims[0] == 8
+    assert found.dtype == ("bfloat16" if name == "aten::_grouped_mm" else "float8")
+    assert flops_of([found]) == flops
+
+
+def test_a_recorded_grouped_product_is_bound_by_its_flops() -> None:
+    tokens, experts = meta(16384, 4096, dtype=torch.bfloat16), meta(64, 4096, 2048, dtype=torch.bfloat16)
+    trace = recorded(lambda: torch._grouped_mm(tokens, experts, offs=meta(64, dtype=torch.int32)))
+    (prediction,) = lp.predict(trace, gpus=[H100]).values()
+    assert prediction.iteration_seconds_low >= 2 * 16384 * 4096 * 2048 / gpu(H100).peak_flops_per_second["bfloat16"]
+
+
+def test_a_bilinear_layer_is_a_product_an_output() -> None:
+    layer = torch.nn.Bilinear(20, 30, 40, device="meta")
+    first, second = meta(128, 20), meta(128, 30)
+    found = problems_of(lambda: layer(first, second))
+    # For each of 40 outputs: (128 x 20) by (20 x 30), and a scalar product of 30 for each of 128 rows.
+    assert len(found) == 2 * 40
+    assert flops_of(found) == 40 * (2 * 128 * 20 * 30 + 2 * 128 * 30)
+
+
+def test_complex_products_are_four_real_ones() -> None:
+    left = meta(8, 16, dtype=torch.complex64)
+    assert flops_of(problems_of(lambda: left @ left.T)) == 4 * 2 * 8 * 16 * 8
+    double = problems_of(lambda: left.to(torch.complex128) @ left.T.to(torch.complex128))
+    assert double[0].dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("step", "flops"),
+    [
+        (lambda: torch.fft.fft(meta(3, 1024, dtype=torch.complex64)), 3 * 5 * 1024 * 10),
+        (lambda: torch.fft.rfft(meta(3, 1024)), 3 * 5 * 1024 * 10 / 2),
+        (lambda: torch.fft.irfft(meta(3, 513, dtype=torch.complex64)), 3 * 5 * 1024 * 10 / 2),
+        (lambda: torch.fft.fft2(meta(3, 64, 1024, dtype=torch.complex64)), 3 * 64 * 5 * 1024 * (10 + 6)),
+    ],
+)
+def test_a_fourier_transform_has_five_n_log_n(step: Callable[[], Any], flops: float) -> None:
+    found = [one for one in problems_of(step, units=("vector",)) if one.operation == "fft"]
+    assert flops_of(found) == pytest.approx(flops)
+
+
+def test_sorts_of_long_rows_pass_over_their_keys_again_and_again() -> None:
+    (long,) = problems_of(lambda: torch.sort(meta(10**6)), units=("vector",))
+    assert long == problem("sort", "float32", rows=1, cols=10**6)
+    # Four passes of 8 bits, each reads and writes a key of 4 bytes and its place of 8.
+    assert float(batch_of([long]).bytes_moved[0]) == 4 * 2 * 12 * 10**6
+    (short,) = problems_of(lambda: torch.argsort(meta(1000, 64)), units=("vector",))
+    # In one block: the keys read, keys and places written.
+    assert short.dims[:2] == (4.0 * 64000, (4 + 8.0) * 64000)
+    (chosen,) = problems_of(lambda: torch.topk(meta(10, 5000), 3), units=("vector",))
+    assert chosen == problem("topk", "float32", rows=10, cols=5000)
+
+
+def test_a_search_halves_its_boundaries() -> None:
+    (found,) = problems_of(lambda: torch.bucketize(meta(1000), meta(64)), units=("vector",))
+    assert found.dims == (4.0 * (1000 + 64), 8.0 * 1000, 1000.0 * math.log2(64))
+
+
+def test_distances_are_a_sum_over_every_pair() -> None:
+    (found,) = problems_of(lambda: torch.cdist(meta(100, 7), meta(50, 7), p=1.0), units=("vector",))
+    assert found.dims[2] == 3 * 100 * 50 * 7
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_product_counts_what_is_stored() -> None:
+    indices = torch.tensor([[0, 1, 1, 999], [2, 0, 2, 5]])
+    adjacency = torch.sparse_coo_tensor(indices, torch.ones(4), (1000, 2000)).coalesce()
+    dense = torch.ones(2000, 8)
+    trace = recorded(lambda: torch.sparse.mm(adjacency, dense))
+    products = [
+        one
+        for operation in trace.operations
+        for one in translate(operation, trace.flags)
+        if one.operation in ("sparse_product", "linear", "bmm")
+    ]
+    assert {one.operation for one in products} == {"sparse_product"}
+    assert products[0].dims[2] == 2 * 4 * 8
+    # Four values of 4 bytes, two indices of 8 bytes each; not 1000 x 2000 x 4 bytes.
+    assert 4 * (4 + 2 * 8) + 2000 * 8 * 4 <= products[0].dims[0] < 10**6
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_compressed_matrix_counts_its_values_and_both_of_its_indices(tmp_path: Any) -> None:
+    matrix = torch.eye(100).to_sparse_csr()
+    trace = recorded(lambda: matrix @ torch.ones(100, 3))
+    (stored,) = {
+        (tensor.stored_elements, tensor.stored_bytes)
+        for operation in trace.operations
+        for tensor in operation.inputs
+        if tensor.stored_bytes is not None
+    }
+    # 100 values of 4 bytes; 100 columns and 101 ends of rows of 8 bytes.
+    assert stored == (100, 100 * 4 + 8 * (100 + 101))
+    trace.save(str(tmp_path / "sparse.json"))
+    assert lp.Trace.load(str(tmp_path / "sparse.json")).operations == trace.operations
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_gradient_is_as_large_as_the_rows_it_holds() -> None:
+    table = torch.nn.Embedding(100_000, 16, sparse=True)
+    trace = recorded(lambda: table(torch.tensor([1, 2, 3])).sum().backward())
+    largest = max(tensor.size_bytes for one in trace.operations if one.phase == "backward" for tensor in one.outputs)
+    # Three rows of 16 numbers of 4 bytes, and three places of 8.
+    assert largest == 3 * (16 * 4 + 8)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_an_update_by_a_sparse_gradient_touches_its_rows_and_not_the_table() -> None:
+    table = torch.nn.Embedding(100_000, 16, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        table(torch.tensor([1, 2, 3])).sum().backward()
+        optimizer.step()
+
+    trace = lp.capture(step, warmup_steps=1)
+    moved = [
+        float(batch_of([one]).bytes_moved[0])
+        for operation in trace.operations
+        if operation.phase == "optimizer"
+        for one in translate(operation, trace.flags)
+    ]
+    assert max(moved) < 10_000  # the table has 6.4 MB

@@ -1,0 +1,126 @@
+"""A lower precision is never slower than float32 on the same GPU, for any operation on any GPU of the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lightning_predict as lp
+import lightning_predict.kernels  # registers the operations
+from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.kernels.estimates import DETOUR_SPREAD, LEAST_SPREAD, float32_stands_in, problem_times
+from lightning_predict.kernels.models import BundledModels, kernel_models
+from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, operation_names, problem
+from lightning_predict.kernels.roofline import roofline_seconds
+
+GPUS = [gpu(name) for name in gpu_names()]
+LOWER = ("tf32", "float16", "bfloat16", "float8")
+
+# Values of shape words, three sizes of each operation; a word that is not here takes its default.
+SIZES: dict[str, tuple[int, int, int]] = {
+    "b": (1, 12, 192),
+    "bags": (64, 1024, 8192),
+    "batch": (1, 16, 64),
+    "channels": (3, 64, 256),
+    "cols": (32, 1024, 5000),
+    "columns": (1, 64, 1024),
+    "depth": (8, 8, 16),
+    "dim": (16, 64, 128),
+    "flops": (0, 10**6, 10**9),
+    "head_dim": (32, 64, 128),
+    "heads": (2, 12, 16),
+    "height": (32, 56, 224),
+    "hidden": (64, 512, 1024),
+    "in_channels": (3, 64, 256),
+    "k": (64, 511, 4096),
+    "kernel_depth": (1, 3, 3),
+    "kernel_height": (1, 3, 7),
+    "kernel_size": (1, 3, 7),
+    "kernel_width": (1, 3, 7),
+    "length": (64, 1000, 8192),
+    "m": (33, 512, 8192),
+    "n": (64, 1001, 4096),
+    "out_channels": (64, 64, 512),
+    "parameters": (1000, 10**6, 10**8),
+    "read_bytes": (4096, 10**6, 10**9),
+    "rows": (33, 4096, 65536),
+    "seq": (64, 512, 2048),
+    "steps": (4, 25, 50),
+    "write_bytes": (4096, 10**6, 10**9),
+}
+
+
+@pytest.fixture(scope="module")
+def models() -> BundledModels:
+    return kernel_models(tuple(gpu_names()))
+
+
+def of_every_size(name: str) -> list[Problem]:
+    words = operation_kind(name).words
+    return [
+        problem(name, "float32", **{word: SIZES[word][size] for word in words if word in SIZES}) for size in range(3)
+    ]
+
+
+def rooflines(items: list[Problem]) -> Array:
+    """Seconds of each at full utilisation, (gpus, items)."""
+    return np.stack([roofline_seconds(batch_of([item]), GPUS)[:, 0] for item in items], axis=1)
+
+
+def check(items: list[Problem], models: BundledModels) -> None:
+    single = problem_times(items, GPUS, models)
+    for dtype in LOWER:
+        lower = [replace(item, dtype=dtype) for item in items]
+        times = problem_times(lower, GPUS, models)
+        # An emulated dtype may be slower, and by no more than its rate, which the catalogue has from measurements.
+        emulated = np.array([[float32_stands_in(dtype, gpu)] for gpu in GPUS])
+        limit = np.where(emulated, np.maximum(single.seconds, LEAST_SPREAD * rooflines(lower)), single.seconds)
+        assert np.all(times.seconds <= limit * (1 + 1e-6)), dtype
+        assert np.all(times.low_seconds <= times.seconds)
+        assert np.all(times.seconds <= times.high_seconds)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in operation_names() if operation_kind(name).units in ("tensor", "vector")]
+)
+def test_no_operation_is_slower_in_fewer_bits(name: str, models: BundledModels) -> None:
+    check(of_every_size(name), models)
+
+
+@pytest.mark.parametrize("suffix", ["", "_backward_input", "_backward_weight"])
+def test_no_convolution_with_groups_is_slower_in_fewer_bits(suffix: str, models: BundledModels) -> None:
+    shapes = [
+        {"in_channels": 96, "out_channels": 96, "groups": 96, "kernel_size": 7, "padding": 3},  # ConvNeXt
+        {"in_channels": 144, "out_channels": 144, "groups": 144, "kernel_size": 3, "padding": 1},  # MobileNet
+        {"in_channels": 128, "out_channels": 128, "groups": 32, "kernel_size": 3, "padding": 1},  # ResNeXt
+    ]
+    check([problem(f"conv2d{suffix}", "float32", batch=64, image_size=56, **shape) for shape in shapes], models)
+
+
+@pytest.mark.parametrize("name", ["A100-SXM-40GB", "P100-PCIe-16GB"])
+def test_what_took_many_times_as_long_takes_float32s_time(name: str) -> None:
+    words: dict[str, Any] = {"in_channels": 96, "out_channels": 96, "groups": 96, "kernel_size": 7, "padding": 3}
+    times = {
+        dtype: lp.operator_seconds("conv2d", name, dtype=dtype, batch=64, image_size=56, **words)
+        for dtype in ("float32", "tf32", "bfloat16", "float16")
+    }
+    assert max(times[dtype] for dtype in ("tf32", "float16")) <= times["float32"]
+    # The P100's bfloat16 is emulated: its rate, 6.1 TFLOP/s of 9.3 in float32, may decide; memory does here.
+    assert times["bfloat16"] <= times["float32"] * 9.34 / 6.11
+
+
+def test_the_interval_reaches_down_as_far_as_the_dtypes_own_kernels_may(models: BundledModels) -> None:
+    words = {"batch": 64, "in_channels": 96, "out_channels": 96, "groups": 96, "kernel_size": 7, "padding": 3}
+    single, half = (
+        problem_times([problem("conv2d", dtype, image_size=56, **words)], [gpu("A100-SXM-40GB")], models)
+        for dtype in ("float32", "float16")
+    )
+    # Half of the bytes, and bytes decide: its own kernels may take half as long, though never less than the bytes do.
+    bound = roofline_seconds(batch_of([problem("conv2d", "float16", image_size=56, **words)]), [gpu("A100-SXM-40GB")])
+    expected = max(single.low_seconds[0, 0] / 2 / DETOUR_SPREAD, bound[0, 0])
+    assert half.low_seconds[0, 0] == pytest.approx(expected, rel=0.05)
+    assert half.shares["proxy"][0, 0] == 1
+    assert half.high_seconds[0, 0] == single.high_seconds[0, 0] * DETOUR_SPREAD
