@@ -78,9 +78,11 @@ class ProfilerRecorder:
         running, self._profile = self._profile, None
         if running is None:
             return
-        if self._cuda:
-            torch.cuda.synchronize()
-        running.stop()
+        try:
+            if self._cuda:
+                torch.cuda.synchronize()
+        finally:
+            _stop(running)
         with _collector_paused():
             self._documents.append(_export(running))
 
@@ -98,6 +100,16 @@ class ProfilerRecorder:
         for part in rest:
             first = _append(first, part)
         return first
+
+
+def _stop(running: profile) -> None:
+    """Stop a profiler; where its own way of stopping fails, torch's is taken, so that none stays on."""
+    try:
+        running.stop()
+    except BaseException:
+        if torch._C._autograd._profiler_enabled():
+            torch._C._autograd._disable_profiler()
+        raise
 
 
 @contextmanager

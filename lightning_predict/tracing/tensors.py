@@ -15,7 +15,10 @@ from functools import cache
 from typing import Any, final
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from lightning_predict.tracing.records import TensorInfo
 
@@ -36,11 +39,15 @@ class StorageNumbers:
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
 
-    def describe(self, tensor: torch.Tensor) -> TensorInfo:
-        """Shape, dtype, storage number and kind of device of a tensor."""
-        return TensorInfo(
-            tuple(map(int, tensor.shape)), dtype_name(tensor.dtype), self._number(tensor), tensor.device.type
-        )
+    def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
+        """Shape, dtype, storage number and kind of device of a tensor; None where its sizes are no plain numbers."""
+        if tensor.is_nested or is_lazy(tensor):
+            return None
+        sizes = tuple(map(whole_number, tensor.shape))
+        if None in sizes:
+            return None
+        shape = tuple(size for size in sizes if size is not None)
+        return TensorInfo(shape, dtype_name(tensor.dtype), self._number(tensor), tensor.device.type)
 
     def _number(self, tensor: torch.Tensor) -> int | None:
         try:
@@ -53,6 +60,36 @@ class StorageNumbers:
         number = len(self._numbers)
         self._numbers[storage._cdata] = (number, StorageWeakRef(storage))
         return number
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True for an ordinary tensor: no subclass with operations of its own, not nested, not inside `torch.func`."""
+    return (
+        not runs_python(type(tensor))
+        and not tensor.is_nested
+        and not is_functorch_wrapped_tensor(tensor)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+@cache
+def runs_python(kind: type) -> bool:
+    """True for a tensor subclass that takes its operations apart in Python; FakeTensor stands for a plain tensor."""
+    is_plain = getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
+    return not is_plain and not issubclass(kind, FakeTensor)
+
+
+def whole_number(size: int | torch.SymInt) -> int | None:
+    """A size as a number, by its example where it is symbolic; None where there is none (a jagged dimension)."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    node = size.node
+    if node.is_nested_int():
+        return None
+    hint = node.maybe_as_int()  # int() would bind a symbolic size to this value for good
+    hint = getattr(node, "hint", None) if hint is None else hint
+    return None if hint is None else int(hint)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -80,8 +117,8 @@ def json_value(value: Any) -> Any:
         case torch.layout() | torch.memory_format():
             return str(value).removeprefix("torch.")
         case torch.SymInt():
-            return int(value)
+            return whole_number(value)
         case torch.SymFloat():
-            return float(value)
+            return value.node.maybe_as_float()
         case _:
             return type(value).__name__
