@@ -24,6 +24,7 @@ from typing import Any, Final, final
 
 import torch
 
+from lightning_predict.tracing.autocast import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.modes import Call, OperationMode, WholeCallMode, leave_modes, schema_of
@@ -61,6 +62,8 @@ _ACCUMULATES: Final = 2**64 - 1
 
 _NAMES_SHOWN: Final = 5
 """Operations that a note names."""
+
+_SHORT: Final = (torch.float16, torch.bfloat16)
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
@@ -114,6 +117,7 @@ class DispatchRecorder:
         self._rules = PhaseRules()
         self.optimizers = OptimizerWatch(self._rules.step_ended)
         self._numbers = StorageNumbers()
+        self._casts = AutocastOnMeta(self._saw_copy, self._numbers.number)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._parts: _Parts | None = None
         self._regions: list[_Region] = []
@@ -163,6 +167,25 @@ class DispatchRecorder:
                 "are not known."
             )
 
+    def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
+        if self._parts is not None or (not self._casts.has_cast and autocast_dtype() is None):
+            return args, kwargs
+        in_backward = _graph_task() != _OUTSIDE and not torch.is_grad_enabled()
+        if self.failure is not None or (self.optimizers.inside and not in_backward):
+            return args, kwargs
+        with torch._C.DisableTorchFunction():
+            return self._casts.cast(schema_of(func).name, args, kwargs, in_backward=in_backward)
+
+    def as_float32(self, value: Any) -> Any:
+        """A tensor in float32 where autocast on the meta device asks for it; any other value as it is."""
+        if isinstance(value, torch.Tensor) and value.device.type == "meta" and value.dtype in _SHORT:
+            return value if autocast_dtype() is None else value.float()
+        return value
+
+    def _saw_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+        self.saw_operation(torch.ops.aten._to_copy.default, (source,), {"dtype": copy.dtype}, copy)
+
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """An operation has run."""
         if self.failure is None:
@@ -184,7 +207,10 @@ class DispatchRecorder:
         first_number = _sequence_number()
         output = None
         try:
-            output = call(*args, **kwargs)
+            positional, dtype = self._casts.cast_whole(name, args)
+            by_name, _ = self._casts.cast_whole(name, kwargs)
+            parts.compute_dtype = None if dtype is None else dtype_name(dtype)
+            output = call(*positional, **by_name)
         finally:
             self._parts = None
             # Checkpointing stops a recomputation by an error as soon as it has what it needs: by then the parts ran.

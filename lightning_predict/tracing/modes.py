@@ -1,7 +1,7 @@
 """The two torch modes that show a recorder what a step does, and the operators' schemas.
 
 `OperationMode` shows each operation below autograd; `WholeCallMode` shows the calls that are recorded whole, before
-torch takes them apart. Both run every call unchanged. Tensor subclasses that run Python of their own (jagged tensors,
+torch takes them apart. Both run every call unchanged, but for autocast on the meta device (`autocast.py`). Tensor subclasses that run Python of their own (jagged tensors,
 DTensor, quantized weights) take their operations apart first, and the operations inside are shown. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_predict.tracing.autocast import FLOAT32_FUNCTIONS
 from lightning_predict.tracing.tensors import is_dense, runs_python, tensors_in
 from lightning_predict.tracing.whole import ATTENTION, RECURRENT, RMS_NORM
 
@@ -47,6 +48,12 @@ class Recorder(Protocol):
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """An operation has run. Must not raise."""
+
+    def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
+
+    def as_float32(self, value: Any) -> Any:
+        """A tensor in float32 where autocast on the meta device asks for it; any other value as it is."""
 
     def passed_over(self, func: Any) -> None:
         """An operation has run that cannot be shown. Must not raise."""
@@ -127,6 +134,7 @@ class OperationMode(TorchDispatchMode):
             # Inference mode skips autograd, and with it the place where composites are taken apart.
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        args, kwargs = self._recorder.cast(func, args, kwargs)
         output = func(*args, **kwargs)
         self._recorder.saw_operation(func, args, kwargs, output)
         return output
@@ -147,6 +155,8 @@ class WholeCallMode(TorchFunctionMode):
         name = _WHOLE_CALLS.get(func)
         if name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
             return self._recorder.run_whole(name, func, args, kwargs)
+        if func in FLOAT32_FUNCTIONS:
+            args = tuple(map(self._recorder.as_float32, args))
         if func is _HOLDS_ATTENTION:
             with self._shown_inside(functional, "scaled_dot_product_attention", self._attend):
                 return func(*args, **kwargs)

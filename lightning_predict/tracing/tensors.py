@@ -47,9 +47,10 @@ class StorageNumbers:
         if None in sizes:
             return None
         shape = tuple(size for size in sizes if size is not None)
-        return TensorInfo(shape, dtype_name(tensor.dtype), self._number(tensor), tensor.device.type)
+        return TensorInfo(shape, dtype_name(tensor.dtype), self.number(tensor), tensor.device.type)
 
-    def _number(self, tensor: torch.Tensor) -> int | None:
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """Number of a tensor's storage; None where it has none."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none
