@@ -8,7 +8,8 @@ next backward pass, as Lightning leaves the context there.
 
 The lists are torch's (`ATen/autocast_mode.h`, release 2.13) at the level of operations below autograd: `linear`,
 `matmul` and `einsum` are known by the products inside. CUDA and the CPU agree on products, convolutions and attention;
-layer and group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA and 16 bits on the CPU. Example::
+layer and group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA and 16 bits on the CPU.
+`cross_entropy` asks for the log-softmax in the dtype of its input, which CUDA's autocast then leaves. Example::
 
     casts = AutocastOnMeta(saw_copy)
     args, kwargs = casts.cast("aten::mm", args, kwargs, in_backward=False)     # bfloat16 under autocast
@@ -16,7 +17,8 @@ layer and group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, final
 
 import torch
@@ -66,7 +68,7 @@ _WIDEST: Final = _names(
 
 _BANNED: Final = "aten::binary_cross_entropy"
 
-FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
+_FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
         torch.cosine_similarity,
         functional.cosine_similarity,
@@ -109,16 +111,20 @@ class AutocastOnMeta:
         number: Gives a tensor's storage a number.
 
     Attributes:
+        dtype: dtype of the autocast that is on; None where none is.
         has_cast: Autocast was on for an operation on the meta device.
     """
 
     def __init__(
         self, saw_copy: Callable[[torch.Tensor, torch.Tensor], None], number: Callable[[torch.Tensor], int | None]
     ) -> None:
+        self.dtype: torch.dtype | None = None
         self.has_cast = False
         self._saw_copy = saw_copy
         self._number = number
         self._parameters: dict[int, torch.Tensor] = {}
+        self._cast_parameters: dict[int, torch.Tensor] = {}
+        self._keeps_log_softmax = False
         self._copied: set[tuple[int | None, torch.dtype]] = set()
 
     def cast(
@@ -137,7 +143,7 @@ class AutocastOnMeta:
         """
         if in_backward:
             return (args, kwargs) if not self.has_cast else self._cast_backward(name, args, kwargs)
-        lower = autocast_dtype()
+        lower = self.dtype
         if lower is None or lower not in _CASTABLE:
             return args, kwargs
         tensors = _castable((*args, *kwargs.values()))
@@ -151,7 +157,7 @@ class AutocastOnMeta:
             )
         if name in _LOWER:
             return self._all_to(lower, args, kwargs)
-        if name in _FLOAT32:
+        if name in _FLOAT32 and not (self._keeps_log_softmax and name == "aten::_log_softmax"):
             return self._all_to(torch.float32, args, kwargs)
         if name in _SUMS and kwargs.get("dtype") is None and tensors[0].dtype is not torch.float32:
             return args, {**kwargs, "dtype": torch.float32}
@@ -166,39 +172,70 @@ class AutocastOnMeta:
             name: Qualified name of the call.
             values: Its arguments: a tuple or a dictionary.
         """
-        lower = autocast_dtype()
+        lower = self.dtype
         if lower is None or lower not in _CASTABLE:
             return values, None
         dtype = torch.float32 if name == RMS_NORM else lower
 
-        def cast(value: Any) -> Any:
-            match value:
-                case torch.Tensor():
-                    return value.to(dtype) if _is_castable(value) else value
-                case dict():
-                    return {word: cast(item) for word, item in value.items()}
-                case list() | tuple():
-                    return type(value)(map(cast, value))
-                case _:
-                    return value
+        found = _castable(values if isinstance(values, tuple) else tuple(values.values()))
+        return self._above_autograd(values, dtype), dtype if found else None
 
-        found = next(iter(_castable((values if isinstance(values, tuple) else tuple(values.values())))), None)
-        self.has_cast |= found is not None
-        return cast(values), None if found is None else dtype
+    @contextmanager
+    def cast_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The arguments of a function that torch takes apart above the level of `cast`, while it runs.
+
+        Args:
+            func: The function.
+            args: Its arguments by position.
+            kwargs: Its arguments by name.
+        """
+        if func is functional.linear and self.dtype is not None:
+            yield self._above_autograd(args, self.dtype), self._above_autograd(kwargs, self.dtype)
+        elif func in _FLOAT32_FUNCTIONS:
+            yield self._above_autograd(args, torch.float32), self._above_autograd(kwargs, torch.float32)
+        elif func is functional.cross_entropy:
+            self._keeps_log_softmax = True
+            try:
+                yield args, kwargs
+            finally:
+                self._keeps_log_softmax = False
+        else:
+            yield args, kwargs
+
+    def _above_autograd(self, value: Any, dtype: torch.dtype) -> Any:
+        """A value with its tensors cast so that autograd knows of it; parameters once until the backward pass."""
+        match value:
+            case torch.Tensor() if _is_castable(value) and value.dtype is not dtype:
+                self.has_cast = True
+                if not (value.is_leaf and value.requires_grad and value.dtype is torch.float32):
+                    return value.to(dtype)
+                known = self._cast_parameters.get(id(value))
+                if known is None or known.dtype is not dtype:
+                    known = self._cast_parameters[id(value)] = value.to(dtype)
+                return known
+            case dict():
+                return {word: self._above_autograd(item, dtype) for word, item in value.items()}
+            case list() | tuple() if not isinstance(value, torch.Size):
+                return type(value)(self._above_autograd(item, dtype) for item in value)
+            case _:
+                return value
 
     def _cast_backward(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._parameters.clear()
+        self._cast_parameters.clear()
         dtypes = {tensor.dtype for tensor in _castable((*args, *kwargs.values()))}
         if name in _LOWER_BACKWARD and len(dtypes) > 1:
             lower = next(dtype for dtype in dtypes if dtype is not torch.float32)
             return self._all_to(lower, args, kwargs, is_saved=True)
-        if name in _FLOAT32_BACKWARD:
+        if name in _INPUT_DTYPE_AT and dtypes == {torch.float32}:
+            position = _INPUT_DTYPE_AT[name]
+            args = (*args[:position], torch.float32, *args[position + 1 :])
+        elif name in _FLOAT32_BACKWARD and len(dtypes) > 1:
             args, kwargs = self._all_to(torch.float32, args, kwargs, is_saved=True)
-            position = _INPUT_DTYPE_AT.get(name)
-            if position is not None and len(args) > position and args[position] in _CASTABLE:
-                args = (*args[:position], torch.float32, *args[position + 1 :])
         elif name in _FLOAT32 and len(dtypes) == 1:
             args, kwargs = self._all_to(torch.float32, args, kwargs, is_saved=True, only_copied=True)
         return args, kwargs

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
@@ -62,8 +62,6 @@ _ACCUMULATES: Final = 2**64 - 1
 
 _NAMES_SHOWN: Final = 5
 """Operations that a note names."""
-
-_SHORT: Final = (torch.float16, torch.bfloat16)
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
@@ -169,7 +167,7 @@ class DispatchRecorder:
 
     def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
-        if self._parts is not None or (not self._casts.has_cast and autocast_dtype() is None):
+        if self._parts is not None or not (self._casts.has_cast or self._casts.dtype):
             return args, kwargs
         in_backward = _graph_task() != _OUTSIDE and not torch.is_grad_enabled()
         if self.failure is not None or (self.optimizers.inside and not in_backward):
@@ -177,11 +175,19 @@ class DispatchRecorder:
         with torch._C.DisableTorchFunction():
             return self._casts.cast(schema_of(func).name, args, kwargs, in_backward=in_backward)
 
-    def as_float32(self, value: Any) -> Any:
-        """A tensor in float32 where autocast on the meta device asks for it; any other value as it is."""
-        if isinstance(value, torch.Tensor) and value.device.type == "meta" and value.dtype in _SHORT:
-            return value if autocast_dtype() is None else value.float()
-        return value
+    def note_autocast(self) -> None:
+        """Look whether autocast is on: below autograd nobody can tell."""
+        dtype = self._casts.dtype = autocast_dtype()
+        if dtype is not None and self.autocast_dtype is None:
+            self.autocast_dtype = dtype_name(dtype)
+
+    def cast_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Arguments that a function is to run with: other ones under autocast on the meta device only."""
+        if self._casts.dtype is None or self.failure is not None or self._parts is not None:
+            return nullcontext((args, kwargs))
+        return self._casts.cast_call(func, args, kwargs)
 
     def _saw_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         self.saw_operation(torch.ops.aten._to_copy.default, (source,), {"dtype": copy.dtype}, copy)
@@ -201,6 +207,7 @@ class DispatchRecorder:
 
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole, its parts left out."""
+        self.note_autocast()
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
         parts = self._parts = _Parts()
@@ -238,7 +245,6 @@ class DispatchRecorder:
         number = self._node_number() if in_backward else None
         if schema.name.startswith(_MARKERS) or self._is_part_of_backward(number):
             return
-        self._note_autocast()
         values = [*args, *schema.defaults[len(args) :]]
         for word, value in kwargs.items():
             if word in schema.words:
@@ -275,7 +281,6 @@ class DispatchRecorder:
         arguments = whole_arguments(name, plain, is_tensor=is_tensor)
         if is_cast_down(dtype_name(tensors[0].dtype), parts.compute_dtype):
             arguments["compute_dtype"] = parts.compute_dtype
-        self._note_autocast()
         outputs = list(tensors_in(output))
         in_backward = _graph_task() != _OUTSIDE
         number = self._node_number() if in_backward else None
@@ -374,9 +379,3 @@ class DispatchRecorder:
             self.operations.append(backward)
         self._burst = region
         return region is not None
-
-    def _note_autocast(self) -> None:
-        if self.autocast_dtype is None:
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    self.autocast_dtype = dtype_name(torch.get_autocast_dtype(device))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Protocol, final
@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_predict.tracing.autocast import FLOAT32_FUNCTIONS
 from lightning_predict.tracing.tensors import is_dense, runs_python, tensors_in
 from lightning_predict.tracing.whole import ATTENTION, RECURRENT, RMS_NORM
 
@@ -52,8 +51,13 @@ class Recorder(Protocol):
     def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
 
-    def as_float32(self, value: Any) -> Any:
-        """A tensor in float32 where autocast on the meta device asks for it; any other value as it is."""
+    def note_autocast(self) -> None:
+        """Look whether autocast is on: below autograd nobody can tell. Must not raise."""
+
+    def cast_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Arguments that a function is to run with: other ones under autocast on the meta device only."""
 
     def passed_over(self, func: Any) -> None:
         """An operation has run that cannot be shown. Must not raise."""
@@ -152,11 +156,14 @@ class WholeCallMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self._recorder.note_autocast()
         name = _WHOLE_CALLS.get(func)
         if name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
             return self._recorder.run_whole(name, func, args, kwargs)
-        if func in FLOAT32_FUNCTIONS:
-            args = tuple(map(self._recorder.as_float32, args))
+        with self._recorder.cast_call(func, args, kwargs) as (args, kwargs):
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _HOLDS_ATTENTION:
             with self._shown_inside(functional, "scaled_dot_product_attention", self._attend):
                 return func(*args, **kwargs)
