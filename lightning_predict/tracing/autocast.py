@@ -68,6 +68,21 @@ _WIDEST: Final = _names(
 
 _BANNED: Final = "aten::binary_cross_entropy"
 
+_LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
+    {
+        functional.linear,
+        torch.matmul,
+        torch.Tensor.matmul,
+        torch.Tensor.__matmul__,
+        torch.Tensor.__rmatmul__,
+        torch.einsum,
+        torch.chain_matmul,
+        torch.linalg.multi_dot,
+        torch.linalg.vecdot,
+    }
+)
+"""Functions that autocast runs in 16 bits and that torch takes apart above the level of `cast`."""
+
 _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
         torch.cosine_similarity,
@@ -81,7 +96,10 @@ _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
         functional.triplet_margin_loss,
     }
 )
-"""Functions that autocast runs in float32 and that torch takes apart above the level of this module."""
+"""Functions that autocast runs in float32 and that torch takes apart above the level of `cast`."""
+
+_INTO_FLOAT32: Final = _names("_softmax _log_softmax")
+"""On CUDA these read float16 and give float32 without a copy, as their third argument says."""
 
 _INPUT_DTYPE_AT: Final[Mapping[str, int]] = {
     "aten::_softmax_backward_data": 3,
@@ -157,6 +175,8 @@ class AutocastOnMeta:
             )
         if name in _LOWER:
             return self._all_to(lower, args, kwargs)
+        if name in _INTO_FLOAT32 and tensors[0].dtype is torch.float16 and not self._keeps_log_softmax:
+            return (*args[:2], True), kwargs
         if name in _FLOAT32 and not (self._keeps_log_softmax and name == "aten::_log_softmax"):
             return self._all_to(torch.float32, args, kwargs)
         if name in _SUMS and kwargs.get("dtype") is None and tensors[0].dtype is not torch.float32:
@@ -191,7 +211,7 @@ class AutocastOnMeta:
             args: Its arguments by position.
             kwargs: Its arguments by name.
         """
-        if func is functional.linear and self.dtype is not None:
+        if func in _LOWER_FUNCTIONS and self.dtype is not None:
             yield self._above_autograd(args, self.dtype), self._above_autograd(kwargs, self.dtype)
         elif func in _FLOAT32_FUNCTIONS:
             yield self._above_autograd(args, torch.float32), self._above_autograd(kwargs, torch.float32)
@@ -231,9 +251,8 @@ class AutocastOnMeta:
         if name in _LOWER_BACKWARD and len(dtypes) > 1:
             lower = next(dtype for dtype in dtypes if dtype is not torch.float32)
             return self._all_to(lower, args, kwargs, is_saved=True)
-        if name in _INPUT_DTYPE_AT and dtypes == {torch.float32}:
-            position = _INPUT_DTYPE_AT[name]
-            args = (*args[:position], torch.float32, *args[position + 1 :])
+        if name in _INPUT_DTYPE_AT and dtypes == {torch.float32} and args[_INPUT_DTYPE_AT[name]] is torch.bfloat16:
+            args = (*args[: _INPUT_DTYPE_AT[name]], torch.float32, *args[_INPUT_DTYPE_AT[name] + 1 :])
         elif name in _FLOAT32_BACKWARD and len(dtypes) > 1:
             args, kwargs = self._all_to(torch.float32, args, kwargs, is_saved=True)
         elif name in _FLOAT32 and len(dtypes) == 1:

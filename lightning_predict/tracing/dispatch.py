@@ -29,7 +29,7 @@ from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.modes import Call, OperationMode, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.phases import PhaseRules
-from lightning_predict.tracing.records import Operation, Phase
+from lightning_predict.tracing.records import Operation
 from lightning_predict.tracing.signatures import SIGNATURES
 from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_value, tensors_in
 from lightning_predict.tracing.whole import (

@@ -1,8 +1,9 @@
 """The two torch modes that show a recorder what a step does, and the operators' schemas.
 
 `OperationMode` shows each operation below autograd; `WholeCallMode` shows the calls that are recorded whole, before
-torch takes them apart. Both run every call unchanged, but for autocast on the meta device (`autocast.py`). Tensor subclasses that run Python of their own (jagged tensors,
-DTensor, quantized weights) take their operations apart first, and the operations inside are shown. Example::
+torch takes them apart. Both run every call unchanged, but for autocast on the meta device (`autocast.py`). Tensor
+subclasses that run Python of their own (jagged tensors, DTensor, quantized weights) take their operations apart first,
+and the operations inside are shown. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
         model(batch)         # recorder.saw_operation(...) and recorder.run_whole(...) are called
@@ -216,9 +217,9 @@ def _leave(mode: Any, current: Callable[[], Any], stack: Any) -> None:
     """Take a mode off its stack and put back what lay above; without effect where it is not on the stack."""
     above = []
     try:
-        while (top := current()) is not None and top is not mode:
+        while current() not in (None, mode):
             above.append(stack._pop_mode())
-        if top is mode:
+        if current() is mode:
             mode.__exit__(None, None, None)
     finally:
         for other in reversed(above):

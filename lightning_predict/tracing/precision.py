@@ -1,9 +1,9 @@
 """Words for precision, and what if a model were trained in half precision.
 
-`precision_of` reads Lightning's words. `in_precision` gives a Trace the dtypes that autocast would give it: matrix products, convolutions, attention and
-recurrent layers, with their backward passes, take and give 16-bit tensors;
-all else stays as it was, as autocast leaves it. Autocast's own casts are not added; `capture(step, precision=...)`
-on the meta device has them. Example::
+`precision_of` reads Lightning's words. `in_precision` gives a Trace the dtypes that autocast would give it: matrix
+products, convolutions, attention and recurrent layers, with their backward passes, take and give 16-bit tensors; all
+else stays as it was, as autocast leaves it. Autocast's own casts are not added; `capture(step, precision=...)` on the
+meta device has them. Example::
 
     half = in_precision(trace, "bfloat16")
     lp.predict(half, ["L4"])["L4"].iteration_seconds
@@ -18,6 +18,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.records import Operation, TensorInfo, Trace
 
 PRECISIONS: Final = ("bfloat16", "float16")
+
 
 @final
 @dataclass(frozen=True, slots=True)

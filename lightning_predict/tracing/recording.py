@@ -103,8 +103,8 @@ def _check_dtype(trace: Trace, wanted: Precision) -> None:
     if others:
         raise CaptureError(
             f"precision={wanted.word!r} means parameters in {wanted.dtype}, and the step has some in "
-            f"{', '.join(others)}; make the model in {wanted.dtype}, for example model.to(torch.{wanted.dtype}), or say "
-            "another precision."
+            f"{', '.join(others)}; make the model in {wanted.dtype}, for example model.to(torch.{wanted.dtype}), or "
+            "say another precision."
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Final, final
 
@@ -117,10 +117,14 @@ class CaptureSession:
         self._running = False
 
     def _quietly(self, stop_part: Callable[[], None]) -> None:
-        """Stop a part; an error is kept for `trace`."""
+        """Stop a part, at a second attempt if the first is cut short; an error is kept for `trace`."""
         try:
             stop_part()
-        except Exception as error:
+        except BaseException as error:
+            with suppress(Exception):
+                stop_part()  # each can be stopped twice
+            if not isinstance(error, Exception):
+                raise
             self._failure = self._failure or error
 
     @property
