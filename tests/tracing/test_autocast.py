@@ -1,7 +1,8 @@
 """Autocast on the meta device: the same operations as under torch's own autocast, and words for precision.
 
 Two references run torch's own autocast here: a recording on the CPU, for the operations on which the CPU's lists and
-CUDA's agree (with the backward pass), and fake CUDA tensors, whose forward pass goes through CUDA's lists without a GPU.
+CUDA's agree (with the backward pass), and fake CUDA tensors, whose forward pass goes through CUDA's lists without a
+GPU.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.tracing.dispatch import DispatchRecorder
-from lightning_predict.tracing.records import Operation
 from lightning_predict.tracing.recording import capture
+from lightning_predict.tracing.records import Operation
 
 LAYOUT_ONLY = frozenset(
     f"aten::{name}"
-    for name in "t transpose view expand detach _unsafe_view unsqueeze squeeze permute alias clone empty_like ones_like "
-    "zeros_like as_strided select slice empty_strided reshape empty".split()
+    for name in "t transpose view expand detach _unsafe_view unsqueeze squeeze permute alias clone empty_like "
+    "ones_like zeros_like as_strided select slice empty_strided reshape empty".split()
 )
 """Operations that differ by device and compute nothing."""
 
@@ -65,7 +66,11 @@ class Mixed(Agreed):
         result: Tensor = self.last(scores @ data).mean(1) + rates.cumsum(-1).mean()
         labels = torch.zeros(len(result), dtype=torch.long, device=result.device)
         loss = functional.cross_entropy(result, labels) + functional.l1_loss(result, result.relu())
-        return loss + functional.mse_loss(result, result.relu()) + functional.kl_div(result, result.relu(), reduction="sum")
+        return (
+            loss
+            + functional.mse_loss(result, result.relu())
+            + functional.kl_div(result, result.relu(), reduction="sum")
+        )
 
 
 def run(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype, *, backward: bool) -> None:
@@ -94,7 +99,11 @@ def recorded(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype, *,
 
 def key(operation: Operation) -> tuple[Any, ...]:
     """Name, phase and tensors of an operation; a product's are sorted, as a transpose may come before the cast."""
-    return operation.name, operation.phase, tuple(sorted((sorted(t.shape), t.dtype) for t in operation.inputs)).__repr__()
+    return (
+        operation.name,
+        operation.phase,
+        tuple(sorted((sorted(t.shape), t.dtype) for t in operation.inputs)).__repr__(),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -141,8 +150,9 @@ def test_a_precision_of_lightning_casts_on_the_meta_device() -> None:
     assert products(linear_step(), precision="bf16-mixed") == [("forward", "bfloat16"), ("backward", "bfloat16")]
     assert products(linear_step(), precision="16-mixed") == [("forward", "float16"), ("backward", "float16")]
     assert products(linear_step(), precision="32-true") == [("forward", "float32"), ("backward", "float32")]
-    assert products(linear_step(torch.bfloat16), precision="bf16-true") == [("forward", "bfloat16")] + [
-        ("backward", "bfloat16")
+    assert products(linear_step(torch.bfloat16), precision="bf16-true") == [
+        ("forward", "bfloat16"),
+        ("backward", "bfloat16"),
     ]
 
 
@@ -217,7 +227,7 @@ def test_another_precision_than_the_models_is_refused() -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="precision='fp4' is not known; expected one of bf16-mixed, 16-mixed"):
+    with pytest.raises(InvalidArgumentError, match="precision='fp4' is not known; expected one of bf16-mixed"):
         capture(linear_step(), precision="fp4")
 
 

@@ -37,7 +37,7 @@ def test_an_error_in_one_part_leaves_no_other_open(
     owner: type, name: str, recorder: str, late: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(owner, name)
-    raised = []
+    raised: list[int] = []
 
     def fail(*arguments: Any) -> Any:
         if late:
@@ -96,4 +96,3 @@ def test_both_recorders_of_a_fit_stop_though_the_first_fails() -> None:
         recording.stop()
     assert steps.stopped
     assert validation.stopped
-
