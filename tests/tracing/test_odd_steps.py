@@ -93,18 +93,18 @@ def masked() -> Result:
 class Wrapped(torch.Tensor):
     """A subclass that holds another tensor and runs each operation on it."""
 
-    inner: Tensor
-    __torch_function__: Any = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    held: Tensor
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Wrapped:
-        made = torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)  # type: ignore[attr-defined]
-        made.inner = inner
-        return made  # type: ignore[no-any-return]
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)
+        made.held = inner
+        return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        opened = tree_map(lambda one: one.inner if isinstance(one, Wrapped) else one, (args, kwargs or {}))
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        opened = tree_map(lambda one: one.held if isinstance(one, Wrapped) else one, (args, kwargs or {}))
         return tree_map(lambda one: Wrapped(one) if isinstance(one, Tensor) else one, func(*opened[0], **opened[1]))
 
 
@@ -113,7 +113,7 @@ def wrapper_subclass() -> Result:
     weight = Wrapped(torch.randn(3, 4)).requires_grad_()
     output = functional.linear(torch.ones(2, 4), weight).relu().sum()
     output.backward()
-    return output.detach().inner, weight.grad.inner  # type: ignore[attr-defined, union-attr]
+    return output.detach().held, weight.grad.held  # type: ignore[union-attr]
 
 
 @step
