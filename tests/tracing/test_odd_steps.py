@@ -113,7 +113,7 @@ def wrapper_subclass() -> Result:
     weight = Wrapped(torch.randn(3, 4)).requires_grad_()
     output = functional.linear(torch.ones(2, 4), weight).relu().sum()
     output.backward()
-    return output.detach().held, weight.grad.held  # type: ignore[union-attr]
+    return output.detach().held, weight.grad.held  # type: ignore[attr-defined, union-attr]
 
 
 @step
@@ -221,7 +221,7 @@ class Cube(torch.autograd.Function):
         return data**3
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         result: Tensor = 3 * ctx.saved_tensors[0] ** 2 * gradient
         return result
 
@@ -353,7 +353,7 @@ class Scripted(nn.Module):
 
 @step
 def scripted_module() -> Result:
-    module = torch.jit.script(Scripted())  # type: ignore[no-untyped-call]
+    module = torch.jit.script(Scripted())
     for _ in range(3):  # profiled first, then optimized
         output = module(torch.ones(2, 4)).sum()
         output.backward()
