@@ -14,7 +14,7 @@ use and at twice that. Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -30,6 +30,9 @@ from lightning_predict.what_if import batch_size_lines, batch_size_what_if
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+_PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: None}
+"""Precision of the steps on the meta device, by the autocast that the Trainer's own step ran under."""
 
 MetaStep = Callable[[int], Callable[[], object]]
 """From a batch size to a step that runs on the meta device."""
@@ -50,8 +53,12 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
     if trace.samples is None:
         raise CaptureError("the batch size in use could not be read from the batch")
     size = max(1, trace.samples // trace.batches)
+    precision = _PRECISIONS.get(trace.flags.autocast_dtype)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        traces = {samples: capture(meta_step(samples), samples_per_step=samples) for samples in (size, 2 * size)}
+        traces = {
+            samples: capture(meta_step(samples), samples_per_step=samples, precision=precision)
+            for samples in (size, 2 * size)
+        }
     elsewhere = {one.device for one in traces.values()} - {"meta"}
     if elsewhere:
         raise CaptureError(f"meta_step ran on {', '.join(sorted(elsewhere))}; make its tensors on the meta device")

@@ -12,6 +12,7 @@ It translates between a Trainer's hooks and the two recorders, which know no Tra
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
 from lightning_predict.callbacks.bases import rank_zero_info, samples_of
@@ -213,9 +214,10 @@ class FitRecording:
         """End whatever is under way and forget it."""
         recorders = (self._steps, self._validation)
         self._steps = self._validation = None
-        for recorder in recorders:
-            if recorder is not None:
-                recorder.stop()
+        with ExitStack() as parts:  # each stops, whatever the other raises
+            for recorder in recorders:
+                if recorder is not None:
+                    parts.callback(recorder.stop)
 
 
 def _can_update(optimizer: Any) -> bool:

@@ -18,7 +18,7 @@ from lightning_predict.tracing.events import Call
 from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.records import TensorInfo
 from lightning_predict.tracing.signatures import name_values
-from lightning_predict.tracing.whole import WHOLE_OPERATIONS, computes, whole_arguments
+from lightning_predict.tracing.whole import WHOLE_OPERATIONS, computes, is_cast_down, whole_arguments
 
 RECORDED_TENSORS: Final = "recorded tensors"
 """Key under which a recorder that ran in the process adds what a file lacks: for each position, the tensors there as
@@ -112,7 +112,7 @@ def arguments_of(call: Call) -> dict[str, Any]:
         arguments = whole_arguments(name, values, is_tensor=is_tensor)
         inputs = tensors_of(call)
         dtype = _compute_dtype(call)
-        if inputs and dtype not in (None, inputs[0].dtype):
+        if inputs and is_cast_down(inputs[0].dtype, dtype):
             arguments["compute_dtype"] = dtype
         return arguments
     if name in _TENSORS_READ and sum(bool(kind) for kind in is_tensor) > _TENSORS_READ[name]:

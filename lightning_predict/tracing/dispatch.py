@@ -3,7 +3,8 @@
 A `TorchDispatchMode` sees every operation below autograd, forward and backward; a `TorchFunctionMode` beside it sees
 the calls that are recorded whole (`whole.py`), whose parts the first then leaves out. The parts of their backward
 pass are known by autograd's sequence numbers: each node that a whole call creates has a number between the
-counter before and after the call. Nothing is copied, cloned or computed twice. Example::
+counter before and after the call. Nothing is copied, cloned or computed twice. What cannot be read (nested tensors,
+for example) runs untouched and is named in `notes`. Example::
 
     recorder = DispatchRecorder()
     recorder.start()
@@ -15,27 +16,53 @@ counter before and after the call. Nothing is copied, cloned or computed twice. 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 import torch
 
+from lightning_predict.tracing.autocast import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.modes import Call, OperationMode, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.phases import PhaseRules
-from lightning_predict.tracing.records import Operation, Phase
+from lightning_predict.tracing.records import Operation
 from lightning_predict.tracing.signatures import SIGNATURES
 from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_value, tensors_in
-from lightning_predict.tracing.whole import backward_inputs, backward_name, computes, recorded_name, whole_arguments
+from lightning_predict.tracing.whole import (
+    backward_inputs,
+    backward_name,
+    computes,
+    is_cast_down,
+    recorded_name,
+    whole_arguments,
+)
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+
+_OUTSIDE: Final = -1
+"""What torch gives for the number of the running backward pass where none runs."""
+
+NODES_IDENTIFIED: Final = 10_000
+"""Autograd nodes of one graph that are asked for their sequence number at most.
+
+Asking makes torch keep a Python object for the node, and a chain of such nodes is freed recursively, at about 165 bytes
+of stack each (torch 2.13 survives 40,000 and dies at 50,000 on a stack of 8 MiB). 10,000 take 1.7 MB.
+"""
+
 _ACCUMULATES: Final = 2**64 - 1
 """Sequence number of the nodes that add to `.grad`; they run between any others."""
+
+_NAMES_SHOWN: Final = 5
+"""Operations that a note names."""
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
@@ -48,6 +75,7 @@ _MARKERS: Final = "profiler::"
 class _Parts:
     """What was seen of a whole call's parts."""
 
+    ran: bool = False
     compute_dtype: str | None = None
 
 
@@ -89,10 +117,15 @@ class DispatchRecorder:
         self.optimizers = OptimizerWatch(self._rules.step_ended)
         self._numbers = StorageNumbers()
         self._pauses = Pauses()
+        self._casts = AutocastOnMeta(self._saw_copy, self._numbers.number)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._parts: _Parts | None = None
         self._regions: list[_Region] = []
         self._burst: _Region | None = None
+        # Operations that could not be read, and nodes whose number was asked for, by backward pass.
+        self._passed_over: Counter[str] = Counter()
+        self._identified: Counter[int] = Counter()
+        self._last_number: int | None = None
         # Autograd's counter after each forward operation, and the module that ran it: finds a node's module.
         self._counters: list[int] = []
         self._counted_modules: list[str | None] = []
@@ -108,12 +141,60 @@ class DispatchRecorder:
 
     def stop(self) -> None:
         """Stop recording and leave nothing behind; stopping twice is harmless."""
-        self._pauses.close(after=len(self.operations))
-        if self._modes is not None:
-            leave_modes(*self._modes)
+        with ExitStack() as parts:  # each stops, whatever the others raise
+            parts.callback(self._pauses.close, after=len(self.operations))
+            parts.callback(self.modules.close)
+            parts.callback(self.optimizers.close)
+            if self._modes is not None:
+                parts.callback(leave_modes, *self._modes)
         self._modes = None
-        self.optimizers.close()
-        self.modules.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be recorded, in words for the user."""
+        return tuple(self._notes())
+
+    def _notes(self) -> Iterator[str]:
+        if self._passed_over:
+            shown = [name for name, _ in self._passed_over.most_common(_NAMES_SHOWN)]
+            more = ", ..." if len(self._passed_over) > len(shown) else ""
+            yield (
+                f"{sum(self._passed_over.values())} operations on tensors that the recorder cannot read (nested, or "
+                f"subclasses under another dispatch mode) are missing: {', '.join(shown)}{more}. Predictions leave "
+                "them out."
+            )
+        if max(self._identified.values(), default=0) >= NODES_IDENTIFIED:
+            yield (
+                f"A backward pass has more than {NODES_IDENTIFIED:,} nodes: the modules of the operations after them "
+                "are not known."
+            )
+
+    def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
+        if self._parts is not None or not (self._casts.has_cast or self._casts.dtype):
+            return args, kwargs
+        in_backward = _graph_task() != _OUTSIDE and not torch.is_grad_enabled()
+        if self.failure is not None or (self.optimizers.inside and not in_backward):
+            return args, kwargs
+        with torch._C.DisableTorchFunction():
+            return self._casts.cast(schema_of(func).name, args, kwargs, in_backward=in_backward)
+
+    def note_autocast(self) -> None:
+        """Look whether autocast is on: below autograd nobody can tell."""
+        dtype = self._casts.dtype = autocast_dtype()
+        if dtype is not None and self.autocast_dtype is None:
+            self.autocast_dtype = dtype_name(dtype)
+
+    def cast_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Arguments that a function is to run with: other ones under autocast on the meta device only."""
+        if self._casts.dtype is None or self.failure is not None or self._parts is not None:
+            return nullcontext((args, kwargs))
+        return self._casts.cast_call(func, args, kwargs)
+
+    def _saw_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+        self.saw_operation(torch.ops.aten._to_copy.default, (source,), {"dtype": copy.dtype}, copy)
 
     def operation_begins(self) -> None:
         """An operation begins, and with it ends what the step did outside of any."""
@@ -133,19 +214,31 @@ class DispatchRecorder:
         if self.failure is None:
             self._guarded(self._record, func, args, kwargs, output)
 
+    def passed_over(self, func: Any) -> None:
+        """An operation has run that cannot be shown."""
+        if self.failure is None:
+            self._guarded(self._pass_over, schema_of(func).name)
+
+    def _pass_over(self, name: str) -> None:
+        self._passed_over[name] += 1
+
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole, its parts left out."""
+        self.note_autocast()
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
         parts = self._parts = _Parts()
         first_number = _sequence_number()
         output = None
         try:
-            output = call(*args, **kwargs)
+            positional, dtype = self._casts.cast_whole(name, args)
+            by_name, _ = self._casts.cast_whole(name, kwargs)
+            parts.compute_dtype = None if dtype is None else dtype_name(dtype)
+            output = call(*positional, **by_name)
         finally:
             self._parts = None
             # Checkpointing stops a recomputation by an error as soon as it has what it needs: by then the parts ran.
-            if output is not None or parts.compute_dtype is not None:
+            if output is not None or parts.ran:
                 self._guarded(self._record_whole, name, args, kwargs, output, parts, first_number)
         return output
 
@@ -161,13 +254,14 @@ class DispatchRecorder:
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         schema = schema_of(func)
         if self._parts is not None:
+            self._parts.ran = True
             if self._parts.compute_dtype is None and computes(schema.name):
                 self._parts.compute_dtype = next((dtype_name(t.dtype) for t in tensors_in(args)), None)
             return
-        node = _current_node()
-        if schema.name.startswith(_MARKERS) or (node is not None and self._is_part_of_backward(node)):
+        in_backward = _graph_task() != _OUTSIDE
+        number = self._node_number() if in_backward else None
+        if schema.name.startswith(_MARKERS) or self._is_part_of_backward(number):
             return
-        self._note_autocast()
         values = [*args, *schema.defaults[len(args) :]]
         for word, value in kwargs.items():
             if word in schema.words:
@@ -183,7 +277,7 @@ class DispatchRecorder:
         images = IMAGES_AT.get(schema.name)
         if images is not None and is_channels_last(values[images].shape, values[images].stride()):
             arguments[CHANNELS_LAST] = True
-        self._add(schema.name, tensors, outputs, arguments, node)
+        self._add(schema.name, tensors, outputs, arguments, number, in_backward=in_backward)
 
     def _record_whole(
         self,
@@ -202,13 +296,14 @@ class DispatchRecorder:
         is_tensor = [None if value is None else any(True for _ in tensors_in(value)) for value in values]
         plain = [json_value(value) if kind is False else None for value, kind in zip(values, is_tensor, strict=True)]
         arguments = whole_arguments(name, plain, is_tensor=is_tensor)
-        if parts.compute_dtype not in (None, dtype_name(tensors[0].dtype)):
+        if is_cast_down(dtype_name(tensors[0].dtype), parts.compute_dtype):
             arguments["compute_dtype"] = parts.compute_dtype
-        self._note_autocast()
         outputs = list(tensors_in(output))
-        operation = self._add(recorded_name(name), tensors, outputs, arguments, _current_node())
+        in_backward = _graph_task() != _OUTSIDE
+        number = self._node_number() if in_backward else None
+        operation = self._add(recorded_name(name), tensors, outputs, arguments, number, in_backward=in_backward)
         last_number = _sequence_number()
-        if last_number > first_number:
+        if operation is not None and last_number > first_number:
             self._regions.append(_Region(first_number, last_number, operation))
 
     def _add(
@@ -217,15 +312,21 @@ class DispatchRecorder:
         tensors: list[torch.Tensor],
         outputs: list[torch.Tensor],
         arguments: dict[str, Any],
-        node: Any,
-    ) -> Operation:
+        number: int | None,
+        *,
+        in_backward: bool,
+    ) -> Operation | None:
+        inputs, written = ([self._numbers.describe(one) for one in these] for these in (tensors, outputs))
+        if None in inputs or None in written:
+            self._pass_over(name)
+            return None
         grad_enabled = torch.is_grad_enabled()
         needing = [tensor for tensor in tensors if tensor.requires_grad]
         self.leaves.update((id(tensor), tensor) for tensor in needing if tensor.is_leaf)
         phase = self._rules.phase_of(
             name,
             in_optimizer=self.optimizers.inside,
-            in_backward=node is not None,
+            in_backward=in_backward,
             builds_graph=grad_enabled and bool(needing),
             grad_enabled=grad_enabled,
             in_module=self.modules.inside,
@@ -234,36 +335,51 @@ class DispatchRecorder:
         operation = Operation(
             name=name,
             phase=phase,
-            inputs=tuple(map(self._numbers.describe, tensors)),
-            outputs=tuple(map(self._numbers.describe, outputs)),
+            inputs=tuple(info for info in inputs if info is not None),
+            outputs=tuple(info for info in written if info is not None),
             arguments=arguments,
-            module=self._module(phase, node),
+            module=self._module(number, grad_enabled=grad_enabled),
         )
         self.operations.append(operation)
         return operation
 
-    def _module(self, phase: Phase, node: Any) -> str | None:
-        """Name of the module being called, or of the one whose backward pass this is."""
-        if self.modules.inside or node is None:
-            name = self.modules.name
-            if phase == "forward":
-                self._counters.append(_sequence_number())
-                self._counted_modules.append(name)
-            return name
-        number = node._sequence_nr()
-        index = bisect_right(self._counters, number)
-        return self._counted_modules[index] if number != _ACCUMULATES and index < len(self._counters) else None
+    def _node_number(self) -> int | None:
+        """Sequence number of the autograd node that runs; None where it is not known."""
+        # A graph that is kept may be chained to the next one: they count together.
+        graph = _OUTSIDE if _keeps_graph() else _graph_task()
+        if self._identified[graph] >= NODES_IDENTIFIED:
+            return None
+        node = _current_node()
+        if node is None:
+            return None
+        number: int = node._sequence_nr()
+        if number != self._last_number:
+            self._last_number = number
+            self._identified[graph] += 1
+        return number
 
-    def _is_part_of_backward(self, node: Any) -> bool:
+    def _module(self, number: int | None, *, grad_enabled: bool) -> str | None:
+        """Name of the module being called, or of the one whose backward pass this is."""
+        if self.modules.inside or number is None:
+            name = self.modules.name
+        else:
+            index = bisect_right(self._counters, number)
+            is_known = number != _ACCUMULATES and index < len(self._counters)
+            name = self._counted_modules[index] if is_known else None
+        if grad_enabled:  # in a backward pass, too: checkpointing computes again there and makes nodes anew
+            self._counters.append(_sequence_number())
+            self._counted_modules.append(name)
+        return name
+
+    def _is_part_of_backward(self, number: int | None) -> bool:
         """True for a part of a whole call's backward pass, which is recorded when its first part is met.
 
         Autograd runs the nodes of one call one after another, because it takes the highest number first; only the
         nodes that add to `.grad` may come between.
         """
-        if torch.is_grad_enabled():  # a forward that checkpointing recomputes, or a backward of the backward
+        if number is None or number == _ACCUMULATES:
             return False
-        number = node._sequence_nr()
-        if number == _ACCUMULATES:
+        if torch.is_grad_enabled():  # a forward that checkpointing recomputes, or a backward of the backward
             return False
         index = bisect_right(self._regions, number, key=lambda region: region.start) - 1
         region = self._regions[index] if index >= 0 and number < self._regions[index].end else None
@@ -280,9 +396,3 @@ class DispatchRecorder:
             self.operations.append(backward)
         self._burst = region
         return region is not None
-
-    def _note_autocast(self) -> None:
-        if self.autocast_dtype is None:
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    self.autocast_dtype = dtype_name(torch.get_autocast_dtype(device))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, final
+from contextlib import ExitStack, suppress
+from typing import Any, Final, final
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_predict.tracing.levels import MODULE_MARK
 
-_current_node: Callable[[], object | None] = torch._C._current_autograd_node
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 @final
@@ -44,15 +44,15 @@ class OptimizerWatch:
         self.optimizers: list[Optimizer] = []
         self.steps = 0
         self.on_step_end = on_step_end
-        # The autograd node around each open step (None outside of any), or _CLOSURE inside its closure.
-        self._open: list[object | None] = []
+        # Number of the backward pass around each open step (-1 outside of any), or _CLOSURE inside its closure.
+        self._open: list[int | None] = []
         self._stepping: list[Optimizer] = []
         self._handles: list[RemovableHandle] = []
 
     @property
     def inside(self) -> bool:
         """True inside a step and outside its closure."""
-        return bool(self._open) and self._open[-1] is _current_node()
+        return bool(self._open) and self._open[-1] == _graph_task()
 
     def open(self) -> None:
         """Begin to watch."""
@@ -63,9 +63,7 @@ class OptimizerWatch:
 
     def close(self) -> None:
         """Remove the hooks; closing twice is harmless."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        _remove(self._handles)
         self._open = []
         self._stepping = []
 
@@ -75,7 +73,7 @@ class OptimizerWatch:
         if not any(known is optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)
         self._stepping.append(optimizer)
-        self._open.append(_current_node())
+        self._open.append(_graph_task())
         if "closure" in kwargs and callable(kwargs["closure"]):
             return args, {**kwargs, "closure": self._outside(kwargs["closure"])}
         if len(args) > 1 and callable(args[1]):
@@ -106,8 +104,15 @@ class OptimizerWatch:
         return watched
 
 
-_CLOSURE = object()
-"""Stands for the inside of a step's closure; no autograd node is it."""
+_CLOSURE: Final = None
+"""Stands for the inside of a step's closure; no backward pass has it as its number."""
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    """Remove every hook of a list and empty it, whatever one of them raises."""
+    with ExitStack() as parts:
+        while handles:
+            parts.callback(handles.pop().remove)
 
 
 @final
@@ -127,6 +132,7 @@ class ModuleWatch:
         self._mark = getattr(torch._C._profiler, "_RecordFunctionFast", None) if marks else None
         self._open_marks: list[Any] = []
         self._names: dict[int, str] = {}
+        self._parts: set[int] = set()
         self._named_by_model = model is not None
         self._calls: list[torch.nn.Module] = []
         self._handles: list[RemovableHandle] = []
@@ -158,20 +164,18 @@ class ModuleWatch:
 
     def close(self) -> None:
         """Remove the hooks; closing twice is harmless."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        with ExitStack() as parts:
+            while self._open_marks:
+                parts.push(self._open_marks.pop())
+            _remove(self._handles)
         self._calls = []
-        while self._open_marks:
-            self._open_marks.pop().__exit__(None, None, None)
 
     def _before_call(self, module: torch.nn.Module, _args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        if not self._calls and not any(root is module for root in self.roots):
-            self.roots.append(module)
-            if not self._named_by_model:
-                self._learn_names(module)
+        # A part of a root may be called alone: checkpointing calls layers again while autograd runs.
+        if not self._calls and id(module) not in self._parts:
+            self._add_root(module)
         self._calls.append(module)
         if self._mark is not None:
             mark = self._mark(f"{MODULE_MARK}{self.name or ''}")
@@ -184,7 +188,22 @@ class ModuleWatch:
             if self._open_marks:
                 self._open_marks.pop().__exit__(None, None, None)
 
+    def _add_root(self, module: torch.nn.Module) -> None:
+        """Take a module as outermost, in the place of those of its parts that were taken before."""
+        parts = {id(part) for part in _parts_of(module)} | {id(module)}
+        self.roots = [*(root for root in self.roots if id(root) not in parts), module]
+        self._parts |= parts
+        if not self._named_by_model:
+            self._learn_names(module)
+
     def _learn_names(self, root: torch.nn.Module) -> None:
         with suppress(Exception):  # a model's own `named_modules` must not fail its step: names are a courtesy
             for name, module in root.named_modules():
                 self._names.setdefault(id(module), name)
+
+
+def _parts_of(root: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules inside a module; none where the model's own way of listing them fails."""
+    with suppress(Exception):
+        return list(root.modules())
+    return []

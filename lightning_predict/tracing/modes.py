@@ -1,7 +1,9 @@
 """The two torch modes that show a recorder what a step does, and the operators' schemas.
 
 `OperationMode` shows each operation below autograd; `WholeCallMode` shows the calls that are recorded whole, before
-torch takes them apart. Both run every call unchanged. Example::
+torch takes them apart. Both run every call unchanged, but for autocast on the meta device (`autocast.py`). Tensor
+subclasses that run Python of their own (jagged tensors, DTensor, quantized weights) take their operations apart first,
+and the operations inside are shown. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
         model(batch)         # recorder.saw_operation(...) and recorder.run_whole(...) are called
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, Final, Protocol, final
@@ -23,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_predict.tracing.tensors import is_dense, runs_python, tensors_in
 from lightning_predict.tracing.whole import ATTENTION, RECURRENT, RMS_NORM
 
 Call = Callable[..., Any]
@@ -45,6 +48,20 @@ class Recorder(Protocol):
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """An operation has run. Must not raise."""
+
+    def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
+
+    def note_autocast(self) -> None:
+        """Look whether autocast is on: below autograd nobody can tell. Must not raise."""
+
+    def cast_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Arguments that a function is to run with: other ones under autocast on the meta device only."""
+
+    def passed_over(self, func: Any) -> None:
+        """An operation has run that cannot be shown. Must not raise."""
 
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole and return what it returns."""
@@ -131,10 +148,19 @@ class OperationMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if schema_of(func).decomposes:
+        if getattr(func, "namespace", "") == "prim":  # asks for a device or a layout, and computes nothing
+            return func(*args, **kwargs)
+        if any(map(runs_python, types)):
+            if torch._C._len_torch_dispatch_stack() == 0:
+                return NotImplemented  # the subclass runs it, and this mode sees the operations inside
+            output = func(*args, **kwargs)  # a mode of somebody else's expects it as it is
+            self._recorder.passed_over(func)
+            return output
+        if schema_of(func).decomposes and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
             # Inference mode skips autograd, and with it the place where composites are taken apart.
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        args, kwargs = self._recorder.cast(func, args, kwargs)
         output = func(*args, **kwargs)
         self._recorder.saw_operation(func, args, kwargs, output)
         return output
@@ -152,9 +178,14 @@ class WholeCallMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self._recorder.note_autocast()
         name = _WHOLE_CALLS.get(func)
-        if name is not None:
+        if name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
             return self._recorder.run_whole(name, func, args, kwargs)
+        with self._recorder.cast_call(func, args, kwargs) as (args, kwargs):
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _HOLDS_ATTENTION:
             with self._shown_inside(functional, "scaled_dot_product_attention", self._attend):
                 return func(*args, **kwargs)
@@ -164,6 +195,8 @@ class WholeCallMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _attend(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+        if not all(map(is_dense, tensors_in((*args, *kwargs.values())))):
+            return original(*args, **kwargs)
         return self._recorder.run_whole(ATTENTION, original, args, kwargs)
 
     def _run_autograd(self, original: Call, *args: Any, **kwargs: Any) -> Any:
@@ -182,8 +215,8 @@ class WholeCallMode(TorchFunctionMode):
         if original is None:  # a release of torch without it
             yield
             return
-        setattr(holder, name, shown)
         try:
+            setattr(holder, name, shown)
             yield
         finally:
             setattr(holder, name, original)
@@ -195,18 +228,20 @@ def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
     """Take both modes off their stacks, also where someone's mode was entered after them and is still on top."""
-    stack = _python_dispatch
+    try:
+        _leave(operations, _python_dispatch._get_current_dispatch_mode, _python_dispatch)
+    finally:
+        _leave(whole_calls, overrides._get_current_function_mode, overrides)
+
+
+def _leave(mode: Any, current: Callable[[], Any], stack: Any) -> None:
+    """Take a mode off its stack and put back what lay above; without effect where it is not on the stack."""
     above = []
-    while (top := stack._get_current_dispatch_mode()) is not None and top is not operations:
-        above.append(stack._pop_mode())
-    if top is operations:
-        operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-    for mode in reversed(above):
-        stack._push_mode(mode)
-    above = []
-    while (current := overrides._get_current_function_mode()) is not None and current is not whole_calls:
-        above.append(overrides._pop_mode())
-    if current is whole_calls:
-        whole_calls.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-    for mode in reversed(above):
-        overrides._push_mode(mode)
+    try:
+        while current() not in (None, mode):
+            above.append(stack._pop_mode())
+        if current() is mode:
+            mode.__exit__(None, None, None)
+    finally:
+        for other in reversed(above):
+            stack._push_mode(other)

@@ -1,7 +1,9 @@
-"""What if the model were trained in half precision: a Trace with the dtypes that autocast would give it.
+"""Words for precision, and what if a model were trained in half precision.
 
-Matrix products, convolutions, attention and recurrent layers, with their backward passes, take and give 16-bit tensors;
-all else stays as it was, as autocast leaves it. Autocast's own casts are not added. Example::
+`precision_of` reads Lightning's words. `in_precision` gives a Trace the dtypes that autocast would give it: matrix
+products, convolutions, attention and recurrent layers, with their backward passes, take and give 16-bit tensors; all
+else stays as it was, as autocast leaves it. Autocast's own casts are not added; `capture(step, precision=...)` on the
+meta device has them. Example::
 
     half = in_precision(trace, "bfloat16")
     lp.predict(half, ["L4"])["L4"].iteration_seconds
@@ -9,13 +11,60 @@ all else stays as it was, as autocast leaves it. Autocast's own casts are not ad
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, final
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.records import Operation, TensorInfo, Trace
 
 PRECISIONS: Final = ("bfloat16", "float16")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What a word for precision means.
+
+    Attributes:
+        word: Lightning's word.
+        dtype: dtype of the parameters.
+        autocast: dtype that autocast runs products in; None without autocast.
+    """
+
+    word: str
+    dtype: str
+    autocast: str | None = None
+
+
+_WORDS_OF_PRECISION: Final = (
+    Precision("bf16-mixed", "float32", "bfloat16"),
+    Precision("16-mixed", "float32", "float16"),
+    Precision("32-true", "float32"),
+    Precision("bf16-true", "bfloat16"),
+    Precision("16-true", "float16"),
+    Precision("64-true", "float64"),
+)
+
+_SHORT_WORDS: Final = {"32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Lightning reads these older words in this way."""
+
+
+def precision_of(word: str | int) -> Precision:
+    """What a word for precision means, as Lightning's Trainer reads it.
+
+    Args:
+        word: For example `bf16-mixed`, `16-mixed`, `32-true` or `bf16-true`.
+
+    Raises:
+        InvalidArgumentError: Another word.
+    """
+    name = _SHORT_WORDS.get(str(word), str(word))
+    for precision in _WORDS_OF_PRECISION:
+        if precision.word == name:
+            return precision
+    known = ", ".join(precision.word for precision in _WORDS_OF_PRECISION)
+    raise InvalidArgumentError(f"precision={word!r} is not known; expected one of {known}, as in Lightning's Trainer.")
+
 
 _NAMES: Final = frozenset(
     f"aten::{name}"

@@ -17,7 +17,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final, final
 
@@ -86,11 +86,12 @@ class ProfilerRecorder:
         window, self._window = self._window, None
         if running is None:
             return
-        if self._cuda:
-            torch.cuda.synchronize()
-        if window is not None:
-            window.__exit__(None, None, None)
-        running.stop()
+        with ExitStack() as parts:  # each ends, whatever the others raise; the last one first
+            parts.callback(_stop, running)
+            if window is not None:
+                parts.callback(window.__exit__, None, None, None)
+            if self._cuda:
+                torch.cuda.synchronize()
         with _collector_paused():
             self._documents.append(_export(running))
 
@@ -108,6 +109,16 @@ class ProfilerRecorder:
         for part in rest:
             first = _append(first, part)
         return first
+
+
+def _stop(running: profile) -> None:
+    """Stop a profiler; where its own way of stopping fails, torch's is taken, so that none stays on."""
+    try:
+        running.stop()
+    except BaseException:
+        if torch._C._autograd._profiler_enabled():
+            torch._C._autograd._disable_profiler()
+        raise
 
 
 @contextmanager

@@ -9,21 +9,33 @@ Example::
         optimizer.step()
 
     trace = capture(step, warmup_steps=3, samples_per_step=32)
+    trace = capture(step, precision="bf16-mixed")     # under autocast, on the meta device too
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final
 
 import torch
 
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.errors import CaptureError, InvalidArgumentError
+from lightning_predict.tracing.precision import Precision, precision_of
 from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
 
+_FLOATING: Final = ("float", "bfloat")
 
-def capture(step: Callable[[], object], *, warmup_steps: int = 1, samples_per_step: int | None = None) -> Trace:
+
+def capture(
+    step: Callable[[], object],
+    *,
+    warmup_steps: int = 1,
+    samples_per_step: int | None = None,
+    precision: str | None = None,
+) -> Trace:
     """Run a step `warmup_steps + 1` times and return what the last one did.
 
     Works on CUDA (with the kernels' times), on the CPU and on the meta device, eager or compiled. The step may be
@@ -35,10 +47,16 @@ def capture(step: Callable[[], object], *, warmup_steps: int = 1, samples_per_st
         step: Runs one step; what it returns is ignored.
         warmup_steps: Steps before the one that is recorded, so that memory, autotuning and optimizer state settle.
         samples_per_step: Samples of one step, for throughput; None where nobody needs it.
+        precision: Lightning's word. `bf16-mixed` and `16-mixed` run the step under autocast; on the meta device, where
+            torch's autocast does nothing, the casts of CUDA's are applied (`autocast.py`). The others (`32-true`,
+            `bf16-true`, ...) only check that the parameters have that dtype. None leaves precision to the step; an
+            autocast that it enters holds on the meta device, too.
 
     Raises:
-        InvalidArgumentError: A step that cannot be called, a negative `warmup_steps`, or no samples.
-        CaptureError: Another profiler is running, or nothing was recorded.
+        InvalidArgumentError: A step that cannot be called, a negative `warmup_steps`, no samples, or an unknown
+            precision.
+        CaptureError: Another profiler is running, nothing was recorded, or the parameters have another dtype than
+            `precision` says.
     """
     if not callable(step):
         raise InvalidArgumentError(
@@ -49,6 +67,9 @@ def capture(step: Callable[[], object], *, warmup_steps: int = 1, samples_per_st
         raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; expected 0 or more.")
     if samples_per_step is not None and samples_per_step < 1:
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
+    wanted = None if precision is None else precision_of(precision)
+    if wanted is not None and wanted.autocast is not None:
+        step = _under_autocast(step, getattr(torch, wanted.autocast))
     before = _cuda_allocations()
     seconds = [_timed(step) for _ in range(warmup_steps)]
     session = CaptureSession(device=_device_in_use(before if warmup_steps else []))
@@ -57,7 +78,34 @@ def capture(step: Callable[[], object], *, warmup_steps: int = 1, samples_per_st
         step()
     finally:
         session.stop()
-    return session.trace(step_seconds=seconds[1:], samples=samples_per_step)
+    trace = session.trace(step_seconds=seconds[1:], samples=samples_per_step)
+    if wanted is not None:
+        _check_dtype(trace, wanted)
+    return trace
+
+
+def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:
+    """The step with autocast on, for the CPU (and with it the meta device) and, where there is one, the GPU."""
+
+    def cast() -> object:
+        with ExitStack() as contexts:
+            contexts.enter_context(torch.autocast("cpu", dtype=dtype))
+            if torch.cuda.is_available():
+                contexts.enter_context(torch.autocast("cuda", dtype=dtype))
+            return step()
+
+    return cast
+
+
+def _check_dtype(trace: Trace, wanted: Precision) -> None:
+    """Refuse a trace whose parameters have another dtype than its precision promises."""
+    others = sorted({one.dtype for one in trace.parameters if one.dtype.startswith(_FLOATING)} - {wanted.dtype})
+    if others:
+        raise CaptureError(
+            f"precision={wanted.word!r} means parameters in {wanted.dtype}, and the step has some in "
+            f"{', '.join(others)}; make the model in {wanted.dtype}, for example model.to(torch.{wanted.dtype}), or "
+            "say another precision."
+        )
 
 
 def _cuda_allocations() -> list[int]:

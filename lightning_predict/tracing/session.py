@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Final, final
 
@@ -93,8 +94,10 @@ class CaptureSession:
             assert self._recorder is not None
             self._recorder.start()
             self._synchronize()
-        except Exception as error:
+        except BaseException as error:
             self.stop()
+            if not isinstance(error, Exception):
+                raise
             raise CaptureError(f"The step cannot be recorded: {error}") from error
         self._started_at = time.perf_counter()
 
@@ -102,12 +105,27 @@ class CaptureSession:
         """Stop recording; never raises, and stopping twice is harmless."""
         if not self._running:
             return
+        with ExitStack() as parts:  # last in, first out; each part stops, whatever the others raise, an interrupt too
+            parts.callback(self._stopped)
+            for part in (self._optimizer_watch, self._module_watch):
+                if part is not None:
+                    parts.callback(self._quietly, part.close)
+            parts.callback(self._quietly, self._stop_recorder)
+            parts.callback(self._quietly, self._note_end)
+
+    def _stopped(self) -> None:
         self._running = False
-        for part in (self._note_end, self._close_watches, self._stop_recorder):
-            try:
-                part()
-            except Exception as error:
-                self._failure = self._failure or error
+
+    def _quietly(self, stop_part: Callable[[], None]) -> None:
+        """Stop a part, at a second attempt if the first is cut short; an error is kept for `trace`."""
+        try:
+            stop_part()
+        except BaseException as error:
+            with suppress(Exception):
+                stop_part()  # each can be stopped twice
+            if not isinstance(error, Exception):
+                raise
+            self._failure = self._failure or error
 
     @property
     def optimizers_seen(self) -> tuple[Optimizer, ...] | None:
@@ -185,13 +203,9 @@ class CaptureSession:
         if self._device.type == "cuda":
             self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
 
-    def _close_watches(self) -> None:
-        for part in (self._module_watch, self._optimizer_watch):
-            if part is not None:
-                part.close()
-
     def _stop_recorder(self) -> None:
-        assert self._recorder is not None
+        if self._recorder is None:
+            return
         self._recorder.stop()
         if isinstance(self._recorder, DispatchRecorder):
             self._failure = self._failure or self._recorder.failure
@@ -209,6 +223,7 @@ class CaptureSession:
                 recorder="dispatch",
                 optimizer_steps=recorder.optimizers.steps,
                 flags=environment.read_flags(recorder.autocast_dtype),
+                notes=recorder.notes,
             )
         else:
             assert self._recorder is not None

@@ -15,7 +15,10 @@ from functools import cache
 from typing import Any, Final, final
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from lightning_predict.tracing.records import TensorInfo
 
@@ -36,17 +39,19 @@ class StorageNumbers:
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
 
-    def describe(self, tensor: torch.Tensor) -> TensorInfo:
-        """Shape, dtype, storage number and kind of device of a tensor, and what it stores where it is sparse."""
-        return TensorInfo(
-            tuple(map(int, tensor.shape)),
-            dtype_name(tensor.dtype),
-            self._number(tensor),
-            tensor.device.type,
-            *_stored(tensor),
-        )
+    def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
+        """Describe a tensor, with what it stores where it is sparse; None where its sizes are no plain numbers."""
+        if tensor.is_nested or is_lazy(tensor):
+            return None
+        sizes = tuple(map(whole_number, tensor.shape))
+        if None in sizes:
+            return None
+        shape = tuple(size for size in sizes if size is not None)
+        number = self.number(tensor)
+        return TensorInfo(shape, dtype_name(tensor.dtype), number, tensor.device.type, *_stored(tensor))
 
-    def _number(self, tensor: torch.Tensor) -> int | None:
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """Number of a tensor's storage; None where it has none."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none
@@ -71,6 +76,8 @@ def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
     """Elements that a sparse tensor stores, and their bytes with the indices; None for a dense tensor."""
     if tensor.layout is torch.strided or tensor.device.type == "meta":
         return None, None
+    if isinstance(tensor, FakeTensor) or runs_python(type(tensor)) or is_functorch_wrapped_tensor(tensor):
+        return None, None  # it holds no indices of its own
     if tensor.layout is torch.sparse_coo:
         parts = [tensor._values(), tensor._indices()]
     elif tensor.layout in _COMPRESSED:
@@ -78,6 +85,36 @@ def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
     else:
         return None, None
     return parts[0].numel(), sum(part.numel() * part.element_size() for part in parts)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True for an ordinary tensor: no subclass with operations of its own, not nested, not inside `torch.func`."""
+    return (
+        not runs_python(type(tensor))
+        and not tensor.is_nested
+        and not is_functorch_wrapped_tensor(tensor)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+@cache
+def runs_python(kind: type) -> bool:
+    """True for a tensor subclass that takes its operations apart in Python; FakeTensor stands for a plain tensor."""
+    is_plain = getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
+    return not is_plain and not issubclass(kind, FakeTensor)
+
+
+def whole_number(size: int | torch.SymInt) -> int | None:
+    """A size as a number, by its example where it is symbolic; None where there is none (a jagged dimension)."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    node = size.node
+    if node.is_nested_int():
+        return None
+    hint = node.maybe_as_int()  # int() would bind a symbolic size to this value for good
+    hint = getattr(node, "hint", None) if hint is None else hint
+    return None if hint is None else int(hint)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -105,8 +142,8 @@ def json_value(value: Any) -> Any:
         case torch.layout() | torch.memory_format():
             return str(value).removeprefix("torch.")
         case torch.SymInt():
-            return int(value)
+            return whole_number(value)
         case torch.SymFloat():
-            return float(value)
+            return value.node.maybe_as_float()
         case _:
             return type(value).__name__

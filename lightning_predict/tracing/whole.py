@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_predict.tracing.records import TensorInfo
+from lightning_predict.tracing.records import DTYPE_BYTES, TensorInfo
 from lightning_predict.tracing.signatures import name_values, signature
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
@@ -69,6 +69,15 @@ def computes(part: str) -> bool:
     Under autocast the call still takes float32 and its parts take 16 bits; the arguments then bear `compute_dtype`.
     """
     return part.startswith(_COMPUTING_PARTS)
+
+
+def is_cast_down(outside: str, inside: str | None) -> bool:
+    """True where the parts of a whole call run in fewer bits than its tensors have: autocast casts inside the call.
+
+    More bits are torch's own way through a call without a fused kernel (attention in 16 bits on the meta device);
+    which kernel runs is for the target GPU to decide.
+    """
+    return inside is not None and DTYPE_BYTES.get(inside, 4) < DTYPE_BYTES.get(outside, 4)
 
 
 def whole_arguments(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:

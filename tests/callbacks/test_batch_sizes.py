@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.callbacks import RuntimePredictor, batch_sizes
 from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.tracing.recording import capture
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
 
 pytestmark = pytest.mark.usefixtures("readings")
@@ -50,6 +51,21 @@ def test_it_is_shown_and_logged(small: Small, tmp_path: Path, capsys: pytest.Cap
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         (row,) = [row for row in csv.DictReader(file) if row["predict/T4/largest_batch_size"]]
     assert float(row["predict/T4/largest_batch_size"]) == predictor.batch_sizes[0].batch_size
+
+
+def test_the_step_on_meta_runs_in_the_trainers_precision(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str | None] = []
+
+    def noting(step: Any, **options: Any) -> Any:
+        given.append(options["precision"])
+        return capture(step, **options)
+
+    monkeypatch.setattr(batch_sizes, "capture", noting)
+    fit(small, tmp_path, meta_step, precision="bf16-mixed")
+    fit(small, tmp_path, meta_step)
+    assert given == ["bf16-mixed", "bf16-mixed", None, None]
 
 
 def test_training_is_the_same(lightning: Small, tmp_path: Path) -> None:

@@ -11,13 +11,28 @@ from lightning_predict.tracing.records import TensorInfo
 from lightning_predict.tracing.tensors import StorageNumbers, json_value, tensors_in
 
 
+def described(numbers: StorageNumbers, tensor: torch.Tensor) -> TensorInfo:
+    info = numbers.describe(tensor)
+    assert info is not None
+    return info
+
+
+def test_a_tensor_without_plain_sizes_has_no_description() -> None:
+    nested = [torch.ones(2, 4), torch.ones(5, 4)]
+    for tensor in (
+        torch.nested.nested_tensor(nested, layout=torch.jagged),
+        torch.nn.parameter.UninitializedParameter(),
+    ):
+        assert StorageNumbers().describe(tensor) is None
+
+
 def test_views_share_a_number_and_copies_do_not() -> None:
     numbers = StorageNumbers()
     base = torch.zeros(2, 3)
-    assert numbers.describe(base) == TensorInfo((2, 3), "float32", 0, "cpu")
-    assert numbers.describe(base.t()[1:]) == TensorInfo((2, 2), "float32", 0, "cpu")
-    assert numbers.describe(base.clone()).id == 1
-    assert numbers.describe(base.view(torch.int32)).id == 0
+    assert described(numbers, base) == TensorInfo((2, 3), "float32", 0, "cpu")
+    assert described(numbers, base.t()[1:]) == TensorInfo((2, 2), "float32", 0, "cpu")
+    assert described(numbers, base.clone()).id == 1
+    assert described(numbers, base.view(torch.int32)).id == 0
 
 
 def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
@@ -26,7 +41,7 @@ def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
     for _ in range(20):  # the allocator gives the same place again and again
         tensor = torch.zeros(1000)
         reference = tensor.untyped_storage()._weak_ref()
-        met.add(numbers.describe(tensor).id)
+        met.add(described(numbers, tensor).id)
         del tensor
         assert torch.UntypedStorage._expired(reference)
         torch.UntypedStorage._free_weak_ref(reference)
@@ -35,10 +50,10 @@ def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
 
 def test_meta_tensors_have_numbers_and_sparse_ones_have_none() -> None:
     numbers = StorageNumbers()
-    assert numbers.describe(torch.zeros(2, device="meta", dtype=torch.bfloat16)) == TensorInfo(
+    assert described(numbers, torch.zeros(2, device="meta", dtype=torch.bfloat16)) == TensorInfo(
         (2,), "bfloat16", 0, "meta"
     )
-    assert numbers.describe(torch.eye(2).to_sparse()).id is None
+    assert described(numbers, torch.eye(2).to_sparse()).id is None
 
 
 def test_lists_are_flattened_in_order() -> None:

@@ -1,0 +1,309 @@
+"""Autocast on the meta device, where torch's own does nothing: its lists for CUDA, applied below autograd.
+
+`AutocastOnMeta` changes the arguments of an operation on meta tensors as CUDA's autocast would, says which copies that
+takes, and leaves everything else alone. A result has the dtype that it would have on a GPU, so that what follows, the
+backward pass and code that asks for a dtype included, follows by itself: where a gradient has another dtype than the
+tensor that it is for, autograd copies it, as it does for autocast's own casts. Copies of parameters are kept until the
+next backward pass, as Lightning leaves the context there.
+
+The lists are torch's (`ATen/autocast_mode.h`, release 2.13) at the level of operations below autograd: `linear`,
+`matmul` and `einsum` are known by the products inside. CUDA and the CPU agree on products, convolutions and attention;
+layer and group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA and 16 bits on the CPU.
+`cross_entropy` asks for the log-softmax in the dtype of its input, which CUDA's autocast then leaves. Example::
+
+    casts = AutocastOnMeta(saw_copy)
+    args, kwargs = casts.cast("aten::mm", args, kwargs, in_backward=False)     # bfloat16 under autocast
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, final
+
+import torch
+import torch.nn.functional as functional
+
+from lightning_predict.errors import CaptureError
+from lightning_predict.tracing.tensors import tensors_in
+from lightning_predict.tracing.whole import ATTENTION, RECURRENT, RMS_NORM
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in text.split())
+
+
+_LOWER: Final = _names(
+    "convolution _convolution conv_tbc _prelu_kernel addmm addmv addr mm mv addbmm baddbmm bmm linear "
+    "_thnn_fused_lstm_cell _thnn_fused_gru_cell"
+) | {ATTENTION, *RECURRENT}
+"""Run in 16 bits."""
+
+_LOWER_BACKWARD: Final = _LOWER | _names("convolution_backward _prelu_kernel_backward")
+
+_FLOAT32: Final = _names(
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus native_layer_norm "
+    "native_group_norm nll_loss_forward nll_loss2d_forward smooth_l1_loss huber_loss mse_loss soft_margin_loss "
+    "multilabel_margin_loss_forward multi_margin_loss binary_cross_entropy_with_logits dist _pdist_forward "
+    "_cdist_forward renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d "
+    "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+    "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa _softmax _log_softmax"
+) | {RMS_NORM}
+"""Run in float32."""
+
+_FLOAT32_BACKWARD: Final = _names(
+    "native_layer_norm_backward native_group_norm_backward nll_loss_backward nll_loss2d_backward mse_loss_backward "
+    "smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward multilabel_margin_loss_backward "
+    "multi_margin_loss_backward softplus_backward _softmax_backward_data _log_softmax_backward_data _pdist_backward "
+    "_cdist_backward"
+)
+
+_SUMS: Final = _names("sum prod cumsum cumprod linalg_vector_norm")
+"""Read 16 bits and give float32, unless they are told a dtype."""
+
+_WIDEST: Final = _names(
+    "addcdiv addcmul atan2 linalg_cross dot vdot grid_sampler_2d grid_sampler_3d index_put scatter_add"
+)
+"""Run in the widest dtype of their tensors."""
+
+_BANNED: Final = "aten::binary_cross_entropy"
+
+_LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
+    {
+        functional.linear,
+        torch.matmul,
+        torch.Tensor.matmul,
+        torch.Tensor.__matmul__,
+        torch.Tensor.__rmatmul__,
+        torch.einsum,
+        torch.chain_matmul,
+        torch.linalg.multi_dot,
+        torch.linalg.vecdot,
+    }
+)
+"""Functions that autocast runs in 16 bits and that torch takes apart above the level of `cast`."""
+
+_FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
+    {
+        torch.cosine_similarity,
+        functional.cosine_similarity,
+        functional.poisson_nll_loss,
+        functional.cosine_embedding_loss,
+        functional.hinge_embedding_loss,
+        functional.kl_div,
+        functional.l1_loss,
+        functional.margin_ranking_loss,
+        functional.triplet_margin_loss,
+    }
+)
+"""Functions that autocast runs in float32 and that torch takes apart above the level of `cast`."""
+
+_INTO_FLOAT32: Final = _names("_softmax _log_softmax")
+"""On CUDA these read float16 and give float32 without a copy, as their third argument says."""
+
+_INPUT_DTYPE_AT: Final[Mapping[str, int]] = {
+    "aten::_softmax_backward_data": 3,
+    "aten::_log_softmax_backward_data": 3,
+}
+"""Position of the dtype of the forward pass's input, float32 under autocast."""
+
+_CASTABLE: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def autocast_dtype() -> torch.dtype | None:
+    """The dtype of an autocast that is on, for CUDA or else for the CPU; None where none is."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    return None
+
+
+@final
+class AutocastOnMeta:
+    """Casts the arguments of operations on meta tensors as CUDA's autocast would.
+
+    Args:
+        saw_copy: Told of each copy that autocast makes, with its source and its result.
+        number: Gives a tensor's storage a number.
+
+    Attributes:
+        dtype: dtype of the autocast that is on; None where none is.
+        has_cast: Autocast was on for an operation on the meta device.
+    """
+
+    def __init__(
+        self, saw_copy: Callable[[torch.Tensor, torch.Tensor], None], number: Callable[[torch.Tensor], int | None]
+    ) -> None:
+        self.dtype: torch.dtype | None = None
+        self.has_cast = False
+        self._saw_copy = saw_copy
+        self._number = number
+        self._parameters: dict[int, torch.Tensor] = {}
+        self._cast_parameters: dict[int, torch.Tensor] = {}
+        self._keeps_log_softmax = False
+        self._copied: set[tuple[int | None, torch.dtype]] = set()
+
+    def cast(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_backward: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments under autocast; the same where it is off or does not hold for the operation.
+
+        Args:
+            name: Qualified name of the operation.
+            args: Its arguments by position.
+            kwargs: Its arguments by name.
+            in_backward: A backward pass runs it, where autocast is off and saved tensors are those of the forward.
+
+        Raises:
+            CaptureError: Autocast on CUDA refuses the operation.
+        """
+        if in_backward:
+            return (args, kwargs) if not self.has_cast else self._cast_backward(name, args, kwargs)
+        lower = self.dtype
+        if lower is None or lower not in _CASTABLE:
+            return args, kwargs
+        tensors = _castable((*args, *kwargs.values()))
+        if not tensors:
+            return args, kwargs
+        self.has_cast = True
+        if name == _BANNED:
+            raise CaptureError(
+                "binary_cross_entropy cannot run under autocast on CUDA; use binary_cross_entropy_with_logits (or "
+                "BCEWithLogitsLoss), as torch says."
+            )
+        if name in _LOWER:
+            return self._all_to(lower, args, kwargs)
+        if name in _INTO_FLOAT32 and tensors[0].dtype is torch.float16 and not self._keeps_log_softmax:
+            return (*args[:2], True), kwargs
+        if name in _FLOAT32 and not (self._keeps_log_softmax and name == "aten::_log_softmax"):
+            return self._all_to(torch.float32, args, kwargs)
+        if name in _SUMS and kwargs.get("dtype") is None and tensors[0].dtype is not torch.float32:
+            return args, {**kwargs, "dtype": torch.float32}
+        if name in _WIDEST and len({tensor.dtype for tensor in tensors}) > 1:
+            return self._all_to(torch.float32, args, kwargs)
+        return args, kwargs
+
+    def cast_whole(self, name: str, values: Any) -> tuple[Any, torch.dtype | None]:
+        """The arguments of a call that is recorded whole, cast above autograd, and the dtype that it then computes in.
+
+        Args:
+            name: Qualified name of the call.
+            values: Its arguments: a tuple or a dictionary.
+        """
+        lower = self.dtype
+        if lower is None or lower not in _CASTABLE:
+            return values, None
+        dtype = torch.float32 if name == RMS_NORM else lower
+
+        found = _castable(values if isinstance(values, tuple) else tuple(values.values()))
+        return self._above_autograd(values, dtype), dtype if found else None
+
+    @contextmanager
+    def cast_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The arguments of a function that torch takes apart above the level of `cast`, while it runs.
+
+        Args:
+            func: The function.
+            args: Its arguments by position.
+            kwargs: Its arguments by name.
+        """
+        if func in _LOWER_FUNCTIONS and self.dtype is not None:
+            yield self._above_autograd(args, self.dtype), self._above_autograd(kwargs, self.dtype)
+        elif func in _FLOAT32_FUNCTIONS:
+            yield self._above_autograd(args, torch.float32), self._above_autograd(kwargs, torch.float32)
+        elif func is functional.cross_entropy:
+            self._keeps_log_softmax = True
+            try:
+                yield args, kwargs
+            finally:
+                self._keeps_log_softmax = False
+        else:
+            yield args, kwargs
+
+    def _above_autograd(self, value: Any, dtype: torch.dtype) -> Any:
+        """A value with its tensors cast so that autograd knows of it; parameters once until the backward pass."""
+        match value:
+            case torch.Tensor() if _is_castable(value) and value.dtype is not dtype:
+                self.has_cast = True
+                if not (value.is_leaf and value.requires_grad and value.dtype is torch.float32):
+                    return value.to(dtype)
+                known = self._cast_parameters.get(id(value))
+                if known is None or known.dtype is not dtype:
+                    known = self._cast_parameters[id(value)] = value.to(dtype)
+                return known
+            case dict():
+                return {word: self._above_autograd(item, dtype) for word, item in value.items()}
+            case list() | tuple() if not isinstance(value, torch.Size):
+                return type(value)(self._above_autograd(item, dtype) for item in value)
+            case _:
+                return value
+
+    def _cast_backward(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._parameters.clear()
+        self._cast_parameters.clear()
+        dtypes = {tensor.dtype for tensor in _castable((*args, *kwargs.values()))}
+        if name in _LOWER_BACKWARD and len(dtypes) > 1:
+            lower = next(dtype for dtype in dtypes if dtype is not torch.float32)
+            return self._all_to(lower, args, kwargs, is_saved=True)
+        if name in _INPUT_DTYPE_AT and dtypes == {torch.float32} and args[_INPUT_DTYPE_AT[name]] is torch.bfloat16:
+            args = (*args[: _INPUT_DTYPE_AT[name]], torch.float32, *args[_INPUT_DTYPE_AT[name] + 1 :])
+        elif name in _FLOAT32_BACKWARD and len(dtypes) > 1:
+            args, kwargs = self._all_to(torch.float32, args, kwargs, is_saved=True)
+        elif name in _FLOAT32 and len(dtypes) == 1:
+            args, kwargs = self._all_to(torch.float32, args, kwargs, is_saved=True, only_copied=True)
+        return args, kwargs
+
+    def _all_to(
+        self,
+        dtype: torch.dtype,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_saved: bool = False,
+        only_copied: bool = False,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def cast(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return self._to(value, dtype, is_saved=is_saved, only_copied=only_copied)
+            if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
+                return type(value)(map(cast, value))
+            return value
+
+        return tuple(map(cast, args)), {word: cast(value) for word, value in kwargs.items()}
+
+    def _to(self, tensor: torch.Tensor, dtype: torch.dtype, *, is_saved: bool, only_copied: bool) -> torch.Tensor:
+        """A tensor in another dtype; the copy is told unless the forward pass or an earlier operation made it."""
+        if tensor.dtype is dtype or not _is_castable(tensor):
+            return tensor
+        source = _whole_of(tensor)
+        key = (self._number(source), dtype)
+        if only_copied and key not in self._copied:
+            return tensor
+        copy: torch.Tensor = torch.ops.aten._to_copy.default(tensor, dtype=dtype)
+        if (is_saved and key in self._copied) or id(source) in self._parameters:
+            return copy
+        self._copied.add(key)
+        if source.is_leaf and source.requires_grad and source.dtype is torch.float32:
+            self._parameters[id(source)] = source
+        self._saw_copy(source, copy)
+        return copy
+
+
+def _is_castable(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "meta" and tensor.dtype in _CASTABLE
+
+
+def _castable(values: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_in(values) if _is_castable(tensor)]
+
+
+def _whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a transposed or reshaped view shows all of: autocast casts before the view is taken."""
+    base = tensor._base if tensor._is_view() else None
+    return tensor if base is None or base.numel() != tensor.numel() else base

@@ -1,0 +1,236 @@
+"""Autocast on the meta device: the same operations as under torch's own autocast, and words for precision.
+
+Two references run torch's own autocast here: a recording on the CPU, for the operations on which the CPU's lists and
+CUDA's agree (with the backward pass), and fake CUDA tensors, whose forward pass goes through CUDA's lists without a
+GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lightning_predict.errors import CaptureError, InvalidArgumentError
+from lightning_predict.tracing.dispatch import DispatchRecorder
+from lightning_predict.tracing.recording import capture
+from lightning_predict.tracing.records import Operation
+
+LAYOUT_ONLY = frozenset(
+    f"aten::{name}"
+    for name in "t transpose view expand detach _unsafe_view unsqueeze squeeze permute alias clone empty_like "
+    "ones_like zeros_like as_strided select slice empty_strided reshape empty".split()
+)
+"""Operations that differ by device and compute nothing."""
+
+
+class Agreed(nn.Module):
+    """Operations that autocast on the CPU and on CUDA runs in the same dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1)
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 10)
+        self.free = nn.Parameter(torch.ones(16, 16))
+
+    def forward(self, images: Tensor) -> Tensor:
+        data = functional.relu(self.convolution(images)).flatten(2).transpose(1, 2).contiguous()
+        data = functional.gelu(self.first(data))
+        heads = data.unflatten(-1, (2, 8)).transpose(1, 2)
+        data = data + functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        data = (data @ self.free) @ self.free  # cast once, and its gradients add up in 16 bits
+        result: Tensor = self.last(data * 0.5)
+        return result
+
+
+class Mixed(Agreed):
+    """The same, with operations that are float32 on CUDA only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group, self.norm = nn.GroupNorm(2, 8), nn.LayerNorm(16)
+
+    def forward(self, images: Tensor) -> Tensor:
+        data = functional.relu(self.group(self.convolution(images))).flatten(2).transpose(1, 2)
+        data = self.norm(functional.gelu(self.first(data)))
+        heads = data.unflatten(-1, (2, 8)).transpose(1, 2)
+        data = data + functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        scores = (data @ data.transpose(1, 2)).softmax(-1)
+        rates = torch.einsum("bld,bkd->blk", scores @ data, data).exp().log1p().pow(2.0).sum(-1).rsqrt()
+        result: Tensor = self.last(scores @ data).mean(1) + rates.cumsum(-1).mean()
+        labels = torch.zeros(len(result), dtype=torch.long, device=result.device)
+        loss = functional.cross_entropy(result, labels) + functional.l1_loss(result, result.relu())
+        return (
+            loss
+            + functional.mse_loss(result, result.relu())
+            + functional.kl_div(result, result.relu(), reduction="sum")
+        )
+
+
+def run(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype, *, backward: bool) -> None:
+    """One pass under autocast, which is left before the backward pass; switched by hand, as no GPU is here."""
+    torch.set_autocast_dtype(kind, dtype)
+    torch.set_autocast_enabled(kind, True)
+    try:
+        loss = model(images)
+    finally:
+        torch.set_autocast_enabled(kind, False)
+        torch.clear_autocast_cache()
+    if backward:
+        loss.float().sum().backward()
+
+
+def recorded(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype, *, backward: bool) -> Counter[Any]:
+    recorder = DispatchRecorder(model)
+    recorder.start()
+    try:
+        run(model, images, kind, dtype, backward=backward)
+    finally:
+        recorder.stop()
+    assert recorder.failure is None, recorder.failure
+    return Counter(map(key, (o for o in recorder.operations if o.name not in LAYOUT_ONLY)))
+
+
+def key(operation: Operation) -> tuple[Any, ...]:
+    """Name, phase and tensors of an operation; a product's are sorted, as a transpose may come before the cast."""
+    return (
+        operation.name,
+        operation.phase,
+        tuple(sorted((sorted(t.shape), t.dtype) for t in operation.inputs)).__repr__(),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_operations_are_those_of_the_cpu_where_the_lists_agree(dtype: torch.dtype) -> None:
+    counts = {}
+    for device, kind in (("cpu", "cpu"), ("meta", "cuda")):
+        with torch.device(device):
+            model, images = Agreed(), torch.zeros(2, 3, 8, 8)
+        counts[device] = recorded(model, images, kind, dtype, backward=True)
+    assert counts["meta"] - counts["cpu"] == Counter()
+    assert counts["cpu"] - counts["meta"] == Counter()
+    assert sum(counts["meta"].values()) > 40
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_operations_are_those_of_cuda_by_its_own_lists(dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        model, images = Mixed().requires_grad_(False), torch.zeros(2, 3, 8, 8)
+    on_meta = recorded(model, images, "cuda", dtype, backward=False)
+    with FakeTensorMode():
+        for module in model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                fake = nn.Parameter(torch.empty(parameter.shape, device="cuda"), requires_grad=False)
+                setattr(module, name, fake)
+        images = torch.empty(2, 3, 8, 8, device="cuda")
+        on_cuda = recorded(model, images, "cuda", dtype, backward=False)
+    assert on_meta - on_cuda == Counter()
+    assert on_cuda - on_meta == Counter()
+
+
+def products(step: Callable[[], object], **options: Any) -> list[tuple[str, str]]:
+    trace = capture(step, **options)
+    return [(o.phase, o.inputs[-1].dtype) for o in trace.operations if o.name in ("aten::mm", "aten::addmm")]
+
+
+def linear_step(dtype: torch.dtype = torch.float32) -> Callable[[], None]:
+    layer = nn.Linear(8, 4, device="meta", dtype=dtype)
+    data = torch.zeros(2, 8, device="meta", dtype=dtype)
+    return lambda: layer(data).sum().backward()
+
+
+def test_a_precision_of_lightning_casts_on_the_meta_device() -> None:
+    assert products(linear_step()) == [("forward", "float32"), ("backward", "float32")]
+    assert products(linear_step(), precision="bf16-mixed") == [("forward", "bfloat16"), ("backward", "bfloat16")]
+    assert products(linear_step(), precision="16-mixed") == [("forward", "float16"), ("backward", "float16")]
+    assert products(linear_step(), precision="32-true") == [("forward", "float32"), ("backward", "float32")]
+    assert products(linear_step(torch.bfloat16), precision="bf16-true") == [
+        ("forward", "bfloat16"),
+        ("backward", "bfloat16"),
+    ]
+
+
+def test_the_trace_knows_its_autocast_and_the_state_is_put_back() -> None:
+    trace = capture(linear_step(), precision="bf16-mixed")
+    assert trace.flags.autocast_dtype == "bfloat16"
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_autocast_of_the_steps_own_is_applied_on_the_meta_device() -> None:
+    layer, data = nn.Linear(8, 4, device="meta"), torch.zeros(2, 8, device="meta")
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = layer(data).sum()
+        loss.backward()
+
+    assert products(step) == [("forward", "bfloat16"), ("backward", "bfloat16")]
+
+
+def test_a_parameter_that_is_used_twice_is_cast_once_a_forward_pass() -> None:
+    layer, data = nn.Linear(8, 8, device="meta", bias=False), torch.zeros(2, 8, device="meta")
+
+    def step() -> None:
+        for _ in range(2):  # two batches, two forward passes
+            layer(layer(data)).sum().backward()
+
+    trace = capture(step, precision="bf16-mixed")
+    casts = [o for o in trace.operations if o.name == "aten::_to_copy" and o.inputs[0].shape == (8, 8)]
+    assert [o.phase for o in casts] == ["forward", "backward"] * 2
+
+
+def test_attention_of_float32_says_what_autocast_computes_it_in() -> None:
+    query = torch.zeros(1, 2, 4, 8, device="meta", requires_grad=True)
+    trace = capture(lambda: functional.scaled_dot_product_attention(query, query, query).sum(), precision="bf16-mixed")
+    attention = next(o for o in trace.operations if "attention" in o.name)
+    assert (attention.inputs[0].dtype, attention.arguments["compute_dtype"]) == ("float32", "bfloat16")
+    assert attention.outputs[0].dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_in_16_bits_is_16_bits_on_every_device(dtype: torch.dtype, masked: bool) -> None:
+    name = str(dtype).removeprefix("torch.")
+    found = {}
+    for device in ("cpu", "meta"):
+        query = torch.zeros(1, 2, 16, 8, device=device, dtype=dtype, requires_grad=True)
+        mask = torch.ones(16, 16, device=device, dtype=torch.bool) if masked else None
+
+        def step(query: Tensor = query, mask: Tensor | None = mask) -> None:
+            functional.scaled_dot_product_attention(query, query, query, mask).sum().backward()
+
+        operations = [o for o in capture(step).operations if "attention" in o.name]
+        found[device] = [
+            (o.name, o.phase, [(t.shape, t.dtype) for t in (*o.inputs, *o.outputs)], o.arguments) for o in operations
+        ]
+        assert {tensor.dtype for o in operations for tensor in o.inputs} <= {name, "bool"}
+        assert all("compute_dtype" not in o.arguments for o in operations)
+    assert found["cpu"] == found["meta"]
+    assert [phase for _, phase, _, _ in found["meta"]] == ["forward", "backward"]
+
+
+def test_what_cuda_refuses_is_refused_in_words() -> None:
+    rates = torch.full((4,), 0.5, device="meta")
+    with pytest.raises(CaptureError, match="binary_cross_entropy cannot run under autocast on CUDA; use"):
+        capture(lambda: functional.binary_cross_entropy(rates, rates), precision="16-mixed")
+
+
+def test_another_precision_than_the_models_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"'bf16-true' means parameters in bfloat16, .* some in float32; make the"):
+        capture(linear_step(), precision="bf16-true")
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="precision='fp4' is not known; expected one of bf16-mixed"):
+        capture(linear_step(), precision="fp4")
+
+
+def test_a_step_on_the_cpu_runs_under_torchs_own_autocast() -> None:
+    layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
+    assert products(lambda: layer(data).sum().backward(), precision="bf16-mixed")[0] == ("forward", "bfloat16")

@@ -1,0 +1,110 @@
+"""Activation checkpointing: names and shares are those of the model without it, on every recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import lightning_predict as lp
+from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
+from lightning_predict.tracing.profiler import ProfilerRecorder
+from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.session import CaptureSession
+
+
+class Net(nn.Module):
+    """Four layers of two products each, computed again in the backward pass if `reentrant` is not None."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()) for _ in range(4)
+        )
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, data: Tensor) -> Tensor:
+        for layer in self.layers:
+            data = layer(data) if self.reentrant is None else checkpoint(layer, data, use_reentrant=self.reentrant)
+        result: Tensor = self.head(data)
+        return result
+
+
+def training(reentrant: bool | None, device: str) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    with torch.device(device):
+        model, data = Net(reentrant), torch.ones(8, 64, requires_grad=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+def captured(reentrant: bool | None, recorder: str) -> Trace:
+    """One step, recorded as `lp.capture` does, or as the callback does with a model that is known."""
+    device = "meta" if recorder == "meta" else "cpu"
+    model, optimizer, step = training(reentrant, device)
+    if recorder in ("cpu", "meta"):
+        return lp.capture(step)
+    step()
+    knows_model = recorder == "callback"
+    session = CaptureSession(
+        device=torch.device(device),
+        model=model if knows_model else None,
+        optimizers=[optimizer] if knows_model else (),
+        compiled=False,
+    )
+    if recorder == "profiler":
+        session._recorder = ProfilerRecorder(cuda=False)
+        session._module_watch, session._optimizer_watch = ModuleWatch(marks=True), OptimizerWatch()
+    session.start()
+    step()
+    session.stop()
+    return session.trace(samples=8)
+
+
+@pytest.mark.parametrize("recorder", ["cpu", "meta", "profiler", "callback"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_names_shares_and_memory_are_those_without_it(recorder: str, reentrant: bool) -> None:
+    plain, checked = captured(None, recorder), captured(reentrant, recorder)
+    assert checked.parameters == plain.parameters
+    assert [parameter.name for parameter in plain.parameters][:2] == ["layers.0.0.weight", "layers.0.0.bias"]
+    assert checked.memory == plain.memory
+    products = ("aten::mm", "aten::addmm")
+    for trace in (plain, checked):
+        modules = {o.module for o in trace.operations if o.name in products and o.phase == "backward"}
+        # Four layers with two products each, and the head.
+        assert modules == {*(f"layers.{layer}.{part}" for layer in range(4) for part in (0, 2)), "head"}
+    forward = [[(o.name, o.module) for o in t.operations if o.phase == "forward"] for t in (plain, checked)]
+    assert [pair for pair in forward[1] if pair[0] in products] == [pair for pair in forward[0] if pair[0] in products]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_traffic_and_memory_on_many_gpus_are_those_without_it(strategy: str) -> None:
+    layout = "8xA100-SXM-80GB"
+    memory = set()
+    for reentrant in (None, True, False):
+        trace = captured(reentrant, "cpu")
+        prediction = lp.predict(trace, gpus=[layout], strategy=strategy)[layout]
+        memory.add(prediction.memory_bytes or 0.0)
+    # Two products are computed again in each layer: more time, and no parameter or gradient more.
+    assert len(memory) <= 2
+    assert max(memory) < 1.05 * min(memory)
+
+
+def test_a_part_that_is_called_before_its_model_is_no_second_root() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    watch = ModuleWatch()
+    watch.open()
+    model[0](torch.zeros(1, 4))
+    model(torch.zeros(1, 4))
+    model[0](torch.zeros(1, 4))
+    watch.close()
+    assert watch.roots == [model]

@@ -1,0 +1,57 @@
+"""A step of very many operations: recording it must not make the release of its graph recursive."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lightning_predict.tracing import dispatch
+from lightning_predict.tracing.dispatch import DispatchRecorder
+
+# 60,000 nodes that Python was shown die on a stack of 8 MiB (about 165 bytes a node); 20,000 on one of 2 MiB.
+STEP = """
+import torch
+from lightning_predict.tracing.dispatch import DispatchRecorder
+value = weight = torch.ones(1, requires_grad=True)
+recorder = DispatchRecorder()
+recorder.start()
+for _ in range(40_000):
+    value = value * 0.5
+value.sum().backward()
+recorder.stop()
+del value
+print(len(recorder.operations), recorder.failure)
+"""
+
+
+def test_a_long_chain_of_operations_is_recorded_on_a_small_stack() -> None:
+    run = subprocess.run(
+        ["bash", "-c", f'ulimit -s 2048; exec "{sys.executable}" -'],
+        input=STEP,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    # 40,000 products forward and back, the sum, and for its gradient ones and their expansion; a detach for `.grad`.
+    assert run.stdout == "80004 None\n"
+
+
+def test_operations_beyond_the_limit_are_recorded_without_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dispatch.NODES_IDENTIFIED == 10_000  # 1.7 MB of stack
+    layers = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(6)))
+    recorder = DispatchRecorder(layers)
+    data = torch.ones(1, 2)
+    monkeypatch.setattr(dispatch, "NODES_IDENTIFIED", 8)
+    recorder.start()
+    layers(data).sum().backward()
+    recorder.stop()
+    modules = [o.module for o in recorder.operations if o.name == "aten::mm" and o.phase == "backward"]
+    assert modules[0] == "5"
+    assert modules[-1] is None
+    assert recorder.notes == (
+        "A backward pass has more than 8 nodes: the modules of the operations after them are not known.",
+    )
