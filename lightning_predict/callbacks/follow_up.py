@@ -152,13 +152,17 @@ class FollowUp:
         self._rest, self._rest_at = rest, now
         if not (self._has_moved(before.rest, rest, now) or host_has_moved(before, rest.workload)):
             return None
+        said = before.rest.forecast
+        instead = None if said is None else max(0.0, said.middle - (now - self._answered_at))
         predictions = self.predict(trainer, moment=moment)
         refusals = log_predictions(trainer.loggers, predictions, step=trainer.global_step)
         for refusal in refusals:
             warn(refusal)
         if not trainer.loggers:
             write_json(predictions, trainer.default_root_dir)
-        rank_zero_info(f"RuntimePredictor: {self._news(trainer, before, now)}.")
+        rank_zero_info(
+            f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(self._answer or before, instead)}."
+        )
         return predictions
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
@@ -198,27 +202,20 @@ class FollowUp:
         change = abs(rest.forecast.middle - (said - (now - self._answered_at)))
         return change >= max(NOTICEABLE_SECONDS, NOTICEABLE_SHARE * said)
 
-    def _news(self, trainer: Trainer, before: Answer, now: float) -> str:
-        """What has changed, in words."""
-        forecast = None if self._rest is None else self._rest.forecast
-        step = f"after {trainer.global_step:,} steps"
-        if forecast is None or self._answer is None:
-            return f"{step}, the predictions were made again"
-        used = self._answer.predictions.used_gpu
-        where = "on this machine" if used is None else f"on {used}"
-        said = before.rest.forecast
-        instead = ""
-        if said is not None:
-            instead = f" instead of {duration(max(0.0, said.middle - (now - self._answered_at)))}"
-        others = ", ".join(
-            f"{name} {duration(one.total_seconds)}"
-            for name, one in self._answer.predictions.items()
-            if one.total_seconds is not None and name != used
-        )
-        return (
-            f"{step}, the rest of this run is predicted to take {duration(forecast.middle)} {where}{instead}"
-            + (f"; {others}" if others else "")
-        )
+
+def _news(answer: Answer, instead_of_seconds: float | None) -> str:
+    """What is predicted now, in words, and what would be left by the prediction before."""
+    forecast, used = answer.rest.forecast, answer.predictions.used_gpu
+    if forecast is None:
+        return "the predictions were made again"
+    others = [
+        f"{name} {duration(one.total_seconds)}"
+        for name, one in answer.predictions.items()
+        if one.total_seconds is not None and name != used
+    ]
+    instead = "" if instead_of_seconds is None else f" instead of {duration(instead_of_seconds)}"
+    here = f"{duration(forecast.middle)} on {used or 'this machine'}{instead}"
+    return f"the rest of this run is predicted to take {'; '.join([here, ', '.join(others)] if others else [here])}"
 
 
 def host_has_moved(answer: Answer, now: Workload) -> bool:
