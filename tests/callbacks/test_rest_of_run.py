@@ -97,7 +97,7 @@ def test_after_fifty_steps_periodic_work_is_in_the_mean(lightning: Small, tmp_pa
 def test_validation_counts_as_the_sanity_check_took_and_then_as_it_takes(
     lightning: Small, tmp_path: Path, time: Time, calls: list[Call]
 ) -> None:
-    # Of the sanity check's two batches the first, which is recorded, takes 50 s and the second 5 s; later they take 3 s.
+    # Of the sanity check's batches the first, which is recorded, takes 50 s and the second 5 s; later they take 3 s.
     model = timed_model(lightning, time, validates=True)
     check, seconds = model.validation_step, iter([50.0, 5.0])
 
