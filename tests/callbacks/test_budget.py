@@ -1,6 +1,7 @@
 import pytest
 
-from lightning_predict.callbacks.budget import GO_ON, Forecast, Limit, judge_forecast, judge_use
+from lightning_predict.callbacks.budget import GO_ON, Limit, judge_forecast, judge_use
+from lightning_predict.callbacks.rest_of_run import Forecast
 from lightning_predict.reports.format import usd
 
 DOLLARS = Limit(name="usd", total=10.0, per_second=0.01, show=usd, before=1.0)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.callbacks.budget import CHECK_SECONDS, BudgetWatch, Forecast, Ledger, hours_limit
+from lightning_predict.callbacks.budget import CHECK_SECONDS, BudgetWatch, Ledger, hours_limit
 from lightning_predict.callbacks.recorders import Pace
+from lightning_predict.callbacks.rest_of_run import Forecast
 
 
 class Run:

@@ -1,6 +1,6 @@
 """What the rest of a run on the machine in use was predicted to take, against what it took, on the CPU.
 
-    python -m benchmarks.rest_of_run [--processor-time] [KIND ...]
+    python -m benchmarks.accuracy.rest_of_run [--processor-time] [KIND ...]
 
 Real fits of seven kinds, a few tens of seconds each: convolutions, an MLP whose rows two worker processes make, an
 LSTM, the README's example, accumulation, a validation that is longer than training, and small steps with checkpoints
