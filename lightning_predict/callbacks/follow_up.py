@@ -28,6 +28,7 @@ from lightning_predict.reports.loggers import log_predictions, write_json
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import append_record
 from lightning_predict.scaling.records import Workload
+from lightning_predict.timeline.mean_step import measured_seconds
 from lightning_predict.tracing.records import Trace
 
 if TYPE_CHECKING:
@@ -185,9 +186,13 @@ class FollowUp:
 
     def _settle(self, trainer: Trainer, trace: Trace) -> None:
         """Time steps from now on, as those of this trace."""
-        self.run_clock.memory = trace.memory
+        # What a checkpoint holds is there in full once every optimizer has stepped.
+        self.run_clock.memory = max(
+            (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
+        )
+        mean = measured_seconds(trace) if trace.other_steps else None
         self.run_clock.settle(
-            trace.step_seconds,
+            trace.step_seconds if mean is None else (mean,),
             batches_per_window=trace.batches,
             buffered=batches_in_store(trainer),
             is_asynchronous=trainer.strategy.root_device.type != "cpu",
