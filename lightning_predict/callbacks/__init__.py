@@ -4,8 +4,8 @@
 * `CostBudget` ends a run that breaks its budget.
 
 The hooks are thin. What they call knows no Trainer: `windows` gathers batches into steps, `remaining` counts what is
-left, `recorders` time and record, `budget`, `budget_watch` and `ledger` judge. `trainer_state` reads the Trainer,
-`guard` keeps errors away from it. Example::
+left, `run_clock` times the fit, `recorders` record, `budget` judges. `rest_of_run` puts count and time together for
+both callbacks, `trainer_state` reads the Trainer, `guard` keeps errors away from it. Example::
 
     from lightning_predict.callbacks import CostBudget, RuntimePredictor
 

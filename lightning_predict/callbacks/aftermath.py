@@ -10,12 +10,17 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Final, final
 
+from lightning_predict.callbacks.rest_of_run import Rest
+from lightning_predict.callbacks.run_clock import Tempo
 from lightning_predict.reports.format import duration, usd
-from lightning_predict.scaling.history import HistoryRecord
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.scaling.history import HistoryRecord, fingerprint_of, model_fingerprint_of
+from lightning_predict.timeline.mean_step import measured_seconds
+from lightning_predict.tracing.records import Trace
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 BATCHES_TO_LEARN_FROM: Final = 20
@@ -56,6 +61,50 @@ class Expected:
     offer: str | None = None
     model: str | None = None
     num_gpus: int = 1
+
+
+def with_tempo(trace: Trace, tempo: Tempo | None) -> Trace:
+    """Scale the times of the steps so that their mean, over all kinds, is what a step takes now.
+
+    Args:
+        trace: The recorded step.
+        tempo: What a batch takes; None leaves the times alone.
+    """
+    if tempo is None:
+        return trace
+    seconds, before = tempo.step_seconds * trace.batches, measured_seconds(trace)
+    if before is None or before <= 0:
+        return replace(trace, step_seconds=(seconds,)) if not trace.other_steps else trace
+    ratio = seconds / before
+    return trace.changed(lambda kind: replace(kind, step_seconds=tuple(one * ratio for one in kind.step_seconds)))
+
+
+def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus: int) -> Expected | None:
+    """Say what is expected of the machine in use; None where no step was timed.
+
+    Args:
+        trace: The recorded step.
+        rest: What is left of the run.
+        predictions: What is shown.
+        num_gpus: GPUs that share the run.
+    """
+    if rest.tempo is None or rest.tempo.step_seconds <= 0:
+        return None
+    shown = predictions.get(predictions.used_gpu or "")
+    return Expected(
+        gpu=predictions.used_gpu,
+        fingerprint=fingerprint_of(trace),
+        model=model_fingerprint_of(trace),
+        num_gpus=num_gpus,
+        samples=trace.samples,
+        step_seconds=rest.tempo.step_seconds * trace.batches,
+        batch_seconds=rest.tempo.step_seconds + rest.tempo.wait_seconds,
+        batches=rest.left.batches,
+        total_seconds=None if rest.run is None else rest.run.total_seconds,
+        shown_seconds=None if shown is None or shown.is_cut_off else shown.total_seconds,
+        usd_per_hour=None if shown is None else shown.usd_per_hour,
+        offer=None if shown is None else shown.offer,
+    )
 
 
 @final

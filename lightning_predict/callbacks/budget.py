@@ -1,43 +1,168 @@
-"""A budget as arithmetic: what is used, what the rest of the run will take, and what follows from that.
+"""A budget: what a run has taken over all its fits, what it may take, and what follows from that; it knows no Trainer.
 
-Example::
+`Ledger` keeps what was used, a `Limit` is dollars, hours or a deadline, all used up by time at a rate of their own, and
+`BudgetWatch` follows a fit batch by batch and says when there is something to judge. Example::
 
-    >>> limit = usd_limit(10.0, per_second=seconds_to_hours(1.0))  # $10 at $1 an hour
+    >>> limit = usd_limit(10.0, per_second=seconds_to_hours(1.0), before=2.0)  # $10 at $1 an hour, of which $2 are gone
+    >>> limit.used(3600.0)
+    3.0
     >>> judge_forecast([limit], 600.0, Forecast(40_000.0, 50_000.0, 60_000.0)).action
     'stop'
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
 from typing import Final, Literal, final
 
-from lightning_predict.callbacks.limits import Limit
+from lightning_predict.callbacks.recorders import Pace
+from lightning_predict.callbacks.rest_of_run import Forecast
+from lightning_predict.callbacks.windows import Window, WindowWatch, steady_seconds
 from lightning_predict.reports.format import duration
+from lightning_predict.reports.format import usd as dollars
+from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 WARNING_SHARE: Final = 0.8
 """Share of a limit at which its actual use is warned about."""
 
-FORWARD_SHARE: Final = 1 / 3
-"""Part of a training batch that its forward pass takes: the backward pass computes twice as much."""
+CHECK_SECONDS: Final = 30.0
+"""Time from one check of the actual use to the next where several ranks have to agree on its result."""
+
+REFRESH_SECONDS: Final = 60.0
+"""Time from one forecast to the next, once training goes on."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Seconds that the rest of the run takes: the low end, the middle and the high end of what was measured."""
+class Ledger:
+    """Time and money that a run has taken, over all its fits.
 
-    low: float
-    middle: float
-    high: float
+    Args:
+        clock: Seconds that only grow, whatever happens to the wall clock.
+    """
 
-    def cut_off(self, seconds: float | None) -> Forecast:
-        """The same under a time limit of the Trainer; None is no limit."""
-        if seconds is None:
-            return self
-        return Forecast(min(self.low, seconds), min(self.middle, seconds), min(self.high, seconds))
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.usd_per_second = 0.0
+        self.seconds_before = 0.0
+        self.usd_before = 0.0
+        self._clock = clock
+        self._start: float | None = None
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Of the current fit; 0 outside of one."""
+        return 0.0 if self._start is None else self._clock() - self._start
+
+    @property
+    def seconds(self) -> float:
+        """Of all fits."""
+        return self.seconds_before + self.elapsed_seconds
+
+    @property
+    def usd(self) -> float:
+        """Of all fits, each at its price; what had no price is not in it."""
+        return self.usd_before + self.elapsed_seconds * self.usd_per_second
+
+    def open(self, *, forget: bool) -> None:
+        """A fit begins.
+
+        Args:
+            forget: Leave out what earlier fits took.
+        """
+        self.close()
+        if forget:
+            self.seconds_before = self.usd_before = 0.0
+        self.usd_per_second = 0.0
+        self._start = self._clock()
+
+    def close(self) -> None:
+        """The fit has ended; without effect where there is none."""
+        self.seconds_before, self.usd_before, self._start = self.seconds, self.usd, None
+
+    def resume(self, *, seconds: float, usd: float) -> None:
+        """A checkpoint says what was taken before; what this process has seen itself counts where it is more."""
+        self.seconds_before = max(self.seconds_before, seconds)
+        self.usd_before = max(self.usd_before, usd)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One limit.
+
+    Attributes:
+        name: The argument that set it: `usd`, `hours` or `deadline`.
+        total: How much there is, in the limit's unit.
+        per_second: How much of it a second of the run uses up.
+        show: An amount of it in words.
+        before: What was used up before this fit.
+    """
+
+    name: str
+    total: float
+    per_second: float
+    show: Callable[[float], str]
+    before: float = 0.0
+
+    def used(self, elapsed_seconds: float) -> float:
+        """What is used up after so many seconds of this fit."""
+        return self.before + elapsed_seconds * self.per_second
+
+    def reached_seconds(self, share: float) -> float:
+        """Seconds of this fit after which so much of the total is used up; below 0 where it was before."""
+        return (share * self.total - self.before) / self.per_second
+
+
+def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
+    """A limit that time uses up at a price.
+
+    Args:
+        usd: US dollars that there are.
+        per_second: Dollars that a second of the run costs.
+        before: Dollars used up before this fit.
+    """
+    return Limit(name="usd", total=usd, per_second=per_second, show=dollars, before=before)
+
+
+def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
+    """A limit that an hour of the run uses up by an hour.
+
+    Args:
+        name: The argument that set it.
+        hours: How many there are.
+        before: Hours used up before this fit.
+    """
+    return Limit(name=name, total=hours, per_second=seconds_to_hours(1.0), show=_hours_in_words, before=before)
+
+
+def _hours_in_words(hours: float) -> str:
+    return duration(hours_to_seconds(hours))
+
+
+def limits_of_fit(
+    ledger: Ledger, *, usd: float | None, hours: float | None, deadline: datetime | None
+) -> tuple[Limit, ...]:
+    """The limits of a fit that has begun; dollars only where the ledger has a price.
+
+    Args:
+        ledger: What was used before, and the price.
+        usd: Dollars; None is no limit.
+        hours: Hours; None is no limit.
+        deadline: A time with a zone; None is no limit.
+    """
+    limits = []
+    if usd is not None and ledger.usd_per_second > 0:
+        limits.append(usd_limit(usd, per_second=ledger.usd_per_second, before=ledger.usd_before))
+    if hours is not None:
+        limits.append(hours_limit("hours", hours, before=seconds_to_hours(ledger.seconds_before)))
+    if deadline is not None:
+        seconds_left = (deadline - datetime.now(UTC)).total_seconds()
+        limits.append(hours_limit("deadline", seconds_to_hours(ledger.elapsed_seconds + seconds_left)))
+    return tuple(limits)
 
 
 Action = Literal["go on", "warn", "stop"]
@@ -53,34 +178,6 @@ class Verdict:
 
 
 GO_ON: Final = Verdict("go on", "within the budget")
-
-
-def forecast_of(
-    batch_seconds: Sequence[float],
-    *,
-    batches: int,
-    validation_batches: int = 0,
-    validation_batch_seconds: float | None = None,
-) -> Forecast:
-    """The rest of the run from the batches that were measured.
-
-    Args:
-        batch_seconds: Measured times of training batches, waits for the loader included; at least one.
-        batches: Training batches still to come.
-        validation_batches: Validation batches still to come.
-        validation_batch_seconds: A measured one; None estimates it: the low end then counts none, the middle a forward
-            pass and the high end a whole training batch.
-    """
-    low, middle, high = min(batch_seconds), statistics.median(batch_seconds), max(batch_seconds)
-    measured = validation_batch_seconds
-    check_low, check_middle, check_high = (
-        (0.0, FORWARD_SHARE * middle, high) if measured is None else (measured, measured, measured)
-    )
-    return Forecast(
-        low=batches * low + validation_batches * check_low,
-        middle=batches * middle + validation_batches * check_middle,
-        high=batches * high + validation_batches * check_high,
-    )
 
 
 def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Forecast | None) -> dict[str, float]:
@@ -145,3 +242,156 @@ def judge_use(limits: Sequence[Limit], elapsed_seconds: float) -> Verdict:
         if verdict is GO_ON:
             verdict = Verdict("warn", reason)
     return verdict
+
+
+Question = Literal["forecast", "use"]
+"""What is to be judged at the end of a window."""
+
+
+@final
+class BudgetWatch:
+    """Times the first windows, and says when there is something to judge.
+
+    Args:
+        limits: The limits.
+        ledger: What the run has taken.
+        warmup_steps: Windows to time.
+        clock: Seconds, once the device has done its work.
+        optimizer_steps_done: `trainer.global_step` before the first batch.
+        ranks_agree: Several ranks judge together, which costs communication: actual use is then judged now and then
+            instead of at every window.
+
+    Attributes:
+        forecast: The rest of the run, as judged last; None where there is none.
+    """
+
+    def __init__(
+        self,
+        limits: Sequence[Limit],
+        ledger: Ledger,
+        *,
+        warmup_steps: int,
+        clock: Callable[[], float],
+        optimizer_steps_done: int,
+        ranks_agree: bool = False,
+    ) -> None:
+        self.limits = tuple(limits)
+        self.forecast: Forecast | None = None
+        self.windows_between_checks = 1
+        self._ledger = ledger
+        self._warmup_steps = warmup_steps
+        self._clock = clock
+        self._ranks_agree = ranks_agree
+        self._wake_seconds = 0.0
+        self._slept = False
+        self._windows = WindowWatch(optimizer_steps_done=optimizer_steps_done)
+        self._timed: list[Window] = []
+        self._forecast_at_seconds, self._forecast_at_batch = 0.0, 0
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Windows are still timed."""
+        return len(self._timed) < self._warmup_steps
+
+    @property
+    def batch_seconds(self) -> tuple[float, ...]:
+        """Times of a batch in the windows of the warm-up, without slow ones at the beginning and without waits."""
+        return steady_seconds([window.seconds / window.batches for window in self._timed])
+
+    @property
+    def refresh_is_due(self) -> bool:
+        """It is time for another forecast."""
+        since = self._ledger.elapsed_seconds - self._forecast_at_seconds
+        return since >= REFRESH_SECONDS and self._windows.batches_seen > self._forecast_at_batch
+
+    def pause(self) -> None:
+        """Exclude from the loader's wait what happens before the next batch."""
+        self._windows.pause()
+
+    def batch_starts(self) -> None:
+        """Note that a batch is about to be trained."""
+        if self._ledger.elapsed_seconds >= self._wake_seconds:
+            self._windows.batch_starts(self._now())
+
+    def batch_passes_quietly(self) -> bool:
+        """Tell whether nothing can have come of the batch that was trained: then it costs no more than a clock read."""
+        if self._ledger.elapsed_seconds >= self._wake_seconds:
+            return False
+        self._windows.batches_seen += 1
+        self._slept = True
+        return True
+
+    def batch_ends(self, *, optimizer_steps_done: int) -> Question | None:
+        """Note that a batch was trained.
+
+        Args:
+            optimizer_steps_done: `trainer.global_step`.
+
+        Returns:
+            What is to be judged now; None within a window and between checks.
+        """
+        if self._slept:  # The batch may lie within a window, so the end of the next one is waited for.
+            self._slept = False
+            self._windows.resume(optimizer_steps_done=optimizer_steps_done)
+            return None
+        was_warming_up = self.is_warming_up
+        window = self._windows.batch_ends(self._now(), optimizer_steps_done=optimizer_steps_done)
+        if window is None:
+            return None
+        if not was_warming_up:
+            since = self._windows.windows_seen - self._warmup_steps
+            return "use" if since % self.windows_between_checks == 0 else None
+        self._timed.append(window)
+        if self.is_warming_up:
+            return None
+        if self._ranks_agree:
+            self.windows_between_checks = max(1, math.ceil(CHECK_SECONDS / max(window.interval_seconds, 1e-9)))
+        self._sleep()
+        return "forecast"
+
+    def pace(self, *, is_manual: bool) -> Pace:
+        """Tell how windows went by.
+
+        Args:
+            is_manual: The module optimizes by itself.
+        """
+        if not is_manual or not self._timed:
+            return Pace()
+        steps = statistics.mean(window.optimizer_steps for window in self._timed)
+        return Pace(batches_per_window=self._timed[-1].batches, steps_per_window=steps or 1.0)
+
+    def metrics(self) -> dict[str, float]:
+        """Values for loggers by name."""
+        return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
+
+    def judge_use(self) -> Verdict:
+        """Judge what is used up."""
+        return judge_use(self.limits, self._ledger.elapsed_seconds)
+
+    def judge_forecast(self, forecast: Forecast | None) -> Verdict:
+        """Judge what the rest of the run will take, and be quiet until the next forecast is due.
+
+        Args:
+            forecast: The rest of the run; None where its length is unknown.
+        """
+        self._sleep()
+        if forecast is None:
+            return GO_ON
+        self.forecast = forecast
+        return judge_forecast(self.limits, self._ledger.elapsed_seconds, forecast)
+
+    def _sleep(self) -> None:
+        """Look at nothing but the clock until a forecast is due, or two windows before a limit is 80 % used up.
+
+        Ranks that judge together count their windows instead.
+        """
+        self._forecast_at_seconds, self._forecast_at_batch = self._ledger.elapsed_seconds, self._windows.batches_seen
+        if self._ranks_agree:
+            return
+        two_windows = 2 * max(window.interval_seconds for window in self._timed)
+        narrow = min((limit.reached_seconds(WARNING_SHARE) for limit in self.limits), default=0.0) - two_windows
+        self._wake_seconds = min(narrow, self._forecast_at_seconds + REFRESH_SECONDS)
+
+    def _now(self) -> float:
+        """The time in the warm-up; later only the order of batches matters, and nothing waits for the device."""
+        return self._clock() if self.is_warming_up else 0.0

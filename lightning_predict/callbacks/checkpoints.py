@@ -126,6 +126,7 @@ class CheckpointClock:
 
     def __init__(self) -> None:
         self._start: float | None = None
+        self._caller: object = None
         self._files = 0
         self._seconds = 0.0
         self._files_timed = 0
@@ -140,15 +141,17 @@ class CheckpointClock:
         """One was collected, and no hook was called since."""
         return self._start is not None
 
-    def is_collected(self, now: float) -> None:
-        """A checkpoint's state is being collected; writing it follows.
+    def is_collected(self, now: float, caller: object = None) -> None:
+        """Note that a checkpoint's state is being collected; writing it follows.
 
         Args:
             now: Seconds on any monotonic clock.
+            caller: Who tells; each file is told by every callback and counts once.
         """
         if self._start is None:
-            self._start = now
-        self._files += 1
+            self._start, self._caller = now, caller
+        if caller is self._caller:
+            self._files += 1
 
     def hook_begins(self, now: float, *, waited_seconds: float = 0.0) -> None:
         """Some hook is called, so the file is written.
@@ -160,4 +163,4 @@ class CheckpointClock:
         if self._start is not None:
             self._seconds += max(0.0, now - self._start - waited_seconds)
             self._files_timed += self._files
-            self._start, self._files = None, 0
+            self._start, self._caller, self._files = None, None, 0

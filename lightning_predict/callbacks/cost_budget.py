@@ -12,28 +12,41 @@ then on the actual use is watched, over resumes too. Example::
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, final
 
-from lightning_predict.callbacks.arguments import check_choice, check_steps
+from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
-from lightning_predict.callbacks.budget import Verdict, judge_use
-from lightning_predict.callbacks.budget_judging import judge_first_forecast, judge_later_use
-from lightning_predict.callbacks.budget_terms import Terms
-from lightning_predict.callbacks.budget_watch import BudgetWatch, Question
-from lightning_predict.callbacks.budget_words import log_budget, warn_and_log
+from lightning_predict.callbacks.budget import (
+    GO_ON,
+    BudgetWatch,
+    Ledger,
+    Limit,
+    Question,
+    Verdict,
+    judge_use,
+    limits_of_fit,
+)
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.last_checkpoint import Machine, save_where_it_stands, say_if_moved
-from lightning_predict.callbacks.ledger import Ledger
-from lightning_predict.callbacks.remaining import Remaining, remaining
+from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
+from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
+from lightning_predict.callbacks.run_clock import RunClock, run_clock_of
+from lightning_predict.callbacks.showing import log_event, log_values
 from lightning_predict.callbacks.trainer_state import (
     answer_of_rank_zero,
+    batches_in_store,
     device_clock,
-    position_of,
     reason_for_no_extras,
     unmet_minimums,
 )
-from lightning_predict.errors import BudgetExceededError
+from lightning_predict.cost.quotes import check_price
+from lightning_predict.cost.records import Offer
+from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.reports.format import usd_per_hour as in_words
+from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -71,11 +84,9 @@ class CostBudget(Callback):
         UnknownOfferError: No offer of that name is listed.
     """
 
-    _is_active: bool = False
     _watch: BudgetWatch | None = None
+    _run_clock: RunClock | None = None
     _clock: Callable[[], float] = staticmethod(perf_counter)
-    _validation_start: float | None = None
-    _validation_seconds: float | None = None
 
     def __init__(
         self,
@@ -134,15 +145,21 @@ class CostBudget(Callback):
             warn(f"CostBudget does nothing under Trainer({mode}).")
             return
         self._clock = device_clock(trainer.strategy.root_device)
-        self._is_active = True
+        self._run_clock = run_clock_of(trainer, device_clock=self._clock)
+
+    @harmless
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Time the start of the validation loader's workers."""
+        if self._run_clock is not None:
+            self._run_clock.sanity_check_starts()
 
     @harmless
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Time the batches of the sanity check."""
-        if self._is_active and trainer.sanity_checking:
-            self._validation_start = self._clock()
+        """Time the batches of validation."""
+        if self._run_clock is not None:
+            self._run_clock.validation_batch_starts()
 
     @harmless
     def on_validation_batch_end(
@@ -154,15 +171,14 @@ class CostBudget(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """The fastest counts: the first bears one-off costs, and another callback may record the second."""
-        if self._validation_start is not None:
-            seconds, self._validation_start = self._clock() - self._validation_start, None
-            self._validation_seconds = min(seconds, self._validation_seconds or seconds)
+        """Time the batches of validation."""
+        if self._run_clock is not None:
+            self._run_clock.validation_batch_ends()
 
     @harmless
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the price, say what would override a stop, and end at once if earlier fits used up the budget."""
-        if not self._is_active:
+        if self._run_clock is None:
             return
         limits = answer_of_rank_zero(trainer, lambda: self.terms.limits_of(trainer, self._ledger))
         if not limits:
@@ -180,31 +196,48 @@ class CostBudget(Callback):
             clock=self._clock,
             optimizer_steps_done=trainer.global_step,
             ranks_agree=trainer.world_size > 1,
-            validation_seconds=self._validation_seconds,
         )
         self._decide(trainer, self._watch, "use", lambda: judge_use(limits, 0.0), can_save=False)
 
     @harmless
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Workers that start are not a wait for a batch."""
+        if self._run_clock is not None:
+            self._run_clock.epoch_starts()
         if self._watch is not None:
             self._watch.pause()
 
     @harmless
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Time what lies between two epochs."""
+        if self._run_clock is not None:
+            self._run_clock.epoch_ends()
+
+    @harmless
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Time the writing of checkpoints."""
+        if self._run_clock is not None:
+            self._run_clock.checkpoint_is_collected(self)
+
+    @harmless
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Neither is validation, which is timed by itself."""
+        """Exclude validation from the loader's wait; it is timed by itself."""
+        if self._run_clock is not None:
+            self._run_clock.validation_starts(is_check=trainer.sanity_checking)
         if self._watch is not None:
-            self._watch.validation_starts()
+            self._watch.pause()
 
     @harmless
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What it took counts for the ones to come."""
-        if self._watch is not None:
-            self._watch.validation_ends(batches=int(sum(trainer.num_val_batches)))
+        """Take what it took for the ones to come."""
+        if self._run_clock is not None:
+            self._run_clock.validation_ends()
 
     @harmless
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Time the step in the warm-up."""
+        """Time the step."""
+        if self._run_clock is not None:
+            self._run_clock.batch_starts()
         if self._watch is not None:
             self._watch.batch_starts()
 
@@ -213,21 +246,31 @@ class CostBudget(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """At the end of a step, forecast once after the warm-up and look at the actual use from then on."""
-        watch = self._watch
-        if watch is None or watch.batch_passes_quietly():
+        watch, clock = self._watch, self._run_clock
+        if watch is None or clock is None:
+            return
+        clock.batch_ends()
+        if watch.batch_passes_quietly():
             return
         question = watch.batch_ends(optimizer_steps_done=trainer.global_step)
         if question is None:
             return
+        if question == "forecast" and not clock.is_settled:  # A RuntimePredictor knows which steps it has recorded.
+            clock.settle(
+                watch.batch_seconds,
+                batches_per_window=1,
+                buffered=batches_in_store(trainer),
+                is_asynchronous=trainer.strategy.root_device.type != "cpu",
+            )
         pace = watch.pace(is_manual=not pl_module.automatic_optimization)
 
-        def left() -> Remaining:
-            return remaining(position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=pace))
+        def rest() -> Rest:
+            return rest_of_run(trainer, clock, pace=pace)
 
         if question == "use":
-            self._decide(trainer, watch, "use", lambda: judge_later_use(trainer, watch, left, self._warned))
+            self._decide(trainer, watch, "use", lambda: judge_later_use(trainer, watch, rest, self._warned))
         else:
-            self._decide(trainer, watch, "forecast", lambda: judge_first_forecast(trainer, watch, left()))
+            self._decide(trainer, watch, "forecast", lambda: judge_first_forecast(trainer, watch, rest()))
 
     @harmless
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -253,9 +296,7 @@ class CostBudget(Callback):
         warn(f"CostBudget is off, and training goes on without a budget: {type(error).__name__}: {error}")
 
     def _rest(self) -> None:
-        self._is_active = False
-        self._watch = None
-        self._validation_start = self._validation_seconds = None
+        self._watch = self._run_clock = None
 
     def _decide(
         self,
@@ -289,3 +330,151 @@ class CostBudget(Callback):
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
         trainer.should_stop = True
         rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """A budget; None is no limit.
+
+    Attributes:
+        usd: US dollars.
+        hours: Hours.
+        deadline: A time with a zone.
+        usd_per_hour: The user's own price of all machines of the run.
+        offer: The offer that the user named.
+    """
+
+    usd: float | None
+    hours: float | None
+    deadline: datetime | None
+    usd_per_hour: float | None
+    offer: Offer | None
+
+    @staticmethod
+    def checked(
+        *,
+        usd: float | None = None,
+        hours: float | None = None,
+        deadline: str | None = None,
+        usd_per_hour: float | None = None,
+        offer: str | None = None,
+    ) -> Terms:
+        """The terms that the arguments of `CostBudget` set.
+
+        Args:
+            usd: US dollars.
+            hours: Hours.
+            deadline: A time in ISO format.
+            usd_per_hour: The user's own price.
+            offer: Name of a listed offer.
+
+        Raises:
+            InvalidArgumentError: No limit, or one that is not positive or has passed.
+            UnknownOfferError: No offer of that name is listed.
+        """
+        if usd is None and hours is None and deadline is None:
+            raise InvalidArgumentError("CostBudget got no limit; give at least one of usd, hours and deadline.")
+        check_amount("usd", usd)
+        check_amount("hours", hours)
+        check_price(usd_per_hour)
+        return Terms(
+            usd=usd,
+            hours=hours,
+            deadline=None if deadline is None else future_time("deadline", deadline),
+            usd_per_hour=usd_per_hour,
+            offer=None if offer is None else named_offer(offer),
+        )
+
+    def limits_of(self, trainer: Trainer, ledger: Ledger) -> tuple[Limit, ...]:
+        """The limits of a fit that begins; the ledger gets the price of what it runs on.
+
+        Args:
+            trainer: The Trainer that is fitting.
+            ledger: What the run has taken.
+        """
+        if self.usd is not None:
+            price = price_of_run(
+                usd_per_hour=self.usd_per_hour,
+                offer=self.offer,
+                gpu=gpu_in_use(trainer.strategy.root_device),
+                world_size=trainer.world_size,
+                num_nodes=trainer.num_nodes,
+            )
+            ledger.usd_per_second = seconds_to_hours(price.usd_per_hour or 0.0)
+            if price.warning is not None:
+                warn(f"CostBudget: {price.warning}.")
+            elif price.usd_per_hour is not None:
+                rank_zero_info(f"CostBudget counts {in_words(price.usd_per_hour)} ({price.source}).")
+        return limits_of_fit(ledger, usd=self.usd, hours=self.hours, deadline=self.deadline)
+
+
+def judge_first_forecast(trainer: Trainer, watch: BudgetWatch, rest: Rest) -> Verdict:
+    """Judge the forecast after the warm-up; where early stopping may end the run, a forecast alone does not stop it.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        watch: The limits, and what was used of them.
+        rest: What is still to come.
+    """
+    if rest.left.batches is None:
+        rank_zero_info("CostBudget: the length of this run is not known; it ends once the budget is used up.")
+    verdict = watch.judge_forecast(rest.forecast)
+    use = watch.judge_use()
+    if verdict is GO_ON:
+        return use
+    if verdict.action == "stop" and trainer.early_stopping_callbacks and use.action != "stop":
+        return Verdict("warn", f"{verdict.reason}, unless early stopping ends it before")
+    return verdict
+
+
+def judge_later_use(trainer: Trainer, watch: BudgetWatch, rest: Callable[[], Rest], warned: set[str]) -> Verdict:
+    """Judge what is used; now and then, forecast again.
+
+    A forecast that breaks the budget is said once and does not end the run, which the use alone does: what was spent on
+    it is not to be lost to a passing slowness.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        watch: The limits, and what was used of them.
+        rest: Computes what is still to come.
+        warned: What was warned about; a new forecast is noted there.
+    """
+    verdict = watch.judge_use()
+    if verdict.action == "stop" or not watch.refresh_is_due:
+        return verdict
+    outlook = watch.judge_forecast(rest().forecast)
+    log_budget(trainer, watch, exceeded=False)
+    if outlook.action != "go on" and not warned & {"forecast", "refresh"}:
+        warned.add("refresh")
+        warn_and_log(trainer, f"{outlook.reason}; the run goes on until the budget is used up")
+    return verdict
+
+
+def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:
+    """Log what is used, allowed and forecast, and the reason in words where the budget is exceeded.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        watch: What is known.
+        exceeded: The budget is.
+        reason: Why.
+    """
+    refusals = log_values(trainer, "budget", watch.metrics() | {"exceeded": float(exceeded)})
+    if exceeded:
+        refusals += log_event(trainer, "budget", "exceeded", reason)
+    for refusal in refusals:
+        warn(refusal)
+
+
+def warn_and_log(trainer: Trainer, reason: str) -> None:
+    """Warn, and note it in the loggers.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        reason: Why.
+    """
+    warn(f"CostBudget: {reason}.")
+    refusals = log_values(trainer, "budget", {"warned": 1.0})
+    for refusal in refusals + log_event(trainer, "budget", "warned", reason):
+        warn(refusal)

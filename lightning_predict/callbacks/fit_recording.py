@@ -56,6 +56,7 @@ class FitRecording:
             clock=clock,
             new_session=new_session,
             records_first=not has_compiled_code(pl_module, since=compiled_before),
+            prefers_first=device.type == "cpu",
         )
 
     @property
@@ -167,18 +168,23 @@ class FitRecording:
         if self._validation is not None:
             self._validation.run_starts()
 
-    def validation_batch_starts(self, trainer: Trainer) -> None:
+    def validation_batch_starts(self, trainer: Trainer) -> bool:
         """Record a batch of the sanity check, or of the first validation where there was none.
 
         Args:
             trainer: The Trainer that is fitting.
 
+        Returns:
+            This batch is recorded, and takes longer than others.
+
         Raises:
             CaptureError: The recording cannot start.
         """
-        if self._validation is not None:
-            batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
-            self._validation.batch_starts(batches_in_run=sum(batches))
+        if self._validation is None:
+            return False
+        batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        self._validation.batch_starts(batches_in_run=sum(batches))
+        return self._validation.is_recording
 
     def validation_batch_ends(self, batch: Any) -> None:
         """End that recording.

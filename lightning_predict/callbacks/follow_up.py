@@ -1,9 +1,10 @@
 """`FollowUp`: what comes after the capture: the first prediction, better ones once more is known, and the look back.
 
-A prediction is made again, once each, when validation that had to be estimated was recorded, and when a checkpoint was
-timed that takes so much longer or shorter than was estimated that it is noticed in the total. Example::
+The few steps before the capture are all that the first prediction knows of this machine. After 20, 50, 100 and 500
+steps and at the ends of epochs the rest of the run is computed again from what it took so far, and where a total has
+moved noticeably, it is said in one line and logged again. Example::
 
-    follow_up = FollowUp(question)
+    follow_up = FollowUp(question, run_clock_of(trainer, device_clock=clock))
     predictions = follow_up.predict(trainer, trace=trace, validation=None, pace=Pace(), moment="batch end")
     # ... training goes on ...
     outcome = follow_up.look_back(trainer)
@@ -11,44 +12,59 @@ timed that takes so much longer or shorter than was estimated that it is noticed
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
-from time import monotonic
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.callbacks.aftermath import Aftermath, Outcome
 from lightning_predict.callbacks.bases import rank_zero_info, warn
-from lightning_predict.callbacks.checkpoints import CheckpointClock
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
+from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
+from lightning_predict.callbacks.run_clock import RunClock
 from lightning_predict.callbacks.showing import log_values
+from lightning_predict.callbacks.trainer_state import batches_in_store
+from lightning_predict.reports.format import duration
+from lightning_predict.reports.loggers import log_predictions, write_json
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import append_record
+from lightning_predict.scaling.records import Workload
+from lightning_predict.timeline.mean_step import measured_seconds
 from lightning_predict.tracing.records import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-NOTICEABLE_SECONDS, NOTICEABLE_SHARE = 60.0, 0.05
-"""Change of a total, in itself and over the total, that is worth another table."""
+RENEWAL_STEPS: Final = (20, 50, 100, 500)
+"""Steps after which the rest of the run is computed again."""
+
+NOTICEABLE_SHARE: Final = 0.05
+"""Change of a total over it that is worth another prediction."""
+
+NOTICEABLE_SECONDS: Final = 1.0
+"""The least change of this machine's total that is: less than this, another prediction may take by itself."""
+
+NOTICEABLE_HOST_SECONDS: Final = 60.0
+"""The least change of what the host adds to the total of any GPU that is."""
 
 
 @final
 class FollowUp:
-    """Keeps what a later prediction needs, and for as long as one may come.
+    """Keeps what a later prediction needs.
 
     Args:
         question: What the user wants to know.
-        clock: Seconds that only grow.
+        run_clock: How the fit goes by.
     """
 
-    def __init__(self, question: Question, *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, question: Question, run_clock: RunClock) -> None:
+        self.run_clock = run_clock
         self._question = question
-        self._clock = clock
-        self._checkpoints: CheckpointClock | None = CheckpointClock()
+        self._clock = run_clock.now
         self._aftermath: Aftermath | None = None
         self._answer: Answer | None = None
+        self._answered_at = 0.0
+        self._rest: Rest | None = None
+        self._rest_at = 0.0
         self._trace: Trace | None = None
         self._validation: Trace | None = None
         self._pace = Pace()
@@ -57,6 +73,13 @@ class FollowUp:
     def has_predicted(self) -> bool:
         """The first prediction was made."""
         return self._trace is not None
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """What is left of the run on the machine in use, as computed last; None before, and without a known end."""
+        if self._rest is None or self._rest.forecast is None:
+            return None
+        return max(0.0, self._rest.forecast.middle - (self._clock() - self._rest_at))
 
     def predict(
         self,
@@ -79,54 +102,69 @@ class FollowUp:
         Raises:
             LightningPredictError: As `predict`.
         """
+        is_renewed = self._answer is not None
         self._trace, self._validation = trace or self._trace, validation or self._validation
         self._pace = pace or self._pace
         if self._trace is None:
             raise ValueError("Nothing was recorded yet.")
+        if trace is not None:
+            self._settle(trainer, trace)
         answer = predict_rest(
             trainer,
             self._question,
             self._trace,
             validation=self._validation,
             pace=self._pace,
-            checkpoint_seconds=None if self._checkpoints is None else self._checkpoints.seconds,
+            clock=self.run_clock,
             moment=moment,
+            is_renewed=is_renewed,
         )
-        if answer.checkpoints.is_estimated and answer.checkpoints.count:
-            self._answer = answer
-        else:
-            self._checkpoints = None  # There is nothing more to learn.
+        self._answer, self._rest = answer, answer.rest
+        self._answered_at = self._rest_at = self._clock()
+        self.run_clock.interrupt()
         if self._aftermath is None and answer.expected is not None:
             batches = trainer.fit_loop.total_batch_idx + 1
             self._aftermath = Aftermath(answer.expected, clock=self._clock, batches_seen=batches)
         return answer.predictions
 
-    def checkpoint_is_collected(self) -> None:
-        """A checkpoint is about to be written."""
-        if self._checkpoints is not None:
-            self._checkpoints.is_collected(self._clock())
-
-    def hook_begins(self, *, batch_was_fetched: bool = False) -> bool:
-        """Some hook is called after a checkpoint may have been written.
+    def renew(self, trainer: Trainer, *, moment: Moment) -> Predictions | None:
+        """Compute the rest of the run again, and predict again where that is worth it.
 
         Args:
-            batch_was_fetched: The loader was waited for, too.
+            trainer: The Trainer that is fitting.
+            moment: The hook that asks.
 
         Returns:
-            The prediction is to be made again, with a checkpoint that was timed.
+            The new predictions, which were logged; None where no total has moved noticeably.
         """
-        if self._checkpoints is None:
-            return False
-        if self._checkpoints.is_pending:
-            waits = self._trace.loader_seconds if batch_was_fetched and self._trace is not None else ()
-            self._checkpoints.hook_begins(self._clock(), waited_seconds=statistics.mean(waits) if waits else 0.0)
-        timed = self._checkpoints.seconds
-        if timed is None or self._answer is None:
-            return False
-        if is_noticed(timed, self._answer):
-            return True
-        self._checkpoints = None
-        return False
+        before, trace = self._answer, self._trace
+        if before is None or trace is None:
+            return None
+        rest = rest_of_run(
+            trainer,
+            self.run_clock,
+            pace=self._pace,
+            moment=moment,
+            batches_per_window=trace.batches,
+            samples=trace.samples,
+            batches_per_epoch=before.batches_per_epoch,
+        )
+        now = self._clock()
+        self._rest, self._rest_at = rest, now
+        if not (self._has_moved(before.rest, rest, now) or host_has_moved(before, rest.workload)):
+            return None
+        said = before.rest.forecast
+        instead = None if said is None else max(0.0, said.middle - (now - self._answered_at))
+        predictions = self.predict(trainer, moment=moment)
+        refusals = log_predictions(trainer.loggers, predictions, step=trainer.global_step)
+        for refusal in refusals:
+            warn(refusal)
+        if not trainer.loggers:
+            write_json(predictions, trainer.default_root_dir)
+        rank_zero_info(
+            f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(self._answer or before, instead)}."
+        )
+        return predictions
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
         """Say what the run took beside what was first predicted, and remember it; None where nothing was trained."""
@@ -146,16 +184,67 @@ class FollowUp:
                 warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
         return outcome
 
+    def _settle(self, trainer: Trainer, trace: Trace) -> None:
+        """Time steps from now on, as those of this trace."""
+        # What a checkpoint holds is there in full once every optimizer has stepped.
+        self.run_clock.memory = max(
+            (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
+        )
+        mean = measured_seconds(trace) if trace.other_steps else None
+        self.run_clock.settle(
+            trace.step_seconds if mean is None else (mean,),
+            batches_per_window=trace.batches,
+            buffered=batches_in_store(trainer),
+            is_asynchronous=trainer.strategy.root_device.type != "cpu",
+            marks=RENEWAL_STEPS,
+        )
 
-def is_noticed(seconds: float, answer: Answer) -> bool:
-    """Whether a checkpoint that was timed changes a total so much that it is worth saying.
+    def _has_moved(self, before: Rest, rest: Rest, now: float) -> bool:
+        """Whether this machine's run will end at another time than was said."""
+        if rest.forecast is None or before.forecast is None:
+            return rest.forecast is not before.forecast
+        said = before.forecast.middle
+        change = abs(rest.forecast.middle - (said - (now - self._answered_at)))
+        return change >= max(NOTICEABLE_SECONDS, NOTICEABLE_SHARE * said)
+
+
+def _news(answer: Answer, instead_of_seconds: float | None) -> str:
+    """What is predicted now, in words, and what would be left by the prediction before."""
+    forecast, used = answer.rest.forecast, answer.predictions.used_gpu
+    if forecast is None:
+        return "the predictions were made again"
+    others = [
+        f"{name} {duration(one.total_seconds)}"
+        for name, one in answer.predictions.items()
+        if one.total_seconds is not None and name != used
+    ]
+    instead = "" if instead_of_seconds is None else f" instead of {duration(instead_of_seconds)}"
+    here = f"{duration(forecast.middle)} on {used or 'this machine'}{instead}"
+    return f"the rest of this run is predicted to take {'; '.join([here, ', '.join(others)] if others else [here])}"
+
+
+def host_has_moved(answer: Answer, now: Workload) -> bool:
+    """Whether the host adds so much more or less to every total than was predicted that it is worth saying.
 
     Args:
-        seconds: Of one file as timed.
-        answer: What was predicted with an estimate.
+        answer: What was predicted.
+        now: What is still to come, as measured since.
     """
     totals = [one.total_seconds for one in answer.predictions.values() if one.total_seconds is not None]
-    if not totals or answer.checkpoints.count is None:
+    before = answer.rest.workload
+    if not totals or before.training is None or now.training is None or not before.training.batches:
         return False
-    change = abs(seconds - (answer.checkpoints.seconds or 0.0)) * answer.checkpoints.count
-    return change >= max(NOTICEABLE_SECONDS, NOTICEABLE_SHARE * min(totals))
+    said = _host_seconds(before) * now.training.batches / before.training.batches
+    share = now.training.batches / before.training.batches
+    return abs(_host_seconds(now) - said) >= max(NOTICEABLE_HOST_SECONDS, NOTICEABLE_SHARE * min(totals) * share)
+
+
+def _host_seconds(workload: Workload) -> float:
+    """Seconds that the host adds on every GPU; a loader that overlaps adds what no GPU can hide."""
+    batches = 0 if workload.training is None else workload.training.batches
+    return (
+        workload.loader.seconds_per_batch * batches
+        + workload.validation_wait_seconds * (workload.validation_iterations or 0)
+        + workload.between_seconds
+        + (workload.checkpoints.total_seconds or 0.0)
+    )

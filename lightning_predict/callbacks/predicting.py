@@ -3,33 +3,29 @@
 Example::
 
     question = Question(gpus=("T4", "L4"))
-    answer = predict_rest(trainer, question, trace, validation=None, pace=Pace(), checkpoint_seconds=None)
+    answer = predict_rest(trainer, question, trace, validation=None, pace=Pace(), clock=clock)
     answer.predictions["T4"].total_seconds, answer.expected.total_seconds
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
-from lightning_predict.callbacks.aftermath import Expected
-from lightning_predict.callbacks.budget import FORWARD_SHARE
-from lightning_predict.callbacks.checkpoints import checkpoints_left
+from lightning_predict.callbacks.aftermath import Expected, expected_of, with_tempo
 from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.remaining import Moment, Position, Remaining, remaining, workload
+from lightning_predict.callbacks.remaining import Moment
+from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
+from lightning_predict.callbacks.run_clock import RunClock
 from lightning_predict.callbacks.strategies import strategy_of_trainer
-from lightning_predict.callbacks.trainer_state import loader_of, position_of, savings_of, seconds_left, workers_of
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.prediction import predict_workload
+from lightning_predict.prediction import gpu_in_use, layout_in_use, predict_workload
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.history import fingerprint_of, model_fingerprint_of, read_history
-from lightning_predict.scaling.records import Checkpoints, Workload
+from lightning_predict.scaling.history import HistoryRecord, read_history
+from lightning_predict.scaling.records import Workload
 from lightning_predict.scaling.strategy import Strategy
-from lightning_predict.scaling.totals import run_of
-from lightning_predict.timeline.mean_step import measured_seconds
-from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.records import Trace
 
 if TYPE_CHECKING:
@@ -74,12 +70,14 @@ class Answer:
     Attributes:
         predictions: For the GPUs.
         expected: For the machine in use; None where no step was timed.
-        checkpoints: What was assumed of the checkpoints.
+        rest: What was measured and counted.
+        batches_per_epoch: Length of an epoch as the user gave it; None where the loader has one.
     """
 
     predictions: Predictions
     expected: Expected | None
-    checkpoints: Checkpoints
+    rest: Rest
+    batches_per_epoch: int | None = None
 
 
 def predict_rest(
@@ -89,8 +87,9 @@ def predict_rest(
     *,
     validation: Trace | None,
     pace: Pace,
-    checkpoint_seconds: float | None,
+    clock: RunClock,
     moment: Moment = "batch end",
+    is_renewed: bool = False,
 ) -> Answer:
     """Predict what is left of a fit.
 
@@ -100,23 +99,25 @@ def predict_rest(
         trace: The recorded step.
         validation: The recorded validation batch; None where there is none yet.
         pace: How windows go by.
-        checkpoint_seconds: Of a checkpoint file as timed; None where none was.
+        clock: What the fit took so far.
         moment: The hook that asks.
+        is_renewed: It is not the first prediction of this fit.
 
     Raises:
         LightningPredictError: As `predict`.
     """
     given = _batches_per_epoch(trainer, question, trace)
-    position = position_of(
+    rest = rest_of_run(
         trainer,
-        batches_done=trainer.fit_loop.batch_idx + (moment != "batch start"),
+        clock,
         pace=pace,
         moment=moment,
+        batches_per_window=trace.batches,
+        samples=trace.samples,
         batches_per_epoch=given,
     )
-    left = remaining(position)
-    work = _workload(trainer, trace, position, left, checkpoint_seconds)
-    trace = trace.changed(lambda step: of_processes(step, trainer))
+    work = rest.workload
+    trace = with_tempo(trace, rest.tempo).changed(lambda step: of_processes(step, trainer))
     predictions = predict_workload(
         trace,
         question.gpus,
@@ -128,13 +129,14 @@ def predict_rest(
         method=question.method,
         usd_per_hour=question.usd_per_hour,
         weights=question.weights,
-        history=read_history() if question.learns else (),
+        history=_history(question, trace, is_renewed=is_renewed),
     )
     predictions = replace(predictions, notes=(*predictions.notes, *_notes(trainer, given, work)))
     return Answer(
         predictions=predictions,
-        expected=_expected(trace, validation, work, left, predictions, num_gpus=trainer.world_size),
-        checkpoints=work.checkpoints,
+        expected=expected_of(trace, rest, predictions, num_gpus=trainer.world_size),
+        rest=rest,
+        batches_per_epoch=given,
     )
 
 
@@ -148,19 +150,13 @@ def of_processes(step: Trace, trainer: Trainer) -> Trace:
     return replace(step, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
 
 
-def _workload(
-    trainer: Trainer, trace: Trace, position: Position, left: Remaining, checkpoint_seconds: float | None
-) -> Workload:
-    step = measured_seconds(trace)
-    # What a checkpoint holds is there in full once every optimizer has stepped.
-    memory = max((kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0)
-    return replace(
-        workload(left, position, batches_per_window=trace.batches, samples=trace.samples),
-        loader=loader_of(trainer, trace.loader_seconds, step_seconds=step or 0.0, batches_per_step=trace.batches),
-        loader_workers=workers_of(trainer),
-        checkpoints=checkpoints_left(savings_of(trainer), position, seconds=checkpoint_seconds, memory=memory),
-        time_limit_seconds=seconds_left(trainer),
-    )
+def _history(question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
+    """Earlier runs. How they strayed from their first prediction says nothing of a later one of the machine in use."""
+    if not question.learns:
+        return ()
+    origin = gpu_in_use(trace) if is_renewed else None
+    used = None if origin is None else layout_in_use(trace, origin).name
+    return tuple(one for one in read_history() if one.layout != used)
 
 
 def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> int | None:
@@ -182,49 +178,3 @@ def _notes(trainer: Trainer, given: int | None, work: Workload) -> tuple[str, ..
     if trainer.world_size > 1:
         notes.append(f"Of {trainer.world_size} processes, this one was recorded.")
     return tuple(notes)
-
-
-def _expected(
-    trace: Trace,
-    validation: Trace | None,
-    work: Workload,
-    left: Remaining,
-    predictions: Predictions,
-    *,
-    num_gpus: int,
-) -> Expected | None:
-    """The rest of the run on this machine, from its measured steps."""
-    seconds = measured_seconds(trace)
-    if seconds is None or seconds <= 0:
-        return None
-    step = _measured(seconds, forward_seconds=FORWARD_SHARE * seconds)
-    check = None if validation is None else measured_seconds(validation)
-    run = run_of(step, work, None if check is None else _measured(check), batches=trace.batches)
-    shown = predictions.get(predictions.used_gpu or "")
-    return Expected(
-        gpu=predictions.used_gpu,
-        fingerprint=fingerprint_of(trace),
-        model=model_fingerprint_of(trace),
-        num_gpus=num_gpus,
-        samples=trace.samples,
-        step_seconds=seconds,
-        batch_seconds=run.cycle_seconds / trace.batches,
-        batches=left.batches,
-        total_seconds=run.total_seconds,
-        shown_seconds=None if shown is None or shown.is_cut_off else shown.total_seconds,
-        usd_per_hour=None if shown is None else shown.usd_per_hour,
-        offer=None if shown is None else shown.offer,
-    )
-
-
-def _measured(seconds: float, *, forward_seconds: float = 0.0) -> Iteration:
-    return Iteration(
-        gpu="this machine",
-        seconds=seconds,
-        low_seconds=seconds,
-        high_seconds=seconds,
-        device_seconds=seconds,
-        host_seconds=0.0,
-        coverage={},
-        forward_seconds=forward_seconds,
-    )

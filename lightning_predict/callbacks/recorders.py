@@ -436,18 +436,27 @@ class StepRecorder:
 class ValidationRecorder:
     """Records one validation batch: the second, as the first bears one-off costs, or the only one.
 
+    Where nothing but shapes is read from the recording, it is the first: then the second, which bears none, is timed.
+
     Args:
         clock: Seconds, once the device has done its work.
         new_session: Makes the session that records the batch.
         records_first: Whether the only batch of a run may be recorded: not where it would record a compilation.
+        prefers_first: Record the first of several, too: on the CPU, where a recording holds no times.
     """
 
     def __init__(
-        self, *, clock: Callable[[], float], new_session: Callable[[], Session], records_first: bool = True
+        self,
+        *,
+        clock: Callable[[], float],
+        new_session: Callable[[], Session],
+        records_first: bool = True,
+        prefers_first: bool = False,
     ) -> None:
         self._clock = clock
         self._new_session = new_session
         self._records_first = records_first
+        self._prefers_first = prefers_first and records_first
         self._session: Session | None = None
         self._recorded: Session | None = None
         self._samples: int | None = None
@@ -459,6 +468,11 @@ class ValidationRecorder:
     def is_done(self) -> bool:
         """A batch was recorded."""
         return self._recorded is not None
+
+    @property
+    def is_recording(self) -> bool:
+        """The batch under way is recorded."""
+        return self._session is not None
 
     def trace(self) -> Trace | None:
         """The recorded batch; None before."""
@@ -481,7 +495,9 @@ class ValidationRecorder:
         """
         number = self._batches_seen
         self._batches_seen += 1
-        is_wanted = number == 1 or (number == 0 and batches_in_run == 1 and self._records_first)
+        is_wanted = number == 1 or (
+            number == 0 and (self._prefers_first or (batches_in_run == 1 and self._records_first))
+        )
         if self._recorded is None and is_wanted:
             self._session = self._new_session()
             self._session.start()

@@ -102,6 +102,8 @@ class Remaining:
         uneven_batches: Batches among `batches` that are smaller, the last of their epochs.
         windows_per_epoch: Windows of the current epoch.
         validation_batches: Validation batches.
+        validation_runs: Validation runs, of which those are.
+        epochs: Epochs that are still to begin.
         at_most: The run may end earlier.
     """
 
@@ -111,6 +113,8 @@ class Remaining:
     uneven_batches: int = 0
     windows_per_epoch: int | None
     validation_batches: int | None
+    validation_runs: int | None = 0
+    epochs: int | None = 0
     at_most: bool
 
 
@@ -133,13 +137,17 @@ def remaining(position: Position) -> Remaining:
         full_windows = windows_done(position, end, full=True) - windows_done(position, now, full=True)
     epochs_also_limit = per_epoch is None and position.max_epochs is not None
     size = _accumulation_in(position, position.epoch)
+    runs = _validation_runs(position, now, end)
+    per_run = 0 if position.validation is None else position.validation.batches
     return Remaining(
         batches=batches,
         windows=windows,
         full_windows=full_windows,
         uneven_batches=uneven,
         windows_per_epoch=None if per_epoch is None else math.ceil(per_epoch / size),
-        validation_batches=_validation_batches(position, now, end),
+        validation_batches=None if runs is None or per_run is None else runs * per_run,
+        validation_runs=runs,
+        epochs=None if end is None or per_epoch is None else max(0, math.ceil(end / per_epoch) - position.epoch - 1),
         at_most=position.may_end_earlier or epochs_also_limit,
     )
 
@@ -222,20 +230,18 @@ def windows_done(position: Position, batch: int, *, full: bool = False) -> int:
     return in_full_epochs + rest // min(_accumulation_in(position, epochs), per_epoch)
 
 
-def _validation_batches(position: Position, now: int, end: int | None) -> int | None:
+def _validation_runs(position: Position, now: int, end: int | None) -> int | None:
     validation = position.validation
     if validation is None:
         return 0
-    if validation.batches is None or validation.every_batches is None or end is None:
+    if validation.every_batches is None or end is None:
         return None
     if position.batches_per_epoch is None and (validation.every_epochs or 1) > 1:
         return None  # Which epoch a batch is in cannot be known ahead.
     if math.isinf(validation.every_batches) and position.batches_per_epoch is None:
         return None
     already = now - 1 if validation.is_due and now > 0 else now
-    return validation.batches * (
-        validations_done(position, validation, end) - validations_done(position, validation, already)
-    )
+    return validations_done(position, validation, end) - validations_done(position, validation, already)
 
 
 def validations_done(position: Position, validation: Validation, batch: int) -> int:

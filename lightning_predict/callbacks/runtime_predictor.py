@@ -29,6 +29,7 @@ from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.guard import harmless
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
+from lightning_predict.callbacks.run_clock import run_clock_of
 from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, reason_for_no_extras
 from lightning_predict.cost.quotes import check_price
@@ -92,6 +93,11 @@ class RuntimePredictor(Callback):
 
     _recording: FitRecording | None = None
     _follow_up: FollowUp | None = None
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """What is left of the fit on the machine in use, as computed last; None before the capture and afterwards."""
+        return None if self._follow_up is None else self._follow_up.remaining_seconds
 
     def __init__(
         self,
@@ -164,8 +170,15 @@ class RuntimePredictor(Callback):
         elif self._is_second(trainer):
             rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
         elif trainer.is_global_zero:
-            self._follow_up = FollowUp(self._question)
-            self._recording = FitRecording(trainer, pl_module, clock=device_clock(trainer.strategy.root_device))
+            clock = device_clock(trainer.strategy.root_device)
+            self._follow_up = FollowUp(self._question, run_clock_of(trainer, device_clock=clock))
+            self._recording = FitRecording(trainer, pl_module, clock=clock)
+
+    @harmless
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Time the start of the validation loader's workers."""
+        if self._follow_up is not None:
+            self._follow_up.run_clock.sanity_check_starts()
 
     @harmless
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -185,12 +198,18 @@ class RuntimePredictor(Callback):
     @harmless
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Workers that start are not a wait for a batch."""
-        self._pause()
+        if self._follow_up is not None:
+            self._follow_up.run_clock.epoch_starts()
+        if self._recording is not None:
+            self._recording.pause()
 
     @harmless
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nor is what an epoch ends with."""
-        self._pause()
+        if self._follow_up is not None:
+            self._follow_up.run_clock.epoch_ends()
+        if self._recording is not None:
+            self._recording.pause()
 
     @harmless
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -198,14 +217,14 @@ class RuntimePredictor(Callback):
         if self._recording is not None:
             self._recording.checkpoint_is_collected()
         if self._follow_up is not None:
-            self._follow_up.checkpoint_is_collected()
+            self._follow_up.run_clock.checkpoint_is_collected(self)
 
     @harmless
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Time or record the step that begins."""
         follow_up = self._follow_up
-        if follow_up is not None and follow_up.hook_begins(batch_was_fetched=True):
-            self._predict(trainer, pl_module, follow_up, "batch start")
+        if follow_up is not None and follow_up.run_clock.batch_starts():
+            self.predictions = follow_up.renew(trainer, moment="batch start") or self.predictions
         if self._recording is not None:
             self._recording.batch_starts(trainer)
 
@@ -220,7 +239,11 @@ class RuntimePredictor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; once every kind of step is recorded, predict."""
-        if self._recording is None or self._follow_up is None:
+        if self._follow_up is None:
+            return
+        if self._follow_up.run_clock.batch_ends():
+            self.predictions = self._follow_up.renew(trainer, moment="batch end") or self.predictions
+        if self._recording is None:
             return
         trace = self._recording.batch_ends(trainer, batch)
         if trace is not None:
@@ -234,7 +257,8 @@ class RuntimePredictor(Callback):
     @harmless
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nor is validation."""
-        self._pause()
+        if self._follow_up is not None:
+            self._follow_up.run_clock.validation_starts(is_check=trainer.sanity_checking)
         if self._recording is not None:
             self._recording.validation_starts()
 
@@ -243,8 +267,11 @@ class RuntimePredictor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Record a batch of the sanity check, or of the first validation where there was none."""
-        if self._recording is not None:
-            self._recording.validation_batch_starts(trainer)
+        is_recorded = self._recording is not None and self._recording.validation_batch_starts(trainer)
+        if self._follow_up is not None:
+            self._follow_up.run_clock.validation_batch_starts()
+            if is_recorded:
+                self._follow_up.run_clock.validation_batch_is_recorded()
 
     @harmless
     def on_validation_batch_end(
@@ -257,6 +284,8 @@ class RuntimePredictor(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """End that recording."""
+        if self._follow_up is not None:
+            self._follow_up.run_clock.validation_batch_ends()
         if self._recording is not None:
             self._recording.validation_batch_ends(batch)
 
@@ -264,6 +293,8 @@ class RuntimePredictor(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict again where validation had to be estimated and has now been recorded."""
         follow_up, recording = self._follow_up, self._recording
+        if follow_up is not None:
+            follow_up.run_clock.validation_ends()
         if follow_up is not None and recording is not None and follow_up.has_predicted and recording.validation_is_done:
             self._predict(trainer, pl_module, follow_up, "validation end")
 
@@ -334,13 +365,6 @@ class RuntimePredictor(Callback):
     def _is_second(self, trainer: Trainer) -> bool:
         """One is in the code already and the environment asks for another; two recorders would disturb each other."""
         return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
-
-    def _pause(self) -> None:
-        """Something begins that is no wait for a batch."""
-        if self._follow_up is not None:
-            self._follow_up.hook_begins()
-        if self._recording is not None:
-            self._recording.pause()
 
     def _rest(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""

@@ -8,8 +8,7 @@ Example::
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sized
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -117,21 +116,17 @@ def savings_of(trainer: Any) -> list[Saving]:
     return [_saving(trainer, callback) for callback in found]
 
 
-def loader_of(trainer: Any, waits: Sequence[float], *, step_seconds: float, batches_per_step: int) -> Loader:
-    """What is known of the loader from the waits for its batches.
+def loader_of(trainer: Any, wait_seconds: float, *, batch_seconds: float) -> Loader:
+    """Tell how the loader would keep any GPU waiting from how it does on this machine.
 
     Args:
         trainer: The Trainer that is fitting.
-        waits: Seconds from the end of a batch to the beginning of the next.
-        step_seconds: Of a step, waits excluded.
-        batches_per_step: Batches of that step.
+        wait_seconds: From the end of a batch to the beginning of the next.
+        batch_seconds: Of a batch, the wait excluded.
     """
-    if not waits:
-        return Loader()
-    wait, batch = statistics.mean(waits), step_seconds / batches_per_step
-    if _has_workers(trainer) and wait > STALL_SHARE * batch:
-        return Loader(seconds_per_batch=batch + wait, overlaps=True)
-    return Loader(seconds_per_batch=wait)
+    if has_workers(trainer) and wait_seconds > STALL_SHARE * batch_seconds:
+        return Loader(seconds_per_batch=batch_seconds + wait_seconds, overlaps=True)
+    return Loader(seconds_per_batch=wait_seconds)
 
 
 def workers_of(trainer: Any) -> int | None:
@@ -195,9 +190,21 @@ def _loaders(trainer: Any) -> list[Any]:
     return [loader for loader in leaves if loader is not None]
 
 
-def _has_workers(trainer: Any) -> bool:
+def has_workers(trainer: Any) -> bool:
+    """Whether workers make the training batches beside the training."""
     loaders = _loaders(trainer)
     return bool(loaders) and all(getattr(loader, "num_workers", 0) > 0 for loader in loaders)
+
+
+def starts_workers(trainer: Any) -> bool:
+    """Whether each epoch starts workers anew."""
+    return has_workers(trainer) and not all(getattr(one, "persistent_workers", False) for one in _loaders(trainer))
+
+
+def batches_in_store(trainer: Any) -> int:
+    """Batches that the workers make ahead, which are there at once after a break."""
+    loaders = _loaders(trainer) if has_workers(trainer) else []
+    return max((one.num_workers * (getattr(one, "prefetch_factor", None) or 1) for one in loaders), default=0)
 
 
 def _last_batch_share(trainer: Any) -> float:

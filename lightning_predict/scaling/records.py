@@ -100,6 +100,9 @@ class Workload:
         loader: Waits for batches.
         loader_workers: Workers of each GPU's loader; None where unknown.
         checkpoints: Checkpoints still to be written.
+        validation_wait_seconds: Wait for a validation batch; the same on every GPU, as the host fetches it.
+        between_seconds: Of all that lies between the epochs and before the validation runs still to come, such as
+            workers that start; the same on every GPU.
         at_most: The run may end earlier (early stopping, a time limit).
         time_limit_seconds: Until the Trainer's time limit ends the run; None without one.
     """
@@ -113,6 +116,8 @@ class Workload:
     loader: Loader = Loader()
     loader_workers: int | None = None
     checkpoints: Checkpoints = Checkpoints()
+    validation_wait_seconds: float = 0.0
+    between_seconds: float = 0.0
     at_most: bool = False
     time_limit_seconds: float | None = None
 
@@ -126,7 +131,8 @@ class Run:
         gpu: Name of the GPU.
         training_seconds: Of all training steps still to come, waits for the loader included; None where their number is
             unknown.
-        validation_seconds: Of all validation batches still to come; None where their number or time is unknown.
+        validation_seconds: Of all validation batches still to come, waits for them included; None where their number or
+            time is unknown.
         total_seconds: All together, the known part of it; None where the number of training steps is unknown.
         total_low_seconds: Lower end of the 90 % interval.
         total_high_seconds: Upper end of the 90 % interval.

@@ -19,8 +19,8 @@ from lightning_predict.timeline.records import Iteration
 def run_of(step: Iteration, workload: Workload, validation: Iteration | None = None, *, batches: int = 1) -> Run:
     """Time of the run still to come on the step's GPU.
 
-    The step's own interval scales training and validation; what the host does (loader, checkpoints) was measured, or
-    is the same on every GPU, and is added as it is.
+    The step's own interval scales training and validation; what the host does (loader, checkpoints, ends of epochs) was
+    measured, or is the same on every GPU, and is added as it is.
 
     Args:
         step: One training step.
@@ -28,20 +28,22 @@ def run_of(step: Iteration, workload: Workload, validation: Iteration | None = N
         validation: One validation batch; None takes the forward share of one training batch instead.
         batches: Batches of one training step.
     """
-    low, high = step.low_seconds / step.seconds, step.high_seconds / step.seconds
+    low, high = (step.low_seconds / step.seconds, step.high_seconds / step.seconds) if step.seconds > 0 else (1.0, 1.0)
     validating = _validation_seconds(step, workload, validation, batches)
+    waiting = (workload.validation_iterations or 0) * workload.validation_wait_seconds
     writing = workload.checkpoints.total_seconds
+    added = waiting + workload.between_seconds + (writing or 0.0)
     training = _training(workload, batches)
 
     def total(ratio: float) -> float | None:
         if training is None:
             return None
-        return _paced(step, training, workload, batches, ratio) + (validating or 0.0) * ratio + (writing or 0.0)
+        return _paced(step, training, workload, batches, ratio) + (validating or 0.0) * ratio + added
 
     return Run(
         gpu=step.gpu,
         training_seconds=None if training is None else _paced(step, training, workload, batches),
-        validation_seconds=None if training is None else validating,
+        validation_seconds=None if training is None or validating is None else validating + waiting,
         total_seconds=total(1.0),
         # Validation runs the same kernels: its relative error is taken to be that of the step.
         total_low_seconds=total(low),

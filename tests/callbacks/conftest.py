@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from lightning_predict.callbacks import predicting, runtime_predictor
+from lightning_predict.callbacks import follow_up, predicting, run_clock, runtime_predictor
 from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.prediction import predict_workload
 from lightning_predict.scaling.records import Workload
@@ -51,14 +53,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Readings of the predictor's clock, which shows a second more each time: no step takes longer by chance."""
+    """Readings of the predictor's device clock, which shows a second more each time: no step takes longer by chance.
+
+    So does the plain clock by which it times the run, whose readings are not kept; as more hooks read it between two
+    epochs than between two batches, nothing is predicted again from it.
+    """
     seen: list[float] = []
+    plain = itertools.count()
 
     def clock() -> float:
         seen.append(float(len(seen)))
         return seen[-1]
 
     monkeypatch.setattr(runtime_predictor, "device_clock", lambda device: clock)
+    monkeypatch.setattr(run_clock, "perf_counter", lambda: float(next(plain)))
+    monkeypatch.setattr(follow_up, "NOTICEABLE_SHARE", math.inf)
     return seen
 
 

@@ -1,9 +1,7 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lightning_predict.callbacks.budget import GO_ON, Forecast, forecast_of, judge_forecast, judge_use
-from lightning_predict.callbacks.limits import Limit
+from lightning_predict.callbacks.budget import GO_ON, Limit, judge_forecast, judge_use
+from lightning_predict.callbacks.rest_of_run import Forecast
 from lightning_predict.reports.format import usd
 
 DOLLARS = Limit(name="usd", total=10.0, per_second=0.01, show=usd, before=1.0)
@@ -52,27 +50,6 @@ def test_the_reason_of_actual_use() -> None:
     assert judge_use([DOLLARS], 900.0).reason == "$10.0 of $10.0 (usd) are used"
 
 
-def test_forecast_takes_the_fastest_the_median_and_the_slowest_batch() -> None:
-    assert forecast_of([1.0, 4.0, 2.0], batches=10) == Forecast(10.0, 20.0, 40.0)
-
-
-def test_measured_validation_is_added_as_it_is() -> None:
-    made = forecast_of([1.0, 2.0, 4.0], batches=10, validation_batches=5, validation_batch_seconds=0.5)
-    assert made == Forecast(12.5, 22.5, 42.5)
-
-
-def test_unmeasured_validation_is_nothing_or_a_third_or_a_whole_batch() -> None:
-    made = forecast_of([1.0, 1.5, 2.0], batches=10, validation_batches=4)
-    assert (made.low, made.high) == (10.0, 20.0 + 4 * 2.0)
-    assert made.middle == pytest.approx(15.0 + 4 * 0.5)
-
-
 def test_a_time_limit_cuts_the_forecast_off() -> None:
     assert Forecast(1.0, 5.0, 9.0).cut_off(4.0) == Forecast(1.0, 4.0, 4.0)
     assert Forecast(1.0, 5.0, 9.0).cut_off(None) == Forecast(1.0, 5.0, 9.0)
-
-
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9), st.integers(0, 100), st.integers(0, 100))
-def test_a_forecast_is_ordered(batch_seconds: list[float], batches: int, validation_batches: int) -> None:
-    made = forecast_of(batch_seconds, batches=batches, validation_batches=validation_batches)
-    assert 0 <= made.low <= made.middle * (1 + 1e-12) <= made.high * (1 + 2e-12)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.budget_terms import Terms
-from lightning_predict.callbacks.ledger import Ledger
+from lightning_predict.callbacks.budget import Ledger
+from lightning_predict.callbacks.cost_budget import Terms
 from lightning_predict.cost.offers import load_offers
 
 

@@ -2,20 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.callbacks.budget import Forecast
-from lightning_predict.callbacks.budget_watch import CHECK_SECONDS, BudgetWatch
-from lightning_predict.callbacks.ledger import Ledger
-from lightning_predict.callbacks.limits import hours_limit
+from lightning_predict.callbacks.budget import CHECK_SECONDS, BudgetWatch, Ledger, hours_limit
 from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.remaining import Remaining
+from lightning_predict.callbacks.rest_of_run import Forecast
 
 
 class Run:
     """A watch over batches of one second each, and no wait between them."""
 
-    def __init__(
-        self, *, hours: float = 1.0, ranks_agree: bool = False, validation_seconds: float | None = None
-    ) -> None:
+    def __init__(self, *, hours: float = 1.0, ranks_agree: bool = False) -> None:
         self.seconds = 0.0
         self.batches = 0
         ledger = Ledger(lambda: self.seconds)
@@ -27,7 +22,6 @@ class Run:
             clock=lambda: self.seconds,
             optimizer_steps_done=0,
             ranks_agree=ranks_agree,
-            validation_seconds=validation_seconds,
         )
 
     def batch(self, *, accumulates: int = 1, steps: int = 1) -> str | None:
@@ -39,15 +33,9 @@ class Run:
         return self.watch.batch_ends(optimizer_steps_done=steps * (self.batches // accumulates))
 
 
-def left(batches: int | None, *, validation_batches: int | None = 0) -> Remaining:
-    return Remaining(
-        batches=batches,
-        windows=batches,
-        full_windows=batches,
-        windows_per_epoch=None,
-        validation_batches=validation_batches,
-        at_most=False,
-    )
+def seconds(middle: float) -> Forecast:
+    """A forecast of which all ends are alike."""
+    return Forecast(middle, middle, middle)
 
 
 def test_alone_it_asks_after_the_warmup_and_at_every_window_once_it_gets_narrow() -> None:
@@ -74,7 +62,7 @@ def test_once_a_minute_it_asks_for_another_forecast() -> None:
     run, asked = Run(), []
     for number in range(1, 126):
         if run.batch() == "use":
-            run.watch.refresh(left(200 - number))
+            run.watch.judge_forecast(seconds(200.0 - number))
             asked.append(number)
     assert asked == [63, 63 + 60 + 1]
 
@@ -92,43 +80,33 @@ def test_several_ranks_agree_every_half_minute() -> None:
     assert [number for number, question in enumerate(questions, start=1) if question == "use"] == [2 + 30, 2 + 60]
 
 
-def test_the_forecast_is_time_by_batches() -> None:
-    run = Run(validation_seconds=0.5)
-    run.batch()
-    run.batch()
-    assert run.watch.judge_forecast(left(10, validation_batches=4)).action == "go on"
-    assert run.watch.forecast == Forecast(12.0, 12.0, 12.0)
-
-
-def test_a_time_limit_of_the_trainer_cuts_it_off() -> None:
-    run = Run()
-    run.batch()
-    run.batch()
-    run.watch.judge_forecast(left(10), seconds_left=3.0)
-    assert run.watch.forecast == Forecast(3.0, 3.0, 3.0)
-
-
 def test_what_is_left_is_judged_with_what_was_used() -> None:
     run = Run(hours=10 / 3600)
     run.batch()
     run.batch()
-    assert run.watch.judge_forecast(left(8)).action == "go on"
-    assert run.watch.judge_forecast(left(9)).action == "stop"
+    assert run.watch.judge_forecast(seconds(8.0)).action == "go on"
+    assert run.watch.judge_forecast(seconds(9.0)).action == "stop"
+    assert run.watch.forecast == seconds(9.0)
 
 
-def test_without_a_known_length_only_what_was_used_is_judged() -> None:
+def test_without_a_forecast_there_is_nothing_to_judge_but_the_use() -> None:
     run = Run(hours=2 / 3600)
     run.batch()
     run.batch()
-    assert run.watch.judge_forecast(left(None)).reason == "2.00 s of 2.00 s (hours) are used"
+    assert run.watch.judge_forecast(None).action == "go on"
+    assert run.watch.judge_use().reason == "2.00 s of 2.00 s (hours) are used"
     assert run.watch.forecast is None
 
 
-def test_a_forecast_that_fits_still_warns_of_what_was_used() -> None:
-    run = Run(hours=2.2 / 3600)
+def test_batches_of_the_warmup_are_timed_without_those_that_compile() -> None:
+    run = Run()
+    run.seconds += 30.0
+    run.watch.batch_starts()
+    run.seconds += 30.0
+    run.watch.batch_ends(optimizer_steps_done=1)
+    run.batches += 1
     run.batch()
-    run.batch()
-    assert run.watch.judge_forecast(left(0)).action == "warn"
+    assert run.watch.batch_seconds == (1.0,)
 
 
 @pytest.mark.parametrize(

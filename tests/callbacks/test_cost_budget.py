@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget, run_clock
 from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.budget import Ledger
 from lightning_predict.callbacks.last_checkpoint import CHECKPOINT_NAME
-from lightning_predict.callbacks.ledger import Ledger
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
@@ -40,6 +40,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     """The time that budgets see."""
     shown = Time()
     monkeypatch.setattr(cost_budget, "device_clock", lambda device: shown)
+    monkeypatch.setattr(run_clock, "perf_counter", shown)
     monkeypatch.setattr(cost_budget, "Ledger", lambda: Ledger(shown))
     return shown
 
@@ -298,7 +299,7 @@ def test_a_jump_of_the_wall_clock_changes_nothing(
     def jumping(batch: torch.Tensor, batch_idx: int) -> Any:
         if batch_idx == 2:
             monkeypatch.setattr(clocks, "time", lambda: 4e9)  # the year 2096
-            monkeypatch.setattr("lightning_predict.callbacks.limits.datetime", None)
+            monkeypatch.setattr("lightning_predict.callbacks.budget.datetime", None)
         return step(batch, batch_idx)
 
     model.training_step = jumping
@@ -516,8 +517,8 @@ def test_a_judgement_that_fails_becomes_one_warning(
     def fails(*args: Any, **options: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("lightning_predict.callbacks.budget_watch.judge_forecast", fails)
-    monkeypatch.setattr("lightning_predict.callbacks.budget_watch.judge_use", fails)
+    monkeypatch.setattr("lightning_predict.callbacks.budget.judge_forecast", fails)
+    monkeypatch.setattr("lightning_predict.callbacks.budget.judge_use", fails)
     with pytest.warns(LightningPredictWarning, match="CostBudget is off, .* ZeroDivisionError: by zero") as warned:
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
     assert len([one for one in warned if one.category is LightningPredictWarning]) == 1

@@ -4,33 +4,60 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.callbacks.follow_up import is_noticed
+from lightning_predict.callbacks.follow_up import host_has_moved
 from lightning_predict.callbacks.predicting import Answer
+from lightning_predict.callbacks.remaining import Remaining
+from lightning_predict.callbacks.rest_of_run import Rest
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.records import Checkpoints
+from lightning_predict.scaling.records import Batches, Checkpoints, Loader, Workload
 from tests.reports.example import H100, MINIMAL, T4
 
+WORK = Workload(training_iterations=100, training=Batches(windows=100, batches=100))
 
-def answer(*, seconds: float | None, count: int | None = 100) -> Answer:
+
+def answer(workload: Workload = WORK) -> Answer:
     """11,520 s on the T4 and 1,440 s on the H100, of which 5 % are 72 s."""
-    checkpoints = Checkpoints(count=count, seconds=seconds)
-    return Answer(predictions=Predictions((T4, H100)), expected=None, checkpoints=checkpoints)
+    left = Remaining(
+        batches=100, windows=100, full_windows=100, windows_per_epoch=None, validation_batches=0, at_most=False
+    )
+    rest = Rest(left=left, workload=workload, tempo=None, run=None, forecast=None)
+    return Answer(predictions=Predictions((T4, H100)), expected=None, rest=rest)
+
+
+def with_files(seconds: float) -> Workload:
+    return replace(WORK, checkpoints=Checkpoints(count=100, seconds=seconds))
+
+
+@pytest.mark.parametrize(("estimated", "timed", "noticed"), [(1.0, 1.5, False), (1.0, 1.8, True), (1.0, 0.2, True)])
+def test_a_change_of_a_minute_and_five_percent_is_noticed(estimated: float, timed: float, noticed: bool) -> None:
+    assert host_has_moved(answer(with_files(estimated)), with_files(timed)) is noticed
 
 
 @pytest.mark.parametrize(
-    ("estimated", "timed", "noticed"), [(1.0, 1.5, False), (1.0, 1.8, True), (1.0, 0.2, True), (None, 0.8, True)]
+    "change",
+    [
+        {"loader": Loader(seconds_per_batch=0.8)},
+        {"between_seconds": 80.0},
+        {"validation_iterations": 40, "validation_wait_seconds": 2.0},
+    ],
 )
-def test_a_change_of_a_minute_and_five_percent_is_noticed(estimated: float | None, timed: float, noticed: bool) -> None:
-    assert is_noticed(timed, answer(seconds=estimated)) is noticed
+def test_whatever_the_host_adds_counts(change: dict[str, object]) -> None:
+    assert host_has_moved(answer(), replace(WORK, **change))  # type: ignore[arg-type]
+
+
+def test_what_is_done_meanwhile_is_no_change() -> None:
+    # Half of the batches are done, and half of the 200 s of waiting.
+    before = replace(WORK, loader=Loader(seconds_per_batch=2.0))
+    later = replace(before, training=Batches(windows=50, batches=50))
+    assert not host_has_moved(answer(before), later)
 
 
 def test_a_change_of_seconds_is_not_whatever_its_share() -> None:
     short = replace(H100, total_seconds=10.0)
-    brief = replace(answer(seconds=0.1), predictions=Predictions((short,)))
-    assert not is_noticed(0.5, brief)  # 40 s more than 10
-    assert is_noticed(0.8, brief)
+    brief = replace(answer(with_files(0.1)), predictions=Predictions((short,)))
+    assert not host_has_moved(brief, with_files(0.5))  # 40 s more than 10
+    assert host_has_moved(brief, with_files(0.8))
 
 
-def test_without_a_total_or_a_number_there_is_nothing_to_notice() -> None:
-    assert not is_noticed(1e6, answer(seconds=1.0, count=None))
-    assert not is_noticed(1e6, replace(answer(seconds=1.0), predictions=Predictions((MINIMAL,))))
+def test_without_a_total_there_is_nothing_to_notice() -> None:
+    assert not host_has_moved(replace(answer(), predictions=Predictions((MINIMAL,))), with_files(1e6))

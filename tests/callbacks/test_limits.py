@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lightning_predict.callbacks.ledger import Ledger
-from lightning_predict.callbacks.limits import hours_limit, limits_of_fit, usd_limit
+from lightning_predict.callbacks.budget import Ledger, hours_limit, limits_of_fit, usd_limit
 
 
 def test_dollars_are_used_at_the_price() -> None:

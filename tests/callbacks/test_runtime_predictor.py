@@ -308,12 +308,15 @@ def test_prices_by_any_name_of_a_gpu() -> None:
     assert RuntimePredictor(["T4"], usd_per_hour={"Tesla T4": 0.5}).usd_per_hour == {"T4": 0.5}
 
 
-def test_nothing_is_timed_after_the_capture(lightning: Small, tmp_path: Path, readings: list[float]) -> None:
+def test_the_device_is_waited_for_after_the_capture_at_a_few_steps_alone(
+    lightning: Small, tmp_path: Path, readings: list[float]
+) -> None:
     fit(lightning, tmp_path, RuntimePredictor(GPUS), batches=4)
     until_the_capture = len(readings)
     readings.clear()
     fit(lightning, tmp_path, RuntimePredictor(GPUS), batches=40)
-    assert len(readings) == until_the_capture == 4 * 2 + 1  # each batch's start and end, and the recorder's start
+    assert until_the_capture == 4 * 2 + 1  # each batch's start and end, and the recorder's start
+    assert len(readings) == until_the_capture + 1  # at the end of step 20
 
 
 def test_tensorboard_holds_scalars_a_table_and_a_figure(small: Small, tmp_path: Path) -> None:

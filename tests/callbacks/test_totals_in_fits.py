@@ -152,10 +152,11 @@ def test_a_checkpoint_that_matters_is_timed_and_predicted_with_again(
     lightning: Small, tmp_path: Path, calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A slow disk: the estimate is an hour a file, of a run of seconds.
+    monkeypatch.setattr("lightning_predict.callbacks.follow_up.NOTICEABLE_SHARE", 0.05)
     monkeypatch.setattr("lightning_predict.callbacks.checkpoints.WRITING_BYTES_PER_SECOND", 1e-3)
     saving = checkpoint(lightning, tmp_path)
     fit(lightning, tmp_path, lightning.loader(6), max_epochs=3, callbacks=[saving], enable_checkpointing=True)
-    estimated, timed = calls
+    estimated, timed, *_ = calls
     assert (estimated.workload.checkpoints.is_estimated, timed.workload.checkpoints.is_estimated) == (True, False)
     assert timed.workload.training_iterations == 2 * 6  # said before the first batch of the second epoch
     assert timed.workload.checkpoints.count == 2
@@ -263,17 +264,17 @@ class FakeTrainer:
 
 def test_workers_that_keep_up_only_hand_over() -> None:
     wait = 0.9 * STALL_SHARE
-    loader = loader_of(FakeTrainer(2), [wait], step_seconds=1.0, batches_per_step=1)
+    loader = loader_of(FakeTrainer(2), wait, batch_seconds=1.0)
     assert loader == Loader(seconds_per_batch=wait)
 
 
 def test_workers_that_do_not_keep_up_make_a_batch_in_a_step_and_its_wait() -> None:
-    loader = loader_of(FakeTrainer(2), [0.0, 0.6], step_seconds=1.0, batches_per_step=2)
+    loader = loader_of(FakeTrainer(2), 0.3, batch_seconds=0.5)
     assert loader == Loader(seconds_per_batch=0.5 + 0.3, overlaps=True)
 
 
 def test_one_loader_without_workers_adds_its_waits() -> None:
-    assert loader_of(FakeTrainer(2, 0), [0.6], step_seconds=1.0, batches_per_step=1) == Loader(seconds_per_batch=0.6)
+    assert loader_of(FakeTrainer(2, 0), 0.6, batch_seconds=1.0) == Loader(seconds_per_batch=0.6)
 
 
 def test_loaders_that_resume() -> None:

@@ -1,0 +1,159 @@
+"""What is left of a fit, in batches and in seconds on the machine in use: one computation for both callbacks.
+
+Example::
+
+    rest = rest_of_run(trainer, clock, pace=Pace(), batches_per_window=1)
+    rest.forecast      # Forecast(low=48.0, middle=52.0, high=60.0); None where no step was timed, or without an end
+    rest.workload      # the same batches, for other GPUs
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, final
+
+from lightning_predict.callbacks.checkpoints import checkpoints_left
+from lightning_predict.callbacks.recorders import Pace
+from lightning_predict.callbacks.remaining import Moment, Remaining, remaining, workload
+from lightning_predict.callbacks.run_clock import RunClock, Tempo
+from lightning_predict.callbacks.trainer_state import (
+    has_workers,
+    loader_of,
+    position_of,
+    savings_of,
+    seconds_left,
+    starts_workers,
+    workers_of,
+)
+from lightning_predict.scaling.records import Loader, Run, Workload
+from lightning_predict.scaling.totals import run_of
+from lightning_predict.timeline.records import Iteration
+from lightning_predict.tracing.records import Memory
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+FORWARD_SHARE: Final = 1 / 3
+"""Part of a training batch that its forward pass takes: the backward pass computes twice as much."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds that the rest of the run takes: the low end, the middle and the high end of what was measured."""
+
+    low: float
+    middle: float
+    high: float
+
+    def cut_off(self, seconds: float | None) -> Forecast:
+        """Limit it by a time limit of the Trainer; None is no limit."""
+        if seconds is None:
+            return self
+        return Forecast(min(self.low, seconds), min(self.middle, seconds), min(self.high, seconds))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What is left of a fit.
+
+    Attributes:
+        left: Batches, windows and validation still to come.
+        workload: The same for a prediction of any GPU.
+        tempo: What a batch takes on the machine in use; None before a step was timed.
+        run: The rest on the machine in use; None before a step was timed.
+        forecast: Its total, with its ends; None where there is no total.
+    """
+
+    left: Remaining
+    workload: Workload
+    tempo: Tempo | None
+    run: Run | None
+    forecast: Forecast | None
+
+
+def rest_of_run(
+    trainer: Trainer,
+    clock: RunClock,
+    *,
+    pace: Pace,
+    moment: Moment = "batch end",
+    batches_per_window: int | None = None,
+    samples: int | None = None,
+    batches_per_epoch: int | None = None,
+) -> Rest:
+    """Count what is left of a fit, and time it by what the machine in use has shown so far.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        clock: What it took so far.
+        pace: How windows go by.
+        moment: The hook that asks.
+        batches_per_window: Batches of the recorded step; None: as the Trainer accumulates.
+        samples: Samples of that step; None where unknown.
+        batches_per_epoch: What the user says, for a loader without a length.
+    """
+    position = position_of(
+        trainer,
+        batches_done=trainer.fit_loop.batch_idx + (moment != "batch start"),
+        pace=pace,
+        moment=moment,
+        batches_per_epoch=batches_per_epoch,
+    )
+    left = remaining(position)
+    size = batches_per_window or position.batches_per_window
+    overlaps = has_workers(trainer)
+    tempo = clock.tempo(batches_per_window=size, overlaps=overlaps)
+    validation = clock.validation_tempo()
+    between = (left.epochs or 0) * clock.epoch_seconds(starts_workers=starts_workers(trainer))
+    if validation is not None:
+        between += (left.validation_runs or 0) * validation.start_seconds
+    limit = seconds_left(trainer)
+    work = replace(
+        workload(left, position, batches_per_window=size, samples=samples),
+        loader=Loader() if tempo is None else loader_of(trainer, tempo.wait_seconds, batch_seconds=tempo.step_seconds),
+        loader_workers=workers_of(trainer),
+        checkpoints=checkpoints_left(
+            savings_of(trainer), position, seconds=clock.checkpoints.seconds, memory=clock.memory or Memory()
+        ),
+        validation_wait_seconds=0.0 if validation is None else validation.wait_seconds,
+        between_seconds=between,
+        time_limit_seconds=limit,
+    )
+    if tempo is None:
+        return Rest(left=left, workload=work, tempo=None, run=None, forecast=None)
+    check = None if validation is None else validation.batch_seconds
+    # Of a validation that nobody timed, the low end counts nothing: a guess alone ends no run.
+    low, run, high = (
+        _run_here(work, tempo, size, batch, share * batch if check is None else check)
+        for batch, share in ((tempo.low_seconds, 0.0), (tempo.step_seconds, FORWARD_SHARE), (tempo.high_seconds, 1.0))
+    )
+    ends = (low.total_seconds, run.total_seconds, high.total_seconds)
+    return Rest(
+        left=left,
+        workload=work,
+        tempo=tempo,
+        run=run,
+        forecast=None
+        if ends[0] is None or ends[1] is None or ends[2] is None
+        else Forecast(ends[0], ends[1], ends[2]).cut_off(limit),
+    )
+
+
+def _run_here(work: Workload, tempo: Tempo, size: int, batch_seconds: float, validation_seconds: float) -> Run:
+    """The rest on the machine in use, whose waits were measured and add up whether they overlap or not."""
+    here = replace(work, loader=Loader(seconds_per_batch=tempo.wait_seconds))
+    return run_of(_measured(batch_seconds * size), here, _measured(validation_seconds), batches=size)
+
+
+def _measured(seconds: float) -> Iteration:
+    return Iteration(
+        gpu="this machine",
+        seconds=seconds,
+        low_seconds=seconds,
+        high_seconds=seconds,
+        device_seconds=seconds,
+        host_seconds=0.0,
+        coverage={},
+    )

@@ -1,0 +1,186 @@
+"""What is left of a run on the machine in use, in real fits whose time the tests let pass: predicted, and again."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget, run_clock, runtime_predictor
+from lightning_predict.callbacks.budget import Ledger
+from tests.callbacks.conftest import Call
+from tests.callbacks.small import Small
+from tests.callbacks.test_cost_budget import Time, timed_model
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """The time that both callbacks see."""
+    shown = Time()
+    for module in (cost_budget, runtime_predictor):
+        monkeypatch.setattr(module, "device_clock", lambda device: shown)
+    monkeypatch.setattr(run_clock, "perf_counter", shown)
+    monkeypatch.setattr(cost_budget, "Ledger", lambda: Ledger(shown))
+    return shown
+
+
+class Watching:
+    """A fit that notes, after some steps, what was then predicted to be left."""
+
+    def __init__(self, small: Small, steps: tuple[int, ...], predictor: RuntimePredictor | None = None) -> None:
+        self.small = small
+        self.predictor = predictor or RuntimePredictor(["T4"], print_table=False)
+        self.left: dict[int, float | None] = {}
+        watching = self
+
+        class Watch(small.lightning.Callback):  # type: ignore[misc,name-defined]
+            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+                if trainer.global_step in steps:
+                    watching.left[trainer.global_step] = watching.predictor.remaining_seconds
+
+        self.watch = Watch()
+
+    def fit(
+        self, folder: Path, model: Any, batches: int, *, validation: int = 0, callbacks: Any = (), **options: Any
+    ) -> Any:
+        options = {"max_epochs": 1} | options
+        trainer = self.small.trainer(folder, callbacks=[self.predictor, *callbacks, self.watch], **options)
+        trainer.fit(model, self.small.loader(batches), self.small.loader(validation) if validation else None)
+        return trainer
+
+
+def test_steps_that_get_faster_are_predicted_again_once_and_said_in_a_line(
+    small: Small, tmp_path: Path, time: Time, calls: list[Call], caplog: pytest.LogCaptureFixture
+) -> None:
+    # 4 steps of 2 s, the last of which is recorded, then 96 of 1 s.
+    logger = small.lightning.loggers.CSVLogger(tmp_path)
+    watching = Watching(small, (4, 20, 50))
+    with caplog.at_level(logging.INFO):
+        watching.fit(tmp_path, timed_model(small, time, [2.0] * 4 + [1.0]), 100, logger=logger)
+    assert watching.left == {4: 96 * 2.0, 20: pytest.approx(80.0), 50: pytest.approx(50.0)}
+    assert len(calls) == 2
+    assert calls[1].workload.training_iterations == 80
+    assert calls[1].trace.step_seconds == (1.0, 1.0, 1.0)  # what the GPU in use is predicted from
+    lines = [message for message in caplog.messages if "instead of" in message]
+    # 16 s after the capture 192 - 16 s would have been left.
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "RuntimePredictor: after 20 steps, the rest of this run is predicted to take 1 min 20 s on this machine "
+        "instead of 2 min 56 s; T4 "
+    )
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["predict/T4/total_hours"]]
+    assert [row["step"] for row in rows] == ["4", "20"]
+
+
+def test_a_total_that_moves_by_less_than_five_percent_is_not_said_again(
+    lightning: Small, tmp_path: Path, time: Time, calls: list[Call]
+) -> None:
+    watching = Watching(lightning, (20,))
+    watching.fit(tmp_path, timed_model(lightning, time, [1.0] * 4 + [1.04]), 100)
+    assert len(calls) == 1
+    assert watching.left[20] == pytest.approx(80 * 1.04)  # it is known all the same
+
+
+def test_after_fifty_steps_periodic_work_is_in_the_mean(lightning: Small, tmp_path: Path, time: Time) -> None:
+    # Every tenth step takes 2 s longer, none of the first nine: 1.2 s on average.
+    watching = Watching(lightning, (4, 50))
+    watching.fit(tmp_path, timed_model(lightning, time, ([1.0] * 9 + [3.0]) * 20), 200)
+    assert watching.left[4] == 196 * 1.0
+    assert watching.left[50] == pytest.approx(150 * 1.2, rel=0.05)
+
+
+def test_validation_counts_as_the_sanity_check_took_and_then_as_it_takes(
+    lightning: Small, tmp_path: Path, time: Time, calls: list[Call]
+) -> None:
+    # Of the sanity check's batches the first, which is recorded, takes 50 s and the second 5 s; later they take 3 s.
+    model = timed_model(lightning, time, validates=True)
+    check, seconds = model.validation_step, iter([50.0, 5.0])
+
+    def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
+        time.passes(next(seconds, 3.0))
+        check(batch, batch_idx)
+
+    model.validation_step = validation_step
+    watching = Watching(lightning, (4, 11))
+    watching.fit(tmp_path, model, 10, validation=4, max_epochs=3)
+    assert watching.left[4] == 26 * 1.0 + 3 * 4 * 5.0
+    # After the first epoch: 19 batches and two validation runs.
+    assert len(calls) == 2
+    assert watching.left[11] == 19 * 1.0 + 2 * 4 * 3.0
+
+
+def test_what_lies_between_epochs_counts_on_every_gpu(
+    lightning: Small, tmp_path: Path, time: Time, calls: list[Call]
+) -> None:
+    class Between(lightning.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_train_epoch_end(self, *args: Any) -> None:
+            time.passes(20.0)
+
+    watching = Watching(lightning, (11,))
+    watching.fit(tmp_path, timed_model(lightning, time), 10, max_epochs=4, callbacks=[Between()])
+    # Two ends of epochs lie between the three that are left; what follows the last batch of all is not known to be one.
+    assert watching.left[11] == 29 * 1.0 + 2 * 20.0
+    assert calls[1].workload.between_seconds == 2 * 20.0
+    assert watching.predictor.predictions is not None
+    total = watching.predictor.predictions["T4"].total_seconds
+    assert total is not None
+    assert total > 40.0
+
+
+def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, time: Time) -> None:
+    # 3 s used; of the rest validation is 8 batches of 5 s, as the second of the sanity check was.
+    logger = lightning.lightning.loggers.CSVLogger(tmp_path)
+    model = timed_model(lightning, time, [2.0, 2.0, 1.0], validates=True)
+    check = model.validation_step
+
+    def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
+        time.passes(5.0)
+        check(batch, batch_idx)
+
+    model.validation_step = validation_step
+    watching = Watching(lightning, (3, 64, 65, 66, 67))
+    budget = CostBudget(hours=10.0)
+    watching.fit(tmp_path, model, 100, validation=8, callbacks=[budget], logger=logger)
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["budget/hours_forecast"]]
+    assert [row["step"] for row in rows] == ["3", "64"]
+    for row in rows:
+        left = watching.left[int(row["step"])]
+        assert left is not None
+        needed, used = (3600 * float(row[f"budget/hours_{name}"]) for name in ("forecast", "used"))
+        assert needed - used == pytest.approx(left)
+
+
+def test_earlier_runs_correct_the_first_prediction_of_the_machine_in_use_alone(
+    lightning: Small, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from lightning_predict.scaling.history import append_record, history_path, read_history
+    from lightning_predict.tracing.session import CaptureSession
+
+    recorded = CaptureSession.trace
+    on_a_t4 = lambda self, **options: replace(recorded(self, **options), gpu_reported_name="Tesla T4")  # noqa: E731
+    monkeypatch.setattr(CaptureSession, "trace", on_a_t4)
+    watching = Watching(lightning, ())
+    watching.fit(tmp_path, timed_model(lightning, time), 40)
+    (record,) = read_history()
+    history_path().unlink()
+    append_record(replace(record, predicted_seconds=10.0, actual_seconds=15.0))
+
+    totals = []
+    watching = Watching(lightning, ())
+    again = watching.predictor
+
+    class Note(lightning.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if again.predictions is not None and trainer.global_step in (4, 20):
+                totals.append(again.predictions["T4"].total_seconds)
+
+    watching.fit(tmp_path, timed_model(lightning, time, [1.0] * 4 + [2.0]), 40, callbacks=[Note()])
+    assert totals == [pytest.approx(1.5 * 36.0, rel=0.01), pytest.approx(20 * 2.0, rel=0.01)]
