@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, final
 
@@ -168,14 +169,15 @@ def compilations() -> Compilations:
     return Compilations(int(counters.get("frames", {}).get("total", 0)), float(spent.get("total_wall_time", 0.0)))
 
 
-def has_compiled_code(model: nn.Module | None, *, since: Compilations = NO_COMPILATIONS) -> bool:
-    """True where something compiled by `torch.compile` may run in a step.
+def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: Compilations = NO_COMPILATIONS) -> bool:
+    """Tell whether something compiled by `torch.compile` may run in a step.
 
     That is so where anything was compiled since, or a module of the model, one of its methods, or a function that these
     call by name was compiled before.
 
     Args:
-        model: Where to look; None looks at every live object, which takes some milliseconds.
+        model: Where to look: a model, or the function that runs the step; None looks at every live object, which takes
+            some milliseconds.
         since: What had been compiled before the step's own training began, and says nothing of it.
     """
     frames = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
@@ -188,17 +190,21 @@ def has_compiled_code(model: nn.Module | None, *, since: Compilations = NO_COMPI
     return any(_is_compiled(item, frames) for item in _code_of(model))
 
 
-def _code_of(model: nn.Module) -> Iterator[nn.Module | FunctionType]:
-    """Modules and functions that a model may call: its parts, their methods, and what these refer to by name.
+def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | FunctionType]:
+    """Give the modules and functions that a model or a step may call: its parts, and what these refer to by name.
 
-    Attributes of objects are not followed, and neither is the code of torch and Lightning.
+    Of containers and of other objects, the modules and functions that they hold themselves count. The code of torch and
+    Lightning is not searched.
     """
     seen: set[int] = set()
-    pending: list[Any] = [model]
+    pending = _parts_of(model)
     while pending and len(seen) < MOST_PLACES:
         value = pending.pop()
         item = value if isinstance(value, nn.Module) else _function(value)
-        if item is None or id(item) in seen:
+        if item is None:
+            pending += _held_by(value)
+            continue
+        if id(item) in seen:
             continue
         seen.add(id(item))
         yield item
@@ -210,6 +216,27 @@ def _code_of(model: nn.Module) -> Iterator[nn.Module | FunctionType]:
             if id(kind) not in seen and not _is_library(kind.__module__):
                 seen.add(id(kind))
                 pending += vars(kind).values()
+
+
+def _parts_of(step: Any) -> list[Any]:
+    """A model or a step's function, and the object that it is bound to or the arguments that it was given."""
+    if isinstance(step, partial):
+        return [*_parts_of(step.func), *step.args, *step.keywords.values()]
+    if isinstance(step, MethodType):
+        return [step, step.__self__]
+    return [step] if isinstance(step, (nn.Module, FunctionType)) else [step, *vars(type(step)).values()]
+
+
+def _held_by(value: Any) -> list[Any]:
+    """Modules and functions that a container or an object of the user's holds."""
+    held: Iterable[Any] = ()
+    if isinstance(value, (list, tuple, set)):
+        held = value
+    elif isinstance(value, dict):
+        held = value.values()
+    elif not _is_library(type(value).__module__):
+        held = getattr(value, "__dict__", {}).values()
+    return [one for one in held if isinstance(one, nn.Module) or _function(one) is not None]
 
 
 def _function(value: Any) -> FunctionType | None:

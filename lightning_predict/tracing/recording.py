@@ -22,6 +22,7 @@ from typing import Final
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
+from lightning_predict.tracing.environment import compilations
 from lightning_predict.tracing.precision import Precision, precision_of
 from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
@@ -67,12 +68,15 @@ def capture(
         raise InvalidArgumentError(f"warmup_steps is {warmup_steps}; expected 0 or more.")
     if samples_per_step is not None and samples_per_step < 1:
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
+    compiled_before, own_step = compilations(), step
     wanted = None if precision is None else precision_of(precision)
     if wanted is not None and wanted.autocast is not None:
         step = _under_autocast(step, getattr(torch, wanted.autocast))
     before = _cuda_allocations()
     seconds = [_timed(step) for _ in range(warmup_steps)]
-    session = CaptureSession(device=_device_in_use(before if warmup_steps else []))
+    session = CaptureSession(
+        device=_device_in_use(before if warmup_steps else []), compiled_before=compiled_before, step=own_step
+    )
     session.start()
     try:
         step()

@@ -49,6 +49,7 @@ class CaptureSession:
         optimizers: The optimizers, for their state; none takes those that step.
         compiled: Whether anything in the step is compiled; None finds out.
         compiled_before: What had been compiled before whatever the step belongs to.
+        step: The function that runs the step, to look for compiled code in where no model is given.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class CaptureSession:
         optimizers: Sequence[Optimizer] = (),
         compiled: bool | None = None,
         compiled_before: environment.Compilations = environment.NO_COMPILATIONS,
+        step: Callable[[], object] | None = None,
     ) -> None:
         self._device = device
         self._model = model
         self._optimizers = tuple(optimizers)
         self._compiled = compiled
         self._compiled_before = compiled_before
+        self._step = step
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
         self._module_watch: ModuleWatch | None = None
         self._optimizer_watch: OptimizerWatch | None = None
@@ -178,7 +181,8 @@ class CaptureSession:
     def _prepare(self) -> None:
         """Choose the recorder, and watch modules and optimizers where nobody named them."""
         if self._compiled is None:
-            self._compiled = environment.has_compiled_code(self._model, since=self._compiled_before)
+            code = self._step if self._model is None else self._model
+            self._compiled = environment.has_compiled_code(code, since=self._compiled_before)
         is_cuda = self._device.type == "cuda"
         needs_profiler = self._compiled or environment.has_fast_evaluation(self._model)
         if not is_cuda and (self._device.type == "meta" or not needs_profiler):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -182,3 +184,28 @@ def test_gpt2_large_is_captured_on_the_meta_device() -> None:
     )
     # By hand: 24 x width^2 a token and layer, attention 4 x length x width, and the head 2 x width x words.
     assert flops == 1024 * (36 * (24 * 1280**2 + 4 * 1024 * 1280) + 2 * 1280 * 50257)
+
+
+def test_code_compiled_earlier_counts_only_where_the_step_may_call_it() -> None:
+    compiled, plain, data = torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4), torch.rand(2, 4)
+    compiled(data).sum().backward()  # compiled before any capture
+
+    class Loop:
+        def __init__(self, network: Callable[[Tensor], Tensor]) -> None:
+            self.network = network
+
+        def step(self) -> None:
+            self.network(data).sum().backward()
+
+    held, owner = [compiled], Loop(compiled)
+    steps: list[Callable[[], object]] = [
+        owner.step,
+        lambda: owner.network(data).sum().backward(),
+        lambda: held[0](data).sum().backward(),
+        partial(Loop.step, owner),
+    ]
+    assert [capture(step).compiled for step in steps] == [True] * 4
+    trace = capture(Loop(plain).step)
+    assert not trace.compiled
+    assert trace.recorder == "dispatch"
+    assert trace.memory.parameter_bytes == (4 * 4 + 4) * 4
