@@ -16,11 +16,12 @@ from typing import Final
 from lightning_predict.errors import UnknownOperationError
 from lightning_predict.measuring.images import IMAGES
 from lightning_predict.measuring.layers import LAYERS
+from lightning_predict.measuring.linear_algebra import LINEAR_ALGEBRA
 from lightning_predict.measuring.matrices import MATRICES
 from lightning_predict.measuring.problems import Benchmark, Words
 from lightning_predict.measuring.updates import UPDATES
 
-BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **UPDATES}
+BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **LINEAR_ALGEBRA, **UPDATES}
 """Benchmarks by operation; each times the operation's backward passes as well."""
 
 

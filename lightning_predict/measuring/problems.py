@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
 
 
-def both(operation: str, forward: Callable[[], Tensor], inputs: list[Tensor]) -> Calls:
+def both(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
     """The forward pass without autograd's records, and the backward pass over one kept graph where it has a name.
 
     Args:
