@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lightning_predict.callbacks.bases import rank_zero_info, warn
 from lightning_predict.reports.format import markdown_text
-from lightning_predict.reports.logged_tables import LoggedTable, log_table, ranking_table
+from lightning_predict.reports.loggers import LoggedTable, log_table, ranking_table
 from lightning_predict.reports.loggers import log_predictions, write_json
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, ranking_lines

@@ -17,7 +17,7 @@ from lightning_predict.cli.answers import Answer, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.cost.energy import Energy
-    from lightning_predict.cost.records import Offer
+    from lightning_predict.cost.offers import Offer
     from lightning_predict.gpus.layouts import Layout
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import Ranking
@@ -231,9 +231,8 @@ class Findings:
 
     def markdown(self) -> str:
         """The tables in Markdown."""
-        from lightning_predict.reports.energy import energy_columns
         from lightning_predict.reports.ranking import ranking_markdown
-        from lightning_predict.reports.table import markdown_table
+        from lightning_predict.reports.table import energy_columns, markdown_table
 
         extra = () if self.energies is None else energy_columns(self.energies)
         return f"{ranking_markdown(self.ranking)}\n\n{markdown_table(self.predictions, extra=extra)}\n"
@@ -251,9 +250,8 @@ class Findings:
 
     def show(self, files: Mapping[str, str]) -> None:
         """Print the table, the ranking, and which files were written."""
-        from lightning_predict.reports.energy import energy_columns
         from lightning_predict.reports.ranking import ranking_lines
-        from lightning_predict.reports.table import print_table
+        from lightning_predict.reports.table import energy_columns, print_table
 
         print_table(self.predictions, extra=() if self.energies is None else energy_columns(self.energies))
         print("", *ranking_lines(self.ranking), sep="\n")

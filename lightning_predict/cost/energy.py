@@ -21,7 +21,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, final
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus.layouts import layout_of

@@ -1,31 +1,171 @@
-"""Peak memory of a step: measured where the trace holds it, else derived from what lives at the same time.
+"""Which tensors of a step are alive at its fullest moment, read off a Trace.
 
-Derived are, each storage once: parameters and buffers, gradients, optimizer state, the batch, and the tensors that are
-alive at the fullest moment. The workspaces of cuBLAS and the remainders of the allocator come on top. Example::
+A storage lives from the operation that writes it first to the last one that meets it: just as long as autograd keeps
+what the backward pass reads. What outlives the step (parameters, gradients, optimizer state) is counted elsewhere and
+left out here. Example::
 
-    >>> from lightning_predict.tracing.records import Memory, Operation, TensorInfo, Trace
-    >>> hidden = TensorInfo((256,), "float32", id=7)
-    >>> trace = Trace(device="cpu", recorder="dispatch", memory=Memory(parameter_bytes=1000, gradient_bytes=1000),
-    ...               operations=(Operation(name="aten::relu", phase="forward", outputs=(hidden,)),
-    ...                           Operation(name="aten::threshold_backward", phase="backward", inputs=(hidden,))))
-    >>> step_memory(trace).tensor_bytes  # 1000 + 1000 + 256 x 4
-    3024
-
-Gradients count throughout: under Lightning, those of the last step live until the forward pass is done. Left out, as
-nobody can know it beforehand, is what cuDNN asks for: the workspaces of convolutions, and what recurrent layers keep
-for their backward pass (`memory_notes` says so).
+    >>> from lightning_predict.tracing.records import Operation, TensorInfo
+    >>> a, b, c = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 30))
+    >>> steps = [((), (a,)), ((a,), (b,)), ((b,), (c,))]  # a is dead when c is written
+    >>> live_tensors([Operation(name="aten::relu", phase="forward", inputs=i, outputs=o) for i, o in steps])
+    (80, 120)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from itertools import accumulate
+from typing import Final, Literal, final
 
-from lightning_predict.cost.live_tensors import input_tensors, live_tensors, update_tensors
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.records import TensorInfo, Trace
+from lightning_predict.tracing.records import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
+
+_DRAWS_MASKS: Final = "aten::bernoulli_"
+"""Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte an
+element."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """One storage, as it was first met, and the numbers of the first and the last operation that met it."""
+
+    tensor: TensorInfo
+    size_bytes: int
+    phase: Phase
+    first: int
+    last: int
+    is_given: bool
+    is_for_optimizer: bool = False
+
+    @property
+    def kind(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype."""
+        return self.tensor.shape, self.tensor.dtype
+
+    @property
+    def outlives_step(self) -> bool:
+        """What the step found, and the gradients that it leaves."""
+        return self.is_given or (self.phase == "backward" and self.is_for_optimizer)
+
+
+def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
+    """Bytes of each storage that the step has written and still needs when these take the most together.
+
+    Args:
+        operations: Of the step, in the order of the host.
+    """
+    written = [life for life in _lives(operations) if not life.outlives_step]
+    changes = [0] * (len(operations) + 1)
+    for life in written:
+        changes[life.first] += life.size_bytes
+        changes[life.last + 1] -= life.size_bytes
+    levels = list(accumulate(changes))
+    fullest = levels.index(max(levels))
+    return tuple(life.size_bytes for life in written if life.first <= fullest <= life.last)
+
+
+def input_tensors(operations: Sequence[Operation], parameters: Iterable[Parameter]) -> tuple[int, ...]:
+    """Bytes of each storage that the forward pass reads and nobody wrote: the batch, which lives all the time.
+
+    Args:
+        operations: Of the step.
+        parameters: The model's, which are no inputs.
+    """
+    given = [life for life in _lives(operations) if life.is_given and life.phase == "forward"]
+    frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)
+    frozen.subtract(life.kind for life in given if life.is_for_optimizer)
+    sizes = []
+    for life in given:
+        if life.is_for_optimizer:
+            continue
+        if frozen[life.kind] > 0:
+            frozen[life.kind] -= 1
+        else:
+            sizes.append(life.size_bytes)
+    return tuple(sizes)
+
+
+def update_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
+    """Bytes of each storage that the optimizer writes in passing.
+
+    Args:
+        operations: Of the step.
+    """
+    return tuple(life.size_bytes for life in _lives(operations) if life.phase == "optimizer" and not life.is_given)
+
+
+def _lives(operations: Sequence[Operation]) -> Iterable[_Life]:
+    """Every storage once. Its size is that of the tensor that met it first, as later views may repeat its elements."""
+    lives: dict[int, _Life] = {}
+    for number, operation in enumerate(operations):
+        for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
+            for tensor in tensors:
+                if tensor.id is None:
+                    continue
+                life = lives.get(tensor.id)
+                if life is None:
+                    life = _Life(tensor, tensor.size_bytes, operation.phase, number, number, is_given)
+                    lives[tensor.id] = life
+                life.last = number
+                life.is_for_optimizer |= operation.phase == "optimizer"
+        if operation.name == _DRAWS_MASKS and operation.outputs and operation.outputs[0].id is not None:
+            lives[operation.outputs[0].id].size_bytes = operation.outputs[0].elements
+    return lives.values()
+
+
+MemoryFit = Literal["fits", "tight", "exceeds"]
+"""`fits`: with a margin. `tight`: as predicted, but not with the margin. `exceeds`: not even as predicted."""
+
+MARGIN: Final = 0.1
+"""Of what is needed, for what no prediction knows: the error of a derived peak, batches that are larger than the
+recorded one, and memory that the allocator holds in pieces."""
+
+ECC_SHARE: Final = 1 / 16
+"""What ECC takes where its bits are stored in the memory itself: a T4 of 16,384 MiB shows 15,360 in nvidia-smi
+(github.com/robbyant-research/MagicQuill/issues/57)."""
+
+STORES_ECC_IN_MEMORY: Final = frozenset("K80 M40 M40-24GB M60 P4 P40 T4 A2 A10 A10G A16 A40 L4 L20 L40 L40S".split())
+"""GPUs for servers with GDDR5 or GDDR6, whose ECC is on as shipped."""
+
+DRIVER_SHARE: Final = 0.03
+"""What the driver keeps of the rest; torch reports 14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an L40S (1.0 %),
+23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on an H100 (1.1 %); the most counts."""
+
+CONTEXT_BYTES: Final = 430 * MEBIBYTE
+"""Of the CUDA context of a process, which torch's allocator does not see: 426 MiB on an RTX 6000 Ada with torch 2.10
+(github.com/unslothai/unsloth-zoo/pull/1053); "around 400MB" since CUDA 11.7 (github.com/pytorch/pytorch/issues/109888).
+"""
+
+
+def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
+    """What the tensors of a process can take on a GPU.
+
+    Args:
+        gpu: The GPU.
+        reported_bytes: What torch reports as its `total_memory`; None derives it from the size as sold.
+    """
+    if reported_bytes is None:
+        ecc = ECC_SHARE if gpu.name in STORES_ECC_IN_MEMORY else 0.0
+        reported_bytes = gpu.memory_bytes * (1 - ecc) * (1 - DRIVER_SHARE)
+    return max(0.0, reported_bytes - CONTEXT_BYTES)
+
+
+def memory_fit(needed_bytes: float | None, usable: float) -> MemoryFit | None:
+    """The answer; None where the need is not known.
+
+    Args:
+        needed_bytes: Peak memory of a step.
+        usable: See `usable_bytes`.
+    """
+    if needed_bytes is None:
+        return None
+    if needed_bytes * (1 + MARGIN) <= usable:
+        return "fits"
+    return "tight" if needed_bytes <= usable else "exceeds"
+
 
 CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
 """Of a cuBLAS handle: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` by default (PyTorch, "CUDA environment variables").

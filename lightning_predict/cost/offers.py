@@ -14,11 +14,11 @@ cheapest. Example::
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
-from lightning_predict.cost.records import Offer
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.rows import Row, read_document
 
@@ -29,6 +29,47 @@ CURRENT_YEARS: Final = 2
 
 LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A machine that can be rented.
+
+    Attributes:
+        provider: Who rents it out; `user` for the user's own price.
+        instance: The provider's name for the machine.
+        gpu: Our name of its GPU.
+        num_gpus: GPUs of one machine.
+        usd_per_hour: On-demand price of the whole machine (interruptible where `spot`).
+        spot_usd_per_hour: Interruptible price of the whole machine; None where not offered or not known.
+        spot: `usd_per_hour` is itself the price of an interruptible machine.
+        region: Region that the price holds in; None where it holds in all, or was not stated.
+        date: ISO date (or month) of the price.
+        source: Where it was read.
+    """
+
+    provider: str
+    instance: str
+    gpu: str
+    num_gpus: int
+    usd_per_hour: float
+    date: str
+    source: str
+    spot_usd_per_hour: float | None = None
+    spot: bool = False
+    region: str | None = None
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """Price of one of its GPUs."""
+        return self.usd_per_hour / self.num_gpus
+
+    @property
+    def label(self) -> str:
+        """Provider, instance and date: what every printed cost names."""
+        kind = " spot" if self.spot else ""
+        return f"{self.provider} {self.instance}{kind} ({self.date})".replace("  ", " ")
 
 
 def load_offers(path: Path | None = None) -> tuple[Offer, ...]:

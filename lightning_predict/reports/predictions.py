@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import UnknownGpuError
 
 if TYPE_CHECKING:

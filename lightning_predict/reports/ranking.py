@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.reports.format import duration, gibibytes, markdown_text, usd
 from lightning_predict.reports.predictions import Predictions

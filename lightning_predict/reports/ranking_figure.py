@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import yaml
 
-from lightning_predict.cost.offers import CURRENT_YEARS, load_offers, offers_for
-from lightning_predict.cost.records import Offer, Prediction
+from lightning_predict.cost.offers import CURRENT_YEARS, Offer, load_offers, offers_for
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu

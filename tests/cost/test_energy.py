@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.cost.energy import IDLE_SHARE, energy, prediction_energy
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, frontier, rank, ranking_lines, ranking_markdown

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_predict.cost.offers import load_offers
-from lightning_predict.cost.records import Offer
+from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
 from lightning_predict.reports.predictions import Predictions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.errors import LightningPredictError, MissingDependencyError
-from lightning_predict.reports.figure import LOG_AXIS_SPREAD, figure_pixels, iteration_figure
+from lightning_predict.reports.figures import LOG_AXIS_SPREAD, figure_pixels, iteration_figure
 from lightning_predict.reports.predictions import Predictions
 from tests.reports.example import BARE, FULL, MINIMAL
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.reports.format import milliseconds, usd
 from lightning_predict.reports.predictions import Predictions
