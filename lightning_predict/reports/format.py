@@ -13,6 +13,9 @@ from typing import Final
 
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_milliseconds
 
+PLAIN_WIDTH: Final = 120
+"""Characters on one line of plain text."""
+
 _DIGITS: Final = 3
 _SMALLEST_EXPONENT: Final = -6
 _LARGEST_EXPONENT: Final = 11

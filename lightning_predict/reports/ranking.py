@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.reports.format import duration, gibibytes, markdown_text, usd
-from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.table import PLAIN_WIDTH
+from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, markdown_text, usd
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 EQUAL: Final = 0.01
@@ -104,7 +102,7 @@ class Ranking:
         }
 
 
-def rank(predictions: Predictions, *, deadline_hours: float | None = None) -> Ranking:
+def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None = None) -> Ranking:
     """Order the GPUs of some predictions.
 
     Args:

@@ -18,6 +18,7 @@ from lightning_predict.cost.energy import Energy
 from lightning_predict.cost.memory import MARGIN
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.reports.format import (
+    PLAIN_WIDTH,
     duration,
     gibibytes,
     markdown_text,
@@ -28,11 +29,22 @@ from lightning_predict.reports.format import (
     usd,
     usd_per_hour,
 )
-from lightning_predict.reports.predictions import Predictions
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+
+class AbstractPredictions(Mapping[str, Prediction]):
+    """Map names of GPUs to their predictions, with what a table says of all of them.
+
+    Attributes:
+        used_gpu: Name of the GPU that the trace was recorded on, where it is one of the catalogue's.
+        notes: What holds for all of them.
+    """
+
+    used_gpu: str | None
+    notes: tuple[str, ...]
 
 
 IN_USE_MARK: Final = "*"
@@ -57,7 +69,7 @@ _METHODS: Final = {
 """What each method of `Iteration.coverage` does, in words."""
 
 
-def in_use_note(predictions: Predictions) -> Iterable[str]:
+def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
     """The GPU in use, its step as measured, and how well it would have been predicted."""
     if predictions.used_gpu is None:
         return
@@ -73,13 +85,13 @@ def in_use_note(predictions: Predictions) -> Iterable[str]:
     yield f"{IN_USE_MARK} In use now{measured}."
 
 
-def interval_note(predictions: Predictions) -> Iterable[str]:
+def interval_note(predictions: AbstractPredictions) -> Iterable[str]:
     """What the interval promises."""
     if predictions:
         yield "Interval: nine in ten measured times should lie in it (90 %)."
 
 
-def total_notes(predictions: Predictions) -> Iterable[str]:
+def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """What limits the total time."""
     if any(prediction.at_most for prediction in predictions.values()):
         yield "≤: the run may end earlier."
@@ -103,7 +115,7 @@ def is_bound_by_loader(prediction: Prediction) -> bool:
     return (prediction.loader_seconds or 0.0) > prediction.iteration_seconds
 
 
-def loader_note(predictions: Predictions) -> Iterable[str]:
+def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
     """What the loader takes, where it is the limit."""
     bound = [prediction.loader_seconds or 0.0 for prediction in predictions.values() if is_bound_by_loader(prediction)]
     if bound:
@@ -113,7 +125,7 @@ def loader_note(predictions: Predictions) -> Iterable[str]:
         )
 
 
-def host_note(predictions: Predictions) -> Iterable[str]:
+def host_note(predictions: AbstractPredictions) -> Iterable[str]:
     """What a faster GPU gains where the host is the limit."""
     names_of_gain: dict[int, list[str]] = {}
     for prediction in predictions.values():
@@ -130,7 +142,7 @@ def is_bound_by_links(prediction: Prediction) -> bool:
     return prediction.added_seconds >= prediction.iteration_seconds / 2
 
 
-def links_note(predictions: Predictions) -> Iterable[str]:
+def links_note(predictions: AbstractPredictions) -> Iterable[str]:
     """What of a step several GPUs wait for each other, and that each takes samples of its own."""
     several = [one for one in predictions.values() if one.num_gpus > 1]
     shares = [(one.gpu, one.added_seconds / one.iteration_seconds) for one in several if one.added_seconds > 0]
@@ -141,14 +153,14 @@ def links_note(predictions: Predictions) -> Iterable[str]:
         yield "Several GPUs: each copy of the model takes as many samples as were recorded, so that steps are fewer."
 
 
-def bound_notes(predictions: Predictions) -> Iterable[str]:
+def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """What bounds a step, where it is not the device."""
     yield from links_note(predictions)
     yield from host_note(predictions)
     yield from loader_note(predictions)
 
 
-def unknown_length_note(predictions: Predictions) -> Iterable[str]:
+def unknown_length_note(predictions: AbstractPredictions) -> Iterable[str]:
     """What a thousand steps and an epoch take where the length of the run is not known."""
     known = [one for one in predictions.values() if one.total_seconds is None and one.cycle_seconds is not None]
     if not known:
@@ -160,7 +172,7 @@ def unknown_length_note(predictions: Predictions) -> Iterable[str]:
         yield f"An epoch of training takes: {', '.join(epochs)}."
 
 
-def tight_note(predictions: Predictions) -> Iterable[str]:
+def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Where the memory is narrow, and what is left of it."""
     tight = [
         f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare"
@@ -171,7 +183,7 @@ def tight_note(predictions: Predictions) -> Iterable[str]:
         yield f"Tight: it fits as predicted, but without a margin of {share(MARGIN)} ({', '.join(tight)})."
 
 
-def time_limit_note(predictions: Predictions) -> Iterable[str]:
+def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
     """How far a run gets that a time limit ends."""
     reached = [
         f"{one.gpu} {one.total_seconds / one.cycle_seconds:,.0f}"
@@ -182,7 +194,7 @@ def time_limit_note(predictions: Predictions) -> Iterable[str]:
         yield f"The time limit ends the run. Steps until then, without validation: {', '.join(reached)}."
 
 
-def coverage_note(predictions: Predictions) -> Iterable[str]:
+def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
     """What the methods are."""
     methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
@@ -196,7 +208,7 @@ def is_marked_as_base(prediction: Prediction) -> bool:
     return prediction.base_share >= LARGE_BASE_SHARE
 
 
-def base_note(predictions: Predictions) -> Iterable[str]:
+def base_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Where networks had to do without measurements of the GPU, and for how much of the time."""
     names_of_share: dict[str, list[str]] = {}
     for prediction in predictions.values():
@@ -207,7 +219,7 @@ def base_note(predictions: Predictions) -> Iterable[str]:
         yield f"{BASE_MARK}: networks that know that GPU by its data sheet alone timed {shares}."
 
 
-def price_notes(predictions: Predictions) -> Iterable[str]:
+def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """Each price once, with its GPUs, its source and date."""
     names_of_price: dict[tuple[float, str], list[str]] = {}
     for prediction in predictions.values():
@@ -219,7 +231,7 @@ def price_notes(predictions: Predictions) -> Iterable[str]:
         yield f"Prices: {'; '.join(prices)}."
 
 
-def prediction_notes(predictions: Predictions) -> Iterable[str]:
+def prediction_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """Notes of all, then each note of some with the names of its GPUs."""
     yield from predictions.notes
     names_of_note: dict[str, list[str]] = {}
@@ -257,7 +269,7 @@ class Column:
     justify: Literal["left", "right"] = "left"
     gives_way: int | None = None
     breaks: bool = False
-    notes: Callable[[Predictions], Iterable[str]] | None = None
+    notes: Callable[[AbstractPredictions], Iterable[str]] | None = None
 
     @property
     def title(self) -> str:
@@ -344,7 +356,7 @@ class Grid:
         return tuple(max(len(line) for text in column for line in text.split("\n")) for column in texts)
 
 
-def grid(predictions: Predictions, width: int | None = None, *, extra: Sequence[Column] = ()) -> Grid:
+def grid(predictions: AbstractPredictions, width: int | None = None, *, extra: Sequence[Column] = ()) -> Grid:
     """Columns and texts of a table for these predictions.
 
     Args:
@@ -373,7 +385,7 @@ def grid(predictions: Predictions, width: int | None = None, *, extra: Sequence[
     return shown
 
 
-def _rows(predictions: Predictions, columns: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
+def _rows(predictions: AbstractPredictions, columns: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
     rows = []
     for prediction in predictions.values():
         name, *others = (column.cell(prediction) or _UNKNOWN for column in columns)
@@ -434,7 +446,7 @@ def energy_columns(energies: Mapping[str, Energy | None]) -> tuple[Column, ...]:
         found = energies.get(prediction.gpu)
         return None if found is None or found.co2_kilograms is None else significant(found.co2_kilograms)
 
-    def notes(_: Predictions) -> Iterable[str]:
+    def notes(_: AbstractPredictions) -> Iterable[str]:
         grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in sorted(one for one in grids if one is not None))
         yield f"Energy: of the GPU alone, at its power limit while it computes; an upper estimate.{grid}"
 
@@ -442,13 +454,11 @@ def energy_columns(energies: Mapping[str, Energy | None]) -> tuple[Column, ...]:
     return (energy, Column(header="CO2\n(kg)", cell=co2, justify="right")) if grids else (energy,)
 
 
-PLAIN_WIDTH: Final = 120
-
 _ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+"})  # noqa: RUF001 (an en dash is meant)
 """One character for one, so that columns stay aligned."""
 
 
-def plain_table(predictions: Predictions, *, extra: Sequence[Column] = ()) -> str:
+def plain_table(predictions: AbstractPredictions, *, extra: Sequence[Column] = ()) -> str:
     """The table and its footnotes as aligned text of at most 120 columns, without colours.
 
     Args:
@@ -467,7 +477,9 @@ def plain_table(predictions: Predictions, *, extra: Sequence[Column] = ()) -> st
     return "\n".join([*lines, "", *notes])
 
 
-def print_table(predictions: Predictions, console: Console | None = None, *, extra: Sequence[Column] = ()) -> None:
+def print_table(
+    predictions: AbstractPredictions, console: Console | None = None, *, extra: Sequence[Column] = ()
+) -> None:
     """Print the table and its footnotes; columns that a narrow terminal has no room for are named below it.
 
     Args:
@@ -494,12 +506,7 @@ def print_table(predictions: Predictions, console: Console | None = None, *, ext
         console.print(Text(wrapped, style="dim"))
 
 
-def rich_table(predictions: Predictions) -> Table:
-    """The table with all known columns, without its footnotes (which `print_table` adds)."""
-    return _rich_table(predictions, grid(predictions))
-
-
-def markdown_table(predictions: Predictions, *, extra: Sequence[Column] = ()) -> str:
+def markdown_table(predictions: AbstractPredictions, *, extra: Sequence[Column] = ()) -> str:
     """The table and its footnotes in Markdown, with columns of one's own after the usual ones."""
     shown = grid(predictions, extra=extra)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
@@ -508,7 +515,7 @@ def markdown_table(predictions: Predictions, *, extra: Sequence[Column] = ()) ->
     return "\n".join([*lines, "", *(f"- {markdown_text(note)}" for note in _notes(predictions, shown))])
 
 
-def _notes(predictions: Predictions, shown: Grid) -> Iterable[str]:
+def _notes(predictions: AbstractPredictions, shown: Grid) -> Iterable[str]:
     """All that is said below this table."""
     for column in shown.columns:
         if column.notes is not None:
@@ -532,7 +539,7 @@ def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
         yield (" " * GAP).join(cells).rstrip()
 
 
-def _rich_table(predictions: Predictions, shown: Grid) -> Table:
+def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
     """The grid in rich: the GPU in use bold, one that the run does not fit dim."""
     from rich import box
     from rich.table import Table

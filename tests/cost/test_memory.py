@@ -41,14 +41,14 @@ def operation(phase: Phase, reads: tuple[TensorInfo, ...], writes: tuple[TensorI
     return Operation(name=name or "aten::mul", phase=phase, inputs=reads, outputs=writes)
 
 
-DATA, WEIGHT = tensor(0, 7), tensor(1, 5)
-KEPT, PASSING, LOSS, GRADIENT = tensor(2, 100), tensor(3, 30), tensor(4, 1), tensor(5, 5)
+DATA, STEP_WEIGHT = tensor(0, 7), tensor(1, 5)
+KEPT, PASSING, LOSS, STEP_GRADIENT = tensor(2, 100), tensor(3, 30), tensor(4, 1), tensor(5, 5)
 STEP = (
-    operation("forward", (DATA, WEIGHT), (KEPT,)),
+    operation("forward", (DATA, STEP_WEIGHT), (KEPT,)),
     operation("forward", (KEPT,), (PASSING,)),
     operation("forward", (PASSING,), (LOSS,)),
-    operation("backward", (KEPT, LOSS), (GRADIENT,)),
-    operation("optimizer", (WEIGHT, GRADIENT), (WEIGHT,)),
+    operation("backward", (KEPT, LOSS), (STEP_GRADIENT,)),
+    operation("optimizer", (STEP_WEIGHT, STEP_GRADIENT), (STEP_WEIGHT,)),
 )
 
 
@@ -59,7 +59,7 @@ def test_what_is_read_again_is_alive_until_then() -> None:
 
 def test_what_backward_writes_in_passing_counts() -> None:
     passing = tensor(6, 40)
-    backward = (operation("backward", (KEPT, LOSS), (passing,)), operation("backward", (passing,), (GRADIENT,)))
+    backward = (operation("backward", (KEPT, LOSS), (passing,)), operation("backward", (passing,), (STEP_GRADIENT,)))
     assert live_tensors((*STEP[:3], *backward, *STEP[4:])) == (100, 1, 40)
 
 

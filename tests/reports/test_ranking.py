@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, frontier, rank, ranking_lines, ranking_markdown
-from lightning_predict.reports.ranking_figure import points, ranking_figure
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
 
 
@@ -204,26 +202,3 @@ def test_of_gpus_that_cost_as_much_to_one_percent_the_fastest_is_named() -> None
     assert [one.gpu for one in ranking.frontier] == ["Quick"]
     # As fast, too: the cheaper.
     assert names(rank(Predictions((run("Dear", 1000, 1.009), run("Cheap", 1001, 1.0)))))[:2] == ("Cheap", "Cheap")
-
-
-def test_the_figure_has_a_point_a_gpu_and_names_what_is_not_known() -> None:
-    assert [(one.gpu, hours) for one, hours, _ in points(FULL)] == [("H100-SXM-80GB", 0.4), ("T4", 3.2)]
-    (axes,) = ranking_figure(FULL, rank(FULL, deadline_hours=1)).axes
-    assert {text.get_text() for text in axes.texts} == {"H100-SXM-80GB", "T4"}
-    assert axes.get_xlabel() == "hours\nhours or dollars not known: K80"
-    frontier_line, *markers, limit = axes.lines
-    assert np.asarray(frontier_line.get_xdata()).tolist() == pytest.approx([0.4, 3.2])
-    assert len(markers) == 2
-    assert np.asarray(limit.get_xdata()).tolist() == [1, 1]
-
-
-def test_the_figure_of_runs_far_apart_is_logarithmic_and_greys_what_does_not_fit() -> None:
-    spread = Predictions((T4, replace(K80, cost_usd=300.0, total_seconds=1e6)))
-    (axes,) = ranking_figure(spread, rank(spread)).axes
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert "K80 (does not fit)" in {text.get_text() for text in axes.texts}
-
-
-def test_the_figure_of_nothing_known_is_empty() -> None:
-    (axes,) = ranking_figure(BARE, rank(BARE)).axes
-    assert list(axes.texts) == []
