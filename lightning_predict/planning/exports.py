@@ -18,10 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-import yaml
-
 from lightning_predict.planning.plan import Plan, Segment
 from lightning_predict.planning.problem import Job, MachineType, Problem
+from lightning_predict.reports.sky import CLOUDS, sky_accelerator, write_sky_task
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 _PLACEHOLDER: Final = "echo 'Put the command that starts the training of {name} here.'; exit 1"
@@ -55,16 +54,17 @@ def skypilot_tasks(plan: Plan, problem: Problem) -> dict[str, str]:
     tasks = {}
     for name, segment, job, machine in _stays(plan, problem):
         gpus = segment.placement.configuration.num_gpus
-        resources: dict[str, Any] = {"accelerators": f"{machine.gpu}:{gpus}"}
-        if gpus == machine.num_gpus:
-            resources["instance_type"] = machine.name
-        if machine.provider is not None:
-            resources["infra"] = machine.provider.lower()
-        task = {"name": name, "num_nodes": 1, "resources": resources, "run": _command(job) + "\n"}
-        text = yaml.safe_dump(task, sort_keys=False, default_flow_style=False, allow_unicode=True)
+        provider = machine.provider or ""
         cluster = f"node-{segment.placement.node}"
-        start = f"# Start: sky launch -c {cluster} {shlex.quote(name + '.yaml')}"
-        tasks[f"{name}.yaml"] = f"# {_when(segment, machine)}\n{start}\n{text}"
+        tasks[f"{name}.yaml"] = write_sky_task(
+            name=name,
+            run=_command(job) + "\n",
+            accelerators=f"{sky_accelerator(machine.gpu, provider)}:{gpus}",
+            cloud=CLOUDS.get(provider.casefold(), provider.lower()) or None,
+            instance_type=machine.name if gpus == machine.num_gpus else None,
+            num_nodes=1,
+            comment=(_when(segment, machine), f"Start: sky launch -c {cluster} {shlex.quote(name + '.yaml')}"),
+        )
     return tasks
 
 

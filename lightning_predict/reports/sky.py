@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
@@ -122,21 +122,60 @@ def sky_task(
         prediction: What it takes, for the comment at the top.
     """
     cloud = CLOUDS.get(offer.provider.casefold())
-    resources: dict[str, object] = {}
-    if cloud is not None:
-        resources["cloud"] = cloud
-        if offer.region is not None:
-            resources["region"] = _region(cloud, offer.region)
-        instance = _instance(cloud, offer)
-        if instance is not None:
-            resources["instance_type"] = instance
-    resources["accelerators"] = f"{sky_accelerator(offer.gpu, offer.provider)}:{offer.num_gpus}"
-    resources["use_spot"] = offer.spot
     layout = None if prediction is None else layout_of(prediction.gpu)
-    nodes = {} if layout is None or layout.nodes == 1 else {"num_nodes": layout.nodes}
-    task = {"name": name, "resources": resources, **nodes, "run": run}
+    return write_sky_task(
+        name=name,
+        run=run,
+        accelerators=f"{sky_accelerator(offer.gpu, offer.provider)}:{offer.num_gpus}",
+        cloud=cloud,
+        region=None if cloud is None or offer.region is None else _region(cloud, offer.region),
+        instance_type=None if cloud is None else _instance(cloud, offer),
+        use_spot=offer.spot,
+        num_nodes=None if layout is None or layout.nodes == 1 else layout.nodes,
+        comment=_comment(offer, cloud, prediction),
+    )
+
+
+def write_sky_task(
+    *,
+    name: str,
+    run: str,
+    accelerators: str,
+    cloud: str | None = None,
+    region: str | None = None,
+    instance_type: str | None = None,
+    use_spot: bool | None = None,
+    num_nodes: int | None = None,
+    comment: Iterable[str] = (),
+) -> str:
+    """Write a SkyPilot task in YAML; a field that is None is left out, so that SkyPilot chooses.
+
+    Args:
+        name: Name of the task.
+        run: Command that trains.
+        accelerators: SkyPilot's name of the GPU, and how many: `L4:1`.
+        cloud: SkyPilot's name of the cloud.
+        region: The cloud's name of the region.
+        instance_type: The cloud's name of the machine.
+        use_spot: Rent an interruptible machine.
+        num_nodes: Machines.
+        comment: Lines at the top.
+    """
+    resources = {
+        "cloud": cloud,
+        "region": region,
+        "instance_type": instance_type,
+        "accelerators": accelerators,
+        "use_spot": use_spot,
+    }
+    task = {
+        "name": name,
+        "resources": {key: value for key, value in resources.items() if value is not None},
+        **({} if num_nodes is None else {"num_nodes": num_nodes}),
+        "run": run,
+    }
     document: str = yaml.safe_dump(task, sort_keys=False, allow_unicode=True)
-    return "".join(f"# {line}\n" for line in _comment(offer, cloud, prediction)) + document
+    return "".join(f"# {line}\n" for line in comment) + document
 
 
 def sky_accelerator(gpu: str, provider: str = "") -> str:
