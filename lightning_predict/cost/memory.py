@@ -1,14 +1,31 @@
-"""Which tensors of a step are alive at its fullest moment, read off a Trace.
+"""Derive the peak memory of a step, and judge whether it fits in a GPU's memory.
 
-A storage lives from the operation that writes it first to the last one that meets it: just as long as autograd keeps
-what the backward pass reads. What outlives the step (parameters, gradients, optimizer state) is counted elsewhere and
-left out here. Example::
+The peak is measured where the trace holds it, else derived from what lives at the same time, each storage once:
+parameters and buffers, gradients, optimizer state, the batch, and the tensors that are alive at the fullest moment. A
+storage lives from the operation that writes it first to the last one that meets it: just as long as autograd keeps what
+the backward pass reads. The workspaces of cuBLAS and the remainders of the allocator come on top. Example::
 
-    >>> from lightning_predict.tracing.records import Operation, TensorInfo
+    >>> from lightning_predict.tracing.records import Memory, Operation, TensorInfo, Trace
     >>> a, b, c = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 30))
     >>> steps = [((), (a,)), ((a,), (b,)), ((b,), (c,))]  # a is dead when c is written
     >>> live_tensors([Operation(name="aten::relu", phase="forward", inputs=i, outputs=o) for i, o in steps])
     (80, 120)
+    >>> hidden = TensorInfo((256,), "float32", id=7)
+    >>> trace = Trace(device="cpu", recorder="dispatch", memory=Memory(parameter_bytes=1000, gradient_bytes=1000),
+    ...               operations=(Operation(name="aten::relu", phase="forward", outputs=(hidden,)),
+    ...                           Operation(name="aten::threshold_backward", phase="backward", inputs=(hidden,))))
+    >>> step_memory(trace).tensor_bytes  # 1000 + 1000 + 256 x 4
+    3024
+    >>> from lightning_predict.gpus import gpu
+    >>> usable = usable_bytes(gpu("T4"))  # 16 GiB, less ECC, the driver and the CUDA context
+    >>> round(usable / 2**30, 2)
+    14.13
+    >>> memory_fit(13.5 * 2**30, usable), memory_fit(15 * 2**30, usable)
+    ('tight', 'exceeds')
+
+Gradients count throughout: under Lightning, those of the last step live until the forward pass is done. Left out, as
+nobody can know it beforehand, is what cuDNN asks for: the workspaces of convolutions, and what recurrent layers keep
+for their backward pass (`memory_notes` says so).
 """
 
 from __future__ import annotations
@@ -30,7 +47,7 @@ element."""
 
 @dataclass(slots=True)
 class _Life:
-    """One storage, as it was first met, and the numbers of the first and the last operation that met it."""
+    """A storage as it was first met, and the numbers of the first and the last operation that met it."""
 
     tensor: TensorInfo
     size_bytes: int
@@ -47,12 +64,12 @@ class _Life:
 
     @property
     def outlives_step(self) -> bool:
-        """What the step found, and the gradients that it leaves."""
+        """Whether the step found it, or leaves it as a gradient."""
         return self.is_given or (self.phase == "backward" and self.is_for_optimizer)
 
 
 def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
-    """Bytes of each storage that the step has written and still needs when these take the most together.
+    """List bytes of each storage written by the step and still needed when these take the most together.
 
     Args:
         operations: Of the step, in the order of the host.
@@ -68,7 +85,7 @@ def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
 
 
 def input_tensors(operations: Sequence[Operation], parameters: Iterable[Parameter]) -> tuple[int, ...]:
-    """Bytes of each storage that the forward pass reads and nobody wrote: the batch, which lives all the time.
+    """List bytes of each storage that the forward pass reads and nobody wrote: the batch, which always lives.
 
     Args:
         operations: Of the step.
@@ -89,7 +106,7 @@ def input_tensors(operations: Sequence[Operation], parameters: Iterable[Paramete
 
 
 def update_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
-    """Bytes of each storage that the optimizer writes in passing.
+    """List bytes of each storage that the optimizer writes in passing.
 
     Args:
         operations: Of the step.
@@ -98,7 +115,7 @@ def update_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
 
 
 def _lives(operations: Sequence[Operation]) -> Iterable[_Life]:
-    """Every storage once. Its size is that of the tensor that met it first, as later views may repeat its elements."""
+    """Find every storage once, in the size of the tensor that met it first, as later views may repeat its elements."""
     lives: dict[int, _Life] = {}
     for number, operation in enumerate(operations):
         for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
@@ -141,7 +158,7 @@ CONTEXT_BYTES: Final = 430 * MEBIBYTE
 
 
 def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
-    """What the tensors of a process can take on a GPU.
+    """Estimate what the tensors of a process can take on a GPU.
 
     Args:
         gpu: The GPU.
@@ -154,7 +171,7 @@ def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
 
 
 def memory_fit(needed_bytes: float | None, usable: float) -> MemoryFit | None:
-    """The answer; None where the need is not known.
+    """Judge whether a step fits; None where its need is not known.
 
     Args:
         needed_bytes: Peak memory of a step.
@@ -187,7 +204,7 @@ _RECURRENT: Final = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "ate
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """What a step needs.
+    """The memory that a step needs.
 
     Attributes:
         lasting_bytes: What lives all the time; where measured, the allocator's peak with its workspaces.
@@ -209,7 +226,7 @@ class StepMemory:
         return self.lasting_bytes + max(self.passing_bytes, self.update_bytes)
 
     def bytes_on(self, gpu: Gpu) -> int:
-        """All of it on one GPU.
+        """Sum all of it on one GPU.
 
         Args:
             gpu: Decides how large a workspace is.
@@ -217,7 +234,7 @@ class StepMemory:
         return max(self.moments_on(gpu))
 
     def moments_on(self, gpu: Gpu) -> tuple[int, int]:
-        """All of it in the passes, which grows with the batch, and in the update, which hardly does.
+        """Sum all of it in the passes, which grows with the batch, and in the update, which hardly does.
 
         Args:
             gpu: Decides how large a workspace is.
@@ -229,7 +246,7 @@ class StepMemory:
 
 
 def step_memory(trace: Trace) -> StepMemory | None:
-    """What the step of a trace needs; None where neither a peak nor what could tell it was recorded.
+    """Derive what the step of a trace needs; None where neither a peak nor what could tell it was recorded.
 
     Args:
         trace: Without a measured peak, recorded where the tensors that operations write are seen.
@@ -252,7 +269,7 @@ def step_memory(trace: Trace) -> StepMemory | None:
 
 
 def slack_bytes(blocks: Sequence[int]) -> int:
-    """What torch's CUDA allocator takes from the device beyond these blocks where it places them as closely as it can.
+    """Sum what torch's CUDA allocator takes beyond these blocks where it places them as closely as it can.
 
     Args:
         blocks: Bytes of each.
@@ -265,14 +282,14 @@ def slack_bytes(blocks: Sequence[int]) -> int:
 
 
 def memory_notes(trace: Trace) -> tuple[str, ...]:
-    """What a derived peak leaves out, in words."""
+    """Say in words what a derived peak leaves out."""
     if trace.memory.peak_bytes is None and any(operation.name in _RECURRENT for operation in trace.operations):
         return ("Memory: what recurrent layers keep for their backward pass is left out.",)
     return ()
 
 
 def _gradient_bytes(trace: Trace) -> int:
-    """Of all gradients; those that are not there yet will be as large as what they are for."""
+    """Sum all gradients; those that are not there yet will be as large as what they are for."""
     memory = trace.memory
     if memory.gradient_bytes is None and _has_phase(trace, "backward"):
         return memory.parameter_bytes or 0
@@ -280,11 +297,11 @@ def _gradient_bytes(trace: Trace) -> int:
 
 
 def _update_bytes(trace: Trace) -> int:
-    """What torch's optimizers take in passing on CUDA, where they update all parameters at once (`foreach`).
+    """Estimate what torch's optimizers take in passing on CUDA, where they update all parameters at once.
 
-    As much as the parameters (documentation of `torch.optim`: "uses ~ sizeof(params) more peak memory"), where they
-    take anything. Off CUDA they go one by one, so that little lives at a time. By then the backward pass has left
-    nothing but gradients.
+    With `foreach`, that is as much as the parameters (documentation of `torch.optim`: "uses ~ sizeof(params) more peak
+    memory"), where they take anything. Off CUDA they go one by one, so that little lives at a time. By then the
+    backward pass has left nothing but gradients.
     """
     if any(operation.name.startswith(("aten::_foreach_", "aten::_fused_")) for operation in trace.operations):
         return 0
@@ -292,7 +309,7 @@ def _update_bytes(trace: Trace) -> int:
 
 
 def _lasting_blocks(trace: Trace, lasting_bytes: int) -> tuple[int, ...]:
-    """Blocks of what outlives the step: each parameter, and as often again its gradient and its state."""
+    """List blocks of what outlives the step: each parameter, and as often again its gradient and its state."""
     sizes = tuple(TensorInfo(parameter.shape, parameter.dtype).size_bytes for parameter in trace.parameters)
     if not sum(sizes):
         return (lasting_bytes,)
@@ -304,5 +321,5 @@ def _has_phase(trace: Trace, phase: str) -> bool:
 
 
 def _up(size: int, step: int) -> int:
-    """The next multiple of `step`."""
+    """Round up to the next multiple of `step`."""
     return -(-size // step) * step

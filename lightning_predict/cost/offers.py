@@ -1,4 +1,4 @@
-"""What GPUs rent for: dated, sourced prices, and the cheapest current one of a GPU.
+"""List what GPUs rent for: dated, sourced prices, and the cheapest current one of a GPU.
 
 `offers.toml` holds price lists: who rents out, when and where the prices were read, and a line for each machine. Prices
 fall fast, so a newer price of a machine replaces the older, and what nobody has confirmed for two years is not called
@@ -73,7 +73,7 @@ class Offer:
 
 
 def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
-    """All offers of a file of price lists, in its order.
+    """Load all offers of a file of price lists, in its order.
 
     Args:
         path: A TOML file of `[[price_list]]` tables: provider, date, source, perhaps region, and `offers`, each with
@@ -87,7 +87,7 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
 
 
 def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Offer, ...]:
-    """Offers of one GPU, the cheapest per GPU first, without prices that a newer one of the same machine replaces.
+    """List offers of one GPU, the cheapest per GPU first, the newest price of each machine only.
 
     Args:
         gpu_name: Our name of the GPU, as in `Gpu.name`.
@@ -99,7 +99,7 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 
 
 def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_gpus: int = 1) -> Offer | None:
-    """The current machine with the lowest on-demand price per hour; None where there is none.
+    """Choose the current machine with the lowest on-demand price per hour; None where there is none.
 
     A run on one GPU pays for the whole machine, so a machine of eight at a low price per GPU is not cheap.
 
@@ -119,14 +119,14 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:
-    """Whether `newer` is a later price of the same machine, in the same region where both name one."""
+    """Tell whether `newer` is a later price of the same machine, in the same region where both name one."""
     same_machine = (newer.provider, newer.instance, newer.num_gpus) == (older.provider, older.instance, older.num_gpus)
     same_region = newer.region == older.region or None in (newer.region, older.region)
     return same_machine and same_region and newer.date > older.date
 
 
 def _years_before(date: str, years: int) -> str:
-    """The same day (or month) of an earlier year. ISO dates sort as texts, also when some lack the day."""
+    """Give the same day (or month) of an earlier year; ISO dates sort as texts, also when some lack the day."""
     return f"{int(date[:4]) - years:04d}{date[4:]}"
 
 
@@ -152,7 +152,7 @@ def _parse_offers(document: Row) -> tuple[Offer, ...]:
 
 
 def _tables(row: Row, key: str, heading: str) -> list[Row]:
-    """The tables of a list as rows that carry the list's name and their own number, or their machine."""
+    """Read the tables of a list as rows that carry the list's name and their own number, or their machine."""
     tables = row.table[key]
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise row.error(key, "must be a list of tables that is not empty.")

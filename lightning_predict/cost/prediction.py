@@ -1,11 +1,10 @@
-"""`Offer`, `Quote` and `Prediction`: prices, a run at a price, and the flat record that users get.
+"""Price a run, and flatten all that is known of one GPU or layout into the `Prediction` that users get.
 
-Example::
+The user's own price comes first, then the cheapest offer that is listed. Example::
 
-    >>> offer = Offer(provider="Lambda", instance="gpu_1x_a10", gpu="A10", num_gpus=1, usd_per_hour=0.75,
-    ...               date="2025-03-01", source="https://lambda.ai/pricing")
-    >>> offer.usd_per_gpu_hour
-    0.75
+    quote = quote_of(run, layout_of("T4"), memory_bytes=3e9, usd_per_hour=0.50)
+    quote.cost_usd  # hours x 0.50
+    prediction_of(step, run, quote, workload=workload, layout=layout_of("T4")).cost_usd
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Quote:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """All that is predicted for one GPU. What is not known is None.
+    """All that is predicted for one GPU or layout; what is not known is None.
 
     Attributes:
         gpu: Name of the GPU or layout as asked for, in our spelling.
@@ -136,7 +135,7 @@ class Prediction:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields as JSON values."""
+        """Give all fields as JSON values."""
         values = asdict(self) | {"coverage": dict(self.coverage), "notes": list(self.notes)}
         if self.verdict is not None:
             values["verdict"]["sentence"] = self.verdict.sentence
@@ -163,7 +162,7 @@ def check_price(usd_per_hour: UserPrice) -> None:
 
 
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
-    """The price of one machine of a layout: the user's own, else the cheapest offer; None where there is none."""
+    """Choose the price of one machine: the user's own, else the cheapest offer; None where there is none."""
     own = _own_price(layout, usd_per_hour)
     gpu = layout.gpu
     if own is not None:
@@ -180,7 +179,7 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
 
 
 def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:
-    """Of the whole layout: as named for it, else that of one of its GPUs times their number."""
+    """Take the price of the whole layout: as named for it, else that of one of its GPUs times their number."""
     if isinstance(usd_per_hour, Mapping):
         if layout.name in usd_per_hour:
             return usd_per_hour[layout.name]
@@ -197,7 +196,7 @@ def quote_of(
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
 ) -> Quote:
-    """The run's cost on a layout, and whether it fits.
+    """Price the run on a layout, and judge whether it fits.
 
     Args:
         run: What is still to come.
@@ -236,7 +235,7 @@ def prediction_of(
     measured_seconds: float | None = None,
     same_gpu: SameGpuCheck | None = None,
 ) -> Prediction:
-    """The prediction of a layout.
+    """Flatten all that is known of a layout into the record that users get.
 
     Args:
         step: Its step.

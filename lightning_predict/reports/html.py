@@ -1,4 +1,10 @@
-"""The style sheet of the HTML report: one column, system fonts, light and dark as the reader's system asks."""
+"""Write the report as one HTML file: needs no network, follows the reader's light or dark setting, prints.
+
+All text is escaped, no script is in it, and a content security policy forbids the browser to load anything. Charts are
+inline SVG in the colours of the page's style. Example::
+
+    Path("report.html").write_text(html_report(result, rank(result, deadline_hours=8)), encoding="utf-8")
+"""
 
 from __future__ import annotations
 
@@ -90,7 +96,7 @@ COLOURS: Final = 12
 @final
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: its name, middle, interval, the text beside it, and the class of its style."""
+    """A bar of a chart: its name, middle, interval, the text beside it, and the class of its style."""
 
     name: str
     value: float
@@ -113,7 +119,7 @@ class Axis:
 
     @staticmethod
     def over(values: Sequence[float], start: float, end: float, *, from_zero: bool = True) -> Axis:
-        """An axis that shows all of some values, from 0 where it is linear."""
+        """Span all of some values, from 0 where the axis is linear."""
         positive = [value for value in values if value > 0]
         if len(positive) == len(values) and max(values) > LOG_AXIS_SPREAD * min(values):
             return Axis(min(values) / 1.6, max(values) * 1.3, start, end, True)
@@ -121,7 +127,7 @@ class Axis:
         return Axis(low, max(values) * 1.08 or 1.0, start, end, False)
 
     def pixel(self, value: float) -> float:
-        """Where a value lies."""
+        """Place a value on the axis."""
         if self.logarithmic:
             share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
@@ -129,7 +135,7 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Round values of the axis."""
+        """Choose round values of the axis."""
         if self.logarithmic:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             steps: tuple[int, ...] = (1, 2, 5) if last - first <= 3 else (1,)
@@ -142,7 +148,7 @@ class Axis:
 
 
 def bar_chart(bars: Sequence[Bar], *, title: str, unit: str) -> str:
-    """Horizontal bars with their intervals, in order; an empty text without bars.
+    """Draw horizontal bars with their intervals, in order; give an empty text without bars.
 
     On a logarithmic axis a bar's length would mean nothing, so there it is a point.
     """
@@ -176,7 +182,7 @@ def bar_chart(bars: Sequence[Bar], *, title: str, unit: str) -> str:
 
 
 def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]], *, title: str) -> str:
-    """Bars of shares that add up to 1, each part in the colour of its name; an empty text without rows.
+    """Draw bars of shares that add up to 1, each part in the colour of its name; give an empty text without rows.
 
     Args:
         rows: Name, share by part, and the text beside the bar.
@@ -208,7 +214,7 @@ def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]], *, title: 
 
 
 def _legend(names: Sequence[str], left: float, top: float) -> tuple[list[str], float]:
-    """Squares in the colours of the parts with their names, and the top of the last line."""
+    """Draw squares in the colours of the parts with their names; give them and the top of the last line."""
     drawn = []
     x = left
     for number, name in enumerate(names):
@@ -222,14 +228,14 @@ def _legend(names: Sequence[str], left: float, top: float) -> tuple[list[str], f
 
 
 def tick_text(value: float) -> str:
-    """A round value as an axis shows it: `0.00002`, `5`, `20,000`."""
+    """Write a round value as an axis shows it: `0.00002`, `5`, `20,000`."""
     if value >= 1 and value == round(value):
         return f"{value:,.0f}"
     return f"{value:.6g}" if value == 0 or value >= 1e-3 else f"{value:.12f}".rstrip("0")
 
 
 def ticks_apart(axis: Axis) -> list[float]:
-    """The ticks whose texts do not touch."""
+    """Choose the ticks whose texts do not touch."""
     shown: list[float] = []
     free_from = -math.inf
     for tick in axis.ticks():
@@ -241,27 +247,27 @@ def ticks_apart(axis: Axis) -> list[float]:
 
 
 def scale_note(axis: Axis) -> str:
-    """What is said of an axis beside its unit."""
+    """Name the scale of an axis beside its unit where it is logarithmic."""
     return " (logarithmic)" if axis.logarithmic else ""
 
 
 def _end(x: float, y: float) -> str:
-    """The stroke at one end of a whisker."""
+    """Draw the stroke at one end of a whisker."""
     return f"M{x:.1f} {y - 4:.1f}v8"
 
 
 def grid_line(x1: float, y1: float, x2: float, y2: float) -> str:
-    """A thin line."""
+    """Draw a thin line."""
     return f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
 
 
 def text_at(x: float, y: float, text: str, anchor: str, kind: str) -> str:
-    """A text at a place, in the class of its style."""
+    """Draw a text at a place, in the class of its style."""
     return f'<text class="{kind.strip()}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def svg_of(parts: Sequence[str], height: float, title: str) -> str:
-    """The parts as a whole drawing."""
+    """Join the parts to a whole drawing."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
@@ -280,7 +286,7 @@ _TOUCHING: Final = 4
 @final
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of a scatter: its name, place, text that appears over it, and the class of its style."""
+    """A point of a scatter: its name, place, text that appears over it, and the class of its style."""
 
     name: str
     x: float
@@ -290,9 +296,9 @@ class Point:
 
 
 def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit: float | None, *, title: str) -> str:
-    """Points of hours (x) and US dollars (y), a line through some of them, and a limit on x; empty without points.
+    """Draw points of hours (x) and US dollars (y), a line through some of them, and a limit on x.
 
-    Times are shown in the unit in which the longest is read best.
+    Without points the text is empty. Times are shown in the unit in which the longest is read best.
     """
     if not points:
         return ""
@@ -332,7 +338,7 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
 
 
 def _time_unit(hours: float) -> tuple[str, float]:
-    """The unit in which so many hours are read best, and how many of it an hour has."""
+    """Choose the unit in which so many hours are read best, and say how many of it an hour has."""
     for unit, per_hour in (("hours", 1.0), ("minutes", 60.0), ("seconds", 3600.0)):
         if hours * per_hour >= 1:
             return unit, per_hour
@@ -340,7 +346,7 @@ def _time_unit(hours: float) -> tuple[str, float]:
 
 
 def _together(points: Sequence[Point], places: Sequence[tuple[float, float]]) -> dict[tuple[float, float], list[Point]]:
-    """Points by their places; those that cannot be told apart share the first one's."""
+    """Group points by their places; those that cannot be told apart share the place of the first."""
     groups: dict[tuple[float, float], list[Point]] = {}
     for point, place in zip(points, places, strict=True):
         near = next((other for other in groups if math.dist(other, place) < _TOUCHING), place)
@@ -349,7 +355,7 @@ def _together(points: Sequence[Point], places: Sequence[tuple[float, float]]) ->
 
 
 def _place_labels(names: Sequence[str], places: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
-    """A place for each label, beside its point, that no point and no earlier label covers where there is one."""
+    """Place each label beside its point, where there is room so that it covers no point and no earlier label."""
     taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
     labels = []
     for name, (x, y) in zip(names, places, strict=True):
@@ -391,7 +397,7 @@ def html_report(
     offers: Sequence[Offer] | None = None,
     made_on: datetime.date | None = None,
 ) -> str:
-    """A whole HTML document.
+    """Write a whole HTML document.
 
     Args:
         predictions: What to show.
@@ -580,7 +586,7 @@ def _prices(predictions: Predictions, offers: Sequence[Offer]) -> str:
 
 
 def _link(source: str) -> str:
-    """A source, as a link where it is an address."""
+    """Write a source, as a link where it is an address."""
     if not source.startswith("https://"):
         return escape(source)
     shown = source.removeprefix("https://").removeprefix("www.").split("/")[0]

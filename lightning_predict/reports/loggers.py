@@ -1,9 +1,15 @@
-"""Predictions as one flat dict of floats: what every logger takes.
+"""Hand predictions to whatever loggers a Trainer has, each in the richest form that it takes.
 
-Example::
+Every logger gets the metrics, one flat dict of floats, through `log_metrics`; what a logger takes beyond that is a row
+of `DELIVERIES`. Small tables with words in them (a ranking, a budget's event) go to the loggers of `SENDERS` alone.
+Loggers are known by their class names, so that Lightning is not imported here and its two packages both work. Example::
 
-    >>> metrics(result)  # doctest: +SKIP
-    {'predict/T4/iteration_ms': 12.3, 'predict/T4/iteration_ms_low': 11.2, 'predict/T4/iteration_ms_high': 13.8}
+    for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
+        rank_zero_warn(warning)
+    for warning in log_table(trainer.loggers, ranking_table(ranking), step=trainer.global_step):
+        rank_zero_warn(warning)
+    if not trainer.loggers:
+        write_json(result, trainer.default_root_dir)
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ QUANTITIES: Final[Mapping[str, Callable[[Prediction], float | None]]] = {
 
 
 def metrics(predictions: Predictions, *, separator: str = "/") -> dict[str, float]:
-    """Every known quantity of every GPU.
+    """Collect every known quantity of every GPU.
 
     Args:
         predictions: What to log.
@@ -75,7 +81,7 @@ def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> Non
 
 
 def _wandb_table(logger: Any, predictions: Predictions, step: int) -> None:
-    """Numbers as numbers, so that the table can be sorted."""
+    """Send the table with numbers as numbers, so that it can be sorted."""
     columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
     logger.log_table(TABLE_KEY, columns=columns, data=list(_wandb_rows(predictions)), step=step)
 
@@ -105,7 +111,7 @@ def _mlflow_artifacts(logger: Any, predictions: Predictions, step: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Something that one kind of logger takes beyond metrics.
+    """What one kind of logger takes beyond metrics.
 
     Attributes:
         logger_class: Name of the logger's class or of one of its bases.
@@ -141,7 +147,7 @@ def log_predictions(loggers: Iterable[Any], predictions: Predictions, *, step: i
 
 
 def _log_predictions_to(logger: Any, predictions: Predictions, step: int) -> Iterator[str]:
-    """Warnings of one logger."""
+    """Log to one logger, and give its warnings."""
     # Exception, the broadest that is not an exit: a logger is code (and often a network) of other people, and whatever
     # it raises must not end a training run. The warning carries it on.
     try:
@@ -199,7 +205,7 @@ RANKING_KEY: Final = "predict/ranking"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTable:
-    """A table for loggers.
+    """A small table for loggers, with words in it.
 
     Attributes:
         key: Its name there.
@@ -215,7 +221,7 @@ class LoggedTable:
 
 
 def ranking_table(ranking: Ranking) -> LoggedTable:
-    """Cheapest, fastest, the best within the deadline, and those that none beats in both time and cost."""
+    """Tabulate the cheapest, the fastest, the best within the deadline, and those that no other beats in both."""
     chosen = [
         ("cheapest", ranking.cheapest),
         ("fastest", ranking.fastest),

@@ -1,6 +1,6 @@
-"""For SkyPilot: a task that rents the chosen machine, and predictions for its optimizer, which else assumes one hour.
+"""Write tasks for SkyPilot that rent the chosen machine, and tell its optimizer the predicted times.
 
-Nothing here imports SkyPilot. Example::
+SkyPilot assumes one hour where nobody tells it a time. Nothing here imports it. Example::
 
     Path("task.yaml").write_text(sky_task(machine_to_rent("L4"), run="python train.py"))   # sky launch task.yaml
 
@@ -88,7 +88,7 @@ _GEFORCE: Final = re.compile(r"RTX-")
 
 
 def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
-    """The current machine with this GPU that costs the least as a whole, and has as many of them as a layout asks for.
+    """Choose the current machine with enough of this GPU for a layout that costs the least as a whole.
 
     Args:
         gpu: Any name of the GPU, or of a layout.
@@ -113,7 +113,7 @@ def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
 def sky_task(
     offer: Offer, *, run: str = "python train.py", name: str = "training", prediction: Prediction | None = None
 ) -> str:
-    """A SkyPilot task in YAML that rents the machine of an offer.
+    """Write a SkyPilot task in YAML that rents the machine of an offer.
 
     Args:
         offer: The machine. One that SkyPilot has no cloud for is described by its GPU alone.
@@ -179,7 +179,7 @@ def write_sky_task(
 
 
 def sky_accelerator(gpu: str, provider: str = "") -> str:
-    """SkyPilot's name of a GPU, in the spelling of this provider's catalogue.
+    """Spell the name of a GPU as SkyPilot's catalogue of a provider does.
 
     Args:
         gpu: Our name of the GPU.
@@ -191,7 +191,7 @@ def sky_accelerator(gpu: str, provider: str = "") -> str:
 
 
 def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
-    """The function for SkyPilot's `Task.set_time_estimator`: it takes a `sky.Resources` and returns seconds.
+    """Make the function for SkyPilot's `Task.set_time_estimator`: from a `sky.Resources` to seconds.
 
     Args:
         predictions: Of a run whose length is known.
@@ -238,7 +238,7 @@ def _is_called(gpu: Gpu, name: str) -> bool:
 
 
 def _instance(cloud: str, offer: Offer) -> str | None:
-    """SkyPilot's name of the machine; None where the price list does not use that."""
+    """Give SkyPilot's name of the machine; None where the price list does not use that."""
     if offer.source.startswith(_CATALOGUE):
         return offer.instance
     if cloud in _SAME_INSTANCE_NAMES:  # but not "n1-highmem-8 + 1x V100", a machine with a card attached

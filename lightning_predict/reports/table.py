@@ -1,9 +1,14 @@
-"""What is said below a table: marks, what the interval and the coverage mean, prices with their dates, notes.
+"""Print predictions as tables: plain text, rich and Markdown, all from the same columns and footnotes.
 
-Each function gives its footnotes for some predictions, none where there is nothing to say. Example::
+A column is added by a row of `COLUMNS`, with its footnotes; columns give way where there is no room for all. Energy has
+columns of its own, for those who ask. Example::
 
-    >>> list(price_notes(result))  # doctest: +SKIP
-    ['Prices: T4 $0.35/h, Google n1-standard-4 (2026-10-01).']
+    print(result)            # plain_table: at most 120 columns, no colours
+    print_table(result)      # rich: as wide as the terminal
+    markdown_table(result)   # for TensorBoard and MLflow
+
+    energies = {one.gpu: prediction_energy(one, grid_grams_per_kwh=380) for one in result.values()}
+    print(plain_table(result, extra=energy_columns(energies)))
 """
 
 from __future__ import annotations
@@ -70,7 +75,7 @@ _METHODS: Final = {
 
 
 def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """The GPU in use, its step as measured, and how well it would have been predicted."""
+    """Name the GPU in use, its step as measured, and how well it would have been predicted."""
     if predictions.used_gpu is None:
         return
     if predictions.used_gpu not in predictions:
@@ -86,13 +91,13 @@ def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def interval_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """What the interval promises."""
+    """Say what the interval promises."""
     if predictions:
         yield "Interval: nine in ten measured times should lie in it (90 %)."
 
 
 def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """What limits the total time."""
+    """Say what the total time includes, and what limits it."""
     if any(prediction.at_most for prediction in predictions.values()):
         yield "≤: the run may end earlier."
     if any(prediction.validation_is_estimated for prediction in predictions.values()):
@@ -111,12 +116,12 @@ def _checkpoint_share(prediction: Prediction) -> float:
 
 
 def is_bound_by_loader(prediction: Prediction) -> bool:
-    """The loader takes longer for the batches of a step than the step computes."""
+    """Tell whether the loader takes longer for the batches of a step than the step computes."""
     return (prediction.loader_seconds or 0.0) > prediction.iteration_seconds
 
 
 def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """What the loader takes, where it is the limit."""
+    """Say what the loader takes, where it is the limit."""
     bound = [prediction.loader_seconds or 0.0 for prediction in predictions.values() if is_bound_by_loader(prediction)]
     if bound:
         yield (
@@ -126,7 +131,7 @@ def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def host_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """What a faster GPU gains where the host is the limit."""
+    """Say what a faster GPU gains where the host is the limit."""
     names_of_gain: dict[int, list[str]] = {}
     for prediction in predictions.values():
         verdict = prediction.verdict
@@ -138,12 +143,12 @@ def host_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def is_bound_by_links(prediction: Prediction) -> bool:
-    """Half of a step or more is waiting for other GPUs."""
+    """Tell whether half of a step or more is waiting for other GPUs."""
     return prediction.added_seconds >= prediction.iteration_seconds / 2
 
 
 def links_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """What of a step several GPUs wait for each other, and that each takes samples of its own."""
+    """Say how long several GPUs wait for each other in a step, and that each takes samples of its own."""
     several = [one for one in predictions.values() if one.num_gpus > 1]
     shares = [(one.gpu, one.added_seconds / one.iteration_seconds) for one in several if one.added_seconds > 0]
     if shares:
@@ -154,14 +159,14 @@ def links_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """What bounds a step, where it is not the device."""
+    """Say what bounds a step, where it is not the device."""
     yield from links_note(predictions)
     yield from host_note(predictions)
     yield from loader_note(predictions)
 
 
 def unknown_length_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """What a thousand steps and an epoch take where the length of the run is not known."""
+    """Say what a thousand steps and an epoch take where the length of the run is not known."""
     known = [one for one in predictions.values() if one.total_seconds is None and one.cycle_seconds is not None]
     if not known:
         return
@@ -173,7 +178,7 @@ def unknown_length_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Where the memory is narrow, and what is left of it."""
+    """Name the GPUs whose memory is narrow, and what is left of it."""
     tight = [
         f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare"
         for one in predictions.values()
@@ -184,7 +189,7 @@ def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """How far a run gets that a time limit ends."""
+    """Say how far a run gets that a time limit ends."""
     reached = [
         f"{one.gpu} {one.total_seconds / one.cycle_seconds:,.0f}"
         for one in predictions.values()
@@ -195,7 +200,7 @@ def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """What the methods are."""
+    """Explain the methods that time the device."""
     methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
     others = sorted(methods - _METHODS.keys())
@@ -204,12 +209,12 @@ def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def is_marked_as_base(prediction: Prediction) -> bool:
-    """Networks that saw no measurement of the GPU time a share of it that counts."""
+    """Tell whether networks that saw no measurement of the GPU time a share of it that counts."""
     return prediction.base_share >= LARGE_BASE_SHARE
 
 
 def base_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Where networks had to do without measurements of the GPU, and for how much of the time."""
+    """Name the GPUs for which networks had no measurements, and for how much of the time."""
     names_of_share: dict[str, list[str]] = {}
     for prediction in predictions.values():
         if is_marked_as_base(prediction):
@@ -220,7 +225,7 @@ def base_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Each price once, with its GPUs, its source and date."""
+    """List each price once, with its GPUs, its source and date."""
     names_of_price: dict[tuple[float, str], list[str]] = {}
     for prediction in predictions.values():
         if prediction.usd_per_hour is not None:
@@ -232,7 +237,7 @@ def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def prediction_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Notes of all, then each note of some with the names of its GPUs."""
+    """List notes of all predictions, then each note of some with the names of its GPUs."""
     yield from predictions.notes
     names_of_note: dict[str, list[str]] = {}
     for prediction in predictions.values():
@@ -253,7 +258,7 @@ _MOST_LINES: Final = 2
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of every table.
+    """A column of every table.
 
     Attributes:
         header: Words over it, in lines.
@@ -335,7 +340,7 @@ COLUMNS: Final = (
 @final
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What one table shows.
+    """The columns and texts of one table.
 
     Attributes:
         columns: The columns that are shown.
@@ -357,7 +362,7 @@ class Grid:
 
 
 def grid(predictions: AbstractPredictions, width: int | None = None, *, extra: Sequence[Column] = ()) -> Grid:
-    """Columns and texts of a table for these predictions.
+    """Choose columns and write texts of a table for these predictions.
 
     Args:
         predictions: What to show.
@@ -403,7 +408,7 @@ def _most_lines(shown: Grid) -> int:
 
 
 def _broken(whole: Grid, width: int) -> Grid:
-    """The grid with the cells of its breaking columns broken as far as the width asks for."""
+    """Break the cells of the breaking columns as far as the width asks for."""
     excess = _total_width(whole.widths) - width
     if excess <= 0:
         return whole
@@ -431,7 +436,7 @@ def _break_after_commas(text: str, width: int) -> str:
 
 
 def energy_columns(energies: Mapping[str, Energy | None]) -> tuple[Column, ...]:
-    """A column of kWh, and one of CO2 where a grid's intensity was given.
+    """Make a column of kWh, and one of CO2 where a grid's intensity was given.
 
     Args:
         energies: By GPU name; None where the length of the run is unknown.
@@ -459,7 +464,7 @@ _ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+"})  # noqa: RUF
 
 
 def plain_table(predictions: AbstractPredictions, *, extra: Sequence[Column] = ()) -> str:
-    """The table and its footnotes as aligned text of at most 120 columns, without colours.
+    """Write the table and its footnotes as aligned text of at most 120 columns, without colours.
 
     Args:
         predictions: What to show.
@@ -507,7 +512,7 @@ def print_table(
 
 
 def markdown_table(predictions: AbstractPredictions, *, extra: Sequence[Column] = ()) -> str:
-    """The table and its footnotes in Markdown, with columns of one's own after the usual ones."""
+    """Write the table and its footnotes in Markdown, with columns of one's own after the usual ones."""
     shown = grid(predictions, extra=extra)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
     rows = [[markdown_text(text) for text in row] for row in ([column.title for column in shown.columns], *shown.rows)]
@@ -516,7 +521,7 @@ def markdown_table(predictions: AbstractPredictions, *, extra: Sequence[Column] 
 
 
 def _notes(predictions: AbstractPredictions, shown: Grid) -> Iterable[str]:
-    """All that is said below this table."""
+    """Collect all that is said below this table."""
     for column in shown.columns:
         if column.notes is not None:
             yield from column.notes(predictions)
@@ -530,7 +535,7 @@ def _notes(predictions: AbstractPredictions, shown: Grid) -> Iterable[str]:
 
 
 def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
-    """The lines of one row of a plain table."""
+    """Align the lines of one row of a plain table."""
     for line in zip_longest(*(text.split("\n") for text in row), fillvalue=""):
         cells = (
             text.rjust(width) if column.justify == "right" else text.ljust(width)
@@ -540,7 +545,7 @@ def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
 
 
 def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
-    """The grid in rich: the GPU in use bold, one that the run does not fit dim."""
+    """Draw the grid in rich: the GPU in use bold, one that the run does not fit dim."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
