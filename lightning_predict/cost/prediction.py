@@ -19,6 +19,7 @@ from lightning_predict.cost.memory import MemoryFit, memory_fit, usable_bytes
 from lightning_predict.cost.offers import Offer, cheapest_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
+from lightning_predict.interval import Interval
 from lightning_predict.scaling.records import Run, Workload
 from lightning_predict.timeline.records import Iteration
 from lightning_predict.timeline.same_gpu import SameGpuCheck
@@ -60,17 +61,13 @@ class Prediction:
     Attributes:
         gpu: Name of the GPU or layout as asked for, in our spelling.
         num_gpus: GPUs of the layout.
-        iteration_seconds: One training step.
-        iteration_seconds_low: Lower end of the 90 % interval.
-        iteration_seconds_high: Upper end of the 90 % interval.
+        iteration: Seconds of one training step, by parts as `iteration_seconds`, `..._low` and `..._high`.
         device_seconds: Time of a step in which the device computes.
         host_seconds: Time that the host needs to launch a step.
         measured_seconds: The step as measured, where this is the GPU in use.
         unmeasured_seconds: The step as it would be predicted without any measurement, where this is the GPU in use.
         iterations: Training steps still to come.
-        total_seconds: The run still to come, validation included.
-        total_seconds_low: Lower end of its 90 % interval.
-        total_seconds_high: Upper end of its 90 % interval.
+        total: Seconds of the run still to come, validation included, by parts as `total_seconds` and so on.
         validation_seconds: Validation's part of `total_seconds`.
         validation_is_estimated: Validation's time is the forward share of a training step.
         cycle_seconds: A step with its wait for the loader.
@@ -98,9 +95,7 @@ class Prediction:
     """
 
     gpu: str
-    iteration_seconds: float
-    iteration_seconds_low: float
-    iteration_seconds_high: float
+    iteration: Interval
     device_seconds: float
     host_seconds: float
     num_gpus: int = 1
@@ -109,9 +104,7 @@ class Prediction:
     measured_seconds: float | None = None
     unmeasured_seconds: float | None = None
     iterations: int | None = None
-    total_seconds: float | None = None
-    total_seconds_low: float | None = None
-    total_seconds_high: float | None = None
+    total: Interval | None = None
     validation_seconds: float | None = None
     validation_is_estimated: bool = False
     cycle_seconds: float | None = None
@@ -134,9 +127,47 @@ class Prediction:
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def iteration_seconds(self) -> float:
+        """Time of one training step."""
+        return self.iteration.middle
+
+    @property
+    def iteration_seconds_low(self) -> float:
+        """Lower end of the 90 % interval of a training step."""
+        return self.iteration.low
+
+    @property
+    def iteration_seconds_high(self) -> float:
+        """Upper end of the 90 % interval of a training step."""
+        return self.iteration.high
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Time of the run still to come, validation included; None where its length is unknown."""
+        return None if self.total is None else self.total.middle
+
+    @property
+    def total_seconds_low(self) -> float | None:
+        """Lower end of the 90 % interval of the run; None where its length is unknown."""
+        return None if self.total is None else self.total.low
+
+    @property
+    def total_seconds_high(self) -> float | None:
+        """Upper end of the 90 % interval of the run; None where its length is unknown."""
+        return None if self.total is None else self.total.high
+
     def as_dict(self) -> dict[str, Any]:
-        """Give all fields as JSON values."""
-        values = asdict(self) | {"coverage": dict(self.coverage), "notes": list(self.notes)}
+        """Give all fields as JSON values, intervals by their flat names."""
+        fields = asdict(self) | {"coverage": dict(self.coverage), "notes": list(self.notes)}
+        values: dict[str, Any] = {}
+        for name, value in fields.items():
+            if name in ("iteration", "total"):
+                ends = value or {}
+                values[f"{name}_seconds"] = ends.get("middle")
+                values |= {f"{name}_seconds_{end}": ends.get(end) for end in ("low", "high")}
+            else:
+                values[name] = value
         if self.verdict is not None:
             values["verdict"]["sentence"] = self.verdict.sentence
         return values
@@ -251,9 +282,7 @@ def prediction_of(
     return Prediction(
         gpu=step.gpu,
         num_gpus=layout.count,
-        iteration_seconds=step.seconds,
-        iteration_seconds_low=step.low_seconds,
-        iteration_seconds_high=step.high_seconds,
+        iteration=Interval(step.low_seconds, step.seconds, step.high_seconds),
         device_seconds=step.device_seconds,
         host_seconds=step.host_seconds,
         communication_seconds=step.communication_seconds,
@@ -261,9 +290,7 @@ def prediction_of(
         measured_seconds=measured_seconds,
         unmeasured_seconds=None if same_gpu is None else same_gpu.predicted_seconds,
         iterations=workload.training_iterations,
-        total_seconds=run.total_seconds,
-        total_seconds_low=run.total_low_seconds,
-        total_seconds_high=run.total_high_seconds,
+        total=run.total,
         validation_seconds=run.validation_seconds,
         validation_is_estimated=run.validation_is_estimated,
         cycle_seconds=run.cycle_seconds,

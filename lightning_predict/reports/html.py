@@ -453,7 +453,7 @@ def _card(name: str, candidate: Candidate | None, ranking: Ranking, otherwise: s
         return f'<div class="card none"><h2>{escape(name)}</h2><p class="gpu dim">None: {escape(otherwise)}</p></div>'
     offer = candidate.prediction.offer or "no price known"
     memory = memory_of(candidate) or "not known"
-    interval = f"90 % interval: {duration(candidate.low_seconds)} to {duration(candidate.high_seconds)}"
+    interval = f"90 % interval: {duration(candidate.time.low)} to {duration(candidate.time.high)}"
     return (
         f'<div class="card"><h2>{escape(name)}</h2><p class="gpu">{escape(candidate.gpu)}</p>'
         f'<p class="what">{escape(takes(candidate, ranking))}</p>'

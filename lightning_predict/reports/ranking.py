@@ -19,6 +19,7 @@ from typing import Any, Final, final
 
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.interval import Interval
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, markdown_text, usd
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
@@ -33,17 +34,18 @@ class Candidate:
 
     Attributes:
         prediction: Everything that is known.
-        seconds: Time of the run; of one iteration where the run's length is unknown.
-        low_seconds: Lower end of the 90 % interval of `seconds`.
-        high_seconds: Upper end of the 90 % interval of `seconds`.
-        cost_usd: Cost of `seconds`; None where no price is known.
+        time: Seconds of the run; of one iteration where the run's length is unknown.
+        cost_usd: Cost of that time; None where no price is known.
     """
 
     prediction: Prediction
-    seconds: float
-    low_seconds: float
-    high_seconds: float
+    time: Interval
     cost_usd: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Time of the run, or of one iteration, as predicted."""
+        return self.time.middle
 
     @property
     def gpu(self) -> str:
@@ -195,7 +197,7 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
     if best is None:
         nearest = "" if ranking.fastest is None else f"; the fastest, {ranking.fastest.gpu}, takes "
         return "none" + nearest + ("" if ranking.fastest is None else duration(ranking.fastest.seconds))
-    late = "" if best.high_seconds <= deadline_seconds else f"; may take up to {duration(best.high_seconds)}"
+    late = "" if best.time.high <= deadline_seconds else f"; may take up to {duration(best.time.high)}"
     return _described(best, ranking) + late
 
 
@@ -233,23 +235,11 @@ def remarks(ranking: Ranking) -> Iterable[str]:
 
 
 def _candidate(prediction: Prediction, per_iteration: bool) -> Candidate:
-    if per_iteration or prediction.total_seconds is None:
-        price = prediction.usd_per_hour
-        return Candidate(
-            prediction=prediction,
-            seconds=prediction.iteration_seconds,
-            low_seconds=prediction.iteration_seconds_low,
-            high_seconds=prediction.iteration_seconds_high,
-            cost_usd=None if price is None else seconds_to_hours(prediction.iteration_seconds) * price,
-        )
-    seconds, low, high = prediction.total_seconds, prediction.total_seconds_low, prediction.total_seconds_high
-    return Candidate(
-        prediction=prediction,
-        seconds=seconds,
-        low_seconds=seconds if low is None else low,
-        high_seconds=seconds if high is None else high,
-        cost_usd=prediction.cost_usd,
-    )
+    if not per_iteration and prediction.total is not None:
+        return Candidate(prediction=prediction, time=prediction.total, cost_usd=prediction.cost_usd)
+    price = prediction.usd_per_hour
+    cost = None if price is None else seconds_to_hours(prediction.iteration_seconds) * price
+    return Candidate(prediction=prediction, time=prediction.iteration, cost_usd=cost)
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> Candidate | None:

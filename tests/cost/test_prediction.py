@@ -12,6 +12,7 @@ from lightning_predict.cost.prediction import check_price, offer_for, prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
+from lightning_predict.interval import Interval
 from lightning_predict.scaling.records import Run, Workload
 from lightning_predict.scaling.totals import run_of
 from lightning_predict.timeline.records import Iteration
@@ -23,18 +24,14 @@ TWO_HOURS = Run(
     cycle_seconds=1,
     training_seconds=7200,
     validation_seconds=0,
-    total_seconds=7200,
-    total_low_seconds=7000,
-    total_high_seconds=7500,
+    total=Interval(7000, 7200, 7500),
 )
 UNKNOWN = Run(
     gpu="T4",
     cycle_seconds=1,
     training_seconds=None,
     validation_seconds=None,
-    total_seconds=None,
-    total_low_seconds=None,
-    total_high_seconds=None,
+    total=None,
 )
 OFFER = Offer(
     provider="P", instance="four", gpu="T4", num_gpus=4, usd_per_hour=2.0, date="2026-01-01", source="https://p.example"
@@ -101,7 +98,12 @@ def test_every_part_finds_its_place() -> None:
     assert found.cost_usd == 0.5  # an hour of two GPUs
     assert found.samples_per_second == pytest.approx(2 * 16 / 0.5)
     assert (found.measured_seconds, found.unmeasured_seconds) == (0.5, 0.45)
-    assert found.as_dict()["coverage"] == {"mlp": 1.0}
+    values = found.as_dict()
+    step = ("iteration_seconds", "iteration_seconds_low", "iteration_seconds_high")
+    assert [values[name] for name in step] == [found.iteration.middle, found.iteration.low, found.iteration.high]
+    assert (values["total_seconds"], values["total_seconds_low"]) == (found.total_seconds, found.total_seconds_low)
+    assert not {"iteration", "total"} & values.keys()
+    assert values["coverage"] == {"mlp": 1.0}
 
 
 def test_what_is_not_known_is_none() -> None:

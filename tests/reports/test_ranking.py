@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, frontier, rank, ranking_lines, ranking_markdown
-from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
+from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
 
 def names(ranking: Ranking) -> tuple[str | None, ...]:
@@ -39,7 +40,7 @@ def test_the_cheapest_that_meets_a_deadline(hours: float, best: str | None) -> N
 
 
 def test_a_gpu_on_which_the_run_does_not_fit_is_never_recommended() -> None:
-    tempting = replace(K80, total_seconds=1.0, cost_usd=0.001, usd_per_hour=3.6)
+    tempting = replace(with_total(K80, 1.0), cost_usd=0.001, usd_per_hour=3.6)
     assert tempting.fits is False
     ranking = rank(Predictions((tempting, T4)), deadline_hours=10)
     assert names(ranking) == ("T4", "T4", "T4")
@@ -78,7 +79,7 @@ def test_without_prices_the_fastest_is_still_known() -> None:
 
 
 def test_without_a_length_one_iteration_is_compared() -> None:
-    steps = Predictions(tuple(replace(one, total_seconds=None, cost_usd=None) for one in (T4, H100)))
+    steps = Predictions(tuple(replace(one, total=None, cost_usd=None) for one in (T4, H100)))
     ranking = rank(steps, deadline_hours=1)
     assert ranking.per_iteration
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
@@ -139,7 +140,7 @@ runs = st.builds(
     replace,
     st.sampled_from([T4, H100, K80]),
     gpu=st.from_regex(r"[A-Z][a-z0-9]{1,8}", fullmatch=True),
-    total_seconds=st.floats(1, 1e7),
+    total=st.builds(Interval, st.just(10_800.0), st.floats(1, 1e7), st.just(12_480.0)),
     cost_usd=st.none() | st.floats(0.01, 1e5),
     fits=st.sampled_from([True, False, None]),
 )
@@ -179,7 +180,7 @@ def test_of_two_that_take_the_same_the_cheaper_is_on_the_frontier() -> None:
 
 
 def run(name: str, seconds: float, cost: float | None) -> Prediction:
-    return replace(T4, gpu=name, total_seconds=seconds, cost_usd=cost, usd_per_hour=cost)
+    return replace(with_total(T4, seconds), gpu=name, cost_usd=cost, usd_per_hour=cost)
 
 
 def test_of_gpus_that_are_as_fast_to_one_percent_the_cheapest_is_named() -> None:

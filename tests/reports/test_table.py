@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lightning_predict.cost.prediction import Prediction
+from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import (
     bound_notes,
@@ -89,9 +90,9 @@ def test_an_unknown_length_has_the_time_of_steps_and_epochs() -> None:
 
 
 def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> None:
-    alone = replace(MINIMAL, iteration_seconds=0.4)
-    four = replace(MINIMAL, gpu="4xT4", iteration_seconds=0.5, added_seconds=0.1, num_gpus=4)
-    eight = replace(MINIMAL, gpu="8xT4", iteration_seconds=1.0, added_seconds=0.6, num_gpus=8)
+    alone = replace(MINIMAL, iteration=Interval(0.4, 0.4, 0.4))
+    four = replace(MINIMAL, gpu="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1, num_gpus=4)
+    eight = replace(MINIMAL, gpu="8xT4", iteration=Interval(1.0, 1.0, 1.0), added_seconds=0.6, num_gpus=8)
     notes = list(links_note(of(alone, four, eight)))
     assert notes[0] == "Several GPUs: of an iteration, they wait for each other 20 % (4xT4), 60 % (8xT4)."
     assert "each copy of the model takes as many samples" in notes[1]
@@ -129,14 +130,13 @@ shares = st.fixed_dictionaries(
     {}, optional={method: st.floats(0, 1) for method in ("mlp", "proxy", "bytes", "wave", "roofline", "measured")}
 )
 seconds = st.floats(min_value=1e-6, max_value=1e6)
+totals = st.floats(min_value=0, max_value=1e9)
 predictions_of_any_size = st.builds(
     replace,
     st.sampled_from([MINIMAL, T4, H100, K80]),
     gpu=st.from_regex(r"[A-Za-z0-9.-]{1,30}", fullmatch=True),
-    iteration_seconds=seconds,
-    iteration_seconds_low=seconds,
-    iteration_seconds_high=seconds,
-    total_seconds=st.none() | st.floats(min_value=0, max_value=1e9),
+    iteration=st.builds(Interval, seconds, seconds, seconds),
+    total=st.none() | st.builds(Interval, totals, totals, totals),
     cost_usd=st.none() | st.floats(min_value=1e-4, max_value=1e7),
     at_most=st.booleans(),
     coverage=shares,
