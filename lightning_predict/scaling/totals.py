@@ -18,7 +18,7 @@ from lightning_predict.timeline.records import Iteration
 
 
 def run_of(step: Iteration, workload: Workload, validation: Iteration | None = None, *, batches: int = 1) -> Run:
-    """Time of the run still to come on the step's GPU.
+    """Predict the time of the run still to come on the GPU of the step.
 
     The step's own interval scales training and validation; what the host does (loader, checkpoints, ends of epochs) was
     measured, or is the same on every GPU, and is added as it is.
