@@ -152,7 +152,7 @@ def _parse_offers(document: Row) -> tuple[Offer, ...]:
 
 
 def _tables(row: Row, key: str, heading: str) -> list[Row]:
-    """Read the tables of a list as rows that carry the list's name and their own number, or their machine."""
+    """The tables of a list as rows that carry the list's name and their own number, or their machine."""
     tables = row.table[key]
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise row.error(key, "must be a list of tables that is not empty.")
