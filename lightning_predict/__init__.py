@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_predict.cost.records import Prediction
+    from lightning_predict.cost.prediction import Prediction
     from lightning_predict.errors import LightningPredictError
     from lightning_predict.gpus import Gpu, gpu, gpu_names
     from lightning_predict.kernels.operator_times import operator_seconds
@@ -48,7 +48,7 @@ __all__ = [
 _HOMES = {
     "Gpu": "lightning_predict.gpus",
     "LightningPredictError": "lightning_predict.errors",
-    "Prediction": "lightning_predict.cost.records",
+    "Prediction": "lightning_predict.cost.prediction",
     "Predictions": "lightning_predict.reports.predictions",
     "Trace": "lightning_predict.tracing.records",
     "capture": "lightning_predict.tracing.recording",

@@ -16,10 +16,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lightning_predict.cost.flat import prediction_of
 from lightning_predict.cost.memory import StepMemory, memory_notes, step_memory
-from lightning_predict.cost.quotes import UserPrice, check_price, quote_of
-from lightning_predict.cost.records import Offer
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import UserPrice, check_price, prediction_of, quote_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of

@@ -14,10 +14,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from lightning_predict.cost.memory import step_memory
-from lightning_predict.cost.memory_fit import MARGIN, usable_bytes
-from lightning_predict.cost.quotes import UserPrice
-from lightning_predict.cost.records import Offer, Prediction
+from lightning_predict.cost.memory import MARGIN, step_memory, usable_bytes
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus import gpu as find_gpu

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.cost.records import Offer
+from lightning_predict.cost.offers import Offer
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import predict_workload

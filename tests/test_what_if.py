@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.cost.memory_fit import usable_bytes
+from lightning_predict.cost.memory import usable_bytes
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.tracing.precision import in_precision

@@ -17,7 +17,7 @@ from typing import Final, final
 from rich.console import Console
 from rich.table import Table
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.files import FORMAT, read_json

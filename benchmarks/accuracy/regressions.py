@@ -50,7 +50,7 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.translation import translate
 from lightning_predict.prediction import predict
-from lightning_predict.regression.end_to_end import ExtrapolationScore, RegressionOptions, extrapolation_score
+from lightning_predict.regression.end_to_end import DEFAULT_OPTIONS, FEWEST_RUNS, RegressionOptions, fit_regression
 from lightning_predict.regression.per_layer import LayerTime, fit_layers, fit_line, layer_operations
 from lightning_predict.regression.runs import WORDS, PastRun, RunSetting, Variable
 from lightning_predict.tracing.records import Flags, Trace
@@ -64,6 +64,97 @@ NOMINAL_FLOPS_PER_SECOND: Final = 1e11
 
 IMAGE_SIZE: Final = 32
 CLASSES: Final = 10
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtrapolationScore:
+    """Errors on runs beyond the fitted ones.
+
+    Attributes:
+        variable: Along which the regression was extrapolated.
+        limit: Largest value that was fitted.
+        fitted: Runs that were fitted.
+        errors: predicted / actual - 1 of each run beyond; -1 where the regression fell to 0 or below.
+        inside: Share of the runs beyond that lie in the 90 % interval; None where there was none.
+        formula: The regression.
+    """
+
+    variable: Variable
+    limit: float
+    fitted: int
+    errors: tuple[float, ...]
+    inside: float | None
+    formula: str
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of the absolute errors."""
+        return statistics.fmean(map(abs, self.errors))
+
+    @property
+    def median_error(self) -> float:
+        """Median of the absolute errors."""
+        return statistics.median(map(abs, self.errors))
+
+
+def split_beyond(
+    runs: Sequence[PastRun], variable: Variable, limit: float
+) -> tuple[tuple[PastRun, ...], tuple[PastRun, ...]]:
+    """Split runs into those up to a limit, and those beyond it.
+
+    Raises:
+        InvalidArgumentError: A run does not say the variable, or one of the two is too few.
+    """
+    known = [(run, run.setting.value(variable)) for run in runs]
+    missing = sum(value is None for _, value in known)
+    if missing:
+        raise InvalidArgumentError(f"{missing} of {len(runs)} runs do not say their {WORDS[variable]} ({variable}).")
+    within = tuple(run for run, value in known if value is not None and value <= limit)
+    beyond = tuple(run for run, value in known if value is not None and value > limit)
+    if len(within) < FEWEST_RUNS or not beyond:
+        raise InvalidArgumentError(
+            f"{len(within)} runs have a {WORDS[variable]} of up to {limit:g} and {len(beyond)} a larger one; expected "
+            f"at least {FEWEST_RUNS} to fit and 1 to predict."
+        )
+    return within, beyond
+
+
+def extrapolation_score(
+    runs: Sequence[PastRun],
+    variable: Variable,
+    *,
+    limit: float,
+    options: RegressionOptions = DEFAULT_OPTIONS,
+) -> ExtrapolationScore:
+    """Fit the runs up to a limit and predict those beyond it.
+
+    Args:
+        runs: Runs of one model.
+        variable: The axis.
+        limit: Largest value to fit.
+        options: How features are made and selected.
+
+    Raises:
+        InvalidArgumentError: As `split_beyond` and `fit_regression`.
+        MissingDependencyError: scikit-learn or SciPy is not installed.
+    """
+    within, beyond = split_beyond(runs, variable, limit)
+    regression = fit_regression(within, options=options)
+    estimates = [(run, regression.predict(run.setting)) for run in beyond]
+    hits = [
+        one.low_seconds <= run.seconds <= one.high_seconds
+        for run, one in estimates
+        if one.low_seconds is not None and one.high_seconds is not None
+    ]
+    return ExtrapolationScore(
+        variable=variable,
+        limit=limit,
+        fitted=len(within),
+        errors=tuple((one.seconds or 0.0) / run.seconds - 1 for run, one in estimates),
+        inside=statistics.fmean(map(float, hits)) if hits else None,
+        formula=regression.formula,
+    )
 
 
 def small_network() -> nn.Module:

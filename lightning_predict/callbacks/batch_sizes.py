@@ -22,7 +22,7 @@ from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.predicting import Question
 from lightning_predict.callbacks.showing import log_values
 from lightning_predict.errors import CaptureError
-from lightning_predict.reports.logged_tables import LoggedTable, log_table
+from lightning_predict.reports.loggers import LoggedTable, log_table
 from lightning_predict.scaling.batch_size import BatchSizeOption
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.records import Trace

@@ -42,8 +42,8 @@ from lightning_predict.callbacks.trainer_state import (
     reason_for_no_extras,
     unmet_minimums,
 )
-from lightning_predict.cost.quotes import check_price
-from lightning_predict.cost.records import Offer
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours

@@ -21,7 +21,8 @@ from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
 from lightning_predict.callbacks.strategies import strategy_of_trainer
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.prediction import gpu_in_use, layout_in_use, predict_workload
+from lightning_predict.prediction import layout_in_use, predict_workload
+from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.history import HistoryRecord, read_history
 from lightning_predict.scaling.records import Workload

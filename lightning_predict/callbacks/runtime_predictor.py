@@ -32,7 +32,7 @@ from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.run_clock import run_clock_of
 from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, reason_for_no_extras
-from lightning_predict.cost.quotes import check_price
+from lightning_predict.cost.prediction import check_price
 from lightning_predict.errors import TraceFormatError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lightning_predict.callbacks.bases import rank_zero_info, warn
-from lightning_predict.reports.format import markdown_text
-from lightning_predict.reports.logged_tables import LoggedTable, log_table, ranking_table
-from lightning_predict.reports.loggers import log_predictions, write_json
+from lightning_predict.reports.format import PLAIN_WIDTH, markdown_text
+from lightning_predict.reports.loggers import LoggedTable, log_predictions, log_table, ranking_table, write_json
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, ranking_lines
-from lightning_predict.reports.table import PLAIN_WIDTH, print_table
+from lightning_predict.reports.table import print_table
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -23,7 +23,7 @@ from lightning_predict.units import (
 )
 
 if TYPE_CHECKING:
-    from lightning_predict.cost.records import Offer
+    from lightning_predict.cost.offers import Offer
     from lightning_predict.gpus.records import Gpu, Source
 
 

@@ -20,7 +20,7 @@ from lightning_predict import __version__
 from lightning_predict.cli.answers import Answer
 from lightning_predict.cli.catalogue_commands import gpus, offers
 from lightning_predict.cli.planning_commands import plan, simulate
-from lightning_predict.cli.prediction_commands import predict, report
+from lightning_predict.cli.prediction_commands import predict
 from lightning_predict.cli.regression_commands import regress
 from lightning_predict.cli.sharding_commands import shard
 from lightning_predict.cli.trace_commands import trace
@@ -36,7 +36,6 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
     function.__name__: function
     for function in (
         predict,
-        report,
         trace,
         regress,
         shard,
@@ -50,6 +49,9 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
         cache,
     )
 }
+
+ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=report.html")}
+"""What an older name of a command stands for; options that follow it replace its own."""
 
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action"}
 """The option that a word directly after the command stands for."""
@@ -96,7 +98,9 @@ def parser() -> ArgumentParser:
 
 
 def rewritten(arguments: Sequence[str]) -> list[str]:
-    """The arguments as jsonargparse wants them."""
+    """Rewrite the arguments as jsonargparse wants them."""
+    if arguments and arguments[0] in ALIASES:
+        arguments = [*ALIASES[arguments[0]], *arguments[1:]]
     if not arguments or arguments[0] not in COMMANDS:
         return list(arguments)
     name, *words = arguments
@@ -116,9 +120,9 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
 
 def unknown_command(arguments: Sequence[str]) -> str | None:
     """What is wrong where the first word is no command; None where it is one, or an option."""
-    if not arguments or arguments[0] in COMMANDS or arguments[0].startswith("-"):
+    if not arguments or arguments[0] in (*COMMANDS, *ALIASES) or arguments[0].startswith("-"):
         return None
-    near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+    near = difflib.get_close_matches(arguments[0], [*COMMANDS, *ALIASES], n=1)
     meant = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(COMMANDS)}."
     return f"{arguments[0]!r} is not a command of {PROGRAM}. {meant}"
 

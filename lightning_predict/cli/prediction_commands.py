@@ -1,15 +1,16 @@
-"""`predict` and `report`: what a recorded step takes on other GPUs, on the terminal and in files.
+"""Predict what a recorded step takes on other GPUs, on the terminal and in files: the command `predict`.
 
 Example::
 
     lightning-predict predict run.json --iterations 10000 --deadline-hours 8 --sky task.yaml
-    lightning-predict report run.json --iterations 10000 --output report.html
+    lightning-predict predict run.json --iterations 10000 --output report.html
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -17,7 +18,7 @@ from lightning_predict.cli.answers import Answer, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.cost.energy import Energy
-    from lightning_predict.cost.records import Offer
+    from lightning_predict.cost.offers import Offer
     from lightning_predict.gpus.layouts import Layout
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import Ranking
@@ -42,6 +43,7 @@ def predict(
     method: Literal["auto", "mlp", "wave"] = "auto",
     host_factor: float = 1.0,
     weights: Path | None = None,
+    output: Path | None = None,
     html: Path | None = None,
     markdown: Path | None = None,
     sky: Path | None = None,
@@ -68,78 +70,34 @@ def predict(
         method: How operations are predicted; wave uses measured kernel times where the trace has them.
         host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
         weights: Weights of the models, a folder or a file.
-        html: Write a report to this file.
+        output: Write a report to this file instead of printing: .html (needs no network), .md or .json.
+        html: Write a report in HTML to this file, and print.
         markdown: Write the tables in Markdown to this file.
         sky: Write a SkyPilot task that rents the recommended GPU to this file.
     """
+    from lightning_predict.errors import InvalidArgumentError
+
+    if output is not None and output.suffix not in (".html", ".md", ".json"):
+        raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .md or .json; give one.")
     prices = Prices(usd_per_hour, offers, region, spot, watts, usd_per_kwh)
     shared = Shared(strategy, nodes)
     findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights, host_factor)
-    if energy or grid_grams_per_kwh is not None:
+    if energy or output is not None or grid_grams_per_kwh is not None:
         findings = findings.with_energy(grid_grams_per_kwh)
-    written = {"html": html, "markdown": markdown, "sky": sky}
-    for path, text in ((html, findings.html), (markdown, findings.markdown), (sky, findings.sky)):
+    files: dict[str, str] = {}
+    for kind, path in (("html", html), ("markdown", markdown), ("sky", sky), ("output", output)):
         if path is not None:
-            path.write_text(text(), encoding="utf-8")
-    files = {kind: str(path) for kind, path in written.items() if path is not None}
-    return Answer(data=lambda: findings.as_dict() | {"written": files}, show=lambda: findings.show(files))
-
-
-def report(
-    trace: Path,
-    *,
-    output: Path = Path("report.html"),
-    iterations: int | None = None,
-    gpus: str | None = None,
-    strategy: str = "ddp",
-    nodes: int = 1,
-    deadline_hours: float | None = None,
-    usd_per_hour: float | None = None,
-    offers: Path | None = None,
-    region: str | None = None,
-    spot: bool = False,
-    grid_grams_per_kwh: float | None = None,
-    method: Literal["auto", "mlp", "wave"] = "auto",
-    host_factor: float = 1.0,
-    weights: Path | None = None,
-) -> Answer:
-    """Write a report on a recorded training step: one file, HTML (needs no network), Markdown or JSON by its name.
-
-    Args:
-        trace: The recorded step.
-        output: File to write; .html, .md or .json.
-        iterations: Training steps still to come; without it, times and costs are those of one step.
-        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten that people rent).
-        strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
-        nodes: Machines of the layouts that do not say.
-        deadline_hours: Recommend the cheapest GPU that is done within so many hours, too.
-        usd_per_hour: Your own price of every GPU.
-        offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
-        region: With a price file: take the prices of this region.
-        spot: Take the prices of interruptible machines.
-        grid_grams_per_kwh: Show the CO2 of the run at this carbon intensity of the grid.
-        method: How operations are predicted; wave uses measured kernel times where the trace has them.
-        host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
-        weights: Weights of the models, a folder or a file.
-    """
-    from lightning_predict.errors import InvalidArgumentError
-
-    if output.suffix not in (".html", ".md", ".json"):
-        raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .md or .json; give one.")
-    prices = Prices(usd_per_hour, offers, region, spot)
-    shared = Shared(strategy, nodes)
-    findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights, host_factor)
-    findings = findings.with_energy(grid_grams_per_kwh)
-    texts = {".html": findings.html, ".md": findings.markdown, ".json": findings.json_text}
-    output.write_text(texts[output.suffix](), encoding="utf-8")
-    written = {"written": {output.suffix[1:]: str(output)}}
-    return Answer(data=lambda: findings.as_dict() | written, show=lambda: print(output))
+            form = path.suffix[1:] if kind == "output" else kind
+            path.write_text(findings.text(form), encoding="utf-8")
+            files[kind if form in files else form] = str(path)
+    show = partial(findings.show, files) if output is None else partial(print, *files.values(), sep="\n")
+    return Answer(data=lambda: findings.as_dict() | {"written": files}, show=show)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The options that say how several GPUs share the work."""
+    """Hold the options that say how several GPUs share the work."""
 
     strategy: str
     nodes: int
@@ -148,7 +106,7 @@ class Shared:
 @final
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The options that say what an hour costs."""
+    """Hold the options that say what an hour costs."""
 
     usd_per_hour: float | None = None
     file: Path | None = None
@@ -158,7 +116,7 @@ class Prices:
     usd_per_kwh: float | None = None
 
     def offers(self, layouts: Sequence[Layout]) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
-        """The offers to take prices from, and what there is to say about them."""
+        """Collect the offers to take prices from, and notes on them."""
         from lightning_predict.cost.offers import load_offers
         from lightning_predict.cost.price_files import (
             at_spot_prices,
@@ -193,7 +151,7 @@ class Prices:
 @final
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything that is predicted of one trace, in all the forms in which it is given out."""
+    """Hold everything that is predicted of one trace, and give it in all its forms."""
 
     predictions: Predictions
     ranking: Ranking
@@ -201,7 +159,7 @@ class Findings:
     energies: Mapping[str, Energy | None] | None = None
 
     def with_energy(self, grid_grams_per_kwh: float | None) -> Findings:
-        """The same with the energy of each run."""
+        """Add the energy of each run."""
         from lightning_predict.cost.energy import prediction_energy
 
         energies = {
@@ -210,7 +168,7 @@ class Findings:
         return Findings(self.predictions, self.ranking, self.offers, energies)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """Give all of it as JSON values."""
         energies = {} if self.energies is None else {"energy": self.energies}
         values: dict[str, Any] = json_value(
             {**self.predictions.as_dict(), "ranking": self.ranking.as_dict(), **energies}
@@ -218,28 +176,38 @@ class Findings:
         return values
 
     def json_text(self) -> str:
-        """All of it as JSON."""
+        """Write all of it as JSON."""
         import json
 
         return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
 
+    def text(self, form: str) -> str:
+        """Give all of it in a form: `html`, `md` or `markdown`, `json`, or `sky`."""
+        forms = {
+            "html": self.html,
+            "json": self.json_text,
+            "markdown": self.markdown,
+            "md": self.markdown,
+            "sky": self.sky,
+        }
+        return forms[form]()
+
     def html(self) -> str:
-        """The report as an HTML document."""
+        """Write the report as an HTML document."""
         from lightning_predict.reports.html import html_report
 
         return html_report(self.predictions, self.ranking, energies=self.energies, offers=self.offers)
 
     def markdown(self) -> str:
-        """The tables in Markdown."""
-        from lightning_predict.reports.energy import energy_columns
+        """Write the tables in Markdown."""
         from lightning_predict.reports.ranking import ranking_markdown
-        from lightning_predict.reports.table import markdown_table
+        from lightning_predict.reports.table import energy_columns, markdown_table
 
         extra = () if self.energies is None else energy_columns(self.energies)
         return f"{ranking_markdown(self.ranking)}\n\n{markdown_table(self.predictions, extra=extra)}\n"
 
     def sky(self) -> str:
-        """A SkyPilot task for the best GPU: within the deadline where there is one, else the cheapest."""
+        """Write a SkyPilot task for the best GPU: within the deadline where there is one, else the cheapest."""
         from lightning_predict.errors import InvalidArgumentError
         from lightning_predict.reports.sky import machine_to_rent, sky_task
 
@@ -251,9 +219,8 @@ class Findings:
 
     def show(self, files: Mapping[str, str]) -> None:
         """Print the table, the ranking, and which files were written."""
-        from lightning_predict.reports.energy import energy_columns
         from lightning_predict.reports.ranking import ranking_lines
-        from lightning_predict.reports.table import print_table
+        from lightning_predict.reports.table import energy_columns, print_table
 
         print_table(self.predictions, extra=() if self.energies is None else energy_columns(self.energies))
         print("", *ranking_lines(self.ranking), sep="\n")

@@ -49,8 +49,9 @@ def _run(words: Sequence[str]) -> int:
     top = parser()
     from jsonargparse import ArgumentError
 
+    words = rewritten(words)
     try:
-        chosen = top.parse_args(rewritten(words))
+        chosen = top.parse_args(words)
     except SystemExit:  # --help or --version, already printed
         return 0
     except ArgumentError as error:

@@ -1,4 +1,4 @@
-"""Energy of a run, and the CO2 of it where the grid is known.
+"""Estimate the energy of a run, and its CO2 where the grid is known.
 
 While the device computes it draws its power limit, while it waits for the host a share of that::
 
@@ -21,7 +21,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, final
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus.layouts import layout_of
@@ -53,7 +53,7 @@ class Energy:
     co2_kilograms: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields as JSON values."""
+        """Give all fields as JSON values."""
         return asdict(self)
 
 
@@ -67,7 +67,7 @@ def energy(
     idle_share: float = IDLE_SHARE,
     overhead: float = 1.0,
 ) -> Energy:
-    """Energy of some seconds on a GPU.
+    """Estimate the energy of some seconds on a GPU.
 
     Args:
         seconds: Length of the run.
@@ -106,7 +106,7 @@ def prediction_energy(
     idle_share: float = IDLE_SHARE,
     overhead: float = 1.0,
 ) -> Energy | None:
-    """Energy of a predicted run; None where its length is not known.
+    """Estimate the energy of a predicted run; None where its length is not known.
 
     Args:
         prediction: Of a GPU or a layout.

@@ -1,15 +1,27 @@
-"""Peak memory of a step: measured where the trace holds it, else derived from what lives at the same time.
+"""Derive the peak memory of a step, and judge whether it fits in a GPU's memory.
 
-Derived are, each storage once: parameters and buffers, gradients, optimizer state, the batch, and the tensors that are
-alive at the fullest moment. The workspaces of cuBLAS and the remainders of the allocator come on top. Example::
+The peak is measured where the trace holds it, else derived from what lives at the same time, each storage once:
+parameters and buffers, gradients, optimizer state, the batch, and the tensors that are alive at the fullest moment. A
+storage lives from the operation that writes it first to the last one that meets it: just as long as autograd keeps what
+the backward pass reads. The workspaces of cuBLAS and the remainders of the allocator come on top. Example::
 
     >>> from lightning_predict.tracing.records import Memory, Operation, TensorInfo, Trace
+    >>> a, b, c = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 30))
+    >>> steps = [((), (a,)), ((a,), (b,)), ((b,), (c,))]  # a is dead when c is written
+    >>> live_tensors([Operation(name="aten::relu", phase="forward", inputs=i, outputs=o) for i, o in steps])
+    (80, 120)
     >>> hidden = TensorInfo((256,), "float32", id=7)
     >>> trace = Trace(device="cpu", recorder="dispatch", memory=Memory(parameter_bytes=1000, gradient_bytes=1000),
     ...               operations=(Operation(name="aten::relu", phase="forward", outputs=(hidden,)),
     ...                           Operation(name="aten::threshold_backward", phase="backward", inputs=(hidden,))))
     >>> step_memory(trace).tensor_bytes  # 1000 + 1000 + 256 x 4
     3024
+    >>> from lightning_predict.gpus import gpu
+    >>> usable = usable_bytes(gpu("T4"))  # 16 GiB, less ECC, the driver and the CUDA context
+    >>> round(usable / 2**30, 2)
+    14.13
+    >>> memory_fit(13.5 * 2**30, usable), memory_fit(15 * 2**30, usable)
+    ('tight', 'exceeds')
 
 Gradients count throughout: under Lightning, those of the last step live until the forward pass is done. Left out, as
 nobody can know it beforehand, is what cuDNN asks for: the workspaces of convolutions, and what recurrent layers keep
@@ -18,14 +30,159 @@ for their backward pass (`memory_notes` says so).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from itertools import accumulate
+from typing import Final, Literal, final
 
-from lightning_predict.cost.live_tensors import input_tensors, live_tensors, update_tensors
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.records import TensorInfo, Trace
+from lightning_predict.tracing.records import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
+
+_DRAWS_MASKS: Final = "aten::bernoulli_"
+"""Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte an
+element."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """A storage as it was first met, and the numbers of the first and the last operation that met it."""
+
+    tensor: TensorInfo
+    size_bytes: int
+    phase: Phase
+    first: int
+    last: int
+    is_given: bool
+    is_for_optimizer: bool = False
+
+    @property
+    def kind(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype."""
+        return self.tensor.shape, self.tensor.dtype
+
+    @property
+    def outlives_step(self) -> bool:
+        """Whether the step found it, or leaves it as a gradient."""
+        return self.is_given or (self.phase == "backward" and self.is_for_optimizer)
+
+
+def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
+    """List bytes of each storage written by the step and still needed when these take the most together.
+
+    Args:
+        operations: Of the step, in the order of the host.
+    """
+    written = [life for life in _lives(operations) if not life.outlives_step]
+    changes = [0] * (len(operations) + 1)
+    for life in written:
+        changes[life.first] += life.size_bytes
+        changes[life.last + 1] -= life.size_bytes
+    levels = list(accumulate(changes))
+    fullest = levels.index(max(levels))
+    return tuple(life.size_bytes for life in written if life.first <= fullest <= life.last)
+
+
+def input_tensors(operations: Sequence[Operation], parameters: Iterable[Parameter]) -> tuple[int, ...]:
+    """List bytes of each storage that the forward pass reads and nobody wrote: the batch, which always lives.
+
+    Args:
+        operations: Of the step.
+        parameters: The model's, which are no inputs.
+    """
+    given = [life for life in _lives(operations) if life.is_given and life.phase == "forward"]
+    frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)
+    frozen.subtract(life.kind for life in given if life.is_for_optimizer)
+    sizes = []
+    for life in given:
+        if life.is_for_optimizer:
+            continue
+        if frozen[life.kind] > 0:
+            frozen[life.kind] -= 1
+        else:
+            sizes.append(life.size_bytes)
+    return tuple(sizes)
+
+
+def update_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
+    """List bytes of each storage that the optimizer writes in passing.
+
+    Args:
+        operations: Of the step.
+    """
+    return tuple(life.size_bytes for life in _lives(operations) if life.phase == "optimizer" and not life.is_given)
+
+
+def _lives(operations: Sequence[Operation]) -> Iterable[_Life]:
+    """Find every storage once, in the size of the tensor that met it first, as later views may repeat its elements."""
+    lives: dict[int, _Life] = {}
+    for number, operation in enumerate(operations):
+        for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
+            for tensor in tensors:
+                if tensor.id is None:
+                    continue
+                life = lives.get(tensor.id)
+                if life is None:
+                    life = _Life(tensor, tensor.size_bytes, operation.phase, number, number, is_given)
+                    lives[tensor.id] = life
+                life.last = number
+                life.is_for_optimizer |= operation.phase == "optimizer"
+        if operation.name == _DRAWS_MASKS and operation.outputs and operation.outputs[0].id is not None:
+            lives[operation.outputs[0].id].size_bytes = operation.outputs[0].elements
+    return lives.values()
+
+
+MemoryFit = Literal["fits", "tight", "exceeds"]
+"""`fits`: with a margin. `tight`: as predicted, but not with the margin. `exceeds`: not even as predicted."""
+
+MARGIN: Final = 0.1
+"""Of what is needed, for what no prediction knows: the error of a derived peak, batches that are larger than the
+recorded one, and memory that the allocator holds in pieces."""
+
+ECC_SHARE: Final = 1 / 16
+"""What ECC takes where its bits are stored in the memory itself: a T4 of 16,384 MiB shows 15,360 in nvidia-smi
+(github.com/robbyant-research/MagicQuill/issues/57)."""
+
+STORES_ECC_IN_MEMORY: Final = frozenset("K80 M40 M40-24GB M60 P4 P40 T4 A2 A10 A10G A16 A40 L4 L20 L40 L40S".split())
+"""GPUs for servers with GDDR5 or GDDR6, whose ECC is on as shipped."""
+
+DRIVER_SHARE: Final = 0.03
+"""What the driver keeps of the rest; torch reports 14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an L40S (1.0 %),
+23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on an H100 (1.1 %); the most counts."""
+
+CONTEXT_BYTES: Final = 430 * MEBIBYTE
+"""Of the CUDA context of a process, which torch's allocator does not see: 426 MiB on an RTX 6000 Ada with torch 2.10
+(github.com/unslothai/unsloth-zoo/pull/1053); "around 400MB" since CUDA 11.7 (github.com/pytorch/pytorch/issues/109888).
+"""
+
+
+def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
+    """Estimate what the tensors of a process can take on a GPU.
+
+    Args:
+        gpu: The GPU.
+        reported_bytes: What torch reports as its `total_memory`; None derives it from the size as sold.
+    """
+    if reported_bytes is None:
+        ecc = ECC_SHARE if gpu.name in STORES_ECC_IN_MEMORY else 0.0
+        reported_bytes = gpu.memory_bytes * (1 - ecc) * (1 - DRIVER_SHARE)
+    return max(0.0, reported_bytes - CONTEXT_BYTES)
+
+
+def memory_fit(needed_bytes: float | None, usable: float) -> MemoryFit | None:
+    """Judge whether a step fits; None where its need is not known.
+
+    Args:
+        needed_bytes: Peak memory of a step.
+        usable: See `usable_bytes`.
+    """
+    if needed_bytes is None:
+        return None
+    if needed_bytes * (1 + MARGIN) <= usable:
+        return "fits"
+    return "tight" if needed_bytes <= usable else "exceeds"
+
 
 CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
 """Of a cuBLAS handle: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` by default (PyTorch, "CUDA environment variables").
@@ -47,7 +204,7 @@ _RECURRENT: Final = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "ate
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """What a step needs.
+    """The memory that a step needs.
 
     Attributes:
         lasting_bytes: What lives all the time; where measured, the allocator's peak with its workspaces.
@@ -69,7 +226,7 @@ class StepMemory:
         return self.lasting_bytes + max(self.passing_bytes, self.update_bytes)
 
     def bytes_on(self, gpu: Gpu) -> int:
-        """All of it on one GPU.
+        """Sum all of it on one GPU.
 
         Args:
             gpu: Decides how large a workspace is.
@@ -77,7 +234,7 @@ class StepMemory:
         return max(self.moments_on(gpu))
 
     def moments_on(self, gpu: Gpu) -> tuple[int, int]:
-        """All of it in the passes, which grows with the batch, and in the update, which hardly does.
+        """Sum all of it in the passes, which grows with the batch, and in the update, which hardly does.
 
         Args:
             gpu: Decides how large a workspace is.
@@ -89,7 +246,7 @@ class StepMemory:
 
 
 def step_memory(trace: Trace) -> StepMemory | None:
-    """What the step of a trace needs; None where neither a peak nor what could tell it was recorded.
+    """Derive what the step of a trace needs; None where neither a peak nor what could tell it was recorded.
 
     Args:
         trace: Without a measured peak, recorded where the tensors that operations write are seen.
@@ -112,7 +269,7 @@ def step_memory(trace: Trace) -> StepMemory | None:
 
 
 def slack_bytes(blocks: Sequence[int]) -> int:
-    """What torch's CUDA allocator takes from the device beyond these blocks where it places them as closely as it can.
+    """Sum what torch's CUDA allocator takes beyond these blocks where it places them as closely as it can.
 
     Args:
         blocks: Bytes of each.
@@ -125,14 +282,14 @@ def slack_bytes(blocks: Sequence[int]) -> int:
 
 
 def memory_notes(trace: Trace) -> tuple[str, ...]:
-    """What a derived peak leaves out, in words."""
+    """Say in words what a derived peak leaves out."""
     if trace.memory.peak_bytes is None and any(operation.name in _RECURRENT for operation in trace.operations):
         return ("Memory: what recurrent layers keep for their backward pass is left out.",)
     return ()
 
 
 def _gradient_bytes(trace: Trace) -> int:
-    """Of all gradients; those that are not there yet will be as large as what they are for."""
+    """Sum all gradients; those that are not there yet will be as large as what they are for."""
     memory = trace.memory
     if memory.gradient_bytes is None and _has_phase(trace, "backward"):
         return memory.parameter_bytes or 0
@@ -140,11 +297,11 @@ def _gradient_bytes(trace: Trace) -> int:
 
 
 def _update_bytes(trace: Trace) -> int:
-    """What torch's optimizers take in passing on CUDA, where they update all parameters at once (`foreach`).
+    """Estimate what torch's optimizers take in passing on CUDA, where they update all parameters at once.
 
-    As much as the parameters (documentation of `torch.optim`: "uses ~ sizeof(params) more peak memory"), where they
-    take anything. Off CUDA they go one by one, so that little lives at a time. By then the backward pass has left
-    nothing but gradients.
+    With `foreach`, that is as much as the parameters (documentation of `torch.optim`: "uses ~ sizeof(params) more peak
+    memory"), where they take anything. Off CUDA they go one by one, so that little lives at a time. By then the
+    backward pass has left nothing but gradients.
     """
     if any(operation.name.startswith(("aten::_foreach_", "aten::_fused_")) for operation in trace.operations):
         return 0
@@ -152,7 +309,7 @@ def _update_bytes(trace: Trace) -> int:
 
 
 def _lasting_blocks(trace: Trace, lasting_bytes: int) -> tuple[int, ...]:
-    """Blocks of what outlives the step: each parameter, and as often again its gradient and its state."""
+    """List blocks of what outlives the step: each parameter, and as often again its gradient and its state."""
     sizes = tuple(TensorInfo(parameter.shape, parameter.dtype).size_bytes for parameter in trace.parameters)
     if not sum(sizes):
         return (lasting_bytes,)
@@ -164,5 +321,5 @@ def _has_phase(trace: Trace, phase: str) -> bool:
 
 
 def _up(size: int, step: int) -> int:
-    """The next multiple of `step`."""
+    """Round up to the next multiple of `step`."""
     return -(-size // step) * step

@@ -1,4 +1,4 @@
-"""What GPUs rent for: dated, sourced prices, and the cheapest current one of a GPU.
+"""List what GPUs rent for: dated, sourced prices, and the cheapest current one of a GPU.
 
 `offers.toml` holds price lists: who rents out, when and where the prices were read, and a line for each machine. Prices
 fall fast, so a newer price of a machine replaces the older, and what nobody has confirmed for two years is not called
@@ -14,11 +14,11 @@ cheapest. Example::
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
-from lightning_predict.cost.records import Offer
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.rows import Row, read_document
 
@@ -31,8 +31,49 @@ LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A machine that can be rented.
+
+    Attributes:
+        provider: Who rents it out; `user` for the user's own price.
+        instance: The provider's name for the machine.
+        gpu: Our name of its GPU.
+        num_gpus: GPUs of one machine.
+        usd_per_hour: On-demand price of the whole machine (interruptible where `spot`).
+        spot_usd_per_hour: Interruptible price of the whole machine; None where not offered or not known.
+        spot: `usd_per_hour` is itself the price of an interruptible machine.
+        region: Region that the price holds in; None where it holds in all, or was not stated.
+        date: ISO date (or month) of the price.
+        source: Where it was read.
+    """
+
+    provider: str
+    instance: str
+    gpu: str
+    num_gpus: int
+    usd_per_hour: float
+    date: str
+    source: str
+    spot_usd_per_hour: float | None = None
+    spot: bool = False
+    region: str | None = None
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """Price of one of its GPUs."""
+        return self.usd_per_hour / self.num_gpus
+
+    @property
+    def label(self) -> str:
+        """Provider, instance and date: what every printed cost names."""
+        kind = " spot" if self.spot else ""
+        return f"{self.provider} {self.instance}{kind} ({self.date})".replace("  ", " ")
+
+
 def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
-    """All offers of a file of price lists, in its order.
+    """Load all offers of a file of price lists, in its order.
 
     Args:
         path: A TOML file of `[[price_list]]` tables: provider, date, source, perhaps region, and `offers`, each with
@@ -46,7 +87,7 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
 
 
 def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Offer, ...]:
-    """Offers of one GPU, the cheapest per GPU first, without prices that a newer one of the same machine replaces.
+    """List offers of one GPU, the cheapest per GPU first, the newest price of each machine only.
 
     Args:
         gpu_name: Our name of the GPU, as in `Gpu.name`.
@@ -58,7 +99,7 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 
 
 def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_gpus: int = 1) -> Offer | None:
-    """The current machine with the lowest on-demand price per hour; None where there is none.
+    """Choose the current machine with the lowest on-demand price per hour; None where there is none.
 
     A run on one GPU pays for the whole machine, so a machine of eight at a low price per GPU is not cheap.
 
@@ -78,14 +119,14 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:
-    """Whether `newer` is a later price of the same machine, in the same region where both name one."""
+    """Tell whether `newer` is a later price of the same machine, in the same region where both name one."""
     same_machine = (newer.provider, newer.instance, newer.num_gpus) == (older.provider, older.instance, older.num_gpus)
     same_region = newer.region == older.region or None in (newer.region, older.region)
     return same_machine and same_region and newer.date > older.date
 
 
 def _years_before(date: str, years: int) -> str:
-    """The same day (or month) of an earlier year. ISO dates sort as texts, also when some lack the day."""
+    """Give the same day (or month) of an earlier year; ISO dates sort as texts, also when some lack the day."""
     return f"{int(date[:4]) - years:04d}{date[4:]}"
 
 

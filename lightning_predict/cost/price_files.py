@@ -48,8 +48,7 @@ from typing import Final, final
 
 import yaml
 
-from lightning_predict.cost.offers import cheapest_offer, load_offers
-from lightning_predict.cost.records import Offer
+from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu

@@ -1,4 +1,4 @@
-"""A plan for machines to read: JSON, SkyPilot tasks and Slurm scripts.
+"""Write a plan for machines to read: JSON, SkyPilot tasks and Slurm scripts.
 
 A job that moves has a file for each of its stays: `bert.yaml`, `bert-2.yaml`, and so on; what starts it again must find
 its checkpoint. Example::
@@ -18,17 +18,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-import yaml
-
 from lightning_predict.planning.plan import Plan, Segment
 from lightning_predict.planning.problem import Job, MachineType, Problem
+from lightning_predict.reports.sky import CLOUDS, sky_accelerator, write_sky_task
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 _PLACEHOLDER: Final = "echo 'Put the command that starts the training of {name} here.'; exit 1"
 
 
 def plan_json(plan: Plan) -> str:
-    """Everything in a plan, with its sums; the key of each number says its unit."""
+    """Write everything in a plan, with its sums; the key of each number says its unit."""
     return json.dumps(
         {
             "version": 1,
@@ -47,7 +46,7 @@ def plan_json(plan: Plan) -> str:
 
 
 def skypilot_tasks(plan: Plan, problem: Problem) -> dict[str, str]:
-    """A SkyPilot task for each stay, by file name.
+    """Write a SkyPilot task for each stay, by file name.
 
     A job that has its machine alone asks for that machine; one that shares asks for its GPUs, and its comment names
     the cluster that the jobs of the node share.
@@ -55,21 +54,22 @@ def skypilot_tasks(plan: Plan, problem: Problem) -> dict[str, str]:
     tasks = {}
     for name, segment, job, machine in _stays(plan, problem):
         gpus = segment.placement.configuration.num_gpus
-        resources: dict[str, Any] = {"accelerators": f"{machine.gpu}:{gpus}"}
-        if gpus == machine.num_gpus:
-            resources["instance_type"] = machine.name
-        if machine.provider is not None:
-            resources["infra"] = machine.provider.lower()
-        task = {"name": name, "num_nodes": 1, "resources": resources, "run": _command(job) + "\n"}
-        text = yaml.safe_dump(task, sort_keys=False, default_flow_style=False, allow_unicode=True)
+        provider = machine.provider or ""
         cluster = f"node-{segment.placement.node}"
-        start = f"# Start: sky launch -c {cluster} {shlex.quote(name + '.yaml')}"
-        tasks[f"{name}.yaml"] = f"# {_when(segment, machine)}\n{start}\n{text}"
+        tasks[f"{name}.yaml"] = write_sky_task(
+            name=name,
+            run=_command(job) + "\n",
+            accelerators=f"{sky_accelerator(machine.gpu, provider)}:{gpus}",
+            cloud=CLOUDS.get(provider.casefold(), provider.lower()) or None,
+            instance_type=machine.name if gpus == machine.num_gpus else None,
+            num_nodes=1,
+            comment=(_when(segment, machine), f"Start: sky launch -c {cluster} {shlex.quote(name + '.yaml')}"),
+        )
     return tasks
 
 
 def slurm_scripts(plan: Plan, problem: Problem) -> dict[str, str]:
-    """A Slurm batch script for each stay, by file name; its time limit is the planned time and a tenth."""
+    """Write a Slurm batch script for each stay, by file name; its time limit is the planned time and a tenth."""
     scripts = {}
     for name, segment, job, machine in _stays(plan, problem):
         gpus = segment.placement.configuration.num_gpus
@@ -90,7 +90,7 @@ def slurm_scripts(plan: Plan, problem: Problem) -> dict[str, str]:
 
 
 def _stays(plan: Plan, problem: Problem) -> Iterator[tuple[str, Segment, Job, MachineType]]:
-    """Every stay with the name of its file, its job and its machine type."""
+    """List every stay with the name of its file, its job and its machine type."""
     jobs = {job.name: job for job in problem.jobs}
     machines = {machine.name: machine for machine in problem.machines}
     files = _file_names(jobs)
@@ -102,7 +102,7 @@ def _stays(plan: Plan, problem: Problem) -> Iterator[tuple[str, Segment, Job, Ma
 
 
 def _file_names(jobs: Mapping[str, Job]) -> dict[str, str]:
-    """A name for each job that is safe in a file system, and that no two jobs share."""
+    """Name a file for each job, safe in a file system, and shared by no two jobs."""
     names: dict[str, str] = {}
     for job in sorted(jobs):
         name = _safe(job)
@@ -132,7 +132,7 @@ def _safe_comment(text: str) -> str:
 
 
 def _slurm_time(seconds: float) -> str:
-    """Hours, minutes and seconds, at least a minute."""
+    """Write hours, minutes and seconds, at least a minute."""
     whole = max(math.ceil(seconds), int(SECONDS_PER_MINUTE))
     hours, rest = divmod(whole, int(SECONDS_PER_HOUR))
     minutes, left = divmod(rest, int(SECONDS_PER_MINUTE))

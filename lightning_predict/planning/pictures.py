@@ -84,7 +84,7 @@ class Lane:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """All bars and lanes.
+    """A laid-out Gantt chart, from which both the figure and the page are drawn.
 
     Attributes:
         lanes: One a node that was ever rented, from the top.
@@ -123,7 +123,7 @@ def chart_of(plan: Plan, machines: Sequence[MachineType]) -> Chart:
 
 
 def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, list[int]]]:
-    """The GPUs of each stay on a node: the lowest that are free when it begins."""
+    """Give the GPUs of each stay on a node: the lowest that are free when it begins."""
     free_at = [0.0] * lane.rows
     placed = []
     for segment in sorted(
@@ -139,7 +139,7 @@ def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, lis
 
 
 def _bars(segment: Segment, rows: Sequence[int], color: str) -> list[Bar]:
-    """One bar for each run of neighbouring rows."""
+    """Make one bar for each run of neighbouring rows."""
     runs: list[list[int]] = []
     for row in rows:
         if runs and runs[-1][-1] == row - 1:
@@ -165,7 +165,7 @@ _DOTS_PER_INCH: Final = 120
 
 
 def gantt_figure(plan: Plan, machines: Sequence[MachineType]) -> Figure:
-    """Time in hours to the right, a row a GPU, a bar a stay with the job's name.
+    """Draw time in hours to the right, a row a GPU, a bar a stay with the job's name.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -206,7 +206,7 @@ def gantt_figure(plan: Plan, machines: Sequence[MachineType]) -> Figure:
 
 
 def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
-    """A panel a setting, a bar a policy: median cost of machines and of tardiness, one on the other.
+    """Draw a panel a setting, a bar a policy: median cost of machines and of tardiness, one on the other.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -264,7 +264,7 @@ th:first-child, td:first-child { text-align: left; }
 
 
 def gantt_page(plan: Plan, machines: Sequence[MachineType]) -> str:
-    """The chart, the sums and a row a job."""
+    """Write a page with the chart, the sums and a row a job."""
     chart = chart_of(plan, machines)
     rows = "\n".join(_row(outcome) for outcome in plan.outcomes)
     head = "".join(

@@ -1,4 +1,4 @@
-"""Tables in the terminal: a plan by job, and the comparison of a study.
+"""Print tables in the terminal: a plan by job, and the comparison of a study.
 
 Example::
 
@@ -24,7 +24,7 @@ _TITLE: Final = (
 
 
 def plan_table(plan: Plan) -> Table:
-    """A row a job in the order of their start, and the sums."""
+    """Tabulate a row a job in the order of their start, and the sums."""
     first: dict[str, Placement] = {}
     for segment in plan.segments:
         first.setdefault(segment.job, segment.placement)
@@ -58,7 +58,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    """A row a setting and policy; medians over the seeds."""
+    """Tabulate a row a setting and policy; medians over the seeds."""
     table = Table(title=_TITLE)
     for name in ("nodes", "a job every"):
         table.add_column(name, justify="right")

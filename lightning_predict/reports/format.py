@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits, two units of time.
+"""Write numbers as people read them: three significant digits, two units of time.
 
 Example::
 
@@ -12,6 +12,9 @@ import math
 from typing import Final
 
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_milliseconds
+
+PLAIN_WIDTH: Final = 120
+"""Characters on one line of plain text."""
 
 _DIGITS: Final = 3
 _SMALLEST_EXPONENT: Final = -6
@@ -27,7 +30,7 @@ _UNIT_PAIRS: Final = (
 
 
 def significant(value: float) -> str:
-    """Three significant digits, thousands set apart: `0.0123`, `12.0`, `12,300`; an exponent only far from 1."""
+    """Write three significant digits: `0.0123`, `12.0`, `12,300`; with an exponent only far from 1."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     rounded = f"{value:.{_DIGITS - 1}e}"
@@ -38,32 +41,32 @@ def significant(value: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds, without the unit."""
+    """Write seconds as milliseconds, without the unit."""
     return significant(seconds_to_milliseconds(seconds))
 
 
 def milliseconds_interval(low_seconds: float, high_seconds: float) -> str:
-    """An interval in milliseconds, without the unit: `11.2–13.8`."""
+    """Write an interval in milliseconds, without the unit: `11.2–13.8`."""
     return f"{milliseconds(low_seconds)}–{milliseconds(high_seconds)}"  # noqa: RUF001 (an en dash is meant)
 
 
 def gibibytes(size_bytes: float) -> str:
-    """Bytes as GiB, without the unit."""
+    """Write bytes as GiB, without the unit."""
     return significant(bytes_to_gibibytes(size_bytes))
 
 
 def usd(amount: float) -> str:
-    """US dollars: `$0.0123`, `$12.3`, `$1,230`."""
+    """Write US dollars: `$0.0123`, `$12.3`, `$1,230`."""
     return f"${significant(amount)}"
 
 
 def usd_per_hour(price: float) -> str:
-    """A price as price lists print it, to the cent where that says enough: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
+    """Write a price as price lists do, to the cent where that is enough: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
     return f"${price:,.2f}/h" if price >= 0.1 else f"{usd(price)}/h"
 
 
 def duration(seconds: float) -> str:
-    """A time in at most two units: `820 ms`, `12.3 s`, `12 min 5 s`, `3 h 12 min`, `5 d 3 h`."""
+    """Write a time in at most two units: `820 ms`, `12.3 s`, `12 min 5 s`, `3 h 12 min`, `5 d 3 h`."""
     if not math.isfinite(seconds):
         return significant(seconds)
     # What is compared is what will be printed, so that 59.96 s is "1 min" and not "60.0 s".
@@ -80,7 +83,7 @@ def duration(seconds: float) -> str:
 
 
 def share(fraction: float) -> str:
-    """A share of a whole in percent; never `0 %` for a part that is there, nor `100 %` where something is missing."""
+    """Write a share in percent; never `0 %` for a part that is there, nor `100 %` where something is missing."""
     if 0 < fraction < 0.01:
         return "<1 %"
     if 0.99 < fraction < 1:
@@ -89,7 +92,7 @@ def share(fraction: float) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """The text with what would end a cell, mark emphasis or open a tag in Markdown escaped."""
+    """Escape what would end a cell, mark emphasis or open a tag in Markdown."""
     for character in "\\|*_":
         text = text.replace(character, f"\\{character}")
     # As entities: not every reader (TensorBoard's, for one) takes a backslash before these.

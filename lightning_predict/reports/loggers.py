@@ -1,9 +1,12 @@
-"""Hands predictions to whatever loggers a Trainer has, each in the richest form that it takes.
+"""Hand predictions to whatever loggers a Trainer has, each in the richest form that it takes.
 
-Every logger gets the metrics through `log_metrics`; what a logger takes beyond that is a row of `DELIVERIES`. Loggers
-are known by their class names, so that Lightning is not imported here and its two packages both work. Example::
+Every logger gets the metrics, one flat dict of floats, through `log_metrics`; what a logger takes beyond that is a row
+of `DELIVERIES`. Small tables with words in them (a ranking, a budget's event) go to the loggers of `SENDERS` alone.
+Loggers are known by their class names, so that Lightning is not imported here and its two packages both work. Example::
 
     for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
+        rank_zero_warn(warning)
+    for warning in log_table(trainer.loggers, ranking_table(ranking), step=trainer.global_step):
         rank_zero_warn(warning)
     if not trainer.loggers:
         write_json(result, trainer.default_root_dir)
@@ -12,16 +15,52 @@ are known by their class names, so that Lightning is not imported here and its t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.reports.metrics import QUANTITIES, metrics
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import Candidate, Ranking, ranking_markdown
 from lightning_predict.reports.table import markdown_table
-from lightning_predict.units import seconds_to_milliseconds
+from lightning_predict.units import bytes_to_gibibytes, seconds_to_hours, seconds_to_milliseconds
+
+
+def _converted(convert: Callable[[float], float], value: float | None) -> float | None:
+    return None if value is None else convert(value)
+
+
+QUANTITIES: Final[Mapping[str, Callable[[Prediction], float | None]]] = {
+    "iteration_ms": lambda prediction: seconds_to_milliseconds(prediction.iteration_seconds),
+    "iteration_ms_low": lambda prediction: seconds_to_milliseconds(prediction.iteration_seconds_low),
+    "iteration_ms_high": lambda prediction: seconds_to_milliseconds(prediction.iteration_seconds_high),
+    "total_hours": lambda prediction: _converted(seconds_to_hours, prediction.total_seconds),
+    "cost_usd": lambda prediction: prediction.cost_usd,
+    "memory_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_bytes),
+    "memory_free_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_free_bytes),
+}
+"""Logged name of each quantity, with its unit; None where it is not known."""
+
+
+def metrics(predictions: Predictions, *, separator: str = "/") -> dict[str, float]:
+    """Collect every known quantity of every GPU.
+
+    Args:
+        predictions: What to log.
+        separator: Between the parts of a key; a logger's `group_separator`.
+
+    Returns:
+        Values by key `predict/<gpu>/<quantity>`; a quantity that is not known has no key.
+    """
+    return {
+        separator.join(("predict", prediction.gpu, name)): float(value)
+        for prediction in predictions.values()
+        for name, quantity in QUANTITIES.items()
+        if (value := quantity(prediction)) is not None
+    }
+
 
 TABLE_KEY: Final = "predict/table"
 FIGURE_KEY: Final = "predict/iteration_time"
@@ -34,7 +73,7 @@ def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
 
 
 def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> None:
-    from lightning_predict.reports.figure import figure_pixels, iteration_figure
+    from lightning_predict.reports.figures import figure_pixels, iteration_figure
 
     # add_image and not add_figure, which imports pyplot and so touches the user's matplotlib.
     pixels = figure_pixels(iteration_figure(predictions))
@@ -42,7 +81,7 @@ def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> Non
 
 
 def _wandb_table(logger: Any, predictions: Predictions, step: int) -> None:
-    """Numbers as numbers, so that the table can be sorted."""
+    """Send the table with numbers as numbers, so that it can be sorted."""
     columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
     logger.log_table(TABLE_KEY, columns=columns, data=list(_wandb_rows(predictions)), step=step)
 
@@ -72,7 +111,7 @@ def _mlflow_artifacts(logger: Any, predictions: Predictions, step: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Something that one kind of logger takes beyond metrics.
+    """What one kind of logger takes beyond metrics.
 
     Attributes:
         logger_class: Name of the logger's class or of one of its bases.
@@ -104,11 +143,11 @@ def log_predictions(loggers: Iterable[Any], predictions: Predictions, *, step: i
     Returns:
         One warning for everything that could not be logged, for the caller to show.
     """
-    return tuple(warning for logger in loggers for warning in _log_to(logger, predictions, step))
+    return tuple(warning for logger in loggers for warning in _log_predictions_to(logger, predictions, step))
 
 
-def _log_to(logger: Any, predictions: Predictions, step: int) -> Iterator[str]:
-    """Warnings of one logger."""
+def _log_predictions_to(logger: Any, predictions: Predictions, step: int) -> Iterator[str]:
+    """Log to one logger, and give its warnings."""
     # Exception, the broadest that is not an exit: a logger is code (and often a network) of other people, and whatever
     # it raises must not end a training run. The warning carries it on.
     try:
@@ -158,3 +197,90 @@ def write_json(predictions: Predictions, folder: str | os.PathLike[str]) -> Path
     finally:
         part.unlink(missing_ok=True)
     return path
+
+
+RANKING_KEY: Final = "predict/ranking"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedTable:
+    """A small table for loggers, with words in it.
+
+    Attributes:
+        key: Its name there.
+        columns: Names of the columns.
+        rows: Texts and numbers.
+        markdown: The same for people.
+    """
+
+    key: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
+    markdown: str
+
+
+def ranking_table(ranking: Ranking) -> LoggedTable:
+    """Tabulate the cheapest, the fastest, the best within the deadline, and those that no other beats in both."""
+    chosen = [
+        ("cheapest", ranking.cheapest),
+        ("fastest", ranking.fastest),
+        ("within deadline", ranking.within_deadline),
+        *(("trade-off", one) for one in ranking.frontier),
+    ]
+    return LoggedTable(
+        key=RANKING_KEY,
+        columns=("choice", "gpu", "hours", "cost_usd", "offer"),
+        rows=tuple(_ranking_row(choice, one) for choice, one in chosen if one is not None),
+        markdown=ranking_markdown(ranking),
+    )
+
+
+def log_table(loggers: Iterable[Any], table: LoggedTable, *, step: int) -> tuple[str, ...]:
+    """Log to every logger that takes tables; what one of them refuses does not keep the others from it.
+
+    Args:
+        loggers: Lightning loggers, of either of its packages.
+        table: What to log.
+        step: Step to log it at.
+
+    Returns:
+        One warning for everything that could not be logged, for the caller to show.
+    """
+    return tuple(warning for logger in loggers for warning in _log_table_to(logger, table, step))
+
+
+def _ranking_row(choice: str, candidate: Candidate) -> tuple[str | float | None, ...]:
+    hours = seconds_to_hours(candidate.seconds)
+    return choice, candidate.gpu, hours, candidate.cost_usd, candidate.prediction.offer
+
+
+def _tensorboard(logger: Any, table: LoggedTable, step: int) -> None:
+    logger.experiment.add_text(table.key, table.markdown, global_step=step)
+
+
+def _wandb(logger: Any, table: LoggedTable, step: int) -> None:
+    logger.log_table(table.key, columns=list(table.columns), data=[list(row) for row in table.rows], step=step)
+
+
+def _mlflow(logger: Any, table: LoggedTable, step: int) -> None:
+    name = f"{table.key.replace('/', '_')}_step_{step}.md"
+    logger.experiment.log_text(logger.run_id, table.markdown, f"{ARTIFACT_FOLDER}/{name}")
+
+
+SENDERS: Final[Mapping[str, Callable[[Any, LoggedTable, int], None]]] = {
+    "TensorBoardLogger": _tensorboard,
+    "WandbLogger": _wandb,
+    "MLFlowLogger": _mlflow,
+}
+"""What sends a table, by the name of the logger's class or of one of its bases."""
+
+
+def _log_table_to(logger: Any, table: LoggedTable, step: int) -> Iterator[str]:
+    for name in (base.__name__ for base in type(logger).__mro__):
+        if name in SENDERS:
+            try:
+                SENDERS[name](logger, table, step)
+            except Exception as error:  # A logger is code (and often a network) of other people.
+                yield f"{type(logger).__name__} did not take {table.key}: {type(error).__name__}: {error}"
+            return

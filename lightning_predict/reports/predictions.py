@@ -1,4 +1,4 @@
-"""`Predictions`: one `Prediction` a GPU, in the order asked; prints as a table.
+"""Hold what `predict` returns: one `Prediction` a GPU, in the order asked; prints as a table.
 
 Example::
 
@@ -11,23 +11,22 @@ Example::
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, final, overload
+from typing import Any, TypeVar, final, overload
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import UnknownGpuError
-
-if TYPE_CHECKING:
-    from lightning_predict.reports.ranking import Ranking
+from lightning_predict.reports.ranking import Ranking, rank
+from lightning_predict.reports.table import AbstractPredictions, plain_table
 
 _Default = TypeVar("_Default")
 
 
 @final
 @dataclass(frozen=True)
-class Predictions(Mapping[str, Prediction]):
-    """Predictions by GPU name.
+class Predictions(AbstractPredictions):
+    """Map names of GPUs to their predictions, in the order asked.
 
     Attributes:
         items_in_order: One prediction a GPU.
@@ -60,7 +59,7 @@ class Predictions(Mapping[str, Prediction]):
     def get(self, key: str, default: _Default, /) -> Prediction | _Default: ...
 
     def get(self, key: str, default: object = None, /) -> object:
-        """The prediction for this GPU, or `default`."""
+        """Give the prediction for this GPU, or `default`."""
         return next((prediction for prediction in self.items_in_order if prediction.gpu == key), default)
 
     def __iter__(self) -> Iterator[str]:
@@ -70,12 +69,10 @@ class Predictions(Mapping[str, Prediction]):
         return len(self.items_in_order)
 
     def __str__(self) -> str:
-        from lightning_predict.reports.table import plain_table
-
         return plain_table(self)
 
     def ranking(self, *, deadline_hours: float | None = None) -> Ranking:
-        """Cheapest, fastest, and the cheapest within a deadline; prints as lines.
+        """Name the cheapest, the fastest, and the cheapest within a deadline; prints as lines.
 
         Args:
             deadline_hours: Time that the run may take; None leaves that out.
@@ -83,12 +80,10 @@ class Predictions(Mapping[str, Prediction]):
         Raises:
             InvalidArgumentError: A deadline that is not above 0.
         """
-        from lightning_predict.reports.ranking import rank
-
         return rank(self, deadline_hours=deadline_hours)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Give everything as JSON values."""
         return {
             "used_gpu": self.used_gpu,
             "notes": list(self.notes),
@@ -96,5 +91,5 @@ class Predictions(Mapping[str, Prediction]):
         }
 
     def to_json(self) -> str:
-        """The same as JSON text."""
+        """Give everything as JSON text."""
         return json.dumps(self.as_dict(), indent=2)

@@ -1,4 +1,4 @@
-r"""Which GPU to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
+r"""Rank GPUs to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
 
 A GPU on which the run does not fit is never recommended. Times and costs that are equal to 1 % are equal: of GPUs that
 are as fast the cheapest is named, of those that cost as much the fastest, then the first asked. Where the length of the
@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.reports.format import duration, gibibytes, markdown_text, usd
-from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.table import PLAIN_WIDTH
+from lightning_predict.interval import Interval
+from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, markdown_text, usd
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 EQUAL: Final = 0.01
@@ -35,17 +34,18 @@ class Candidate:
 
     Attributes:
         prediction: Everything that is known.
-        seconds: Time of the run; of one iteration where the run's length is unknown.
-        low_seconds: Lower end of the 90 % interval of `seconds`.
-        high_seconds: Upper end of the 90 % interval of `seconds`.
-        cost_usd: Cost of `seconds`; None where no price is known.
+        time: Seconds of the run; of one iteration where the run's length is unknown.
+        cost_usd: Cost of that time; None where no price is known.
     """
 
     prediction: Prediction
-    seconds: float
-    low_seconds: float
-    high_seconds: float
+    time: Interval
     cost_usd: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Time of the run, or of one iteration, as predicted."""
+        return self.time.middle
 
     @property
     def gpu(self) -> str:
@@ -56,7 +56,7 @@ class Candidate:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """What to rent.
+    """The GPUs to rent, and those that cannot be recommended.
 
     Attributes:
         per_iteration: The length of the run is unknown: times and costs are those of one iteration.
@@ -89,7 +89,7 @@ class Ranking:
         return "\n".join(ranking_lines(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """The names as JSON values; None where there is none."""
+        """Give the names as JSON values; None where there is none."""
         return {
             "per_iteration": self.per_iteration,
             "cheapest": None if self.cheapest is None else self.cheapest.gpu,
@@ -104,7 +104,7 @@ class Ranking:
         }
 
 
-def rank(predictions: Predictions, *, deadline_hours: float | None = None) -> Ranking:
+def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None = None) -> Ranking:
     """Order the GPUs of some predictions.
 
     Args:
@@ -139,7 +139,7 @@ def rank(predictions: Predictions, *, deadline_hours: float | None = None) -> Ra
 
 
 def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those with a price that no other beats, or equals to 1 %, in both time and cost, the fastest first."""
+    """Choose those with a price that no other beats, or equals to 1 %, in both time and cost, the fastest first."""
     best: list[Candidate] = []
     left = [one for one in candidates if one.cost_usd is not None]
     while (fastest := _fastest(left)) is not None:
@@ -149,7 +149,7 @@ def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def ranking_lines(ranking: Ranking) -> tuple[str, ...]:
-    """The ranking as lines for a terminal of 120 columns."""
+    """Write the ranking as lines for a terminal of 120 columns."""
     rows = list(_rows(ranking))
     width = max((len(name) for name, _ in rows), default=0)
     lines = [line for name, text in rows for line in _wrapped(f"{name:<{width}}  {text}", width + 2)]
@@ -157,13 +157,13 @@ def ranking_lines(ranking: Ranking) -> tuple[str, ...]:
 
 
 def ranking_markdown(ranking: Ranking) -> str:
-    """The ranking as a Markdown list."""
+    """Write the ranking as a Markdown list."""
     rows = [f"- **{name}:** {markdown_text(text)}" for name, text in _rows(ranking)]
     return "\n".join([*rows, *(f"- {markdown_text(text)}" for text in remarks(ranking))])
 
 
 def takes(candidate: Candidate, ranking: Ranking) -> str:
-    """Time and cost in words: `3 h 12 min, $1.12`."""
+    """Write time and cost in words: `3 h 12 min, $1.12`."""
     most = "at most " if candidate.prediction.at_most and not ranking.per_iteration else ""
     cost = "" if candidate.cost_usd is None else f", {usd(candidate.cost_usd)}"
     unit = " an iteration" if ranking.per_iteration else ""
@@ -197,7 +197,7 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
     if best is None:
         nearest = "" if ranking.fastest is None else f"; the fastest, {ranking.fastest.gpu}, takes "
         return "none" + nearest + ("" if ranking.fastest is None else duration(ranking.fastest.seconds))
-    late = "" if best.high_seconds <= deadline_seconds else f"; may take up to {duration(best.high_seconds)}"
+    late = "" if best.time.high <= deadline_seconds else f"; may take up to {duration(best.time.high)}"
     return _described(best, ranking) + late
 
 
@@ -212,7 +212,7 @@ def _described(candidate: Candidate, ranking: Ranking) -> str:
 
 
 def memory_of(candidate: Candidate) -> str | None:
-    """Memory in words: `fits, 7.81 of 14.1 GiB`; None where it is not known."""
+    """Write the memory in words: `fits, 7.81 of 14.1 GiB`; None where it is not known."""
     one = candidate.prediction
     if one.memory_bytes is None or one.memory_free_bytes is None:
         return None
@@ -221,7 +221,7 @@ def memory_of(candidate: Candidate) -> str | None:
 
 
 def remarks(ranking: Ranking) -> Iterable[str]:
-    """Sentences on the GPUs that the ranking leaves out, and on those that it names with a doubt."""
+    """Name the GPUs that the ranking leaves out, and those that it recommends with a doubt."""
     if ranking.fastest is None:
         yield "No GPU can be recommended: the run fits on none of them."
     if ranking.does_not_fit:
@@ -235,37 +235,25 @@ def remarks(ranking: Ranking) -> Iterable[str]:
 
 
 def _candidate(prediction: Prediction, per_iteration: bool) -> Candidate:
-    if per_iteration or prediction.total_seconds is None:
-        price = prediction.usd_per_hour
-        return Candidate(
-            prediction=prediction,
-            seconds=prediction.iteration_seconds,
-            low_seconds=prediction.iteration_seconds_low,
-            high_seconds=prediction.iteration_seconds_high,
-            cost_usd=None if price is None else seconds_to_hours(prediction.iteration_seconds) * price,
-        )
-    seconds, low, high = prediction.total_seconds, prediction.total_seconds_low, prediction.total_seconds_high
-    return Candidate(
-        prediction=prediction,
-        seconds=seconds,
-        low_seconds=seconds if low is None else low,
-        high_seconds=seconds if high is None else high,
-        cost_usd=prediction.cost_usd,
-    )
+    if not per_iteration and prediction.total is not None:
+        return Candidate(prediction=prediction, time=prediction.total, cost_usd=prediction.cost_usd)
+    price = prediction.usd_per_hour
+    cost = None if price is None else seconds_to_hours(prediction.iteration_seconds) * price
+    return Candidate(prediction=prediction, time=prediction.iteration, cost_usd=cost)
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """The lowest cost; of those that cost as much the fastest; None where no cost is known."""
+    """Choose the lowest cost; of those that cost as much the fastest; None where no cost is known."""
     return _fastest(_least([one for one in candidates if one.cost_usd is not None], _cost))
 
 
 def _fastest(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The least time; of those that are as fast the cheapest, then the first; None without candidates."""
+    """Choose the least time; of those that are as fast the cheapest, then the first; None without candidates."""
     return min(_least(candidates, _time), key=_cost, default=None)
 
 
 def _least(candidates: Sequence[Candidate], value: Callable[[Candidate], float]) -> list[Candidate]:
-    """Those whose value equals the least to 1 %, in their order."""
+    """Choose those whose value equals the least to 1 %, in their order."""
     least = min(map(value, candidates), default=0.0)
     return [one for one in candidates if value(one) <= least * (1 + EQUAL)]
 
@@ -275,5 +263,5 @@ def _time(candidate: Candidate) -> float:
 
 
 def _cost(candidate: Candidate) -> float:
-    """A key to sort by: what has no price comes last."""
+    """Give the cost as a key to sort by: what has no price comes last."""
     return math.inf if candidate.cost_usd is None else candidate.cost_usd

@@ -1,6 +1,6 @@
-"""For SkyPilot: a task that rents the chosen machine, and predictions for its optimizer, which else assumes one hour.
+"""Write tasks for SkyPilot that rent the chosen machine, and tell its optimizer the predicted times.
 
-Nothing here imports SkyPilot. Example::
+SkyPilot assumes one hour where nobody tells it a time. Nothing here imports it. Example::
 
     Path("task.yaml").write_text(sky_task(machine_to_rent("L4"), run="python train.py"))   # sky launch task.yaml
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
 
-from lightning_predict.cost.offers import CURRENT_YEARS, load_offers, offers_for
-from lightning_predict.cost.records import Offer, Prediction
+from lightning_predict.cost.offers import CURRENT_YEARS, Offer, load_offers, offers_for
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
@@ -88,7 +88,7 @@ _GEFORCE: Final = re.compile(r"RTX-")
 
 
 def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
-    """The current machine with this GPU that costs the least as a whole, and has as many of them as a layout asks for.
+    """Choose the current machine with enough of this GPU for a layout that costs the least as a whole.
 
     Args:
         gpu: Any name of the GPU, or of a layout.
@@ -113,7 +113,7 @@ def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
 def sky_task(
     offer: Offer, *, run: str = "python train.py", name: str = "training", prediction: Prediction | None = None
 ) -> str:
-    """A SkyPilot task in YAML that rents the machine of an offer.
+    """Write a SkyPilot task in YAML that rents the machine of an offer.
 
     Args:
         offer: The machine. One that SkyPilot has no cloud for is described by its GPU alone.
@@ -122,25 +122,64 @@ def sky_task(
         prediction: What it takes, for the comment at the top.
     """
     cloud = CLOUDS.get(offer.provider.casefold())
-    resources: dict[str, object] = {}
-    if cloud is not None:
-        resources["cloud"] = cloud
-        if offer.region is not None:
-            resources["region"] = _region(cloud, offer.region)
-        instance = _instance(cloud, offer)
-        if instance is not None:
-            resources["instance_type"] = instance
-    resources["accelerators"] = f"{sky_accelerator(offer.gpu, offer.provider)}:{offer.num_gpus}"
-    resources["use_spot"] = offer.spot
     layout = None if prediction is None else layout_of(prediction.gpu)
-    nodes = {} if layout is None or layout.nodes == 1 else {"num_nodes": layout.nodes}
-    task = {"name": name, "resources": resources, **nodes, "run": run}
+    return write_sky_task(
+        name=name,
+        run=run,
+        accelerators=f"{sky_accelerator(offer.gpu, offer.provider)}:{offer.num_gpus}",
+        cloud=cloud,
+        region=None if cloud is None or offer.region is None else _region(cloud, offer.region),
+        instance_type=None if cloud is None else _instance(cloud, offer),
+        use_spot=offer.spot,
+        num_nodes=None if layout is None or layout.nodes == 1 else layout.nodes,
+        comment=_comment(offer, cloud, prediction),
+    )
+
+
+def write_sky_task(
+    *,
+    name: str,
+    run: str,
+    accelerators: str,
+    cloud: str | None = None,
+    region: str | None = None,
+    instance_type: str | None = None,
+    use_spot: bool | None = None,
+    num_nodes: int | None = None,
+    comment: Iterable[str] = (),
+) -> str:
+    """Write a SkyPilot task in YAML; a field that is None is left out, so that SkyPilot chooses.
+
+    Args:
+        name: Name of the task.
+        run: Command that trains.
+        accelerators: SkyPilot's name of the GPU, and how many: `L4:1`.
+        cloud: SkyPilot's name of the cloud.
+        region: The cloud's name of the region.
+        instance_type: The cloud's name of the machine.
+        use_spot: Rent an interruptible machine.
+        num_nodes: Machines.
+        comment: Lines at the top.
+    """
+    resources = {
+        "cloud": cloud,
+        "region": region,
+        "instance_type": instance_type,
+        "accelerators": accelerators,
+        "use_spot": use_spot,
+    }
+    task = {
+        "name": name,
+        "resources": {key: value for key, value in resources.items() if value is not None},
+        **({} if num_nodes is None else {"num_nodes": num_nodes}),
+        "run": run,
+    }
     document: str = yaml.safe_dump(task, sort_keys=False, allow_unicode=True)
-    return "".join(f"# {line}\n" for line in _comment(offer, cloud, prediction)) + document
+    return "".join(f"# {line}\n" for line in comment) + document
 
 
 def sky_accelerator(gpu: str, provider: str = "") -> str:
-    """SkyPilot's name of a GPU, in the spelling of this provider's catalogue.
+    """Spell the name of a GPU as SkyPilot's catalogue of a provider does.
 
     Args:
         gpu: Our name of the GPU.
@@ -152,7 +191,7 @@ def sky_accelerator(gpu: str, provider: str = "") -> str:
 
 
 def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
-    """The function for SkyPilot's `Task.set_time_estimator`: it takes a `sky.Resources` and returns seconds.
+    """Make the function for SkyPilot's `Task.set_time_estimator`: from a `sky.Resources` to seconds.
 
     Args:
         predictions: Of a run whose length is known.
@@ -199,7 +238,7 @@ def _is_called(gpu: Gpu, name: str) -> bool:
 
 
 def _instance(cloud: str, offer: Offer) -> str | None:
-    """SkyPilot's name of the machine; None where the price list does not use that."""
+    """Give SkyPilot's name of the machine; None where the price list does not use that."""
     if offer.source.startswith(_CATALOGUE):
         return offer.instance
     if cloud in _SAME_INSTANCE_NAMES:  # but not "n1-highmem-8 + 1x V100", a machine with a card attached

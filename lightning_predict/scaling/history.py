@@ -117,9 +117,7 @@ class Correction:
             run,
             training_seconds=_times(run.training_seconds, self.run),
             validation_seconds=_times(run.validation_seconds, self.run),
-            total_seconds=_times(run.total_seconds, self.run),
-            total_low_seconds=_times(run.total_low_seconds, self.run),
-            total_high_seconds=_times(run.total_high_seconds, self.run),
+            total=None if run.total is None else run.total.scaled(self.run),
         )
 
 

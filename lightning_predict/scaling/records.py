@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import final
 
+from lightning_predict.interval import Interval
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +135,7 @@ class Run:
             unknown.
         validation_seconds: Of all validation batches still to come, waits for them included; None where their number or
             time is unknown.
-        total_seconds: All together, the known part of it; None where the number of training steps is unknown.
-        total_low_seconds: Lower end of the 90 % interval.
-        total_high_seconds: Upper end of the 90 % interval.
+        total: Seconds of all together, the known part of it; None where the number of training steps is unknown.
         cycle_seconds: From the beginning of a step to the beginning of the next: the step and its wait for the loader.
         epoch_seconds: Training of one epoch; None where its length is unknown.
         loader_seconds: What the loader takes for the batches of one step; hidden behind the step where it overlaps.
@@ -149,9 +149,7 @@ class Run:
     gpu: str
     training_seconds: float | None
     validation_seconds: float | None
-    total_seconds: float | None
-    total_low_seconds: float | None
-    total_high_seconds: float | None
+    total: Interval | None
     cycle_seconds: float
     epoch_seconds: float | None = None
     loader_seconds: float = 0.0
@@ -161,20 +159,22 @@ class Run:
     at_most: bool = False
     is_cut_off: bool = False
 
+    @property
+    def total_seconds(self) -> float | None:
+        """Seconds of all together, as predicted; None where unknown."""
+        return None if self.total is None else self.total.middle
+
     def cut_off(self, time_limit_seconds: float | None) -> Run:
-        """The run under a time limit of the Trainer; without a known end of its own it lasts until then.
+        """End the run at a time limit of the Trainer; without a known end of its own it lasts until then.
 
         Args:
             time_limit_seconds: What is left; None is no limit.
         """
-        limit, total = time_limit_seconds, self.total_seconds
-        if limit is None or (total is not None and (self.total_high_seconds or total) <= limit):
+        limit, total = time_limit_seconds, self.total
+        if limit is None or (total is not None and total.high <= limit):
             return self
-        low, high = self.total_low_seconds, self.total_high_seconds
         return replace(
             self,
-            total_seconds=limit if total is None else min(total, limit),
-            total_low_seconds=limit if low is None else min(low, limit),
-            total_high_seconds=limit if high is None else min(high, limit),
-            is_cut_off=total is None or total > limit,
+            total=Interval(limit, limit, limit) if total is None else total.at_most(limit),
+            is_cut_off=total is None or total.middle > limit,
         )

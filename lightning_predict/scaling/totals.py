@@ -12,12 +12,13 @@ Example::
 
 from __future__ import annotations
 
+from lightning_predict.interval import Interval
 from lightning_predict.scaling.records import Batches, Run, Workload
 from lightning_predict.timeline.records import Iteration
 
 
 def run_of(step: Iteration, workload: Workload, validation: Iteration | None = None, *, batches: int = 1) -> Run:
-    """Time of the run still to come on the step's GPU.
+    """Predict the time of the run still to come on the GPU of the step.
 
     The step's own interval scales training and validation; what the host does (loader, checkpoints, ends of epochs) was
     measured, or is the same on every GPU, and is added as it is.
@@ -35,19 +36,17 @@ def run_of(step: Iteration, workload: Workload, validation: Iteration | None = N
     added = waiting + workload.between_seconds + (writing or 0.0)
     training = _training(workload, batches)
 
-    def total(ratio: float) -> float | None:
-        if training is None:
-            return None
-        return _paced(step, training, workload, batches, ratio) + (validating or 0.0) * ratio + added
-
+    # Validation runs the same kernels: its relative error is taken to be that of the step.
+    total = None
+    if training is not None:
+        ends = [_paced(step, training, workload, batches, ratio) for ratio in (low, 1.0, high)]
+        computing = (end + (validating or 0.0) * ratio for end, ratio in zip(ends, (low, 1.0, high), strict=True))
+        total = Interval(*computing).added(added)
     return Run(
         gpu=step.gpu,
         training_seconds=None if training is None else _paced(step, training, workload, batches),
         validation_seconds=None if training is None or validating is None else validating + waiting,
-        total_seconds=total(1.0),
-        # Validation runs the same kernels: its relative error is taken to be that of the step.
-        total_low_seconds=total(low),
-        total_high_seconds=total(high),
+        total=total,
         cycle_seconds=workload.loader.paced(step.seconds, batches=batches),
         epoch_seconds=None if workload.epoch is None else _paced(step, workload.epoch, workload, batches),
         loader_seconds=workload.loader.seconds_per_batch * batches,

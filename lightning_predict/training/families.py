@@ -38,9 +38,6 @@ INTERVAL_SHARE: Final = 0.9
 UNMEASURED_HALF_WIDTH: Final = math.log(3.0)
 """Half width where nothing was held out: "within a factor of three", an assumption."""
 
-FEWEST_INTERVAL_ROWS: Final = 60
-"""Rows below which a 90 % quantile would rest on six of them: nothing is learnt from so few alone."""
-
 FEWEST_GROUP_ROWS: Final = 5
 """Calibration rows of an operation on a GPU below which they are left out."""
 
@@ -235,11 +232,6 @@ class Training:
         return self.plan.steps * self.plan.batch_rows * self.plan.members
 
 
-def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int = 0) -> FamilyResult:
-    """Train one family; errors as for `train_families`."""
-    return train_families([recipe], groups, gpus, seed=seed)[recipe.family.name]
-
-
 def train_families(
     recipes: Sequence[Recipe],
     groups: Sequence[Group],
@@ -327,15 +319,6 @@ def fitted_rows(recipe: Recipe, groups: Sequence[Group], seed: int) -> dict[str,
             counts[group.gpu] = counts.get(group.gpu, 0) + rows
             counts[BASE] += rows
     return counts
-
-
-def bases_of_strangers(
-    recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], seed: int
-) -> Mapping[str, tuple[NetworkWeights, Sequence[Group]]]:
-    """By GPU, a base that never saw it nor its like, and the GPU's measurements."""
-    trainings = [training for training in base_trainings(recipe, groups) if training.left_out]
-    bases = {training: _train(training, recipe, groups, gpus, seed, None) for training in trainings}
-    return _strangers(recipe, groups, bases)
 
 
 def _strangers(

@@ -16,6 +16,7 @@ from benchmarks.accuracy.regressions import (
     PUBLISHED,
     AxisScore,
     ConvolutionScore,
+    ExtrapolationScore,
     NetworkScore,
     RegressionReport,
     SweepPlan,
@@ -26,7 +27,6 @@ from benchmarks.accuracy.regressions import (
     published_number_scores,
 )
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.regression.end_to_end import ExtrapolationScore
 
 SMALL = SweepPlan(
     models=("AlexNet",),

@@ -10,7 +10,7 @@ from lightning_predict.callbacks.remaining import Remaining
 from lightning_predict.callbacks.rest_of_run import Rest
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.scaling.records import Batches, Checkpoints, Loader, Workload
-from tests.reports.example import H100, MINIMAL, T4
+from tests.reports.example import H100, MINIMAL, T4, with_total
 
 WORK = Workload(training_iterations=100, training=Batches(windows=100, batches=100))
 
@@ -53,7 +53,7 @@ def test_what_is_done_meanwhile_is_no_change() -> None:
 
 
 def test_a_change_of_seconds_is_not_whatever_its_share() -> None:
-    short = replace(H100, total_seconds=10.0)
+    short = with_total(H100, 10.0)
     brief = replace(answer(with_files(0.1)), predictions=Predictions((short,)))
     assert not host_has_moved(brief, with_files(0.5))  # 40 s more than 10
     assert host_has_moved(brief, with_files(0.8))

@@ -7,7 +7,7 @@ import torch
 
 from lightning_predict.callbacks.price import RunPrice, gpu_in_use, named_offer, price_of_run
 from lightning_predict.cost.offers import offers_for
-from lightning_predict.cost.records import Offer
+from lightning_predict.cost.offers import Offer
 from lightning_predict.errors import UnknownOfferError
 from lightning_predict.gpus import gpu
 

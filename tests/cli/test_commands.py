@@ -131,17 +131,34 @@ def test_predict_refuses_what_cannot_be(options: list[str], problem: str, trace:
     assert problem in ran.err
 
 
-def test_report_writes_one_file_by_its_ending(trace: Path, run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["predict", "report"])
+def test_a_report_is_one_file_by_its_ending(command: str, trace: Path, run: Run, tmp_path: Path) -> None:
     for name in ("r.html", "r.md", "r.json"):
         path = tmp_path / name
-        ran = run("report", trace, "--iterations", "1000", "--gpus", "T4", "--output", path)
+        ran = run(command, trace, "--iterations", "1000", "--gpus", "T4", "--output", path)
         assert (ran.code, ran.out) == (0, f"{path}\n")
     assert json.loads((tmp_path / "r.json").read_text())["ranking"]["cheapest"] == "T4"
     assert "<svg" in (tmp_path / "r.html").read_text()
-    found = run("report", trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
+    found = run(command, trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
     assert found["written"] == {"md": str(tmp_path / "r.md")}
-    ran = run("report", trace, "--output", "r.pdf")
+    assert found["energy"].keys() == {"T4"}
+    ran = run(command, trace, "--output", "r.pdf")
     assert "output='r.pdf' has another ending than .html, .md or .json" in ran.err
+
+
+def test_report_without_a_name_writes_html_here(
+    trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run("report", trace, "--gpus", "T4", "--spot")
+    assert (ran.code, ran.out) == (0, "report.html\n")
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_report_and_other_files_are_named_in_turn(trace: Path, run: Run, tmp_path: Path) -> None:
+    report, task = tmp_path / "r.json", tmp_path / "t.yaml"
+    ran = run("predict", trace, "--gpus", "T4", "--output", report, "--sky", task)
+    assert ran.out == f"{task}\n{report}\n"
 
 
 def test_gpus_lists_all(run: Run) -> None:

@@ -66,7 +66,7 @@ def test_it_runs_as_a_module() -> None:
     ("words", "problem"),
     [
         (["gpsu"], "'gpsu' is not a command of lightning-predict. Did you mean 'gpus'?"),
-        (["xyz"], "'xyz' is not a command of lightning-predict. Commands: predict, report, "),
+        (["xyz"], "'xyz' is not a command of lightning-predict. Commands: predict, trace, "),
         (["predict"], "the following arguments are required: trace. See lightning-predict predict --help."),
         (["predict", "x", "--iteratons", "3"], "--iteratons is not an option of predict. Did you mean --iterations?"),
         (["predict", "x", "--zzz"], "--zzz is not an option of predict. See lightning-predict predict --help."),

@@ -9,20 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.cost.energy import IDLE_SHARE, energy, prediction_energy
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
+from lightning_predict.interval import Interval
 
 T4 = gpu("T4")  # 70 W
 
 RUN = Prediction(
     gpu="T4",
-    iteration_seconds=0.010,
-    iteration_seconds_low=0.009,
-    iteration_seconds_high=0.012,
+    iteration=Interval(0.009, 0.010, 0.012),
     device_seconds=0.005,
     host_seconds=0.010,
-    total_seconds=7200.0,
+    total=Interval(7200.0, 7200.0, 7200.0),
 )
 """Two hours in which the device computes half the time."""
 
@@ -47,7 +46,7 @@ def test_overhead_and_gpus_multiply() -> None:
 
 
 def test_a_run_of_unknown_length_has_no_energy() -> None:
-    assert prediction_energy(replace(RUN, total_seconds=None)) is None
+    assert prediction_energy(replace(RUN, total=None)) is None
 
 
 def test_a_device_is_never_busier_than_all_the_time() -> None:
@@ -83,12 +82,10 @@ def test_a_layout_takes_the_energy_of_all_its_gpus() -> None:
     # Eight T4 of 70 W, busy throughout, for one hour.
     one = Prediction(
         gpu="8xT4",
-        iteration_seconds=1.0,
-        iteration_seconds_low=1.0,
-        iteration_seconds_high=1.0,
+        iteration=Interval(1.0, 1.0, 1.0),
         device_seconds=1.0,
         host_seconds=0.1,
-        total_seconds=3600.0,
+        total=Interval(3600.0, 3600.0, 3600.0),
         num_gpus=8,
     )
     found = prediction_energy(one)

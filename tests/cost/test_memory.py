@@ -1,4 +1,4 @@
-"""Peak memory by hand, and against what a tracker of living tensors sees of real models."""
+"""Peak memory by hand, against what a tracker of living tensors sees of real models, and whether it fits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,123 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 import lightning_predict as lp
 from lightning_predict.cost.memory import (
+    CONTEXT_BYTES,
     CUBLAS_WORKSPACE_BYTES,
     LARGE_CUBLAS_WORKSPACE_BYTES,
+    MARGIN,
+    STORES_ECC_IN_MEMORY,
     StepMemory,
+    input_tensors,
+    live_tensors,
+    memory_fit,
     memory_notes,
     slack_bytes,
     step_memory,
+    usable_bytes,
 )
-from lightning_predict.gpus import gpu
-from lightning_predict.tracing.records import Memory, Operation, Parameter, TensorInfo, Trace
-from lightning_predict.units import MEBIBYTE
+from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.tracing.records import Memory, Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.units import GIBIBYTE, MEBIBYTE
 from tests.workloads.catalogue import WORKLOADS
+
+
+def tensor(number: int, elements: int, dtype: str = "uint8") -> TensorInfo:
+    return TensorInfo((elements,), dtype, id=number)
+
+
+def operation(phase: Phase, reads: tuple[TensorInfo, ...], writes: tuple[TensorInfo, ...], name: str = "") -> Operation:
+    return Operation(name=name or "aten::mul", phase=phase, inputs=reads, outputs=writes)
+
+
+DATA, STEP_WEIGHT = tensor(0, 7), tensor(1, 5)
+KEPT, PASSING, LOSS, STEP_GRADIENT = tensor(2, 100), tensor(3, 30), tensor(4, 1), tensor(5, 5)
+STEP = (
+    operation("forward", (DATA, STEP_WEIGHT), (KEPT,)),
+    operation("forward", (KEPT,), (PASSING,)),
+    operation("forward", (PASSING,), (LOSS,)),
+    operation("backward", (KEPT, LOSS), (STEP_GRADIENT,)),
+    operation("optimizer", (STEP_WEIGHT, STEP_GRADIENT), (STEP_WEIGHT,)),
+)
+
+
+def test_what_is_read_again_is_alive_until_then() -> None:
+    # After each operation: 100; 130; 131, of which PASSING dies; 101 and the gradient, which is counted elsewhere.
+    assert live_tensors(STEP) == (100, 30, 1)
+
+
+def test_what_backward_writes_in_passing_counts() -> None:
+    passing = tensor(6, 40)
+    backward = (operation("backward", (KEPT, LOSS), (passing,)), operation("backward", (passing,), (STEP_GRADIENT,)))
+    assert live_tensors((*STEP[:3], *backward, *STEP[4:])) == (100, 1, 40)
+
+
+def test_a_view_that_repeats_elements_is_no_larger_than_its_storage() -> None:
+    expanded = operation("forward", (KEPT,), (TensorInfo((9, 100), "uint8", id=KEPT.id),))
+    assert live_tensors((STEP[0], expanded, *STEP[1:])) == (100, 30, 1)
+
+
+def test_a_mask_of_dropout_has_a_byte_an_element_as_on_cuda() -> None:
+    mask = tensor(2, 100, "float32")
+    drawn = (operation("forward", (), (mask,)), operation("forward", (mask,), (mask,), "aten::bernoulli_"))
+    assert live_tensors(drawn) == (100,)
+
+
+def test_the_batch_is_what_forward_reads_and_nobody_wrote() -> None:
+    parameters = [Parameter(name="weight", shape=(5,), dtype="uint8")]
+    assert input_tensors(STEP, parameters) == (7,)
+    assert input_tensors(STEP[:1], parameters) == (7,)  # a frozen weight is none, by its shape
+    assert input_tensors(STEP, []) == (7,)  # nor is one that the optimizer updates, listed or not
+    # Of two that look like the one parameter there is, the one that is updated is the parameter.
+    alike = operation("forward", (tensor(8, 5),), (tensor(9, 1),))
+    assert input_tensors((*STEP, alike), parameters) == (7, 5)
+
+
+def test_storages_that_were_not_seen_count_for_nothing() -> None:
+    unseen = TensorInfo((100,), "float32")
+    assert live_tensors([operation("forward", (unseen,), (unseen,))]) == ()
+
+
+@pytest.mark.parametrize(
+    ("needed", "answer"),
+    [(90.9, "fits"), (91.0, "tight"), (100.0, "tight"), (100.1, "exceeds"), (None, None)],  # 100 / 1.1 = 90.909...
+)
+def test_with_a_margin_of_ten_percent_narrowly_or_not(needed: float | None, answer: str | None) -> None:
+    assert MARGIN == 0.1
+    assert memory_fit(needed, 100.0) == answer
+
+
+# What torch reports as total_memory, in GiB, read in messages of out-of-memory errors; of what is left, the context.
+REPORTED = {
+    "T4": 14.56,
+    "L40S": 44.53,
+    "RTX-4090": 23.68,
+    "RTX-6000-Ada": 50_865_307_648 / GIBIBYTE,
+    "H100-SXM-80GB": 79.1,
+}
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_what_is_usable_is_never_more_than_a_card_reports_and_little_less(name: str) -> None:
+    assert CONTEXT_BYTES == 430 * MEBIBYTE
+    truth = REPORTED[name] * GIBIBYTE - CONTEXT_BYTES
+    assert 0.97 * truth <= usable_bytes(gpu(name)) <= 1.001 * truth
+
+
+def test_what_the_card_at_hand_reports_comes_first() -> None:
+    assert usable_bytes(gpu("T4"), 15 * GIBIBYTE) == 15 * GIBIBYTE - 430 * MEBIBYTE
+
+
+def test_every_card_named_for_its_ecc_is_in_the_catalogue() -> None:
+    assert set(gpu_names()) >= STORES_ECC_IN_MEMORY
+
+
+@given(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(0, 1e12))
+def test_who_needs_more_never_fits_better(one: float, other: float, usable: float) -> None:
+    order = ["fits", "tight", "exceeds"]
+    less, more = sorted((one, other))
+    answers = [memory_fit(needed, usable) for needed in (less, more)]
+    assert order.index(str(answers[0])) <= order.index(str(answers[1]))
+
 
 BATCH = TensorInfo((50,), "float32", id=0)
 WEIGHT = TensorInfo((100,), "float32", id=1)

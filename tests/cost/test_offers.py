@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.cost.offers import cheapest_offer, load_offers, offers_for
-from lightning_predict.cost.records import Offer
+from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, offers_for
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import DEFAULT_GPUS, gpu_names
 

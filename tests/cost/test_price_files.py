@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.cost.offers import cheapest_offer, load_offers
+from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers
 from lightning_predict.cost.price_files import (
     at_spot_prices,
     outdated,
@@ -20,7 +20,6 @@ from lightning_predict.cost.price_files import (
     read_offers,
     with_listed,
 )
-from lightning_predict.cost.records import Offer
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import gpu_names
 

@@ -160,6 +160,17 @@ def test_a_task_asks_for_the_machine_or_for_its_part() -> None:
     assert yaml.safe_load(skypilot_tasks(shared, TWO_JOBS)["a.yaml"])["resources"] == {"accelerators": "A10:1"}
 
 
+def test_a_task_spells_gpu_and_cloud_as_skypilot_does() -> None:
+    machines = tuple(replace(one, gpu="A100-SXM-80GB", provider="Lambda") for one in TWO_JOBS.machines)
+    task = skypilot_tasks(PLAN, replace(TWO_JOBS, machines=machines))["a.yaml"]
+    assert yaml.safe_load(task)["resources"] == {
+        "cloud": "lambda",
+        "instance_type": "large",
+        "accelerators": "A100-80GB:4",
+    }
+    assert task.splitlines()[1] == "# Start: sky launch -c node-0 a.yaml"
+
+
 def test_a_job_that_moves_has_a_file_a_stay() -> None:
     assert list(skypilot_tasks(MOVED, TWO_JOBS)) == ["a.yaml", "b.yaml", "a-2.yaml"]
     assert list(slurm_scripts(MOVED, TWO_JOBS)) == ["a.sh", "b.sh", "a-2.sh"]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
+from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 
 GIBIBYTE = 2**30
 
 MINIMAL = Prediction(
     gpu="L4",
-    iteration_seconds=0.0200,
-    iteration_seconds_low=0.0180,
-    iteration_seconds_high=0.0230,
+    iteration=Interval(0.0180, 0.0200, 0.0230),
     device_seconds=0.0200,
     host_seconds=0.0050,
 )
@@ -21,16 +20,12 @@ MINIMAL = Prediction(
 
 T4 = Prediction(
     gpu="T4",
-    iteration_seconds=0.0480,
-    iteration_seconds_low=0.0450,
-    iteration_seconds_high=0.0520,
+    iteration=Interval(0.0450, 0.0480, 0.0520),
     device_seconds=0.0480,
     host_seconds=0.0050,
     measured_seconds=0.0475,
     iterations=240_000,
-    total_seconds=11_520.0,  # 240,000 × 0.048 s = 3 h 12 min
-    total_seconds_low=10_800.0,
-    total_seconds_high=12_480.0,
+    total=Interval(10_800.0, 11_520.0, 12_480.0),  # 240,000 × 0.048 s = 3 h 12 min
     samples_per_second=1333.0,
     usd_per_hour=0.35,
     cost_usd=1.12,  # 3.2 h × $0.35
@@ -45,15 +40,11 @@ T4 = Prediction(
 H100 = replace(
     T4,
     gpu="H100-SXM-80GB",
-    iteration_seconds=0.0060,
-    iteration_seconds_low=0.0051,
-    iteration_seconds_high=0.0074,
+    iteration=Interval(0.0051, 0.0060, 0.0074),
     device_seconds=0.0042,
     host_seconds=0.0060,
     measured_seconds=None,
-    total_seconds=1_440.0,  # 240,000 × 0.006 s = 24 min
-    total_seconds_low=1_224.0,
-    total_seconds_high=1_776.0,
+    total=Interval(1_224.0, 1_440.0, 1_776.0),  # 240,000 × 0.006 s = 24 min
     usd_per_hour=2.99,
     cost_usd=1.196,  # 0.4 h × $2.99
     offer="Lambda gpu_1x_h100_sxm5 (2026-11-01)",
@@ -65,14 +56,10 @@ H100 = replace(
 K80 = replace(
     T4,
     gpu="K80",
-    iteration_seconds=1.2,
-    iteration_seconds_low=0.9,
-    iteration_seconds_high=1.7,
+    iteration=Interval(0.9, 1.2, 1.7),
     device_seconds=1.2,
     measured_seconds=None,
-    total_seconds=288_000.0,  # 240,000 × 1.2 s = 3 d 8 h
-    total_seconds_low=216_000.0,
-    total_seconds_high=408_000.0,
+    total=Interval(216_000.0, 288_000.0, 408_000.0),  # 240,000 × 1.2 s = 3 d 8 h
     usd_per_hour=None,
     cost_usd=None,
     offer=None,
@@ -91,7 +78,9 @@ FULL = Predictions(
 )
 """Every kind of cell: known and unknown, fitting and not, in use and not, bound by host and by device."""
 
-BARE = Predictions(items_in_order=(MINIMAL, replace(MINIMAL, gpu="A10", iteration_seconds=0.0100)))
+BARE = Predictions(
+    items_in_order=(MINIMAL, replace(MINIMAL, gpu="A10", iteration=replace(MINIMAL.iteration, middle=0.0100)))
+)
 """Nothing but iteration times."""
 
 AT_MOST = Predictions(
@@ -99,6 +88,13 @@ AT_MOST = Predictions(
     used_gpu="A100-SXM-80GB",
 )
 """A run that may end earlier, recorded on a GPU that was not asked for."""
+
+
+def with_total(one: Prediction, seconds: float) -> Prediction:
+    """The prediction with another time of the run, its interval as it is."""
+    assert one.total is not None
+    return replace(one, total=replace(one.total, middle=seconds))
+
 
 _RENTED = {
     "H100-SXM-80GB": 2.99,

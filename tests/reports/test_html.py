@@ -15,13 +15,21 @@ from hypothesis import strategies as st
 
 from lightning_predict.cost.energy import prediction_energy
 from lightning_predict.cost.offers import cheapest_offer
-from lightning_predict.reports.energy import energy_columns
-from lightning_predict.reports.html import html_report
-from lightning_predict.reports.html_charts import Axis, Bar, bar_chart, share_chart, tick_text
-from lightning_predict.reports.html_scatter import Point, _box, _overlap, scatter
+from lightning_predict.reports.html import (
+    Axis,
+    Bar,
+    Point,
+    _box,
+    _overlap,
+    bar_chart,
+    html_report,
+    scatter,
+    share_chart,
+    tick_text,
+)
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
-from lightning_predict.reports.table import markdown_table, plain_table
+from lightning_predict.reports.table import energy_columns, markdown_table, plain_table
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
 

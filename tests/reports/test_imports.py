@@ -8,7 +8,7 @@ import sys
 import pytest
 
 HEAVY = ("torch", "lightning", "pytorch_lightning", "matplotlib", "rich")
-MODULES = ("columns", "figure", "footnotes", "format", "loggers", "metrics", "predictions", "table")
+MODULES = ("figures", "format", "html", "loggers", "predictions", "ranking", "sky", "table")
 
 
 def loaded_by(code: str) -> set[str]:

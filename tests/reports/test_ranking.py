@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, frontier, rank, ranking_lines, ranking_markdown
-from lightning_predict.reports.ranking_figure import points, ranking_figure
-from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
+from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
 
 def names(ranking: Ranking) -> tuple[str | None, ...]:
@@ -41,7 +40,7 @@ def test_the_cheapest_that_meets_a_deadline(hours: float, best: str | None) -> N
 
 
 def test_a_gpu_on_which_the_run_does_not_fit_is_never_recommended() -> None:
-    tempting = replace(K80, total_seconds=1.0, cost_usd=0.001, usd_per_hour=3.6)
+    tempting = replace(with_total(K80, 1.0), cost_usd=0.001, usd_per_hour=3.6)
     assert tempting.fits is False
     ranking = rank(Predictions((tempting, T4)), deadline_hours=10)
     assert names(ranking) == ("T4", "T4", "T4")
@@ -80,7 +79,7 @@ def test_without_prices_the_fastest_is_still_known() -> None:
 
 
 def test_without_a_length_one_iteration_is_compared() -> None:
-    steps = Predictions(tuple(replace(one, total_seconds=None, cost_usd=None) for one in (T4, H100)))
+    steps = Predictions(tuple(replace(one, total=None, cost_usd=None) for one in (T4, H100)))
     ranking = rank(steps, deadline_hours=1)
     assert ranking.per_iteration
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
@@ -141,7 +140,7 @@ runs = st.builds(
     replace,
     st.sampled_from([T4, H100, K80]),
     gpu=st.from_regex(r"[A-Z][a-z0-9]{1,8}", fullmatch=True),
-    total_seconds=st.floats(1, 1e7),
+    total=st.builds(Interval, st.just(10_800.0), st.floats(1, 1e7), st.just(12_480.0)),
     cost_usd=st.none() | st.floats(0.01, 1e5),
     fits=st.sampled_from([True, False, None]),
 )
@@ -181,7 +180,7 @@ def test_of_two_that_take_the_same_the_cheaper_is_on_the_frontier() -> None:
 
 
 def run(name: str, seconds: float, cost: float | None) -> Prediction:
-    return replace(T4, gpu=name, total_seconds=seconds, cost_usd=cost, usd_per_hour=cost)
+    return replace(with_total(T4, seconds), gpu=name, cost_usd=cost, usd_per_hour=cost)
 
 
 def test_of_gpus_that_are_as_fast_to_one_percent_the_cheapest_is_named() -> None:
@@ -204,26 +203,3 @@ def test_of_gpus_that_cost_as_much_to_one_percent_the_fastest_is_named() -> None
     assert [one.gpu for one in ranking.frontier] == ["Quick"]
     # As fast, too: the cheaper.
     assert names(rank(Predictions((run("Dear", 1000, 1.009), run("Cheap", 1001, 1.0)))))[:2] == ("Cheap", "Cheap")
-
-
-def test_the_figure_has_a_point_a_gpu_and_names_what_is_not_known() -> None:
-    assert [(one.gpu, hours) for one, hours, _ in points(FULL)] == [("H100-SXM-80GB", 0.4), ("T4", 3.2)]
-    (axes,) = ranking_figure(FULL, rank(FULL, deadline_hours=1)).axes
-    assert {text.get_text() for text in axes.texts} == {"H100-SXM-80GB", "T4"}
-    assert axes.get_xlabel() == "hours\nhours or dollars not known: K80"
-    frontier_line, *markers, limit = axes.lines
-    assert np.asarray(frontier_line.get_xdata()).tolist() == pytest.approx([0.4, 3.2])
-    assert len(markers) == 2
-    assert np.asarray(limit.get_xdata()).tolist() == [1, 1]
-
-
-def test_the_figure_of_runs_far_apart_is_logarithmic_and_greys_what_does_not_fit() -> None:
-    spread = Predictions((T4, replace(K80, cost_usd=300.0, total_seconds=1e6)))
-    (axes,) = ranking_figure(spread, rank(spread)).axes
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert "K80 (does not fit)" in {text.get_text() for text in axes.texts}
-
-
-def test_the_figure_of_nothing_known_is_empty() -> None:
-    (axes,) = ranking_figure(BARE, rank(BARE)).axes
-    assert list(axes.texts) == []

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_predict.cost.offers import load_offers
-from lightning_predict.cost.records import Offer
+from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.sky import CLOUDS, machine_to_rent, sky_accelerator, sky_task, sky_time_estimator
-from tests.reports.example import FULL, H100, T4
+from tests.reports.example import FULL, H100, T4, with_total
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def test_the_estimator_gives_seconds_of_the_run() -> None:
     assert estimate(Resources({"T4": 1})) == 11_520
     assert estimate(Resources({"H100": 1.0})) == 1_440  # SkyPilot's name of our H100-SXM-80GB
     assert estimate(Resources({"H100-SXM": 1})) == 1_440
-    fraction = Predictions((replace(T4, total_seconds=0.2),))
+    fraction = Predictions((with_total(T4, 0.2),))
     assert sky_time_estimator(fraction)(Resources({"T4": 1})) == 1  # never 0 seconds
 
 
@@ -181,7 +180,7 @@ def test_what_cannot_be_estimated_is_refused(
 
 
 def test_a_run_of_unknown_length_cannot_be_estimated() -> None:
-    unknown = Predictions((replace(T4, total_seconds=None),))
+    unknown = Predictions((replace(T4, total=None),))
     with pytest.raises(InvalidArgumentError, match="length of the run on T4 is not known; predict it with a number"):
         sky_time_estimator(unknown)(Resources({"T4": 1}))
 
@@ -197,5 +196,5 @@ def test_a_layout_rents_machines_with_as_many_gpus_and_is_estimated_by_their_num
     assert yaml.safe_load(task)["num_nodes"] == 2
     assert "Predicted on 2x8xT4: 3 h 12 min, $1.12." in task
     assert "all of which are paid for" not in task
-    estimate = sky_time_estimator(Predictions((T4, replace(T4, gpu="4xT4", num_gpus=4, total_seconds=3000.0))))
+    estimate = sky_time_estimator(Predictions((T4, with_total(replace(T4, gpu="4xT4", num_gpus=4), 3000.0))))
     assert estimate(Resources({"T4": 4})) == 3000

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.interval import Interval
 from lightning_predict.scaling.records import Batches, Checkpoints, Loader, Run, Workload
 from lightning_predict.scaling.totals import run_of, training_seconds
 from lightning_predict.timeline.records import Iteration
@@ -26,7 +27,7 @@ VALIDATION = replace(STEP, seconds=0.1)
 def test_training_and_captured_validation_add_up() -> None:
     run = run_of(STEP, Workload(training_iterations=100, validation_iterations=20), VALIDATION)
     assert (run.training_seconds, run.validation_seconds, run.total_seconds) == (50.0, 2.0, 52.0)
-    assert (run.total_low_seconds, run.total_high_seconds) == (52 * 0.4 / 0.5, 52 * 0.75 / 0.5)
+    assert run.total == Interval(52 * 0.4 / 0.5, 52, 52 * 0.75 / 0.5)
     assert not run.validation_is_estimated
 
 
@@ -45,7 +46,7 @@ def test_no_validation_is_not_an_estimate() -> None:
 def test_an_unknown_length_has_no_total() -> None:
     run = run_of(STEP, Workload(training_iterations=None))
     assert run.total_seconds is None
-    assert run.total_low_seconds is None
+    assert run.total is None
     assert run.training_seconds is None
 
 
@@ -98,7 +99,8 @@ def test_waits_for_a_loader_without_workers_add_to_every_step() -> None:
     assert run.total_seconds == 10 * (0.5 + 2 * 0.25)
     assert (run.cycle_seconds, run.loader_seconds) == (1.0, 0.5)
     # The loader's part is measured: only the step has an interval.
-    assert run.total_low_seconds == pytest.approx(10 * (0.4 + 0.5))
+    assert run.total is not None
+    assert run.total.low == pytest.approx(10 * (0.4 + 0.5))
 
 
 @pytest.mark.parametrize(("step_seconds", "total"), [(0.5, 10 * 0.7), (0.7, 10 * 0.7), (2.0, 10 * 2.0)])
@@ -118,7 +120,7 @@ def test_checkpoints_take_the_same_on_every_gpu() -> None:
     checkpoints = Checkpoints(count=3, seconds=2.0, is_estimated=False)
     run = run_of(STEP, Workload(training_iterations=10, checkpoints=checkpoints))
     assert run.checkpoint_seconds == 6.0
-    assert (run.total_low_seconds, run.total_seconds, run.total_high_seconds) == (4.0 + 6, 5.0 + 6, 7.5 + 6)
+    assert run.total == Interval(4.0 + 6, 5.0 + 6, 7.5 + 6)
     assert not run.checkpoint_is_estimated
 
 
@@ -147,16 +149,14 @@ def test_a_time_limit_cuts_the_total_and_its_interval_off(
         gpu="T4",
         training_seconds=20.0,
         validation_seconds=0.0,
-        total_seconds=20.0,
-        total_low_seconds=10.0,
-        total_high_seconds=30.0,
+        total=Interval(10.0, 20.0, 30.0),
         cycle_seconds=1.0,
     ).cut_off(limit)
-    assert (run.total_low_seconds, run.total_seconds, run.total_high_seconds) == (10.0, total, high)
+    assert run.total == Interval(10.0, total, high)
     assert run.is_cut_off == is_cut_off
 
 
 def test_a_run_without_an_end_of_its_own_lasts_until_the_limit() -> None:
     run = run_of(STEP, Workload()).cut_off(60.0)
-    assert (run.total_low_seconds, run.total_seconds, run.total_high_seconds) == (60.0, 60.0, 60.0)
+    assert run.total == Interval(60.0, 60.0, 60.0)
     assert run.is_cut_off

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.timeline.anchoring import LATE_SHARE, late_share
 from lightning_predict.timeline.recorded_host import recorded_host
 from lightning_predict.tracing.kineto import import_kineto

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.training.families import FamilyResult, train_families
+from lightning_predict.training.recipes import Recipe
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry, file_name
 from lightning_predict.weights.records import BASE
@@ -54,6 +56,11 @@ def write_matmul_table(path: Path, gpus: list[Gpu], rows: int) -> None:
             columns = [batch.columns[word] for word in ("b", "m", "n", "k")]
             for *shape, seconds in zip(*columns, measured(gpu, batch), strict=True):
                 writer.writerow([gpu.name, "linear", "float32", *(int(x) for x in shape), seconds * 1e3, "synthetic"])
+
+
+def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int = 0) -> FamilyResult:
+    """Train one family."""
+    return train_families([recipe], groups, gpus, seed=seed)[recipe.family.name]
 
 
 def manifest_of_base(errors: Mapping[str, HeldOutError]) -> Manifest:

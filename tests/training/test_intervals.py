@@ -13,7 +13,6 @@ from lightning_predict.training.families import (
     UNMEASURED_HALF_WIDTH,
     interval_of,
     log_errors,
-    train_family,
     unseen_errors,
     weighted_quantile,
 )
@@ -21,7 +20,7 @@ from lightning_predict.training.recipes import RECIPES
 from lightning_predict.training.tables import Group, split_rows
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_network
-from tests.training.example import GPUS, group, products
+from tests.training.example import GPUS, group, products, train_family
 
 RECIPE = RECIPES["matmul_single"]
 HALF = constant_network("matmul_single", utilisation=0.5, interval=1.0)

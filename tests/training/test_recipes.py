@@ -9,13 +9,12 @@ import numpy as np
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import ProblemBatch, problem_batch
 from lightning_predict.kernels.utilisation import FAMILIES, UtilisationModels
-from lightning_predict.training.families import train_family
 from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.recipes import RECIPES
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
 from tests.example_gpu import BIG, SMALL
-from tests.training.example import GPUS
+from tests.training.example import GPUS, train_family
 
 
 def convolutions(rows: int, dtype: str = "bfloat16") -> ProblemBatch:

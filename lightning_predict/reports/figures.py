@@ -1,4 +1,4 @@
-"""Bars of the predicted iteration time, one a GPU, with the 90 % interval.
+"""Draw bars of the predicted iteration time, one a GPU, with the 90 % interval.
 
 Drawn through matplotlib's object interface on its own canvas: no pyplot, no window, no state that a user's own plots
 share. Example::
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_predict.cost.records import Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.reports.format import milliseconds, usd
 from lightning_predict.reports.predictions import Predictions
@@ -34,7 +34,7 @@ _FONT_POINTS: Final = 11  # TensorBoard first shows the figure small
 
 
 def iteration_figure(predictions: Predictions) -> Figure:
-    """Horizontal bars in the order of `predictions`; cost, where known, beside the time.
+    """Draw horizontal bars in the order of `predictions`; cost, where known, beside the time.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -55,7 +55,7 @@ def iteration_figure(predictions: Predictions) -> Figure:
 
 
 def _draw_bars(axes: Any, predictions: Predictions) -> None:
-    """One bar a GPU from top to bottom, its interval as an error bar and its label behind that."""
+    """Draw one bar a GPU from top to bottom, its interval as an error bar and its label behind that."""
     for row, prediction in enumerate(predictions.values()):
         middle = seconds_to_milliseconds(prediction.iteration_seconds)
         low = seconds_to_milliseconds(prediction.iteration_seconds_low)
@@ -77,7 +77,7 @@ def _draw_bars(axes: Any, predictions: Predictions) -> None:
 
 
 def _scale_axis(axes: Any, predictions: Predictions) -> None:
-    """A linear axis from 0, or a logarithmic one where the GPUs are too far apart for that."""
+    """Set a linear axis from 0, or a logarithmic one where the GPUs are too far apart for that."""
     middle = [seconds_to_milliseconds(prediction.iteration_seconds) for prediction in predictions.values()]
     low = [seconds_to_milliseconds(prediction.iteration_seconds_low) for prediction in predictions.values()]
     label = "ms of one iteration, with its 90 % interval"
@@ -92,7 +92,7 @@ def _scale_axis(axes: Any, predictions: Predictions) -> None:
 
 
 def figure_pixels(figure: Figure) -> NDArray[np.uint8]:
-    """The figure as an image, (height, width, 3), red, green, blue."""
+    """Render the figure as an image, (height, width, 3), red, green, blue."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas: Any = FigureCanvasAgg(figure)  # Any: its methods are not typed
@@ -111,7 +111,7 @@ def _name(prediction: Prediction, predictions: Predictions) -> str:
 
 
 def _label(prediction: Prediction) -> str:
-    """Time, cost of the run where known, and whether it does not fit."""
+    """Write the time, the cost of the run where known, and whether it does not fit."""
     parts = [f"{milliseconds(prediction.iteration_seconds)} ms"]
     if prediction.cost_usd is not None:
         parts.append(usd(prediction.cost_usd))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_predict.errors import LightningPredictError, MissingDependencyError
-from lightning_predict.reports.figure import LOG_AXIS_SPREAD, figure_pixels, iteration_figure
+from lightning_predict.interval import Interval
+from lightning_predict.reports.figures import LOG_AXIS_SPREAD, figure_pixels, iteration_figure
 from lightning_predict.reports.predictions import Predictions
 from tests.reports.example import BARE, FULL, MINIMAL
 
@@ -19,9 +20,7 @@ def with_times(*iteration_seconds: float) -> Predictions:
             replace(
                 MINIMAL,
                 gpu=f"GPU{number}",
-                iteration_seconds=value,
-                iteration_seconds_low=0.9 * value,
-                iteration_seconds_high=1.1 * value,
+                iteration=Interval(0.9 * value, value, 1.1 * value),
             )
             for number, value in enumerate(iteration_seconds)
         )

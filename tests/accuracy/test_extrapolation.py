@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.accuracy.regressions import extrapolation_score, split_beyond
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.regression.end_to_end import RegressionOptions, extrapolation_score, split_beyond
+from lightning_predict.regression.end_to_end import RegressionOptions
 from lightning_predict.regression.runs import PastRun, RunSetting, Variable
 
 
