@@ -155,25 +155,28 @@ def without_kernels(trace: Trace) -> Trace:
 
 
 def recorded_step_seconds(trace: Trace) -> float | None:
-    """Time from the first of the step's own work to the last, without the loader; None without measured kernels.
+    """Give the longer of a step's spans on the host and on the device; None without measured kernels.
 
-    Where the first kernel waited for those of the step before, the device is what every step waits for, and the time
-    runs from kernel to kernel; otherwise it begins with the host's first operation.
+    In a running loop both queues move on by one step a step. Waits of the host for the step before are left out, and so
+    is the loader.
     """
     if not trace.kernels:
         return None
-    first = min(trace.kernels, key=lambda kernel: kernel.start_seconds)
-    last_end = max(kernel.start_seconds + kernel.seconds for kernel in trace.kernels)
-    launched = first.start_seconds if first.launch_start_seconds is None else first.launch_start_seconds
-    if first.start_seconds - launched > LONGEST_IDLE_START_SECONDS:
-        return last_end - first.start_seconds
+    began = min(kernel.start_seconds for kernel in trace.kernels)
+    device = max(kernel.start_seconds + kernel.seconds for kernel in trace.kernels) - began
     host = [
         (operation.host_start_seconds, operation.host_start_seconds + operation.host_seconds)
         for operation in trace.operations
         if operation.host_start_seconds is not None and operation.host_seconds is not None
     ]
-    begin = min([launched, *(start for start, _ in host)])
-    return max([last_end, *(end for _, end in host)]) - begin - sum(trace.loader_seconds)
+    if not host:
+        return device
+    first, end = min(start for start, _ in host), max(end for _, end in host)
+    waits = [wait for wait in trace.waits if wait.start_seconds >= 0]
+    before = sum(wait.seconds for wait in waits if wait.cause == "device" and wait.start_seconds < first)
+    loading = sum(wait.seconds for wait in waits if wait.cause == "loader") - sum(trace.loader_seconds)
+    window = end if trace.profiled_seconds is None else trace.profiled_seconds
+    return max(window - before - loading, device)
 
 
 def busy_seconds(kernels: Iterable[Kernel]) -> float:

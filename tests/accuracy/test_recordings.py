@@ -33,10 +33,10 @@ def test_a_recording_is_predicted_on_its_own_gpu_with_and_without_its_kernels(tm
     assert score.from_shapes.device_seconds < 200e-6
 
 
-def test_the_step_begins_with_its_host_or_where_the_device_was_behind_with_its_kernels(tmp_path: Path) -> None:
+def test_a_step_is_as_long_as_its_host_or_its_device_whichever_is_longer(tmp_path: Path) -> None:
     idle = import_trace(write(tmp_path / "idle.json", list(steps([2]))))
-    # Products from 10 to 30 and 70 to 90 us; the second's kernel starts at 83 and runs 50 us: 133 - 10.
-    assert recorded_step_seconds(idle) == pytest.approx(123e-6)
+    # 20 us and 60 for each of two products: the profiler's mark is 140 us long, more than the device's work.
+    assert recorded_step_seconds(idle) == pytest.approx(140e-6)
     device = Device()
     device.ends = 1000.0
     device.product(10, 50)
@@ -93,6 +93,6 @@ def test_the_real_pair_holds_what_both_gpus_measured() -> None:
     there, back = score_pair(*map(Path, files))
     assert there.device_seconds == pytest.approx(39.62e-3, rel=0.001)
     assert back.device_seconds == pytest.approx(94.27e-3, rel=0.001)
-    assert there.step_seconds == pytest.approx(222e-3, rel=0.01)
+    assert there.step_seconds == pytest.approx(222e-3, rel=0.02)  # by the mark of the step
     trace = load_recording(Path(files[0]))
     assert all("stride" in o.arguments for o in trace.operations if o.name == "aten::convolution")

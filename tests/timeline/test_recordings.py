@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
+from benchmarks.accuracy.recordings import recorded_step_seconds
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.timeline.anchoring import LATE_SHARE, late_share
 from lightning_predict.timeline.recorded_host import recorded_host
@@ -67,24 +68,6 @@ def predicted(trace: Trace, *gpus: str) -> list[Prediction]:
     return list(lp.predict(trace, gpus, history=False).values())
 
 
-def recorded_seconds(trace: Trace) -> float:
-    """The longer of the step's spans on the host and on the device, waits for the step before and the loader left out.
-
-    In a running loop both queues move on by one step a step.
-    """
-    timed = [operation for operation in trace.operations if operation.host_start_seconds is not None]
-    first = min(operation.host_start_seconds or 0.0 for operation in timed)
-    end = max((operation.host_start_seconds or 0.0) + (operation.host_seconds or 0.0) for operation in timed)
-    waits = [wait for wait in trace.waits if wait.start_seconds >= 0]
-    before = sum(wait.seconds for wait in waits if wait.cause == "device" and wait.start_seconds < first)
-    loading = sum(wait.seconds for wait in waits if wait.cause == "loader") - sum(trace.loader_seconds)
-    window = end if trace.profiled_seconds is None else trace.profiled_seconds
-    host = window - before - loading
-    began = min(kernel.start_seconds for kernel in trace.kernels)
-    done = max(kernel.start_seconds + kernel.seconds for kernel in trace.kernels)
-    return max(host, done - began)
-
-
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recorded_step_is_predicted_on_its_own_gpu(name: str) -> None:
     trace = trace_of(name)
@@ -93,7 +76,7 @@ def test_a_recorded_step_is_predicted_on_its_own_gpu(name: str) -> None:
     assert (share < LATE_SHARE) == (name in DEVICE_BOUND)
     (own,) = predicted(trace, RECORDINGS[name])
     tolerance = 0.1 if name in DEVICE_BOUND else 0.3
-    assert own.iteration_seconds == pytest.approx(recorded_seconds(trace), rel=tolerance)
+    assert own.iteration_seconds == pytest.approx(recorded_step_seconds(trace), rel=tolerance)
     assert own.iteration_seconds_low < own.iteration_seconds < own.iteration_seconds_high
 
 
