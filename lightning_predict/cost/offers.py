@@ -19,8 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final, final
 
+from lightning_predict.checked import Checked, read_toml
+from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu_names
-from lightning_predict.gpus.rows import Row, read_document
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
 
@@ -83,7 +84,7 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
     Raises:
         CatalogueError: A file that is missing or not TOML, or an offer that breaks a rule, named with its list.
     """
-    return _shipped_offers() if path is None else _parse_offers(read_document(path))
+    return _shipped_offers() if path is None else _parse_offers(read_toml(path, CatalogueError))
 
 
 def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Offer, ...]:
@@ -132,51 +133,50 @@ def _years_before(date: str, years: int) -> str:
 
 @cache
 def _shipped_offers() -> tuple[Offer, ...]:
-    return _parse_offers(read_document(OFFERS_FILE))
+    return _parse_offers(read_toml(OFFERS_FILE, CatalogueError))
 
 
-def _parse_offers(document: Row) -> tuple[Offer, ...]:
-    document.check_keys(frozenset({"price_list"}))
+def _parse_offers(document: Checked) -> tuple[Offer, ...]:
+    document.check_keys({"price_list"})
     known_gpus = frozenset(gpu_names())
     offers: dict[tuple[object, ...], Offer] = {}
-    for price_list in _tables(document, "price_list", "price_list"):
-        price_list.check_keys(LIST_KEYS, frozenset({"region"}))
-        heading = f"{price_list.text('provider')} {price_list.date('date')}"
-        for row in _tables(price_list, "offers", heading):
+    for price_list in _tables(document.member("price_list"), "provider", "date"):
+        price_list.check_keys(LIST_KEYS, {"region"})
+        for row in _tables(price_list.member("offers"), "instance"):
             offer = _parse_offer(row, price_list, known_gpus)
             key = (offer.provider, offer.instance, offer.gpu, offer.num_gpus, offer.region, offer.date)
             if key in offers:
-                raise row.error("instance", f"{offer.instance!r} is listed twice for one date; remove one of the two.")
+                raise row.problem("is listed twice for one date; remove one of the two.")
             offers[key] = offer
     return tuple(offers.values())
 
 
-def _tables(row: Row, key: str, heading: str) -> list[Row]:
-    """The tables of a list as rows that carry the list's name and their own number, or their machine."""
-    tables = row.table[key]
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise row.error(key, "must be a list of tables that is not empty.")
-    return [
-        Row(row.file, f"{heading} {table.get('instance', f'number {number}')}", table)
-        for number, table in enumerate(tables, start=1)
-    ]
+def _tables(value: Checked, *named: str) -> list[Checked]:
+    tables = value.items(named=named)
+    if not tables:
+        raise value.wrong("a list of tables that is not empty")
+    return tables
 
 
-def _parse_offer(row: Row, price_list: Row, known_gpus: frozenset[str]) -> Offer:
-    row.check_keys(OFFER_KEYS, frozenset({"spot_usd_per_hour"}))
-    if row.text("gpu") not in known_gpus:
-        raise row.error("gpu", f"is {row.text('gpu')!r}, which is not a name of the GPU catalogue; see gpu_names().")
-    spot = row.number("spot_usd_per_hour") if "spot_usd_per_hour" in row.table else None
-    if spot is not None and spot > row.number("usd_per_hour"):
-        raise row.error("spot_usd_per_hour", f"is {spot:g}, above the on-demand price; were the two exchanged?")
+def _parse_offer(row: Checked, price_list: Checked, known_gpus: frozenset[str]) -> Offer:
+    row.check_keys(OFFER_KEYS, {"spot_usd_per_hour"})
+    gpu = row.member("gpu")
+    if gpu.words() not in known_gpus:
+        raise gpu.wrong("a name of the GPU catalogue; see gpu_names()")
+    price = row.member("usd_per_hour").positive()
+    spot = row.optional("spot_usd_per_hour", Checked.positive, None)
+    if spot is not None and spot > price:
+        raise row.member("spot_usd_per_hour").problem(
+            f"is {spot:g}, above the on-demand price; were the two exchanged?"
+        )
     return Offer(
-        provider=price_list.text("provider"),
-        instance=row.text("instance"),
-        gpu=row.text("gpu"),
-        num_gpus=row.count("num_gpus"),
-        usd_per_hour=row.number("usd_per_hour"),
+        provider=price_list.member("provider").words(),
+        instance=row.member("instance").words(),
+        gpu=gpu.words(),
+        num_gpus=row.member("num_gpus").integer(minimum=1),
+        usd_per_hour=price,
         spot_usd_per_hour=spot,
-        region=price_list.text("region") if "region" in price_list.table else None,
-        date=price_list.date("date"),
-        source=price_list.url("source"),
+        region=price_list.optional("region", Checked.words, None),
+        date=price_list.member("date").date(),
+        source=price_list.member("source").url(),
     )

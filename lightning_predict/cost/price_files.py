@@ -33,8 +33,6 @@ Example::
 
 from __future__ import annotations
 
-import csv
-import difflib
 import math
 import os
 import re
@@ -46,8 +44,7 @@ from datetime import date as calendar_date
 from pathlib import Path
 from typing import Final, final
 
-import yaml
-
+from lightning_predict.checked import DAY, MONTH, Checked, File, nearest, read_csv, read_yaml, shown
 from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import Gpu
@@ -55,9 +52,6 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.units import watts_to_kilowatts
 
 CURRENCY: Final = "USD"
-
-DATE_PATTERN: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
-"""A month or a day. A year alone would be too coarse for prices."""
 
 
 @final
@@ -74,127 +68,50 @@ class OfferFile:
     notes: tuple[str, ...] = ()
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in a file something stands.
-
-    Attributes:
-        file: Name of the file.
-        line: Line, counted from 1; None where the whole file is meant.
-        column: Name of the column or key; None where the whole line is meant.
-    """
-
-    file: str
-    line: int | None = None
-    column: str | None = None
-
-    def __str__(self) -> str:
-        line = "" if self.line is None else f", line {self.line}"
-        return f"{self.file}{line}" + ("" if self.column is None else f", {self.column}")
-
-    def error(self, problem: str) -> CatalogueError:
-        """An error about this place, to be raised."""
-        return CatalogueError(f"{self}: {problem}")
-
-
-def price(place: Place, value: object) -> float:
-    """A price above 0.
+def price(value: Checked) -> float:
+    """Return a price above 0, written as a number or as a text that is one.
 
     Raises:
         CatalogueError: It is no number, or not above 0.
     """
-    number = _number(value)
-    if number is None or not (math.isfinite(number) and number > 0):
-        raise place.error(
-            f"is {_shown(value)}, but must be a number above 0, in US dollars per hour of the whole machine."
-        )
-    return number
+    return value.parsed().positive("in US dollars per hour of the whole machine")
 
 
-def count(place: Place, value: object) -> int:
-    """A whole number above 0.
-
-    Raises:
-        CatalogueError: It is something else.
-    """
-    number = _number(value)
-    if number is None or number <= 0 or number != int(number):
-        raise place.error(f"is {_shown(value)}, but must be a whole number above 0.")
-    return int(number)
-
-
-def day(place: Place, value: object) -> str:
-    """An ISO day or month, as text.
-
-    Raises:
-        CatalogueError: It is something else, for example missing.
-    """
-    text = str(value)
-    if value is None or not DATE_PATTERN.fullmatch(text):
-        raise place.error(
-            f"is {_shown(value)}, but every price needs the day or month that it holds for, like 2026-11 or 2026-11-21."
-        )
-    return text
-
-
-def text(place: Place, value: object) -> str:
-    """A text that is not blank; numbers are taken as they are written.
-
-    Raises:
-        CatalogueError: It is blank, missing or a list.
-    """
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-        raise place.error(f"is {_shown(value)}, but must be a text that is not blank.")
-    return str(value).strip()
-
-
-def dollars(place: Place, value: object) -> None:
+def dollars(value: Checked) -> None:
     """Refuse prices in another currency: a rate of exchange is the user's to choose.
 
     Raises:
         CatalogueError: It is not USD.
     """
-    if text(place, value).upper() != CURRENCY:
-        raise place.error(
-            f"is {_shown(value)}; prices are compared in US dollars only. Convert them, and leave this key out."
+    if value.words().strip().upper() != CURRENCY:
+        raise value.problem(
+            f"is {shown(value.value)}; prices are compared in US dollars only. Convert them, and leave this key out."
         )
 
 
-def known_gpu(place: Place, value: object) -> Gpu:
-    """The GPU of this name.
+def known_gpu(value: Checked) -> Gpu:
+    """Return the GPU of this name.
 
     Raises:
         UnknownGpuError: The catalogue does not hold it; the message names the nearest.
     """
     try:
-        return find_gpu(text(place, value))
+        return find_gpu(_written(value))
     except UnknownGpuError as error:
-        raise UnknownGpuError(f"{place}: {error}") from None
+        raise replace(value, file=replace(value.file, error=UnknownGpuError)).problem(f"is unknown: {error}") from None
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """A sentence that suggests the nearest of some words, or lists them all."""
-    known = sorted(set(words))
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]!r}?" if close else f"Expected one of: {', '.join(known)}."
+def _written(value: Checked) -> str:
+    """Return a text that is not blank; numbers are taken as they are written."""
+    if isinstance(value.value, int | float) and not isinstance(value.value, bool):
+        return str(value.value)
+    return value.words().strip()
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    return None
-
-
-def _shown(value: object) -> str:
-    return "missing" if value is None else f"{value!r}" if isinstance(value, str) else f"{value}"
+def _day(value: Checked) -> str:
+    """Return a month or a day as text; YAML reads days as dates."""
+    day = replace(value, value=str(value.value)) if isinstance(value.value, calendar_date | int) else value
+    return day.matching("the day or month that the price holds for, like 2026-11 or 2026-11-21", MONTH, DAY)
 
 
 REQUIRED_KEYS: Final = ("provider", "instance", "gpu", "usd_per_hour", "date")
@@ -212,102 +129,37 @@ def read_yaml_offers(path: Path) -> OfferFile:
         CatalogueError: The file is not YAML, or an offer breaks a rule; with line and key.
         UnknownGpuError: An offer names a GPU that the catalogue does not hold; with line and nearest names.
     """
-    loader = _Loader(path)
-    return OfferFile(offers=tuple(_offer(loader, node, path) for node in loader.offers()))
+    document = read_yaml(path, CatalogueError)
+    is_mapping = isinstance(document.value, dict)
+    offers = document.member(LIST_KEY) if is_mapping else replace(document, place=LIST_KEY)
+    if not isinstance(offers.value, list) or not offers.value:
+        raise offers.wrong(f"a list of offers that is not empty, each with {', '.join(REQUIRED_KEYS)}")
+    return OfferFile(offers=tuple(_offer(row, path) for row in offers.items()))
 
 
-class _Loader:
-    """YAML as nodes, which know their lines, and as plain values."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.name
-        try:
-            self._loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-            self._root = self._loader.get_single_node()
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-            raise CatalogueError(f"{self.file}{where}: is not valid YAML: {error.problem or error.context}.") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise CatalogueError(f"{self.file}: is not valid YAML: {' '.join(str(error).split())}.") from None
-
-    def place(self, node: yaml.Node, key: str | None = None) -> Place:
-        """Where a node stands."""
-        return Place(self.file, node.start_mark.line + 1, key)
-
-    def value(self, node: yaml.Node, key: str) -> object:
-        """The node under a key as a plain value."""
-        try:
-            value: object = self._loader.construct_object(node, deep=True)
-        except (yaml.YAMLError, ValueError) as error:
-            raise self.place(node, key).error(f"is not a value: {' '.join(str(error).split())}.") from None
-        return value
-
-    def offers(self) -> list[yaml.Node]:
-        """The nodes of the offers."""
-        root = self._root
-        if isinstance(root, yaml.MappingNode):
-            root = next((value for key, value in root.value if key.value == LIST_KEY), root)
-        if not isinstance(root, yaml.SequenceNode) or not root.value:
-            raise Place(self.file).error("must be a list of offers that is not empty, each with " + _keys() + ".")
-        return list(root.value)
-
-    def mapping(self, node: yaml.Node) -> dict[str, yaml.Node]:
-        """The nodes of one offer by key, unknown and repeated keys refused."""
-        if not isinstance(node, yaml.MappingNode):
-            raise self.place(node).error(f"must be an offer with {_keys()}.")
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if str(key_node.value) in seen:
-                raise self.place(key_node, key_node.value).error("stands twice in one offer; remove one of the two.")
-            seen.add(str(key_node.value))
-        try:
-            self._loader.flatten_mapping(node)  # what is merged in by << comes first, so that own keys replace it
-        except yaml.YAMLError as error:
-            raise self.place(node, "<<").error(f"cannot be merged: {' '.join(str(error).split())}.") from None
-        found: dict[str, yaml.Node] = {}
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            if key not in REQUIRED_KEYS + OPTIONAL_KEYS:
-                raise self.place(key_node, key).error(
-                    f"is not a key of an offer. {nearest(key, REQUIRED_KEYS + OPTIONAL_KEYS)}"
-                )
-            found[key] = value_node
-        return found
-
-
-def _keys() -> str:
-    return ", ".join(REQUIRED_KEYS)
-
-
-def _offer(loader: _Loader, node: yaml.Node, path: Path) -> Offer:
-    nodes = loader.mapping(node)
-    for key in REQUIRED_KEYS:
-        if key == "date" and key not in nodes:
-            raise loader.place(node, key).error("is missing; a price needs the day or month that it holds for.")
-        if key not in nodes:
-            raise loader.place(node, key).error(f"is missing; an offer must state {_keys()}.")
-    values = {key: loader.value(value, key) for key, value in nodes.items()}
-    places = {key: loader.place(value, key) for key, value in nodes.items()}
-    if "currency" in values:
-        dollars(places["currency"], values["currency"])
-    spot = values.get("spot", False)
-    if not isinstance(spot, bool):
-        raise places["spot"].error(f"is {spot!r}, but must be true or false.")
+def _offer(row: Checked, path: Path) -> Offer:
+    if not isinstance(row.value, dict):
+        raise row.wrong(f"an offer with {', '.join(REQUIRED_KEYS)}")
+    if "date" not in row.value and set(REQUIRED_KEYS) <= {"date", *row.value}:
+        row.member("date", "the day or month that the price holds for")
+    row.check_keys(REQUIRED_KEYS, OPTIONAL_KEYS)
+    row.optional("currency", dollars, None)
     return Offer(
-        provider=text(places["provider"], values["provider"]),
-        instance=text(places["instance"], values["instance"]),
-        gpu=known_gpu(places["gpu"], values["gpu"]).name,
-        num_gpus=count(places["num_gpus"], values["num_gpus"]) if "num_gpus" in values else 1,
-        usd_per_hour=price(places["usd_per_hour"], values["usd_per_hour"]),
-        spot_usd_per_hour=(
-            price(places["spot_usd_per_hour"], values["spot_usd_per_hour"]) if "spot_usd_per_hour" in values else None
-        ),
-        spot=spot,
-        region=text(places["region"], values["region"]) if "region" in values else None,
-        date=day(places["date"], values["date"]),
-        source=text(places["source"], values["source"]) if "source" in values else path.name,
+        provider=_written(row.member("provider")),
+        instance=_written(row.member("instance")),
+        gpu=known_gpu(row.member("gpu")).name,
+        num_gpus=row.optional("num_gpus", _count, 1),
+        usd_per_hour=price(row.member("usd_per_hour")),
+        spot_usd_per_hour=row.optional("spot_usd_per_hour", price, None),
+        spot=row.optional("spot", Checked.flag, False),
+        region=row.optional("region", _written, None),
+        date=_day(row.member("date")),
+        source=row.optional("source", _written, path.name),
     )
+
+
+def _count(value: Checked) -> int:
+    return value.parsed().integer(minimum=1)
 
 
 REQUIRED_COLUMNS: Final = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "SpotPrice", "Region")
@@ -383,69 +235,40 @@ def read_sky_offers(path: Path, *, region: str | None = None, date: str | None =
     Raises:
         CatalogueError: Not a catalogue, a malformed row (with line and column), or a region that it does not list.
     """
-    rows = list(_rows(path))
+    rows = [_row(row) for row in read_csv(path, CatalogueError, name=path.name, columns=REQUIRED_COLUMNS)]
     left_out: Counter[str] = Counter()
     machines = [row for row in rows if row.instance and row.accelerator]
     machines += _with_hosts(rows, left_out)
     if region is not None:
         machines = _of_region(machines, region, path)
     stamp = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).date().isoformat()
-    valid_on = stamp if date is None else day(Place(path.name, column="date"), date)
+    valid_on = stamp if date is None else _day(Checked(date, File(path.name, CatalogueError), "date"))
     provider = _provider(path)
     offers = tuple(_offers(machines, provider, valid_on, path, left_out))
     return OfferFile(offers=offers, notes=tuple(_notes(path.name, left_out)))
 
 
-def _rows(path: Path) -> Iterator[_Row]:
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(stream, strict=True)
-        line = 1  # on which a row begins; a quoted field may span several
-        try:
-            header = next(reader, [])
-            missing = [column for column in REQUIRED_COLUMNS if column not in header]
-            if missing:
-                raise Place(path.name, line, missing[0]).error(
-                    "is not a column of this file. A SkyPilot catalogue has " + ", ".join(REQUIRED_COLUMNS) + "."
-                )
-            line = reader.line_num + 1
-            for fields in reader:
-                if len(fields) != len(header):
-                    raise Place(path.name, line).error(
-                        f"has {len(fields)} fields, but the header names {len(header)} columns."
-                    )
-                yield _row(dict(zip(header, fields, strict=True)), path.name, line)
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise Place(path.name, line).error(f"is not valid CSV: {error}.") from None
-        except UnicodeDecodeError as error:
-            raise Place(path.name, line).error(f"is not UTF-8 text: {error.reason}.") from None
-
-
-def _row(fields: Mapping[str, str], file: str, line: int) -> _Row:
-    if fields.get(CURRENCY_COLUMN):
-        dollars(Place(file, line, CURRENCY_COLUMN), fields[CURRENCY_COLUMN])
+def _row(row: Checked) -> _Row:
+    cells: dict[str, str] = row.value
+    if cells.get(CURRENCY_COLUMN):
+        dollars(row.member(CURRENCY_COLUMN))
     return _Row(
-        instance=fields["InstanceType"].strip(),
-        accelerator=fields["AcceleratorName"].strip(),
-        count=_amount(fields["AcceleratorCount"], Place(file, line, "AcceleratorCount")),
-        usd_per_hour=_amount(fields["Price"], Place(file, line, "Price")),
-        spot_usd_per_hour=_amount(fields["SpotPrice"], Place(file, line, "SpotPrice")),
-        region=fields["Region"].strip(),
-        zone=fields.get(ZONE, "").strip(),
-        card=" ".join(_CARD_NAME.findall(fields.get("GpuInfo", ""))),
+        instance=cells["InstanceType"].strip(),
+        accelerator=cells["AcceleratorName"].strip(),
+        count=_amount(row.member("AcceleratorCount")),
+        usd_per_hour=_amount(row.member("Price")),
+        spot_usd_per_hour=_amount(row.member("SpotPrice")),
+        region=cells["Region"].strip(),
+        zone=cells.get(ZONE, "").strip(),
+        card=" ".join(_CARD_NAME.findall(cells.get("GpuInfo", ""))),
     )
 
 
-def _amount(written: str, place: Place) -> float | None:
+def _amount(cell: Checked) -> float | None:
     """A number above 0; None where the catalogue leaves it empty or writes 0 for what is not on offer."""
-    if not written.strip() or written.strip().lower() == "nan":
+    if not cell.value.strip() or cell.value.strip().lower() == "nan" or cell.parsed().value == 0:
         return None
-    try:
-        if float(written) == 0:
-            return None
-    except ValueError:
-        pass  # The check below says what is wrong with it.
-    return price(place, written)
+    return price(cell)
 
 
 def _with_hosts(rows: Sequence[_Row], left_out: Counter[str]) -> Iterable[_Row]:
@@ -575,15 +398,11 @@ def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, 
     if not file.is_file():
         raise CatalogueError(f"{os.fspath(path)} does not exist; give a YAML file of offers or a SkyPilot CSV.")
     if file.suffix.lower() in YAML_SUFFIXES:
-        from lightning_predict.cost.price_files import read_yaml_offers
-
         if date is not None:
             raise InvalidArgumentError(f"date={date!r} is for CSV files; each offer of {file.name} has its own date.")
         found = read_yaml_offers(file)
         return replace(found, offers=_in_region(found.offers, region, file))
     if file.suffix.lower() == CSV_SUFFIX:
-        from lightning_predict.cost.price_files import read_sky_offers
-
         return read_sky_offers(file, region=region, date=date)
     raise CatalogueError(
         f"{file.name} is neither YAML ({', '.join(YAML_SUFFIXES)}) nor a SkyPilot catalogue ({CSV_SUFFIX}); "
@@ -671,8 +490,6 @@ def _in_region(offers: tuple[Offer, ...], region: str | None, file: Path) -> tup
         return offers
     chosen = tuple(offer for offer in offers if offer.region in (region, None))
     if not chosen:
-        from lightning_predict.cost.price_files import nearest
-
         regions = [offer.region for offer in offers if offer.region is not None]
         raise CatalogueError(f"{file.name} has no offer in region {region!r}. {nearest(region, regions)}")
     return chosen

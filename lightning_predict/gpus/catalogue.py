@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_predict.checked import Checked, read_toml
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus.records import Gpu, Source
-from lightning_predict.gpus.rows import Row, read_document
 from lightning_predict.units import (
     gibibytes_to_bytes,
     gigabytes_to_bytes,
@@ -108,107 +108,118 @@ def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
             continue
         for name, row in _read_rows(folder / f"{architecture}.toml", "gpu").items():
             if name in gpus:
-                raise row.error("name", f"is also a row of {gpus[name].architecture}.toml; remove one of the two.")
+                raise row.problem(f"is also a row of {gpus[name].architecture}.toml; remove one of the two.")
             gpus[name] = _parse_gpu(name, row, capabilities, sources)
     if not gpus:
         raise CatalogueError(f"{folder} holds none of {', '.join(ARCHITECTURES)}.toml; give a catalogue's folder.")
     return tuple(gpus.values())
 
 
-def _read_rows(path: Path, heading: str) -> dict[str, Row]:
+def _read_rows(path: Path, heading: str) -> dict[str, Checked]:
     """The tables `[<heading>.<name>]` of a file that may have no other heading, by name."""
-    document = read_document(path)
-    document.check_keys(frozenset({heading}))
-    tables = document.child(heading, heading)
-    return {name: tables.child(name, f"{heading}.{name}") for name in tables.table}
+    document = read_toml(path, CatalogueError)
+    document.check_keys({heading})
+    tables = document.member(heading).members()
+    for row in tables.values():
+        row.mapping()
+    return tables
 
 
 def _load_sources(folder: Path) -> dict[str, Source]:
     sources = {}
     for identifier, row in _read_rows(folder / SOURCES_FILE, "sources").items():
         row.check_keys(frozenset({"title", "url", "date"}))
-        sources[identifier] = Source(title=row.text("title"), url=row.url("url"), date=row.date("date"))
+        title, url, date = (row.member(key) for key in ("title", "url", "date"))
+        sources[identifier] = Source(title=title.words(), url=url.url(), date=date.date())
     return sources
 
 
-def _load_capabilities(folder: Path, sources: Mapping[str, Source]) -> dict[str, Row]:
+def _load_capabilities(folder: Path, sources: Mapping[str, Source]) -> dict[str, Checked]:
     capabilities = _read_rows(folder / CAPABILITIES_FILE, "compute_capability")
     for version, row in capabilities.items():
         row.check_keys(frozenset({*CAPABILITY_KEYS, "architecture", "sources"}))
         if not re.fullmatch(r"\d+\.\d", version):
-            raise row.error("compute_capability", f"is {version!r}, but must read like 8.6.")
-        if row.text("architecture") not in ARCHITECTURES:
-            raise row.error("architecture", f"is {row.text('architecture')!r}; known are {', '.join(ARCHITECTURES)}.")
+            raise row.problem(f"is named {version!r}; expected a compute capability like 8.6.")
+        row.member("architecture").choice(ARCHITECTURES)
         _cited(row, "sources", sources)
     return capabilities
 
 
-def _cited(row: Row, key: str, sources: Mapping[str, Source]) -> tuple[Source, ...]:
+def _cited(row: Checked, key: str, sources: Mapping[str, Source]) -> tuple[Source, ...]:
     """The sources whose ids stand under a key."""
-    identifiers = row.texts(key)
+    cited = row.member(key)
+    identifiers = cited.texts()
     if not identifiers:
-        raise row.error(key, f"cites nothing; name at least one id of {SOURCES_FILE}.")
+        raise cited.wrong(f"at least one id of {SOURCES_FILE}")
     for identifier in identifiers:
         if identifier not in sources:
-            raise row.error(key, f"cites {identifier!r}, which is not in {SOURCES_FILE}; add it there.")
+            raise cited.problem(f"cites {identifier!r}, which is not in {SOURCES_FILE}; add it there.")
     return tuple(sources[identifier] for identifier in identifiers)
 
 
-def _parse_gpu(name: str, row: Row, capabilities: Mapping[str, Row], sources: Mapping[str, Source]) -> Gpu:
+def _parse_gpu(name: str, row: Checked, capabilities: Mapping[str, Checked], sources: Mapping[str, Source]) -> Gpu:
     row.check_keys(REQUIRED_KEYS, OPTIONAL_KEYS)
     if not NAME_PATTERN.fullmatch(name):
-        raise row.error("name", f"is {name!r}, but may hold only letters, digits, dots and hyphens.")
-    if not row.texts("reported_names"):
-        raise row.error("reported_names", "is empty; list what torch.cuda.get_device_name reports.")
-    version = row.text("compute_capability")
-    if version not in capabilities:
-        raise row.error("compute_capability", f"is {version!r}; known are {', '.join(capabilities)}.")
+        raise row.problem(f"is named {name!r}; expected only letters, digits, dots and hyphens.")
+    reported_names = row.member("reported_names")
+    if not reported_names.texts():
+        raise reported_names.wrong("what torch.cuda.get_device_name reports")
+    capability = row.member("compute_capability")
+    version = capability.choice(tuple(capabilities))
     shared = capabilities[version]
-    if row.file != f"{shared.text('architecture')}.toml":
-        raise row.error("compute_capability", f"is {version!r}; move the row to {shared.text('architecture')}.toml.")
-    fields: dict[str, Any] = {field: convert(row.number(key)) for key, (field, convert) in FIGURES.items()}
+    architecture = shared.member("architecture").words()
+    if row.file.name != f"{architecture}.toml":
+        raise capability.problem(f"is {version!r}; move the row to {architecture}.toml.")
+    fields: dict[str, Any] = {field: convert(_figure(row, key)) for key, (field, convert) in FIGURES.items()}
     fields |= {"base_clock_hz": fields["boost_clock_hz"], "nvlink_bytes_per_second": None}
     fields |= {
-        field: convert(row.number(key)) for key, (field, convert) in OPTIONAL_FIGURES.items() if key in row.table
+        field: convert(_figure(row, key)) for key, (field, convert) in OPTIONAL_FIGURES.items() if row.has(key)
     }
-    fields |= {key: row.count(key) for key in COUNTS}
-    fields |= {
-        field: int(kibibytes_to_bytes(shared.count(key))) if "_kib_" in key else shared.count(key)
-        for key, field in CAPABILITY_KEYS.items()
-    }
+    fields |= {key: row.member(key).integer(minimum=1) for key in COUNTS}
+    for key, field in CAPABILITY_KEYS.items():
+        number = shared.member(key).integer(minimum=1)
+        fields[field] = int(kibibytes_to_bytes(number)) if "_kib_" in key else number
     major, minor = version.split(".")
     return Gpu(
         name=name,
-        reported_names=row.texts("reported_names"),
-        aliases=row.texts("aliases"),
-        architecture=shared.text("architecture"),
+        reported_names=reported_names.texts(),
+        aliases=row.optional("aliases", Checked.texts, ()),
+        architecture=architecture,
         compute_capability=(int(major), int(minor)),
-        peak_flops_per_second={d: teraflops_to_flops(row.number(key)) for key, d in PEAKS.items() if key in row.table},
+        peak_flops_per_second={d: teraflops_to_flops(_figure(row, key)) for key, d in PEAKS.items() if row.has(key)},
         emulated_dtypes=_parse_emulated(row),
-        single_source=row.flag("single_source"),
+        single_source=row.member("single_source").flag(),
         sources=_parse_sources(row, shared, sources),
         **fields,
     )
 
 
-def _parse_emulated(row: Row) -> frozenset[str]:
-    emulated = row.texts("emulated_dtypes")
-    stated = {dtype for key, dtype in PEAKS.items() if key in row.table}
+def _figure(row: Checked, key: str) -> float:
+    return row.member(key).positive("in the unit that the key names")
+
+
+def _parse_emulated(row: Checked) -> frozenset[str]:
+    emulated = row.optional("emulated_dtypes", Checked.texts, ())
+    stated = {dtype for key, dtype in PEAKS.items() if row.has(key)}
     for dtype in emulated:
         if dtype not in stated:
-            raise row.error("emulated_dtypes", f"lists {dtype!r}, but the row states no rate for it.")
+            raise row.member("emulated_dtypes").problem(f"lists {dtype!r}, but the row states no rate for it.")
     return frozenset(emulated)
 
 
-def _parse_sources(row: Row, shared: Row, sources: Mapping[str, Source]) -> dict[str, tuple[Source, ...]]:
+def _parse_sources(row: Checked, shared: Checked, sources: Mapping[str, Source]) -> dict[str, tuple[Source, ...]]:
     """Sources by field of `Gpu` (by dtype for peaks); `"*"` holds for every figure without sources of its own."""
     cited = {"*": _cited(row, "sources", sources)}
-    if len(cited["*"]) < 2 and not row.flag("single_source"):
-        raise row.error("sources", "cites one source; cite a second one that agrees, or say single_source = true.")
+    if len(cited["*"]) < 2 and not row.member("single_source").flag():
+        raise row.member("sources").problem(
+            "cites one source; cite a second one that agrees, or say single_source = true."
+        )
     cited |= {field: _cited(shared, "sources", sources) for field in CAPABILITY_KEYS.values()}
-    overrides = row.child("figure_sources", f"{row.name}.figure_sources")
-    for key in overrides.table:
-        if key not in CITABLE or key not in row.table:
-            raise overrides.error(key, "is not a figure of this row; cite sources only for figures that it states.")
+    if not row.has("figure_sources"):
+        return cited
+    overrides = row.member("figure_sources")
+    for key, override in overrides.members().items():
+        if key not in CITABLE or not row.has(key):
+            raise override.problem("is not a figure of this row; cite sources only for figures that it states.")
         cited[CITABLE[key]] = _cited(overrides, key, sources)
     return cited

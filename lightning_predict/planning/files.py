@@ -22,14 +22,14 @@ of one epoch. A trace needs someone who predicts: `times_of_trace`, which `light
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_predict.checked import Checked, File, read_csv, read_yaml, shown
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import PlanningFormatError
-from lightning_predict.planning.fields import Fields, read_yaml
 from lightning_predict.planning.problem import Configuration, Formulation, Job, Limits, MachineType, Problem
 from lightning_predict.planning.validation import check_problem
 from lightning_predict.units import hours_to_seconds
@@ -82,48 +82,51 @@ def read_problem(path: Path, *, times_of_trace: TimesOfTrace | None = None) -> P
         InvalidArgumentError: A number out of its range.
         InfeasiblePlanError: A job or a limit that no plan can satisfy.
     """
-    fields = read_yaml(path)
-    fields.check_keys(_TOP_KEYS, _TOP_OPTIONAL)
-    machines = tuple(_machine(fields, item, number) for number, item in enumerate(fields.items("machines"), start=1))
-    jobs = fields.values["jobs"]
-    rows = _csv_jobs(path.parent / jobs) if isinstance(jobs, str) else fields.children("jobs", "job")
+    document = read_yaml(path, PlanningFormatError)
+    document.check_keys(_TOP_KEYS, _TOP_OPTIONAL)
+    machines = tuple(_machine(item) for item in document.member("machines").items(named=["name"]))
+    jobs = document.member("jobs")
+    rows = _csv_jobs(path.parent / jobs.value) if isinstance(jobs.value, str) else jobs.items(named=["name"])
     problem = Problem(
         jobs=tuple(_job(row, machines, path.parent, times_of_trace) for row in rows),
         machines=machines,
-        limits=_limits(fields),
-        formulation=_formulation(fields.child("formulation", "formulation")),
-        period_seconds=fields.number("period_seconds", 300.0),
-        tardiness_factor=fields.number("tardiness_factor", 1.0),
-        postponement_factor=fields.number("postponement_factor", 1.0),
-        restart_seconds=fields.number("restart_seconds", RESTART_SECONDS),
+        limits=_limits(document),
+        formulation=document.optional("formulation", _formulation, Formulation()),
+        period_seconds=_number(document, "period_seconds", 300.0),
+        tardiness_factor=_number(document, "tardiness_factor", 1.0),
+        postponement_factor=_number(document, "postponement_factor", 1.0),
+        restart_seconds=_number(document, "restart_seconds", RESTART_SECONDS),
     )
     check_problem(problem)
     return problem
 
 
-def _machine(fields: Fields, item: Any, number: int) -> MachineType:
-    if isinstance(item, str):
-        return _offered(fields, item)
-    if not isinstance(item, Mapping):
-        raise fields.error(f"machine {number} is {item!r}; expected the name of an offer, or keys and values.")
-    row = Fields(fields.file, f"machine {item.get('name', number)!r}", item)
-    row.check_keys(frozenset({"name", "gpu", "num_gpus", "usd_per_hour"}), frozenset({"provider"}))
+def _number(row: Checked, key: str, default: float) -> float:
+    return row.optional(key, lambda value: float(value.any_number()), default)
+
+
+def _machine(row: Checked) -> MachineType:
+    if isinstance(row.value, str):
+        return _offered(row, row.value)
+    if not isinstance(row.value, dict):
+        raise row.wrong("the name of an offer, or keys and values")
+    row.check_keys({"name", "gpu", "num_gpus", "usd_per_hour"}, {"provider"})
     return MachineType(
-        name=row.text("name"),
-        gpu=row.text("gpu"),
-        num_gpus=row.count("num_gpus"),
-        usd_per_hour=row.number("usd_per_hour"),
-        provider=row.text("provider") if row.has("provider") else None,
+        name=row.member("name").words(),
+        gpu=row.member("gpu").words(),
+        num_gpus=row.member("num_gpus").integer(minimum=1),
+        usd_per_hour=float(row.member("usd_per_hour").any_number()),
+        provider=row.member("provider").words() if row.has("provider") else None,
     )
 
 
-def _offered(fields: Fields, instance: str) -> MachineType:
+def _offered(row: Checked, instance: str) -> MachineType:
     """The newest offer of this instance that ships with the package."""
     offers = [offer for offer in load_offers() if offer.instance == instance]
     if not offers:
-        raise fields.error(
-            f"machine {instance!r} is not among the offers that ship with the package; state it in full, as "
-            "{name: ..., gpu: ..., num_gpus: ..., usd_per_hour: ...}."
+        raise row.wrong(
+            "one of the offers that ship with the package, or a machine in full, as "
+            "{name: ..., gpu: ..., num_gpus: ..., usd_per_hour: ...}"
         )
     newest = max(offers, key=lambda offer: (offer.date, -offer.usd_per_hour))
     return MachineType(
@@ -135,94 +138,78 @@ def _offered(fields: Fields, instance: str) -> MachineType:
     )
 
 
-def _limits(fields: Fields) -> Limits:
-    quotas = fields.child("quotas", "quotas")
-    counts = {}
-    for name, quota in quotas.values.items():
-        if isinstance(quota, bool) or not isinstance(quota, int):
-            raise quotas.error(f"{name} is {quota!r}; expected a whole number.")
-        counts[str(name)] = quota
-    budget = fields.number("budget_usd") if fields.has("budget_usd") else None
-    return Limits(nodes=fields.count("nodes"), quotas=counts, budget_usd=budget)
-
-
-def _formulation(fields: Fields) -> Formulation:
-    fields.check_keys(frozenset(), frozenset({"shares_gpus", "preempts", "migrates"}))
-    return Formulation(
-        shares_gpus=fields.flag("shares_gpus", True),
-        preempts=fields.flag("preempts", True),
-        migrates=fields.flag("migrates", True),
+def _limits(document: Checked) -> Limits:
+    quotas = document.member("quotas").members() if "quotas" in document.mapping() else {}
+    return Limits(
+        nodes=document.member("nodes").integer(minimum=1),
+        quotas={str(name): quota.integer() for name, quota in quotas.items()},
+        budget_usd=float(document.member("budget_usd").any_number()) if document.has("budget_usd") else None,
     )
 
 
-def _job(row: Fields, machines: tuple[MachineType, ...], folder: Path, times_of_trace: TimesOfTrace | None) -> Job:
-    row.check_keys(frozenset({"name", "deadline_hours"}), _JOB_OPTIONAL)
+def _formulation(value: Checked) -> Formulation:
+    value.check_keys(optional={"shares_gpus", "preempts", "migrates"})
+    return Formulation(**{name: item.flag() for name, item in value.members().items()})
+
+
+def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, times_of_trace: TimesOfTrace | None) -> Job:
+    row.check_keys({"name", "deadline_hours"}, _JOB_OPTIONAL)
     return Job(
-        name=row.text("name"),
+        name=row.member("name").words(),
         seconds=_seconds(row, machines, folder, times_of_trace),
-        deadline_seconds=hours_to_seconds(row.number("deadline_hours")),
-        release_seconds=hours_to_seconds(row.number("release_hours", 0.0)),
-        tardiness_usd_per_hour=row.number("tardiness_usd_per_hour", 1.0),
-        low_factor=row.number("low_factor", 1.0),
-        high_factor=row.number("high_factor", 1.0),
-        command=row.text("command") if row.has("command") else None,
+        deadline_seconds=hours_to_seconds(row.member("deadline_hours").any_number()),
+        release_seconds=hours_to_seconds(_number(row, "release_hours", 0.0)),
+        tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
+        low_factor=_number(row, "low_factor", 1.0),
+        high_factor=_number(row, "high_factor", 1.0),
+        command=row.member("command").words() if row.has("command") else None,
     )
 
 
 def _seconds(
-    row: Fields, machines: tuple[MachineType, ...], folder: Path, times_of_trace: TimesOfTrace | None
+    row: Checked, machines: tuple[MachineType, ...], folder: Path, times_of_trace: TimesOfTrace | None
 ) -> Mapping[Configuration, float]:
     """Seconds of the whole run by configuration, stated or predicted."""
     if row.has("hours") == row.has("trace"):
-        raise row.error("state either hours (by machine and number of GPUs) or a trace with iterations.")
+        raise row.problem("must state either hours (by machine and number of GPUs) or a trace with iterations.")
     if row.has("trace"):
+        trace = row.member("trace")
         if times_of_trace is None:
-            raise row.error("this call does not predict traces; pass times_of_trace, or state hours instead.")
-        return times_of_trace(folder / row.text("trace"), row.count("iterations"), machines)
-    epochs = row.number("remaining_epochs", 1.0)
+            raise trace.problem("cannot be read: this call does not predict traces; pass times_of_trace, or state hours.")
+        return times_of_trace(folder / trace.words(), row.member("iterations").integer(minimum=1), machines)
+    epochs = _number(row, "remaining_epochs", 1.0)
     seconds = {}
-    hours = row.child("hours", f"{row.place}: hours")
-    for machine in hours.values:
-        by_gpus = hours.child(machine, f"{row.place}: hours: {machine}")
-        for gpus, time in by_gpus.values.items():
-            num_gpus: Any = gpus  # YAML's keys need not be texts
+    for machine, by_gpus in row.member("hours").members().items():
+        for num_gpus, hours in by_gpus.members().items():
             if isinstance(num_gpus, bool) or not isinstance(num_gpus, int):
-                raise by_gpus.error(f"{num_gpus!r} is no number of GPUs; expected, for example, {{1: 5.2, 2: 2.8}}.")
-            per_epoch = Fields(row.file, by_gpus.place, {f"{num_gpus} GPUs": time}).number(f"{num_gpus} GPUs")
-            seconds[Configuration(machine=str(machine), num_gpus=num_gpus)] = hours_to_seconds(per_epoch) * epochs
+                raise by_gpus.problem(
+                    f"has the key {shown(num_gpus)}; expected a number of GPUs, for example {{1: 5.2, 2: 2.8}}."
+                )
+            configuration = Configuration(machine=str(machine), num_gpus=num_gpus)
+            seconds[configuration] = hours_to_seconds(hours.any_number()) * epochs
     return seconds
 
 
-def _csv_jobs(path: Path) -> list[Fields]:
+def _csv_jobs(path: Path) -> list[Checked]:
     """The lines of a CSV as jobs; what belongs to the job must agree on all of its lines."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
+        lines = list(read_csv(path, PlanningFormatError, name=path.name))
     except OSError as error:
         raise PlanningFormatError(f"{path} cannot be read: {error}") from error
     jobs: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=2):
-        row = Fields(path.name, f"line {number}", {key: value for key, value in line.items() if value != ""})
+    for line in lines:
+        row = replace(line, value={key: cell for key, cell in line.value.items() if cell != ""})
         row.check_keys(_CSV_KEYS, _CSV_OF_A_JOB)
-        own: dict[str, Any] = {"name": row.text("name")}
-        own |= {
-            key: _parsed(row, key)
-            for key in ("deadline_hours", "release_hours", "tardiness_usd_per_hour")
-            if row.has(key)
-        }
-        own |= {"command": row.text("command")} if row.has("command") else {}
+        own: dict[str, Any] = {"name": row.member("name").words()}
+        for key in ("deadline_hours", "release_hours", "tardiness_usd_per_hour"):
+            if row.has(key):
+                own[key] = row.member(key).parsed().any_number()
+        if row.has("command"):
+            own["command"] = row.member("command").words()
         job = jobs.setdefault(own["name"], own | {"hours": {}})
         if {key: value for key, value in job.items() if key != "hours"} != own:
-            raise row.error(f"job {own['name']!r} has another deadline, release, weight or command than above.")
-        gpus = _parsed(row, "num_gpus")
-        if gpus != int(gpus):
-            raise row.error(f"num_gpus is {line['num_gpus']!r}; expected a whole number.")
-        job["hours"].setdefault(row.text("machine"), {})[int(gpus)] = _parsed(row, "hours")
-    return [Fields(path.name, f"job {name!r}", job) for name, job in jobs.items()]
-
-
-def _parsed(row: Fields, key: str) -> float:
-    try:
-        return float(row.values[key])
-    except ValueError:
-        raise row.error(f"{key} is {row.values[key]!r}; expected a number.") from None
+            raise row.problem(f"gives job {own['name']!r} another deadline, release, weight or command than above.")
+        num_gpus = row.member("num_gpus").parsed().integer(minimum=1)
+        job["hours"].setdefault(row.member("machine").words(), {})[num_gpus] = row.member("hours").parsed().any_number()
+    file = File(path.name, PlanningFormatError)
+    return [Checked(job, file, f"jobs[{name!r}]") for name, job in jobs.items()]

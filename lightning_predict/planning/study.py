@@ -31,10 +31,9 @@ from typing import Final, final
 import numpy as np
 from joblib import Parallel, delayed
 
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.checked import Checked, read_toml, read_yaml
+from lightning_predict.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.rows import Row, read_document
-from lightning_predict.planning.fields import read_yaml
 from lightning_predict.planning.milp import check_scipy
 from lightning_predict.planning.policies import PLANNERS, policy
 from lightning_predict.planning.problem import Configuration, Formulation, Job, Limits, MachineType, Problem
@@ -55,14 +54,17 @@ def study_machines() -> tuple[MachineType, ...]:
     Raises:
         CatalogueError: The table breaks a rule.
     """
-    table = read_document(JOB_TIMES_FILE).child("machine", "machine")
-    return tuple(_machine(name, table.child(name, f"machine.{name}")) for name in table.table)
+    return tuple(_machine(name, row) for name, row in _tables("machine").items())
 
 
 @cache
 def study_job_kinds() -> tuple[str, ...]:
     """JJ1 to JJ6."""
-    return tuple(read_document(JOB_TIMES_FILE).child("job", "job").table)
+    return tuple(_tables("job"))
+
+
+def _tables(heading: str) -> dict[str, Checked]:
+    return read_toml(JOB_TIMES_FILE, CatalogueError).member(heading).members()
 
 
 @cache
@@ -75,43 +77,48 @@ def job_seconds(kind: str, machines: tuple[MachineType, ...]) -> Mapping[Configu
         kind: `JJ1` to `JJ6`.
         machines: Machine types, each with a GPU of the catalogue.
     """
-    document = read_document(JOB_TIMES_FILE)
-    job = document.child("job", "job").child(kind, f"job.{kind}")
-    network = document.child("network", "network").child(job.text("network"), f"network.{job.text('network')}")
+    document = read_toml(JOB_TIMES_FILE, CatalogueError)
+    job = document.member("job").member(kind)
+    network = document.member("network").member(job.member("network").words())
+    excluded = network.optional("excluded_gpus", Checked.texts, ())
     seconds: dict[Configuration, float] = {}
     for machine in machines:
-        if machine.gpu in network.texts("excluded_gpus"):
+        if machine.gpu in excluded:
             continue
         fastest = math.inf
-        for num_gpus in range(1, min(machine.num_gpus, job.count("batch")) + 1):
+        for num_gpus in range(1, min(machine.num_gpus, _count(job, "batch")) + 1):
             time = _steps(job) * _step_seconds(document, job, network, machine.gpu, num_gpus)
             if time < fastest:
                 seconds[Configuration(machine=machine.name, num_gpus=num_gpus)] = fastest = time
     return seconds
 
 
-def _machine(name: str, row: Row) -> MachineType:
-    row.check_keys(frozenset({"gpu", "num_gpus", "usd_per_hour"}))
+def _machine(name: str, row: Checked) -> MachineType:
+    row.check_keys({"gpu", "num_gpus", "usd_per_hour"})
     return MachineType(
         name=name,
-        gpu=find_gpu(row.text("gpu")).name,
-        num_gpus=row.count("num_gpus"),
-        usd_per_hour=row.number("usd_per_hour"),
+        gpu=find_gpu(row.member("gpu").words()).name,
+        num_gpus=_count(row, "num_gpus"),
+        usd_per_hour=row.member("usd_per_hour").positive(),
     )
 
 
-def _steps(job: Row) -> int:
-    return math.ceil(job.count("inputs") / job.count("batch")) * job.count("epochs")
+def _count(row: Checked, key: str) -> int:
+    return row.member(key).integer(minimum=1)
 
 
-def _step_seconds(document: Row, job: Row, network: Row, gpu: str, num_gpus: int) -> float:
+def _steps(job: Checked) -> int:
+    return math.ceil(_count(job, "inputs") / _count(job, "batch")) * _count(job, "epochs")
+
+
+def _step_seconds(document: Checked, job: Checked, network: Checked, gpu: str, num_gpus: int) -> float:
     """One step: the share of the batch of one GPU, and the exchange of gradients with the others."""
     peak = find_gpu(gpu).peak_flops_per_second["float32"]
-    flops = _PASSES * _FLOPS_PER_MULTIPLY_ADD * network.number("forward_multiply_adds")
-    samples = math.ceil(job.count("batch") / num_gpus)
-    computing = samples * flops / (peak * document.number("utilisation"))
-    gradient_bytes = _BYTES_PER_PARAMETER * network.number("parameters")
-    exchanging = 2 * (num_gpus - 1) / num_gpus * gradient_bytes / document.number("link_bytes_per_second")
+    flops = _PASSES * _FLOPS_PER_MULTIPLY_ADD * network.member("forward_multiply_adds").positive()
+    samples = math.ceil(_count(job, "batch") / num_gpus)
+    computing = samples * flops / (peak * document.member("utilisation").positive())
+    gradient_bytes = _BYTES_PER_PARAMETER * network.member("parameters").positive()
+    exchanging = 2 * (num_gpus - 1) / num_gpus * gradient_bytes / document.member("link_bytes_per_second").positive()
     return computing + exchanging
 
 
@@ -293,26 +300,27 @@ def read_study(path: Path) -> Study:
         PlanningFormatError: A file that is missing or malformed.
         InvalidArgumentError: A policy that does not exist, or a number out of its range.
     """
-    fields = read_yaml(path)
-    defaults = Study()
-    fields.check_keys(frozenset(), frozenset(Study.__dataclass_fields__))
-    nodes = fields.items("nodes") if fields.has("nodes") else list(defaults.nodes)
-    gaps = fields.items("mean_gap_seconds") if fields.has("mean_gap_seconds") else list(defaults.mean_gap_seconds)
-    names = fields.items("policies") if fields.has("policies") else list(defaults.policies)
-    if not all(isinstance(value, int) and not isinstance(value, bool) for value in nodes):
-        raise fields.error(f"nodes is {nodes!r}; expected whole numbers.")
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in gaps):
-        raise fields.error(f"mean_gap_seconds is {gaps!r}; expected numbers.")
+    document = read_yaml(path, PlanningFormatError)
+    document.check_keys(optional=Study.__dataclass_fields__)
+    get, defaults = document.optional, Study()
     study = Study(
-        nodes=tuple(nodes),
-        mean_gap_seconds=tuple(float(gap) for gap in gaps),
-        seeds=fields.count("seeds", defaults.seeds),
-        error=fields.number("error", defaults.error),
-        restart_seconds=fields.number("restart_seconds", defaults.restart_seconds),
-        policies=tuple(str(name) for name in names),
+        nodes=get("nodes", lambda value: tuple(item.integer() for item in value.items()), defaults.nodes),
+        mean_gap_seconds=get(
+            "mean_gap_seconds",
+            lambda value: tuple(_float(item) for item in value.items()),
+            defaults.mean_gap_seconds,
+        ),
+        seeds=get("seeds", lambda value: value.integer(minimum=1), defaults.seeds),
+        error=get("error", _float, defaults.error),
+        restart_seconds=get("restart_seconds", _float, defaults.restart_seconds),
+        policies=get("policies", lambda value: tuple(item.text() for item in value.items()), defaults.policies),
     )
     check_study(study)
     return study
+
+
+def _float(value: Checked) -> float:
+    return float(value.any_number())
 
 
 def check_study(study: Study) -> None:

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
+from lightning_predict.checked import Checked, File
 from lightning_predict.errors import TraceFormatError
-from lightning_predict.tracing.checked import Checked
 
 Thread = tuple[Any, Any]
 
@@ -144,7 +144,7 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     Raises:
         TraceFormatError: No events, an event without its times, or no such step.
     """
-    checked = Checked(document, source)
+    checked = Checked(document, File(source, TraceFormatError))
     rows = checked if isinstance(document, list) else checked.member("traceEvents")
     calls, work = _split(rows)
     if not calls:

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from lightning_predict.checked import Checked, File
 from lightning_predict.errors import TraceFormatError, TraceVersionError
 from lightning_predict.tracing.calls import RECORDED_OUTPUTS, RECORDED_TENSORS, dtype_of
-from lightning_predict.tracing.checked import Checked
 from lightning_predict.tracing.events import read_profile
 from lightning_predict.tracing.files import read_json
 from lightning_predict.tracing.kineto import step_notes, trace_of_profile
@@ -65,7 +65,7 @@ def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
         TraceVersionError: A file of another version of the format.
         TraceFormatError: Not such a file, or it has no such step.
     """
-    document = Checked(parsed, source)
+    document = Checked(parsed, File(source, TraceFormatError))
     schema = document.mapping().get("schema")
     if not isinstance(schema, str):
         raise TraceFormatError(

@@ -13,13 +13,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from typing import Any, Final
 
+from lightning_predict import checked
+from lightning_predict.checked import Checked
 from lightning_predict.errors import TraceFormatError, TraceVersionError
-from lightning_predict.tracing.checked import Checked
 from lightning_predict.tracing.records import (
     PHASES,
     WAIT_CAUSES,
@@ -36,7 +37,6 @@ from lightning_predict.tracing.records import (
 
 FORMAT: Final = "lightning-predict trace"
 VERSION: Final = 1
-_GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -89,7 +89,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
-    document = Checked(read_json(source), source)
+    document = checked.read_json(source, TraceFormatError)
     top = document.mapping()
     if top.get("format") != FORMAT:
         raise TraceFormatError(
@@ -113,27 +113,10 @@ def read_json(path: str, *, strict: bool = True) -> Any:
         strict: Refuse what is not JSON by the letter but common: infinite numbers, control characters in strings.
 
     Raises:
-        TraceFormatError: Truncated, or not JSON.
+        TraceFormatError: Truncated, not JSON, or over a limit.
         OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:
-        content = file.read()
-    try:
-        if content.startswith(_GZIP_MAGIC):
-            content = gzip.decompress(content)
-        return json.loads(content.decode(), parse_constant=_refuse_constant if strict else float, strict=strict)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceFormatError(
-            f"{path} is damaged gzip data ({error}); expected a whole file. Copy or record it again."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise TraceFormatError(
-            f"{path} is not valid JSON ({error}); it may be truncated. Copy or record it again."
-        ) from error
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"the number {name} is not JSON")
+    return checked.read_json(path, TraceFormatError, strict=strict).value
 
 
 # Writing.
@@ -200,11 +183,17 @@ def _default(field: Field[Any]) -> Any:
 
 # Reading.
 
-_TRACE_FIELDS: Final = frozenset(field.name for field in fields(Trace)) | {"format", "version", "tensors"}
+
+@cache
+def _names(record: type[Any]) -> frozenset[str]:
+    return frozenset(field.name for field in fields(record))
+
+
+_TRACE_FIELDS: Final = _names(Trace) | {"format", "version", "tensors"}
 
 
 def _trace_from_json(document: Checked) -> Trace:
-    document.refuse_unknown(_TRACE_FIELDS)
+    document.check_keys(optional=_TRACE_FIELDS)
     tensors = [_tensor(row) for row in document.member("tensors").items()]
     get = document.optional
     return Trace(
@@ -236,7 +225,7 @@ def _trace_from_json(document: Checked) -> Trace:
 
 def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
     for row in value.items():
-        row.refuse_unknown(frozenset(field.name for field in fields(OtherStep)))
+        row.check_keys(optional=_names(OtherStep))
     others = tuple(
         OtherStep(share=row.member("share").number(), trace=_trace_from_json(row.member("trace")))
         for row in value.items()
@@ -251,7 +240,7 @@ def _seconds_list(value: Checked) -> tuple[float, ...]:
 
 
 def _texts_by_name(value: Checked) -> dict[str, str]:
-    return {name: value.member(name).text() for name in value.mapping()}
+    return {name: item.text() for name, item in value.members().items()}
 
 
 def _tensor(row: Checked) -> TensorInfo:
@@ -268,7 +257,7 @@ def _tensor(row: Checked) -> TensorInfo:
 
 
 def _operation(row: Checked, tensors: list[TensorInfo]) -> Operation:
-    row.refuse_unknown(frozenset(field.name for field in fields(Operation)))
+    row.check_keys(optional=_names(Operation))
 
     def pick(value: Checked) -> tuple[TensorInfo, ...]:
         return tuple(tensors[item.integer(maximum=len(tensors) - 1)] for item in value.items())
@@ -293,7 +282,7 @@ def _wait(row: Checked) -> HostWait:
 
 
 def _kernel(row: Checked) -> Kernel:
-    row.refuse_unknown(frozenset(field.name for field in fields(Kernel)))
+    row.check_keys(optional=_names(Kernel))
 
     def three(value: Checked) -> tuple[int, int, int]:
         x, y, z = (size.integer() for size in value.items(length=3))
@@ -314,7 +303,7 @@ def _kernel(row: Checked) -> Kernel:
 
 
 def _parameter(row: Checked) -> Parameter:
-    row.refuse_unknown(frozenset(field.name for field in fields(Parameter)))
+    row.check_keys(optional=_names(Parameter))
     return Parameter(
         name=row.member("name").text(),
         shape=tuple(size.integer() for size in row.member("shape").items()),
@@ -324,14 +313,13 @@ def _parameter(row: Checked) -> Parameter:
 
 
 def _memory(value: Checked) -> Memory:
-    names = frozenset(field.name for field in fields(Memory))
-    value.refuse_unknown(names)
-    return Memory(**{name: value.member(name).integer() for name in value.mapping()})
+    value.check_keys(optional=_names(Memory))
+    return Memory(**{name: item.integer() for name, item in value.members().items()})
 
 
 def _flags(value: Checked) -> Flags:
-    value.refuse_unknown(frozenset(field.name for field in fields(Flags)))
-    given = {name: value.member(name) for name in value.mapping()}
+    value.check_keys(optional=_names(Flags))
+    given = value.members()
     dtype = given.pop("autocast_dtype", None)
     switches = {name: item.flag() for name, item in given.items()}
     return Flags(**switches, autocast_dtype=None if dtype is None else dtype.text())

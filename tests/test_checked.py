@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from lightning_predict.checked import Checked, File
 from lightning_predict.errors import TraceFormatError
-from lightning_predict.tracing.checked import Checked
+
+FILE = File("file", TraceFormatError)
 
 
 @pytest.mark.parametrize(
@@ -35,18 +37,18 @@ from lightning_predict.tracing.checked import Checked
         ({"a": "z"}, lambda c: c.member("a").choice(("x", "y")), "a is 'z'; expected one of x, y"),
         ({"a": 1}, lambda c: c.member("a").items(), "a is 1; expected an array"),
         ({"a": [1]}, lambda c: c.member("a").items(length=2), r"a is \[1\]; expected an array of 2"),
-        ([], lambda c: c.mapping(), r"the whole file is \[\]; expected an object"),
-        ({"z": 1}, lambda c: c.refuse_unknown(frozenset({"a"})), "the whole file has the field 'z'; expected only a"),
+        ([], lambda c: c.mapping(), r"the whole file is \[\]; expected an object of keys and values"),
+        ({"z": 1}, lambda c: c.check_keys(optional={"a"}), "the whole file has the field 'z'; expected only a"),
         ({"a": "x" * 99}, lambda c: c.member("a").flag(), r"a is 'x{56}\.\.\.; expected"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(value: Any, read: Callable[[Checked], object], message: str) -> None:
     with pytest.raises(TraceFormatError, match=message):
-        read(Checked(value, "file"))
+        read(Checked(value, FILE))
 
 
 def test_right_values_come_back_as_they_are() -> None:
-    checked = Checked({"n": 3, "x": 0.5, "t": "word", "f": False, "l": [1, 2]}, "file")
+    checked = Checked({"n": 3, "x": 0.5, "t": "word", "f": False, "l": [1, 2]}, FILE)
     assert checked.member("n").integer(maximum=3) == 3
     assert checked.member("n").number() == 3
     assert checked.member("x").number() == 0.5

@@ -1,0 +1,627 @@
+"""Read files that others wrote: JSON, TOML, YAML and CSV, with one limit of each kind and the place of every error.
+
+A reader gives a `Checked`: a value that knows its file and its place there. Each method returns the value as the asked
+type, or raises the file's class of error with the place, what was found and what was expected. Example::
+
+    >>> run = File("run.json", TraceFormatError)
+    >>> Checked({"batches": -1}, run).member("batches").integer(minimum=1)
+    Traceback (most recent call last):
+    ...
+    lightning_predict.errors.TraceFormatError: run.json: batches is -1; expected an integer of at least 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import io
+import json
+import os
+import re
+import reprlib
+import sys
+import tomllib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+from lightning_predict.errors import LightningPredictError
+
+if TYPE_CHECKING:
+    import yaml
+
+Value = TypeVar("Value")
+Choice = TypeVar("Choice", bound=str)
+
+MAX_BYTES: Final = 1 << 30
+"""Largest JSON or CSV file, after decompression. A profile of this size takes about 10 GB of memory once parsed."""
+
+MAX_WRITTEN_BYTES: Final = 1 << 23
+"""Largest YAML or TOML file: people write them, and PyYAML reads about a megabyte in ten seconds."""
+
+MAX_DEPTH: Final = 100
+"""Deepest nesting; a profile has six levels. Python's own limit of recursion is 1,000 calls."""
+
+MAX_DIGITS: Final = 100
+"""Longest number; a float has at most 309 digits before its point, an exact one 17."""
+
+MAX_INTEGER: Final = 2**63 - 1
+"""Largest integer that arrays can hold."""
+
+DAY: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
+MONTH: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
+YEAR: Final = re.compile(r"\d{4}")
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that others wrote.
+
+    Attributes:
+        name: What errors call it.
+        error: Class of its errors.
+        advice: Sentence that ends each error, for example how to get a good file.
+    """
+
+    name: str
+    error: type[LightningPredictError]
+    advice: str = ""
+
+    def refusal(self, problem: str, place: str = "", line: int | str | None = None) -> LightningPredictError:
+        """Make the error "{file}, line {line}: {place} {problem}", to be raised."""
+        where = _printable(self.name) + ("" if line is None else f", line {line}")
+        what = f": {_printable(place)}" if place else ""
+        return self.error(f"{where}{what} {problem}" + (f" {self.advice}" if self.advice else ""))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A value and its place.
+
+    Attributes:
+        value: What the parser returned; a row of a CSV is a dictionary of texts.
+        file: Where it comes from.
+        place: Path of fields within the file, for example `operations[3].phase`; empty for the whole.
+        line: Line of the file, counted from 1; None where the format does not tell.
+    """
+
+    value: Any
+    file: File
+    place: str = ""
+    line: int | None = None
+
+    def problem(self, words: str) -> LightningPredictError:
+        """Make an error about this place, to be raised."""
+        return self.file.refusal(words, self.place or ("the whole file" if self.line is None else ""), self.line)
+
+    def wrong(self, expected: str) -> LightningPredictError:
+        """Make the error that says what stands here and what was expected, to be raised."""
+        return self.problem(f"is {shown(self.value)}; expected {expected}.")
+
+    def mapping(self) -> dict[Any, Any]:
+        """Return an object (a table, keys and values) as it is."""
+        if not isinstance(self.value, dict):
+            raise self.wrong("an object of keys and values")
+        return self.value
+
+    def member(self, name: Any, expected: str = "it in every such file") -> Checked:
+        """Return a field that must be there.
+
+        Args:
+            name: Its key.
+            expected: What is expected where it is missing.
+        """
+        mapping = self.mapping()
+        place = f"{self.place}.{name}" if self.place else str(name)
+        if name not in mapping:
+            raise self.file.refusal(f"is missing; expected {expected}.", place, self.line)
+        line = mapping.lines.get(name, self.line) if type(mapping) is _LinedDict else self.line
+        return Checked(mapping[name], self.file, place, line)
+
+    def members(self) -> dict[Any, Checked]:
+        """Return all fields by their keys."""
+        return {name: self.member(name) for name in self.mapping()}
+
+    def has(self, name: str) -> bool:
+        """Tell whether a field is there, with a value."""
+        return self.mapping().get(name) is not None
+
+    def optional(self, name: str, read: Callable[[Checked], Value], default: Value) -> Value:
+        """Return a field that may be left out; `read` turns it into its value."""
+        return read(self.member(name)) if name in self.mapping() else default
+
+    def check_keys(self, required: Iterable[str] = (), optional: Iterable[str] = ()) -> None:
+        """Refuse missing keys, and keys that nobody reads, such as misspelt ones."""
+        known = frozenset(optional).union(required)
+        if not known.issuperset(self.mapping()):
+            for name in self.mapping():
+                if name in known:
+                    continue
+                guess = _did_you_mean(name, known)
+                raise replace(self.member(name), place=self.place).problem(
+                    f"has the field {shown(name)}; expected only {', '.join(sorted(known))}.{guess}"
+                )
+        for name in sorted(required):
+            self.member(name)
+
+    def items(self, *, length: int | None = None, named: Sequence[str] = ()) -> list[Checked]:
+        """Return the elements of an array.
+
+        Args:
+            length: How many it must have.
+            named: Fields whose texts name an element in errors, instead of its number.
+        """
+        value = self.value
+        if not isinstance(value, list):
+            raise self.wrong("an array")
+        if length is not None and len(value) != length:
+            raise self.wrong(f"an array of {length}")
+        lines = value.lines if type(value) is _LinedList else None
+        file, place, line = self.file, self.place, self.line
+        return [
+            Checked(
+                item,
+                file,
+                f"{place}[{_name(item, named) or index}]" if named else f"{place}[{index}]",
+                lines[index] if lines else line,
+            )
+            for index, item in enumerate(value)
+        ]
+
+    def text(self) -> str:
+        """Return a string."""
+        if not isinstance(self.value, str):
+            raise self.wrong("a string")
+        return self.value
+
+    def words(self) -> str:
+        """Return a string that is not blank."""
+        if not isinstance(self.value, str) or not self.value.strip():
+            raise self.wrong("a text that is not blank")
+        return self.value
+
+    def texts(self) -> tuple[str, ...]:
+        """Return an array of different strings that are not blank."""
+        value = self.value
+        if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
+            raise self.wrong("a list of texts that are not blank")
+        if len(set(value)) < len(value):
+            raise self.wrong("each text once; remove the repetition")
+        return tuple(value)
+
+    def choice(self, options: Sequence[Choice]) -> Choice:
+        """Return one of some strings."""
+        for option in options:
+            if self.value == option:
+                return option
+        guess = _did_you_mean(self.value, options)
+        raise self.problem(f"is {shown(self.value)}; expected one of {', '.join(options)}.{guess}")
+
+    def matching(self, expected: str, *patterns: re.Pattern[str]) -> str:
+        """Return a string that one of some patterns matches as a whole."""
+        if not isinstance(self.value, str) or not any(pattern.fullmatch(self.value) for pattern in patterns):
+            raise self.wrong(expected)
+        return self.value
+
+    def date(self) -> str:
+        """Return an ISO year, month or day, as text."""
+        return self.matching("a date like 2025, 2025-03 or 2025-03-31", YEAR, MONTH, DAY)
+
+    def url(self) -> str:
+        """Return an address that starts with https://."""
+        return self.matching("an address that starts with https://", re.compile(r"https://.*"))
+
+    def flag(self) -> bool:
+        """Return true or false."""
+        if not isinstance(self.value, bool):
+            raise self.wrong("true or false")
+        return self.value
+
+    def integer(self, *, minimum: int = 0, maximum: int | None = None) -> int:
+        """Return a whole number within bounds."""
+        value, highest = self.value, MAX_INTEGER if maximum is None else maximum
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= highest:
+            stated = highest if maximum is not None or (isinstance(value, int) and value > highest) else None
+            raise self.wrong(
+                f"an integer of at least {minimum}" + ("" if stated is None else f" and at most {stated}")
+            )
+        return value
+
+    def any_number(self) -> float:
+        """Return a finite number."""
+        value = self.value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not -_LARGEST <= value <= _LARGEST:
+            raise self.wrong("a finite number")
+        return value
+
+    def number(self) -> float:
+        """Return a finite number that is not negative."""
+        value = self.any_number()
+        if value < 0:
+            raise self.wrong("a number of at least 0")
+        return value
+
+    def positive(self, meaning: str = "") -> float:
+        """Return a finite number above 0; `meaning` says of what, for errors."""
+        value = self.value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST:
+            raise self.wrong(f"a finite number above 0{meaning and ', '}{meaning}")
+        return float(value)
+
+    def parsed(self) -> Checked:
+        """Turn a text that writes a number, as a cell of a CSV does, into it, and 2.0 into 2; other values stay."""
+        value = self.value
+        if isinstance(value, str) and len(value) <= MAX_DIGITS:
+            try:
+                value = float(value)
+            except ValueError:
+                return self
+        is_whole = isinstance(value, float) and abs(value) <= _EXACT and value == int(value)
+        return replace(self, value=int(value) if is_whole else value)
+
+
+_LARGEST: Final = sys.float_info.max
+_EXACT: Final = 2**53
+
+
+def shown(value: object) -> str:
+    """Write a value for an error: in at most 60 characters, without control characters, in bounded time."""
+    text = _printable(_SHOWN.repr(value))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Suggest the nearest of some words in a sentence, or list them all."""
+    known = sorted(set(words))
+    return _did_you_mean(word, known).strip() or f"Expected one of: {', '.join(known)}."
+
+
+def read_json(
+    path: str | os.PathLike[str], error: type[LightningPredictError], *, name: str = "", strict: bool = True
+) -> Checked:
+    """Read a JSON file, gzip or plain.
+
+    Args:
+        path: The file.
+        error: Class of its errors.
+        name: What errors call it; the path where left out.
+        strict: Refuse what is not JSON by the letter but common: infinite numbers, control characters in strings.
+
+    Raises:
+        LightningPredictError: Truncated, not JSON, or over a limit; of the class `error`.
+        OSError: The file cannot be read.
+    """
+    file = File(name or os.fspath(path), error)
+    return parse_json(_content(path, file, MAX_BYTES), file, strict=strict)
+
+
+def parse_json(content: bytes | bytearray, file: File, *, strict: bool = True) -> Checked:
+    """Parse JSON; see `read_json`."""
+    if (depth := _json_depth(content)) > MAX_DEPTH:
+        raise file.refusal(f"is nested {depth:,} levels deep; expected at most {MAX_DEPTH}.")
+    number: Callable[[str], Any] | None = None
+    if b"0" * (MAX_DIGITS + 1) in content.translate(_DIGITS_AS_ZERO):  # perhaps within a string
+        number = _short_number(file)
+    try:
+        value = json.loads(
+            content.decode(),
+            parse_constant=_refuse_constant if strict else float,
+            parse_int=number,
+            parse_float=number,
+            strict=strict,
+        )
+    except (ValueError, RecursionError) as error:
+        raise file.refusal(f"is not valid JSON ({error}); it may be truncated. Copy or record it again.") from error
+    return Checked(value, file)
+
+
+def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
+    """Read a TOML file.
+
+    Raises:
+        LightningPredictError: Missing, not TOML, or over a limit; of the class `error`.
+    """
+    file = File(path.name, error)
+    content = _written(path, file, "TOML")
+    try:
+        document = tomllib.loads(content.decode())
+    except RecursionError:
+        raise file.refusal(f"is nested too deep; expected at most {MAX_DEPTH} levels.") from None
+    except ValueError as problem:
+        raise file.refusal(f"is not valid TOML: {problem}. Correct it there.") from problem
+    level: list[Any] = [document]
+    for _ in range(MAX_DEPTH):
+        level = [item for one in level for item in _parts(one)]
+        if any(isinstance(item, int) and abs(item) >= _TOO_LONG for item in level):
+            raise file.refusal(f"has a number of more than {MAX_DIGITS} digits; expected fewer.")
+    if level:
+        raise file.refusal(f"is nested deeper than {MAX_DEPTH} levels; expected at most that.")
+    return Checked(document, file)
+
+
+def read_yaml(path: Path, error: type[LightningPredictError], *, name: str = "") -> Checked:
+    """Read a YAML file of plain values; every value knows its line.
+
+    Args:
+        path: The file.
+        error: Class of its errors.
+        name: What errors call it; its name without folders where left out.
+
+    Raises:
+        LightningPredictError: Missing, not YAML, with a key twice, or over a limit; of the class `error`.
+    """
+    import yaml  # takes as long as all the rest of this module
+
+    file = File(name or path.name, error)
+    content = _written(path, file, "YAML")
+    try:
+        loader = yaml.SafeLoader(content.decode())
+        root = loader.get_single_node()
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        where = None if mark is None else f"{mark.line + 1}, column {mark.column + 1}"
+        words = f"is not valid YAML: {problem.problem or problem.context}. Correct it there."
+        raise file.refusal(words, line=where) from None
+    except RecursionError:
+        raise file.refusal(f"is nested too deep; expected at most {MAX_DEPTH} levels.") from None
+    except (yaml.YAMLError, ValueError) as problem:
+        raise file.refusal(f"is not valid YAML: {' '.join(str(problem).split())}. Correct it there.") from None
+    return Checked(None if root is None else _Nodes(loader, file).value(root, "", 0)[0], file)
+
+
+def read_csv(
+    path: str | os.PathLike[str],
+    error: type[LightningPredictError],
+    *,
+    name: str = "",
+    columns: Sequence[str] = (),
+) -> Iterator[Checked]:
+    """Read the rows of a CSV file, gzip or plain, as mappings of texts by column; blank lines are left out.
+
+    Args:
+        path: The file; its first line names the columns.
+        error: Class of its errors.
+        name: What errors call it; the path where left out.
+        columns: Columns that it must have.
+
+    Raises:
+        LightningPredictError: Not CSV, not UTF-8, a missing column, a row of another length, or over a limit; of the
+            class `error`.
+        OSError: The file cannot be read.
+    """
+    file = File(name or os.fspath(path), error)
+    content = _content(path, file, MAX_BYTES)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = content.count(b"\n", 0, problem.start) + 1
+        raise file.refusal(f"is not UTF-8 text: {problem.reason}. Save it as UTF-8.", line=line) from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line = 1  # on which a row begins; a quoted field may span several
+    try:
+        header = next(reader, [])
+        for column in columns:
+            if column not in header:
+                raise file.refusal(f"is not a column of this file; expected {', '.join(columns)}.", column, 1)
+        line = reader.line_num + 1
+        for cells in reader:
+            if cells:
+                if len(cells) != len(header):
+                    raise file.refusal(f"has {len(cells)} cells; expected the {len(header)} of line 1.", line=line)
+                yield Checked(dict(zip(header, cells, strict=True)), file, "", line)
+            line = reader.line_num + 1
+    except csv.Error as problem:
+        raise file.refusal(f"is not valid CSV: {problem}. Correct it there.", line=line) from None
+
+
+# Limits.
+
+_TOO_LONG: Final = 10**MAX_DIGITS
+_DIGITS_AS_ZERO: Final = bytes(48 if chr(code).isdigit() and code < 128 else code for code in range(256))
+_BRACKETS: Final = b'[]{}"\\'
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
+_STEPS: Final = {code: 1 if code in b"[{" else -1 if code in b"]}" else 0 for code in _BRACKETS}
+
+
+def _content(path: str | os.PathLike[str], file: File, limit: int) -> bytearray:
+    """Read a file, unpacked where its first bytes say gzip, up to a limit of bytes.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    content = bytearray()
+    with open(path, "rb") as stream:
+        source: Any = gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == _GZIP_MAGIC else stream
+        try:
+            while chunk := source.read(_CHUNK_BYTES):
+                content += chunk
+                if len(content) > limit:
+                    raise file.refusal(
+                        f"is larger than {limit >> 20:,} MiB{'' if source is stream else ' once unpacked'}; expected "
+                        "at most that. Write a smaller one, for example of fewer steps or rows."
+                    )
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise file.refusal(
+                f"is damaged gzip data ({error}); expected a whole file. Copy or record it again."
+            ) from error
+    return content
+
+
+def _written(path: Path, file: File, kind: str) -> bytearray:
+    """Read a file that people write."""
+    try:
+        return _content(path, file, MAX_WRITTEN_BYTES)
+    except FileNotFoundError:
+        raise file.error(f"{_printable(str(path))} does not exist; give the path of a {kind} file.") from None
+    except OSError as error:
+        raise file.refusal(f"cannot be read ({error.strerror}); expected a {kind} file.") from None
+
+
+def _json_depth(content: bytes | bytearray) -> int:
+    """Count the levels of nesting without parsing: brackets outside of strings."""
+    skeleton = content.translate(None, _NO_BRACKETS).replace(rb"\\", b"").replace(rb"\"", b"")
+    brackets = b"".join(skeleton.split(b'"')[::2])
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+
+
+def _short_number(file: File) -> Callable[[str], Any]:
+    def number(text: str) -> Any:
+        if len(text) > MAX_DIGITS:
+            raise file.refusal(f"has a number of {len(text):,} characters; expected at most {MAX_DIGITS}.")
+        return float(text) if set(text) & set(".eE") else int(text)
+
+    return number
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"the number {name} is not JSON")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+# YAML with lines.
+
+
+class _LinedDict(dict[Any, Any]):
+    """Keys and values, with the line of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[Any, int] = {}
+
+
+class _LinedList(list[Any]):
+    """Elements, with the line of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[int] = []
+
+
+class _Nodes:
+    """Plain values of YAML's nodes; a node that several aliases name is built once."""
+
+    def __init__(self, loader: yaml.SafeLoader, file: File) -> None:
+        self._loader = loader
+        self._file = file
+        self._built: dict[int, tuple[Any, int]] = {}
+
+    def value(self, node: yaml.Node, place: str, depth: int) -> tuple[Any, int]:
+        """Give a node's value, and how many levels are nested in it."""
+        value, height = self._built.get(id(node), (None, 0))
+        if depth + height > MAX_DEPTH:
+            words = f"is nested deeper than {MAX_DEPTH} levels, or holds itself; expected at most that."
+            raise self._file.refusal(words, place, _line(node))
+        if id(node) not in self._built:
+            if (node.tag, node.id) == ("tag:yaml.org,2002:map", "mapping"):
+                value, height = self._mapping(node, place, depth)
+            elif (node.tag, node.id) == ("tag:yaml.org,2002:seq", "sequence"):
+                value, height = self._sequence(node, place, depth)
+            else:
+                value, height = self._scalar(node, place), 0
+            self._built[id(node)] = value, height
+        return value, height
+
+    def _mapping(self, node: yaml.MappingNode, place: str, depth: int) -> tuple[_LinedDict, int]:
+        own, merged, highest = _LinedDict(), _LinedDict(), 0
+        for key_node, value_node in node.value:
+            inner = f"{place}.{key_node.value}" if place else str(key_node.value)
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                parts = value_node.value if value_node.id == "sequence" else [value_node]
+                for part in reversed(parts):  # the first of several counts
+                    value, height = self.value(part, inner, depth + 1)
+                    if not isinstance(value, _LinedDict):
+                        raise self._file.refusal("cannot be merged; expected keys and values.", inner, _line(part))
+                    merged.update(value)
+                    merged.lines.update(value.lines)
+                    highest = max(highest, height)
+                continue
+            if key_node.id != "scalar":
+                raise self._file.refusal("has a key that is no plain value; expected one.", place, _line(key_node))
+            key = self._scalar(key_node, inner)
+            if key in own:
+                raise self._file.refusal("stands twice; remove one of the two.", inner, _line(key_node))
+            own[key], height = self.value(value_node, inner, depth + 1)
+            own.lines[key] = _line(value_node if value_node.id == "scalar" else key_node)
+            highest = max(highest, height + 1)
+        merged.update(own)
+        merged.lines.update(own.lines)
+        return merged, highest
+
+    def _sequence(self, node: yaml.SequenceNode, place: str, depth: int) -> tuple[_LinedList, int]:
+        found, highest = _LinedList(), 0
+        for index, item in enumerate(node.value):
+            value, height = self.value(item, f"{place}[{index}]", depth + 1)
+            found.append(value)
+            found.lines.append(_line(item))
+            highest = max(highest, height + 1)
+        return found, highest
+
+    def _scalar(self, node: yaml.Node, place: str) -> Any:
+        try:
+            value = self._loader.construct_object(node, deep=True)
+        except Exception as error:  # PyYAML raises what it comes upon, such as KeyError for `!!bool maybe`
+            words = " ".join(str(getattr(error, "problem", None) or error).split())
+            raise self._file.refusal(f"is not a value: {words}. Correct it there.", place, _line(node)) from None
+        if isinstance(value, int) and abs(value) >= _TOO_LONG:
+            raise self._file.refusal(f"has more than {MAX_DIGITS} digits; expected fewer.", place, _line(node))
+        return value
+
+
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line
+    return line + 1
+
+
+# Words.
+
+
+class _Shown(reprlib.Repr):
+    """Short texts of values: what is long or deep is cut before it is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxlong = self.maxother = 60
+
+    def repr_str(self, x: str, level: int) -> str:
+        """Keep the beginning."""
+        del level
+        return repr(x[:60])
+
+    def repr__LinedDict(self, x: _LinedDict, level: int) -> str:  # noqa: N802
+        """Show as a plain dictionary."""
+        return self.repr_dict(x, level)
+
+    def repr__LinedList(self, x: _LinedList, level: int) -> str:  # noqa: N802
+        """Show as a plain list."""
+        return self.repr_list(x, level)
+
+
+_SHOWN: Final = _Shown()
+
+
+def _printable(text: str) -> str:
+    """Write control characters, such as escape sequences of a terminal, as their codes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _did_you_mean(word: object, words: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word[:60], sorted(words), n=1, cutoff=0.6) if isinstance(word, str) else []
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _name(item: Any, named: Sequence[str]) -> str:
+    texts = [item.get(key) for key in named] if isinstance(item, dict) else []
+    return repr(" ".join(texts)[:60]) if texts and all(isinstance(text, str) and text for text in texts) else ""
