@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import yaml
 
 Value = TypeVar("Value")
+Default = TypeVar("Default")
 Choice = TypeVar("Choice", bound=str)
 
 MAX_BYTES: Final = 1 << 30
@@ -135,7 +136,7 @@ class Checked:
         """Tell whether a field is there, with a value."""
         return self.mapping().get(name) is not None
 
-    def optional(self, name: str, read: Callable[[Checked], Value], default: Value) -> Value:
+    def optional(self, name: str, read: Callable[[Checked], Value], default: Default) -> Value | Default:
         """Return a field that may be left out; `read` turns it into its value."""
         return read(self.member(name)) if name in self.mapping() else default
 
@@ -231,9 +232,7 @@ class Checked:
         value, highest = self.value, MAX_INTEGER if maximum is None else maximum
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= highest:
             stated = highest if maximum is not None or (isinstance(value, int) and value > highest) else None
-            raise self.wrong(
-                f"an integer of at least {minimum}" + ("" if stated is None else f" and at most {stated}")
-            )
+            raise self.wrong(f"an integer of at least {minimum}" + ("" if stated is None else f" and at most {stated}"))
         return value
 
     def any_number(self) -> float:
@@ -624,4 +623,5 @@ def _did_you_mean(word: object, words: Iterable[str]) -> str:
 
 def _name(item: Any, named: Sequence[str]) -> str:
     texts = [item.get(key) for key in named] if isinstance(item, dict) else []
-    return repr(" ".join(texts)[:60]) if texts and all(isinstance(text, str) and text for text in texts) else ""
+    known = [text for text in texts if isinstance(text, str) and text]
+    return repr(" ".join(known)[:60]) if known and len(known) == len(named) else ""

@@ -87,8 +87,8 @@ def offers(
         region: With a price file: take the prices of this region.
         date: With a SkyPilot catalogue: the day of its prices (default: the file's).
     """
-    from lightning_predict.cost.offers import load_offers, offers_for
     from lightning_predict.checked import nearest
+    from lightning_predict.cost.offers import load_offers, offers_for
     from lightning_predict.cost.price_files import OfferFile, read_offer_file
     from lightning_predict.errors import InvalidArgumentError, UnknownOfferError
     from lightning_predict.gpus import gpu as find_gpu

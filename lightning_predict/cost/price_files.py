@@ -140,9 +140,8 @@ def read_yaml_offers(path: Path) -> OfferFile:
 def _offer(row: Checked, path: Path) -> Offer:
     if not isinstance(row.value, dict):
         raise row.wrong(f"an offer with {', '.join(REQUIRED_KEYS)}")
-    if "date" not in row.value and set(REQUIRED_KEYS) <= {"date", *row.value}:
-        row.member("date", "the day or month that the price holds for")
-    row.check_keys(REQUIRED_KEYS, OPTIONAL_KEYS)
+    row.check_keys(set(REQUIRED_KEYS) - {"date"}, {"date", *OPTIONAL_KEYS})
+    row.member("date", expected="the day or month that the price holds for")
     row.optional("currency", dollars, None)
     return Offer(
         provider=_written(row.member("provider")),

@@ -172,9 +172,7 @@ def _parse_gpu(name: str, row: Checked, capabilities: Mapping[str, Checked], sou
         raise capability.problem(f"is {version!r}; move the row to {architecture}.toml.")
     fields: dict[str, Any] = {field: convert(_figure(row, key)) for key, (field, convert) in FIGURES.items()}
     fields |= {"base_clock_hz": fields["boost_clock_hz"], "nvlink_bytes_per_second": None}
-    fields |= {
-        field: convert(_figure(row, key)) for key, (field, convert) in OPTIONAL_FIGURES.items() if row.has(key)
-    }
+    fields |= {field: convert(_figure(row, key)) for key, (field, convert) in OPTIONAL_FIGURES.items() if row.has(key)}
     fields |= {key: row.member(key).integer(minimum=1) for key in COUNTS}
     for key, field in CAPABILITY_KEYS.items():
         number = shared.member(key).integer(minimum=1)

@@ -15,15 +15,15 @@ bytes times the tables' `message_elements`), as in nccl-tests. Example::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
@@ -145,6 +145,10 @@ def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
     return between
 
 
+def _count(times: Checked, key: str) -> int:
+    return replace(times, value=key).parsed().integer(minimum=2)
+
+
 @cache
 def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
     """The curves that come with the package.
@@ -152,19 +156,21 @@ def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
     Raises:
         CatalogueError: The file is not what the recipe writes.
     """
+    file = File(str(path), CatalogueError, "Reinstall the package, or train the collective curves again.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        sizes = np.log(np.array(content["message_bytes"], dtype=np.float64))
-        one = microseconds_to_seconds(1.0)
-        curves = {
-            name: {
-                operation: {int(count): np.log(one * np.array(times)) for count, times in by_count.items()}
-                for operation, by_count in operations.items()
+        document = parse_json(path.read_bytes(), file)
+    except OSError as error:
+        raise file.refusal(f"cannot be read ({error}).") from error
+    one = microseconds_to_seconds(1.0)
+    sizes = np.log([size.positive() for size in document.member("message_bytes").items()])
+    curves = {
+        name: {
+            operation: {
+                _count(times, count): np.log([one * time.positive() for time in times.items(length=len(sizes))])
+                for count, times in by_count.members().items()
             }
-            for name, operations in content["microseconds"].items()
+            for operation, by_count in operations.members().items()
         }
-        return CollectiveCurves(sizes, curves, float(content["half_width_90"]))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CatalogueError(
-            f"{path} does not hold collective curves ({error!r}); reinstall the package or train them again."
-        ) from error
+        for name, operations in document.member("microseconds").members().items()
+    }
+    return CollectiveCurves(sizes, curves, float(document.member("half_width_90").number()))

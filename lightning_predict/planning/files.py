@@ -175,7 +175,7 @@ def _seconds(
     if row.has("trace"):
         trace = row.member("trace")
         if times_of_trace is None:
-            raise trace.problem("cannot be read: this call does not predict traces; pass times_of_trace, or state hours.")
+            raise trace.problem("needs a prediction, which is not made here; pass times_of_trace, or state hours.")
         return times_of_trace(folder / trace.words(), row.member("iterations").integer(minimum=1), machines)
     epochs = _number(row, "remaining_epochs", 1.0)
     seconds = {}

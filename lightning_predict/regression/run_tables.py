@@ -12,19 +12,15 @@ keeps them as rows. Both are read as they are, without MLflow. Example::
 
 from __future__ import annotations
 
-import csv
-import gzip
-import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final, final
 
-import yaml
-
+from lightning_predict.checked import Checked, File, read_csv, read_yaml
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
 from lightning_predict.regression.runs import PastRun, RunSetting
 from lightning_predict.scaling.history import HistoryRecord, read_history
@@ -50,20 +46,6 @@ PREFIXES: Final = ("", "params.", "metrics.", "tags.", "config.", "config/", "su
 
 STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
 """Columns of MLflow and W&B that say how a run ended, and the word for those that ran to their end."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """One run as text.
-
-    Attributes:
-        place: Where it stands, for errors: file and line, or the run's name.
-        cells: Texts by column.
-    """
-
-    place: str
-    cells: Mapping[str, str]
 
 
 @final
@@ -95,11 +77,11 @@ def read_table(
         InvalidArgumentError: A field that there is not.
         OSError: The file cannot be read.
     """
-    return runs_of_rows(tuple(_csv_rows(path)), str(path), columns=columns, values=values)
+    return runs_of_rows(read_csv(path, MeasurementTableError), str(path), columns=columns, values=values)
 
 
 def runs_of_rows(
-    rows: Iterable[RunRow],
+    rows: Iterable[Checked],
     source: str,
     *,
     columns: Mapping[str, str] | None = None,
@@ -114,32 +96,19 @@ def runs_of_rows(
     kept, notes = _ended(tuple(rows))
     if not kept:
         raise MeasurementTableError(f"{source} holds no run that has ended.")
-    present = list(dict.fromkeys(column for row in kept for column in row.cells))
+    present = list(dict.fromkeys(column for row in kept for column in row.value))
     found = _columns(source, present, columns or {}, values or {})
     default_model = Path(source).name.removesuffix(".gz").removesuffix(".csv")
     runs = tuple(_run(row, found, values or {}, default_model) for row in kept)
     return RunTable(runs, notes)
 
 
-def _csv_rows(path: Path) -> Iterator[RunRow]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", newline="", encoding="utf-8-sig") as lines:
-        reader = csv.DictReader(lines)
-        for row in reader:
-            place = f"{path}, line {reader.line_num}"
-            if None in row or None in row.values():
-                raise MeasurementTableError(
-                    f"{place}: it has another number of cells than the {len(reader.fieldnames or ())} columns."
-                )
-            yield RunRow(place, row)
-
-
-def _ended(rows: tuple[RunRow, ...]) -> tuple[tuple[RunRow, ...], tuple[str, ...]]:
+def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, ...]]:
     """Runs that ran to their end, and how many did not in words."""
     kept = tuple(
         row
         for row in rows
-        if all(row.cells[column] == word for column, word in STATES.items() if row.cells.get(column))
+        if all(row.value[column] == word for column, word in STATES.items() if row.value.get(column))
     )
     gone = len(rows) - len(kept)
     return kept, ((f"{gone} of {len(rows)} runs did not run to their end, and are left out.",) if gone else ())
@@ -177,78 +146,59 @@ def _columns(source: str, present: list[str], columns: Mapping[str, str], values
     return {field: column for field, column in found.items() if column}
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """The fields of one run."""
-
-    row: RunRow
-    columns: Mapping[str, str]
-    values: Mapping[str, str]
-
-    def text(self, field: str) -> str:
-        if field in self.values:
-            return self.values[field]
-        return self.row.cells.get(self.columns.get(field, ""), "").strip()
-
-    def number(self, field: str) -> float | None:
-        """A number; None for an empty cell."""
-        text = self.text(field)
-        if not text:
-            return None
-        value = _number(text)
-        if value is None:
-            raise self.wrong(field)
-        return value
-
-    def count(self, field: str) -> int | None:
-        value = self.number(field)
-        # A fraction is refused by what takes the count, in words.
-        return int(value) if value is not None and value.is_integer() else value  # type: ignore[return-value]
-
-    def wrong(self, field: str) -> MeasurementTableError:
-        where = f"column {self.columns[field]!r}" if field in self.columns else f"the value of {field}"
-        return MeasurementTableError(f"{self.row.place}, {where}: {self.text(field)!r}; expected a number.")
+def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[str, str]) -> Checked:
+    """One field of a run: a cell, or the value for all runs."""
+    if field in values:
+        cell = Checked(values[field], row.file, f"the value of {field}", row.line)
+    elif field in columns:
+        column = columns[field]
+        cell = row.member(column) if column in row.value else replace(row, value="", place=column)
+    else:
+        cell = replace(row, value="", place=field)
+    return replace(cell, value=cell.value.strip())
 
 
-def _run(row: RunRow, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
+def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
     """One run.
 
     Raises:
         MeasurementTableError: A cell is wrong.
     """
-    cells = _Cells(row, columns, values)
+
+    def text(field: str) -> str | None:
+        return _cell(row, field, columns, values).value or None
+
+    def number(field: str) -> float:
+        return _cell(row, field, columns, values).parsed().any_number()
+
+    def optional(field: str) -> float | None:
+        return None if text(field) is None else number(field)
+
+    def count(field: str) -> int | None:
+        # A fraction is refused by what takes the count, in words.
+        return optional(field)  # type: ignore[return-value]
+
     is_timed = "seconds" in columns or "seconds" in values
-    seconds = cells.number("seconds") if is_timed else _elapsed(row)
-    iterations, batch_size = cells.count("iterations"), cells.count("batch_size")
-    if seconds is None or iterations is None or batch_size is None:
-        raise cells.wrong("seconds" if seconds is None else "iterations" if iterations is None else "batch_size")
-    gflops, num_gpus = cells.number("gflops"), cells.count("num_gpus")
+    gflops, num_gpus = optional("gflops"), count("num_gpus")
     try:
         setting = RunSetting(
-            iterations=iterations,
-            batch_size=batch_size,
-            gpu=cells.text("gpu") or None,
+            iterations=number("iterations"),  # type: ignore[arg-type]
+            batch_size=number("batch_size"),  # type: ignore[arg-type]
+            gpu=text("gpu"),
             flops_per_second=None if gflops is None else gigaflops_to_flops(gflops),
             num_gpus=1 if num_gpus is None else num_gpus,
-            threads=cells.count("threads"),
-            disk_seconds=cells.number("disk_delay_seconds"),
-            inner_modules=cells.count("inner_modules"),
+            threads=count("threads"),
+            disk_seconds=optional("disk_delay_seconds"),
+            inner_modules=count("inner_modules"),
         )
-        return PastRun(model=cells.text("model") or model, setting=setting, seconds=seconds)
+        return PastRun(
+            model=text("model") or model, setting=setting, seconds=number("seconds") if is_timed else _elapsed(row)
+        )
     except (InvalidArgumentError, UnknownGpuError) as error:
-        raise MeasurementTableError(f"{row.place}: {error}") from error
+        raise row.problem(f"is no past run: {error}") from error
 
 
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _elapsed(row: RunRow) -> float:
+def _elapsed(row: Checked) -> float:
     """Seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
 
     Raises:
@@ -256,18 +206,15 @@ def _elapsed(row: RunRow) -> float:
     """
     moments = []
     for column in ("start_time", "end_time"):
-        text = row.cells.get(column, "").strip()
-        milliseconds = _number(text)
+        cell = replace(row, value=row.value.get(column, "").strip(), place=column)
+        moment = cell.parsed()
+        if moment.value != cell.value:
+            moments.append(milliseconds_to_seconds(moment.any_number()))
+            continue
         try:
-            moments.append(
-                datetime.fromisoformat(text).timestamp()
-                if milliseconds is None
-                else milliseconds_to_seconds(milliseconds)
-            )
-        except ValueError:
-            raise MeasurementTableError(
-                f"{row.place}, column {column!r}: {text!r}; expected a date and time."
-            ) from None
+            moments.append(datetime.fromisoformat(cell.value).timestamp())
+        except (ValueError, OverflowError):
+            raise cell.wrong("a date and time") from None
     return moments[1] - moments[0]
 
 
@@ -328,14 +275,11 @@ def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable
     )
 
 
-def _folder_rows(folder: Path) -> Iterator[RunRow]:
+def _folder_rows(folder: Path) -> Iterator[Checked]:
     """Runs of a folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
     for meta in sorted(folder.glob("*/*/meta.yaml")):
         run = meta.parent
-        try:
-            about = yaml.safe_load(meta.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise MeasurementTableError(f"{meta} is not YAML: {error}") from error
+        about = read_yaml(meta, MeasurementTableError, name=str(meta)).value
         if not isinstance(about, dict) or about.get("lifecycle_stage") == "deleted":
             continue
         status = about.get("status")
@@ -351,10 +295,14 @@ def _folder_rows(folder: Path) -> Iterator[RunRow]:
             lines = path.read_text(encoding="utf-8").split("\n")
             last = next((line.split() for line in reversed(lines) if line.strip()), [])
             cells[f"metrics.{path.relative_to(run / 'metrics').as_posix()}"] = last[1] if len(last) > 1 else ""
-        yield RunRow(f"{folder}, run {about.get('run_name') or run.name}", cells)
+        yield _run_row(f"{folder}, run {about.get('run_name') or run.name}", cells)
 
 
-def _database_rows(path: Path) -> Iterator[RunRow]:
+def _run_row(name: str, cells: dict[str, str]) -> Checked:
+    return Checked(cells, File(name, MeasurementTableError))
+
+
+def _database_rows(path: Path) -> Iterator[Checked]:
     """Runs of a database: tables `runs`, `params`, `latest_metrics`, `tags`."""
     if not path.is_file():
         raise FileNotFoundError(2, "No such file or directory", str(path))
@@ -372,4 +320,4 @@ def _database_rows(path: Path) -> Iterator[RunRow]:
             raise MeasurementTableError(f"{path} is not a database of MLflow: {error}.") from error
     for run, name, status, start, end in runs:
         times = {key: str(value) for key, value in (("start_time", start), ("end_time", end)) if value is not None}
-        yield RunRow(f"{path}, run {name or run}", {"status": str(status)} | times | cells[run])
+        yield _run_row(f"{path}, run {name or run}", {"status": str(status)} | times | cells[run])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import statistics
 import warnings
@@ -23,6 +22,7 @@ from typing import Final, final
 
 import platformdirs
 
+from lightning_predict.checked import File, parse_json
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.scaling.batch_size import line_through
 from lightning_predict.scaling.records import Run
@@ -246,36 +246,40 @@ def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samp
     return Correction(step=seconds / step.seconds, run=1.0, runs=runs, batch_sizes=tuple(medians))
 
 
+_SECONDS: Final = ("step_seconds", "predicted_seconds", "actual_seconds")
+_OPTIONAL: Final = frozenset(field.name for field in fields(HistoryRecord) if field.default is not MISSING)
+_REQUIRED: Final = frozenset(field.name for field in fields(HistoryRecord)) - _OPTIONAL
+
+
 def _records(source: Path) -> Iterator[HistoryRecord]:
     with source.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                yield _record(line)
+                yield _record(line, f"{source}, line {number}")
             except InvalidArgumentError as error:
-                warnings.warn(f"{source}, line {number} is skipped: {error}", stacklevel=2)
+                warnings.warn(f"{error} The line is skipped.", stacklevel=2)
 
 
-def _record(line: str) -> HistoryRecord:
+def _record(line: str, name: str) -> HistoryRecord:
     """One line.
 
     Raises:
         InvalidArgumentError: It is not a record.
     """
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidArgumentError(f"it is not JSON ({error.msg}).") from error
-    required = [field.name for field in fields(HistoryRecord) if field.default is MISSING]
-    names = {field.name for field in fields(HistoryRecord)}
-    if not isinstance(values, dict) or not set(required) <= set(values) <= names:
-        raise InvalidArgumentError(f"it is not a record with the fields {', '.join(required)}.")
-    for name in ("step_seconds", "predicted_seconds", "actual_seconds"):
-        value = values[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
-            raise InvalidArgumentError(f"{name} is {value!r}; expected seconds above 0.")
-    return HistoryRecord(**values)
+    record = parse_json(line.encode(), File(name, InvalidArgumentError))
+    record.check_keys(_REQUIRED, _OPTIONAL)
+    seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}
+    return HistoryRecord(
+        fingerprint=record.member("fingerprint").text(),
+        gpu=record.member("gpu").text(),
+        samples=None if record.member("samples").value is None else record.member("samples").integer(),
+        date=record.member("date").text(),
+        model=record.member("model").text() if record.has("model") else None,
+        num_gpus=record.optional("num_gpus", lambda value: value.integer(minimum=1), 1),
+        **seconds,
+    )
 
 
 def _last_byte(descriptor: int, size: int) -> bytes:

@@ -1,6 +1,6 @@
 """Weights files: safetensors whose header says what must be inside, checked on reading. Never pickle.
 
-The file's metadata has one entry, `lightning_predict`, a JSON object (`HEADER_FIELDS`); the tensors of family `f` are
+The file's metadata has one entry, `lightning_predict`, a JSON object (see `write_weights`); the tensors of family `f` are
 `f/mean`, `f/scale`, `f/low`, `f/high` and, for layer i, `f/layer<i>/weight` (members, inputs, outputs) and
 `f/layer<i>/bias` (members, outputs). Weights are stored as float16 and used as float32. Example::
 
@@ -20,15 +20,18 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from lightning_predict.checked import Checked, File, parse_json, shown
 from lightning_predict.errors import WeightsFormatError, WeightsHashError
 from lightning_predict.weights.records import FloatArray, GpuWeights, Layer, NetworkWeights
 
 FORMAT_VERSION: Final = 1
 METADATA_KEY: Final = "lightning_predict"
-HEADER_FIELDS: Final = ("format_version", "gpu", "recipe", "seed", "sources", "families")
-FAMILY_FIELDS: Final = ("trained", "features", "layers", "members", "lowest_utilisation", "interval")
 VECTORS: Final = ("mean", "scale", "low", "high")
 
+_ADVICE: Final = (
+    f"Expected a file written by `lightning-predict train` (format version {FORMAT_VERSION}). Delete it, so that it is "
+    "fetched again or the bundled file is used."
+)
 _Tensors = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
@@ -79,10 +82,17 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
         tensors: _Tensors = safetensors.numpy.load(content)
     except safetensors.SafetensorError as error:
         raise _unusable(path, f"it is truncated or not a safetensors file ({error})") from None
-    families = {name: _network(name, description, tensors, path) for name, description in header["families"].items()}
+    descriptions = header.member("families").members()
+    families = {name: _network(name, description, tensors, path) for name, description in descriptions.items()}
     if tensors:
         raise _unusable(path, f"it has tensors that its header does not name: {sorted(tensors)}")
-    return GpuWeights(header["gpu"], families, header["recipe"], header["seed"], tuple(header["sources"]))
+    return GpuWeights(
+        header.member("gpu").text(),
+        families,
+        header.member("recipe").text(),
+        header.member("seed").integer(),
+        tuple(source.text() for source in header.member("sources").items()),
+    )
 
 
 def _describe(network: NetworkWeights) -> dict[str, Any]:
@@ -97,40 +107,34 @@ def _describe(network: NetworkWeights) -> dict[str, Any]:
 
 
 def _unusable(path: Path, why: str) -> WeightsFormatError:
-    return WeightsFormatError(
-        f"Weights file {path} cannot be used: {why}. Expected a file written by `lightning-predict train` (format "
-        f"version {FORMAT_VERSION}). Delete it, so that it is fetched again or the bundled file is used."
-    )
+    return WeightsFormatError(f"Weights file {path} cannot be used: {why}. {_ADVICE}")
 
 
-def _header(content: bytes, path: Path) -> Mapping[str, Any]:
+def _header(content: bytes, path: Path) -> Checked:
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 + length:
         raise _unusable(path, f"it is truncated: {len(content)} bytes, and its header alone needs {8 + length}")
-    try:
-        header = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][METADATA_KEY])
-    except (ValueError, KeyError, TypeError):
-        raise _unusable(path, f"its metadata has no JSON entry {METADATA_KEY!r}") from None
-    if not isinstance(header, dict) or header.get("format_version") != FORMAT_VERSION:
-        version = header.get("format_version") if isinstance(header, dict) else None
-        raise _unusable(path, f"its format version is {version!r}")
-    missing = [field for field in HEADER_FIELDS if field not in header]
-    if missing or not isinstance(header["families"], dict):
-        raise _unusable(path, f"its header lacks {missing or ['families']}")
+    file = File(f"Weights file {path} cannot be used: its header", WeightsFormatError, _ADVICE)
+    metadata = parse_json(content[8 : 8 + length], file).member("__metadata__")
+    header = parse_json(metadata.member(METADATA_KEY).text().encode(), file)
+    version = header.mapping().get("format_version")
+    if version != FORMAT_VERSION:
+        raise _unusable(path, f"its format version is {shown(version)}")
     return header
 
 
-def _network(name: str, description: Mapping[str, Any], tensors: _Tensors, path: Path) -> NetworkWeights:
+def _network(name: str, description: Checked, tensors: _Tensors, path: Path) -> NetworkWeights:
     """Build one family's network and take its tensors out of `tensors`."""
-    missing = [field for field in FAMILY_FIELDS if field not in description]
-    if missing:
-        raise _unusable(path, f"the header of family {name!r} lacks {missing}")
-    features, widths, members = description["features"], description["layers"], description["members"]
-    lowest, interval = description["lowest_utilisation"], description["interval"]
-    if not 0 < lowest < 1 or "*" not in interval or not all(width > 0 for width in interval.values()):
-        raise _unusable(path, f"family {name!r} has lowest utilisation {lowest!r} and intervals {interval!r}")
+    features = tuple(feature.text() for feature in description.member("features").items())
+    widths = [width.integer(minimum=1) for width in description.member("layers").items()]
+    members = description.member("members").integer(minimum=1)
+    lowest = description.member("lowest_utilisation")
+    if not 0 < lowest.any_number() < 1:
+        raise lowest.wrong("a share between 0 and 1")
+    description.member("interval").member("*")
+    interval = {key: width.positive() for key, width in description.member("interval").members().items()}
     if not widths or widths[-1] != 1:
-        raise _unusable(path, f"family {name!r} has layers {widths!r}; the last must have one output")
+        raise description.member("layers").wrong("layers of which the last has one output")
     vectors = {vector: _take(tensors, f"{name}/{vector}", (len(features),), path) for vector in VECTORS}
     layers = []
     for index, (inputs, outputs) in enumerate(zip([len(features), *widths], widths, strict=False)):
@@ -139,13 +143,18 @@ def _network(name: str, description: Mapping[str, Any], tensors: _Tensors, path:
         layers.append(Layer(weight, bias))
     return NetworkWeights(
         family=name,
-        trained=frozenset((operation, dtype) for operation, dtype in description["trained"]),
-        features=tuple(features),
-        lowest_utilisation=lowest,
+        trained=frozenset(_pair(pair) for pair in description.member("trained").items()),
+        features=features,
+        lowest_utilisation=lowest.any_number(),
         layers=tuple(layers),
         interval=interval,
         **vectors,
     )
+
+
+def _pair(value: Checked) -> tuple[str, str]:
+    operation, dtype = (item.text() for item in value.items(length=2))
+    return operation, dtype
 
 
 def _take(tensors: _Tensors, key: str, shape: tuple[int, ...], path: Path) -> FloatArray:

@@ -17,8 +17,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
+from lightning_predict.checked import Checked, File, parse_json, shown
 from lightning_predict.errors import WeightsFormatError
 from lightning_predict.weights.files import FORMAT_VERSION
 
@@ -101,35 +102,40 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
     Raises:
         WeightsFormatError: Not JSON, of another version, or with a missing or wrong field.
     """
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise WeightsFormatError(f"The manifest at {where} is not JSON ({error}). Expected {MANIFEST_NAME}.") from None
-    version = document.get("format_version") if isinstance(document, dict) else None
+    document = parse_json(text.encode(), File(f"The manifest at {where}", WeightsFormatError))
+    version = document.mapping().get("format_version")
     if version != FORMAT_VERSION:
         raise WeightsFormatError(
-            f"The manifest at {where} has format version {version!r}; this release reads {FORMAT_VERSION}. Use the "
-            "weights of this release."
+            f"The manifest at {where} has format version {shown(version)}; this release reads {FORMAT_VERSION}. Use "
+            "the weights of this release."
         )
-    try:
-        files = {name: _entry(name, fields) for name, fields in document["files"].items()}
-        return Manifest(recipe=document.get("recipe", ""), seed=int(document.get("seed", 0)), files=files)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise WeightsFormatError(f"The manifest at {where} has a missing or wrong field: {error}.") from None
-
-
-def _entry(name: str, fields: Mapping[str, Any]) -> ManifestEntry:
-    if FILE_NAME.fullmatch(name) is None:
-        raise ValueError(f"{name!r} is not the name of a weights file ([A-Za-z0-9.-] and .safetensors)")
-    if re.fullmatch(r"[0-9a-f]{64}", fields["sha256"]) is None:
-        raise ValueError(f"{name!r} has SHA-256 {fields['sha256']!r}")
-    return ManifestEntry(
-        sha256=fields["sha256"],
-        bytes=int(fields["bytes"]),
-        gpu=str(fields["gpu"]),
-        operations=tuple(fields["operations"]),
-        dtypes=tuple(fields["dtypes"]),
-        trained_on=tuple(fields["trained_on"]),
-        rows=int(fields["rows"]),
-        held_out_error={key: HeldOutError(**values) for key, values in fields["held_out_error"].items()},
+    return Manifest(
+        recipe=document.optional("recipe", Checked.text, ""),
+        seed=document.optional("seed", Checked.integer, 0),
+        files={name: _entry(name, entry) for name, entry in document.member("files").members().items()},
     )
+
+
+def _entry(name: str, entry: Checked) -> ManifestEntry:
+    if FILE_NAME.fullmatch(name) is None:
+        raise entry.problem("is not the name of a weights file; expected [A-Za-z0-9.-] and .safetensors.")
+    errors = entry.member("held_out_error").members()
+    operations, dtypes, trained_on = (
+        tuple(item.text() for item in entry.member(key).items()) for key in ("operations", "dtypes", "trained_on")
+    )
+    return ManifestEntry(
+        sha256=entry.member("sha256").matching("a SHA-256", re.compile("[0-9a-f]{64}")),
+        bytes=entry.member("bytes").integer(),
+        gpu=entry.member("gpu").text(),
+        operations=operations,
+        dtypes=dtypes,
+        trained_on=trained_on,
+        rows=entry.member("rows").integer(),
+        held_out_error={key: _held_out_error(value) for key, value in errors.items()},
+    )
+
+
+def _held_out_error(value: Checked) -> HeldOutError:
+    value.check_keys(HeldOutError.__dataclass_fields__)
+    mean, median, coverage = (value.member(key).number() for key in ("mean", "median", "coverage"))
+    return HeldOutError(rows=value.member("rows").integer(), mean=mean, median=median, coverage=coverage)

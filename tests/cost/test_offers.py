@@ -167,21 +167,69 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('gpu = "T4"', 'gpu = "T5"', "mine.toml: [P 2026-05 i] gpu: is 'T5', which is not a name of the GPU catalogue"),
-        ("= 1.5", "= 0", "[P 2026-05 i] usd_per_hour: is 0, but must be a finite number above 0"),
-        ("= 1.5", "= -1.5", "[P 2026-05 i] usd_per_hour: is -1.5, but must be a finite number above 0"),
-        ("= 0.5", "= 1.6", "[P 2026-05 i] spot_usd_per_hour: is 1.6, above the on-demand price"),
-        ("num_gpus = 2", "num_gpus = 0", "[P 2026-05 i] num_gpus: is 0, but must be a whole number above 0"),
-        ("num_gpus = 2, ", "", "[P 2026-05 i] num_gpus: is missing"),
-        ('instance = "i", ', "", "[P 2026-05 number 1] instance: is missing"),
-        ("spot_usd", "sport_usd", "[P 2026-05 i] sport_usd_per_hour: is not a key of this table"),
-        ('date = "2026-05"\n', "", "[price_list number 1] date: is missing"),
-        ('"2026-05"', '"soon"', "[price_list number 1] date: is 'soon', but must read like"),
-        ('provider = "P"', 'provider = ""', "provider: is '', but must be a text that is not blank"),
-        ("https://example.com", "a friend", "source: is 'a friend', but must start with https://"),
-        ("[[price_list]]", "[price_list]", "[top] price_list: must be a list of tables that is not empty"),
-        ("[[price_list]]", "[[offers]]", "[top] price_list: is missing"),
-        ("    { instance", '    "x", { instance', "offers: must be a list of tables that is not empty"),
+        (
+            'gpu = "T4"',
+            'gpu = "T5"',
+            "mine.toml: price_list['P 2026-05'].offers['i'].gpu is 'T5'; expected a name of the GPU",
+        ),
+        ("= 1.5", "= 0", "mine.toml: price_list['P 2026-05'].offers['i'].usd_per_hour is 0; expected a finite number"),
+        (
+            "= 1.5",
+            "= -1.5",
+            "mine.toml: price_list['P 2026-05'].offers['i'].usd_per_hour is -1.5; expected a finite number",
+        ),
+        (
+            "= 0.5",
+            "= 1.6",
+            "mine.toml: price_list['P 2026-05'].offers['i'].spot_usd_per_hour is 1.6, above the on-demand",
+        ),
+        (
+            "num_gpus = 2",
+            "num_gpus = 0",
+            "mine.toml: price_list['P 2026-05'].offers['i'].num_gpus is 0; expected an integer of at least",
+        ),
+        (
+            "num_gpus = 2, ",
+            "",
+            "mine.toml: price_list['P 2026-05'].offers['i'].num_gpus is missing; expected it in every such",
+        ),
+        (
+            'instance = "i", ',
+            "",
+            "mine.toml: price_list['P 2026-05'].offers[0].instance is missing; expected it in every such",
+        ),
+        (
+            "spot_usd",
+            "sport_usd",
+            "mine.toml: price_list['P 2026-05'].offers['i'] has the field 'sport_usd_per_hour'; expected",
+        ),
+        ('date = "2026-05"\n', "", "mine.toml: price_list[0].date is missing; expected it in every such file."),
+        (
+            '"2026-05"',
+            '"soon"',
+            "mine.toml: price_list['P soon'].date is 'soon'; expected a date like 2025, 2025-03 or",
+        ),
+        (
+            'provider = "P"',
+            'provider = ""',
+            "mine.toml: price_list[0].provider is ''; expected a text that is not blank.",
+        ),
+        (
+            "https://example.com",
+            "a friend",
+            "mine.toml: price_list['P 2026-05'].source is 'a friend'; expected an address that starts with",
+        ),
+        (
+            "[[price_list]]",
+            "[price_list]",
+            "mine.toml: price_list is {'date': '2026-05', 'offers': [{'gpu': 'T4', 'instance': ...;",
+        ),
+        ("[[price_list]]", "[[offers]]", "mine.toml: the whole file has the field 'offers'; expected only"),
+        (
+            "    { instance",
+            '    "x", { instance',
+            "mine.toml: price_list['P 2026-05'].offers[0] is 'x'; expected an object of keys and values.",
+        ),
     ],
 )
 def test_a_bad_offer_is_refused_by_name(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -192,5 +240,8 @@ def test_a_bad_offer_is_refused_by_name(tmp_path: Path, old: str, new: str, word
 
 def test_a_price_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
     line = GOOD.splitlines()[6]
-    with pytest.raises(CatalogueError, match=r"\[P 2026-05 i\] instance: 'i' is listed twice for one date"):
+    with pytest.raises(
+        CatalogueError,
+        match=r"mine\.toml: price_list\['P 2026-05'\]\.offers\['i'\] is listed twice for one date; remove one of the",
+    ):
         load(tmp_path, GOOD.replace(line, line + "\n" + line))

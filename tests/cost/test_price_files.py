@@ -85,29 +85,71 @@ GOOD = "- provider: P\n  instance: i\n  gpu: T4\n  usd_per_hour: 1.5\n  date: 20
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (GOOD.replace("1.5", "-1.5"), "prices.yaml, line 4, usd_per_hour: is -1.5, but must be a number above 0"),
-        (GOOD.replace("1.5", "0"), "line 4, usd_per_hour: is 0, but must be a number above 0"),
-        (GOOD.replace("1.5", ".inf"), "line 4, usd_per_hour: is inf, but must be a number above 0"),
-        (GOOD.replace("1.5", "cheap"), "line 4, usd_per_hour: is 'cheap', but must be a number above 0"),
-        (GOOD.replace("1.5", "true"), "line 4, usd_per_hour: is True, but must be a number above 0"),
-        (GOOD.replace("  date: 2026-11-01\n", ""), "line 1, date: is missing; a price needs the day or month"),
-        (GOOD.replace("2026-11-01", "2026"), "line 5, date: is 2026, but every price needs the day or month"),
-        (GOOD.replace("2026-11-01", ""), "line 5, date: is missing, but every price needs the day or month"),
-        (GOOD.replace("2026-11-01", "2026-11-31"), "line 5, date: is not a value: day"),
-        (GOOD + "  currency: EUR\n", "line 6, currency: is 'EUR'; prices are compared in US dollars only. Convert"),
-        (GOOD + "  usd_per_huor: 2\n", "line 6, usd_per_huor: is not a key of an offer. Did you mean 'usd_per_hour'?"),
-        (GOOD + "  gpu: L4\n", "line 6, gpu: stands twice in one offer"),
-        (GOOD + "  num_gpus: 1.5\n", "line 6, num_gpus: is 1.5, but must be a whole number above 0"),
-        (GOOD + "  spot: maybe\n", "line 6, spot: is 'maybe', but must be true or false"),
-        (GOOD + "  region: [a]\n", "line 6, region: is ['a'], but must be a text that is not blank"),
-        ("- provider: P\n", "line 1, instance: is missing; an offer must state provider, instance, gpu"),
-        ("- {<<: 3}\n", "line 1, <<: cannot be merged"),
-        ("- {? [a] : 3}\n", "is not a key of an offer"),
-        ("- 5\n", "line 1: must be an offer with provider, instance, gpu"),
-        ("", "prices.yaml: must be a list of offers that is not empty"),
-        ("offers: 3\n", "prices.yaml: must be a list of offers that is not empty"),
-        ("- provider: [a\n- b: c", "prices.yaml, line 2, column 4: is not valid YAML: expected ',' or ']'"),
-        ("- a: \x00", "prices.yaml: is not valid YAML"),
+        (
+            GOOD.replace("1.5", "-1.5"),
+            "prices.yaml, line 4: offers[0].usd_per_hour is -1.5; expected a finite number above 0, in US",
+        ),
+        (
+            GOOD.replace("1.5", "0"),
+            "prices.yaml, line 4: offers[0].usd_per_hour is 0; expected a finite number above 0, in US",
+        ),
+        (
+            GOOD.replace("1.5", ".inf"),
+            "prices.yaml, line 4: offers[0].usd_per_hour is inf; expected a finite number above 0, in US",
+        ),
+        (
+            GOOD.replace("1.5", "cheap"),
+            "prices.yaml, line 4: offers[0].usd_per_hour is 'cheap'; expected a finite number above 0, in",
+        ),
+        (
+            GOOD.replace("1.5", "true"),
+            "prices.yaml, line 4: offers[0].usd_per_hour is True; expected a finite number above 0, in US",
+        ),
+        (
+            GOOD.replace("  date: 2026-11-01\n", ""),
+            "prices.yaml, line 1: offers[0].date is missing; expected the day or month that the price holds",
+        ),
+        (
+            GOOD.replace("2026-11-01", "2026"),
+            "prices.yaml, line 5: offers[0].date is '2026'; expected the day or month that the price holds",
+        ),
+        (
+            GOOD.replace("2026-11-01", ""),
+            "prices.yaml, line 5: offers[0].date is None; expected the day or month that the price holds",
+        ),
+        (
+            GOOD.replace("2026-11-01", "2026-11-31"),
+            "prices.yaml, line 5: [0].date is not a value: day is out of range for month. Correct it there.",
+        ),
+        (
+            GOOD + "  currency: EUR\n",
+            "prices.yaml, line 6: offers[0].currency is 'EUR'; prices are compared in US dollars only.",
+        ),
+        (GOOD + "  usd_per_huor: 2\n", "prices.yaml, line 6: offers[0] has the field 'usd_per_huor'; expected only"),
+        (GOOD + "  gpu: L4\n", "prices.yaml, line 6: [0].gpu stands twice; remove one of the two."),
+        (
+            GOOD + "  num_gpus: 1.5\n",
+            "prices.yaml, line 6: offers[0].num_gpus is 1.5; expected an integer of at least 1.",
+        ),
+        (GOOD + "  spot: maybe\n", "prices.yaml, line 6: offers[0].spot is 'maybe'; expected true or false."),
+        (
+            GOOD + "  region: [a]\n",
+            "prices.yaml, line 6: offers[0].region is ['a']; expected a text that is not blank.",
+        ),
+        ("- provider: P\n", "prices.yaml, line 1: offers[0].gpu is missing; expected it in every such file."),
+        ("- {<<: 3}\n", "prices.yaml, line 1: [0].<< cannot be merged; expected keys and values."),
+        ("- {? [a] : 3}\n", "prices.yaml, line 1: [0] has a key that is no plain value; expected one."),
+        ("- 5\n", "prices.yaml, line 1: offers[0] is 5; expected an offer with provider, instance, gpu,"),
+        ("", "prices.yaml: offers is None; expected a list of offers that is not empty, each with provider,"),
+        (
+            "offers: 3\n",
+            "prices.yaml, line 1: offers is 3; expected a list of offers that is not empty, each with provider,",
+        ),
+        (
+            "- provider: [a\n- b: c",
+            "prices.yaml, line 2, column 4 is not valid YAML: expected ',' or ']', but got ':'. Correct it",
+        ),
+        ("- a: \x00", "prices.yaml is not valid YAML: unacceptable character #x0000: special characters are not"),
     ],
 )
 def test_what_is_wrong_in_yaml_is_said_with_its_line(tmp_path: Path, text: str, words: str) -> None:
@@ -118,7 +160,10 @@ def test_what_is_wrong_in_yaml_is_said_with_its_line(tmp_path: Path, text: str, 
 
 
 def test_yaml_with_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnknownGpuError, match=r"prices\.yaml, line 3, gpu: 'T44' is not a GPU .* nearest names are T4"):
+    with pytest.raises(
+        UnknownGpuError,
+        match=r"prices\.yaml, line 3: offers\[0\]\.gpu is unknown: 'T44' is not a GPU .* nearest names are T4",
+    ):
         read_offers(written(tmp_path, GOOD.replace("T4", "T44")))
 
 
@@ -272,16 +317,31 @@ def test_the_form_of_a_card_follows_the_machine(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (CATALOGUE.replace("24.48", "-24.48"), "vms.csv, line 6, Price: is '-24.48', but must be a number above 0"),
-        (CATALOGUE.replace("24.48", "nan,"), "vms.csv, line 6: has 11 fields, but the header names 10 columns."),
-        (CATALOGUE.replace("24.48", "24 USD"), "vms.csv, line 6, Price: is '24 USD', but must be a number above 0"),
-        (CATALOGUE.replace("24.48", "inf"), "vms.csv, line 6, Price: is 'inf', but must be a number above 0"),
-        (CATALOGUE.replace("SpotPrice", "Spot"), "vms.csv, line 1, SpotPrice: is not a column of this file."),
-        ("", "vms.csv, line 1, InstanceType: is not a column of this file. A SkyPilot catalogue has InstanceType,"),
-        (CATALOGUE.replace("24.48,,us-east-1,a", '24.48,,us-east-1,"a'), "vms.csv, line 6: is not valid CSV"),
+        (
+            CATALOGUE.replace("24.48", "-24.48"),
+            "vms.csv, line 6: Price is -24.48; expected a finite number above 0, in US dollars per hour of",
+        ),
+        (CATALOGUE.replace("24.48", "nan,"), "vms.csv, line 6 has 11 cells; expected the 10 of line 1."),
+        (
+            CATALOGUE.replace("24.48", "24 USD"),
+            "vms.csv, line 6: Price is '24 USD'; expected a finite number above 0, in US dollars per hour",
+        ),
+        (
+            CATALOGUE.replace("24.48", "inf"),
+            "vms.csv, line 6: Price is inf; expected a finite number above 0, in US dollars per hour of the",
+        ),
+        (
+            CATALOGUE.replace("SpotPrice", "Spot"),
+            "vms.csv, line 1: SpotPrice is not a column of this file; expected InstanceType,",
+        ),
+        ("", "vms.csv, line 1: InstanceType is not a column of this file; expected InstanceType,"),
+        (
+            CATALOGUE.replace("24.48,,us-east-1,a", '24.48,,us-east-1,"a'),
+            "vms.csv, line 6 is not valid CSV: ',' expected after '\"'. Correct it there.",
+        ),
         (
             CATALOGUE.replace("AvailabilityZone", "Currency").replace("us-east-1,a", "us-east-1,EUR"),
-            "vms.csv, line 2, Currency: is 'EUR'; prices are compared in US dollars only.",
+            "vms.csv, line 2: Currency is 'EUR'; prices are compared in US dollars only. Convert them, and",
         ),
     ],
 )
@@ -294,7 +354,9 @@ def test_what_is_wrong_in_a_catalogue_is_said_with_line_and_column(tmp_path: Pat
 def test_a_catalogue_that_is_not_text(tmp_path: Path) -> None:
     path = catalogue(tmp_path)
     path.write_bytes(HEADER.encode() + b"\n\xff\xfe\n")
-    with pytest.raises(CatalogueError, match=r"vms\.csv, line \d: is not UTF-8 text"):
+    with pytest.raises(
+        CatalogueError, match=r"vms\.csv, line 2 is not UTF-8 text: invalid start byte\. Save it as UTF-8\."
+    ):
         read_offers(path)
 
 
@@ -320,7 +382,10 @@ def test_files_that_are_neither(tmp_path: Path) -> None:
         read_offers(written(tmp_path, "x", "prices.txt"))
     with pytest.raises(InvalidArgumentError, match=r"each offer of prices\.yaml has its own date"):
         read_offers(written(tmp_path, TWO_OFFERS), date="2026-11-01")
-    with pytest.raises(CatalogueError, match=r"date: is 'today', but every price needs the day or month"):
+    with pytest.raises(
+        CatalogueError,
+        match=r"vms\.csv: date is 'today'; expected the day or month that the price holds for, like 2026-11 or",
+    ):
         read_offers(catalogue(tmp_path), date="today")
 
 

@@ -68,26 +68,74 @@ def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("power_watts = 75", "", "ampere.toml: [gpu.X] power_watts: is missing"),
-        ("power_watts = 75", "power_watt = 75", "[gpu.X] power_watts: is missing"),
-        ("power_watts = 75", "power_watts = 75\npower_kw = 1", "[gpu.X] power_kw: is not a key of this table"),
-        ("power_watts = 75", "power_watts = -75", "[gpu.X] power_watts: is -75, but must be a finite number above 0"),
-        ("power_watts = 75", "power_watts = inf", "[gpu.X] power_watts: is inf, but must be a finite number above 0"),
-        ("power_watts = 75", "power_watts = true", "[gpu.X] power_watts: is True, but must be a finite number"),
-        ("launch_year = 2021", 'launch_year = "2021"', "[gpu.X] launch_year: is '2021', but must be a whole number"),
-        ("multiprocessors = 10", "multiprocessors = 9.5", "streaming_multiprocessors: is 9.5, but must be a whole"),
-        ('"8.6"', '"8.7"', "[gpu.X] compute_capability: is '8.7'; known are 8.6"),
-        ('["sheet"]', '["shet"]', "[gpu.X] sources: cites 'shet', which is not in sources.toml"),
-        ('["sheet"]', "[]", "[gpu.X] sources: cites nothing"),
-        ('["sheet"]', '["sheet", "sheet"]', "which says something twice"),
-        ("single_source = true", "single_source = false", "[gpu.X] sources: cites one source; cite a second one"),
-        ("single_source = true", "single_source = 1", "[gpu.X] single_source: is 1, but must be true or false"),
-        ('["NVIDIA X"]', "[]", "[gpu.X] reported_names: is empty"),
-        ('["NVIDIA X"]', '"NVIDIA X"', "[gpu.X] reported_names: is 'NVIDIA X', but must be a list of texts"),
-        ("[gpu.X]", '[gpu."X Y"]', "[gpu.X Y] name: is 'X Y', but may hold only letters"),
+        ("power_watts = 75", "", "ampere.toml: gpu.X.power_watts is missing; expected it in every such file."),
+        ("power_watts = 75", "power_watt = 75", "gpu.X has the field 'power_watt'; expected only"),
+        (
+            "power_watts = 75",
+            "power_watts = 75\npower_kw = 1",
+            "ampere.toml: gpu.X has the field 'power_kw'; expected only",
+        ),
+        (
+            "power_watts = 75",
+            "power_watts = -75",
+            "ampere.toml: gpu.X.power_watts is -75; expected a finite number above 0, in the unit that the",
+        ),
+        (
+            "power_watts = 75",
+            "power_watts = inf",
+            "ampere.toml: gpu.X.power_watts is inf; expected a finite number above 0, in the unit that the",
+        ),
+        (
+            "power_watts = 75",
+            "power_watts = true",
+            "ampere.toml: gpu.X.power_watts is True; expected a finite number above 0, in the unit that the",
+        ),
+        (
+            "launch_year = 2021",
+            'launch_year = "2021"',
+            "ampere.toml: gpu.X.launch_year is '2021'; expected an integer of at least 1.",
+        ),
+        (
+            "multiprocessors = 10",
+            "multiprocessors = 9.5",
+            "ampere.toml: gpu.X.streaming_multiprocessors is 9.5; expected an integer of at least 1.",
+        ),
+        ('"8.6"', '"8.7"', "ampere.toml: gpu.X.compute_capability is '8.7'; expected one of 8.6. Did you mean '8.6'?"),
+        (
+            '["sheet"]',
+            '["shet"]',
+            "ampere.toml: gpu.X.sources cites 'shet', which is not in sources.toml; add it there.",
+        ),
+        ('["sheet"]', "[]", "ampere.toml: gpu.X.sources is []; expected at least one id of sources.toml."),
+        (
+            '["sheet"]',
+            '["sheet", "sheet"]',
+            "ampere.toml: gpu.X.sources is ['sheet', 'sheet']; expected each text once; remove the",
+        ),
+        (
+            "single_source = true",
+            "single_source = false",
+            "ampere.toml: gpu.X.sources cites one source; cite a second one that agrees, or say",
+        ),
+        ("single_source = true", "single_source = 1", "ampere.toml: gpu.X.single_source is 1; expected true or false."),
+        (
+            '["NVIDIA X"]',
+            "[]",
+            "ampere.toml: gpu.X.reported_names is []; expected what torch.cuda.get_device_name reports.",
+        ),
+        (
+            '["NVIDIA X"]',
+            '"NVIDIA X"',
+            "ampere.toml: gpu.X.reported_names is 'NVIDIA X'; expected a list of texts that are not blank.",
+        ),
+        (
+            "[gpu.X]",
+            '[gpu."X Y"]',
+            "ampere.toml: gpu.X Y is named 'X Y'; expected only letters, digits, dots and hyphens.",
+        ),
         ("l2_mib = 2", 'l2_mib = 2\nemulated_dtypes = ["bfloat16"]', "lists 'bfloat16', but the row states no rate"),
-        ("[gpu.X]", "[gpus.X]", "ampere.toml: [top] gpu: is missing"),
-        ("[gpu.X]", "gpu.Y = 3\n[gpu.X]", "ampere.toml: [gpu] Y: is 3, but must be a table"),
+        ("[gpu.X]", "[gpus.X]", "ampere.toml: the whole file has the field 'gpus'; expected only"),
+        ("[gpu.X]", "gpu.Y = 3\n[gpu.X]", "ampere.toml: gpu.Y is 3; expected an object of keys and values."),
         ("[gpu.X]", "[gpu.X", "ampere.toml is not valid TOML"),
     ],
 )
@@ -101,20 +149,60 @@ def test_a_bad_row_is_refused_with_file_row_and_key(tmp_path: Path, old: str, ne
 @pytest.mark.parametrize(
     ("stem", "old", "new", "words"),
     [
-        ("sources", "2021-05", "May 2021", "sources.toml: [sources.sheet] date: is 'May 2021', but must read like"),
-        ("sources", "2021-05", "2021-13", "[sources.sheet] date: is '2021-13', but must read like"),
-        ("sources", "https://", "ftp://", "[sources.sheet] url: is 'ftp://example.com/x.pdf', but must start"),
-        ("sources", '"A data sheet"', '" "', "[sources.sheet] title: is ' ', but must be a text that is not blank"),
-        ("sources", 'date = "2021-05"', "", "[sources.sheet] date: is missing"),
-        ("compute_capabilities", '"ampere"', '"amper"', "architecture: is 'amper'; known are kepler"),
-        ("compute_capabilities", '"8.6"', '"8"', "compute_capability: is '8', but must read like 8.6"),
+        (
+            "sources",
+            "2021-05",
+            "May 2021",
+            "sources.toml: sources.sheet.date is 'May 2021'; expected a date like 2025, 2025-03 or",
+        ),
+        (
+            "sources",
+            "2021-05",
+            "2021-13",
+            "sources.toml: sources.sheet.date is '2021-13'; expected a date like 2025, 2025-03 or",
+        ),
+        (
+            "sources",
+            "https://",
+            "ftp://",
+            "sources.toml: sources.sheet.url is 'ftp://example.com/x.pdf'; expected an address that starts",
+        ),
+        (
+            "sources",
+            '"A data sheet"',
+            '" "',
+            "sources.toml: sources.sheet.title is ' '; expected a text that is not blank.",
+        ),
+        (
+            "sources",
+            'date = "2021-05"',
+            "",
+            "sources.toml: sources.sheet.date is missing; expected it in every such file.",
+        ),
+        (
+            "compute_capabilities",
+            '"ampere"',
+            '"amper"',
+            "compute_capabilities.toml: compute_capability.8.6.architecture is 'amper'; expected one of",
+        ),
+        (
+            "compute_capabilities",
+            '"8.6"',
+            '"8"',
+            "compute_capabilities.toml: compute_capability.8 is named '8'; expected a compute capability",
+        ),
         (
             "compute_capabilities",
             '"ampere"',
             '"ada"',
-            "[gpu.X] compute_capability: is '8.6'; move the row",
+            "ampere.toml: gpu.X.compute_capability is '8.6'; move the row to ada.toml.",
         ),
-        ("compute_capabilities", '["sheet"]', '["guide"]', "sources: cites 'guide', which is not in sources.toml"),
+        (
+            "compute_capabilities",
+            '["sheet"]',
+            '["guide"]',
+            "compute_capabilities.toml: compute_capability.8.6.sources cites 'guide', which is not in",
+        ),
     ],
 )
 def test_bad_shared_tables_are_refused(tmp_path: Path, stem: str, old: str, new: str, words: str) -> None:
@@ -126,19 +214,24 @@ def test_bad_shared_tables_are_refused(tmp_path: Path, stem: str, old: str, new:
 
 def test_a_source_for_a_figure_that_the_row_does_not_state_is_refused(tmp_path: Path) -> None:
     folder = write_catalogue(tmp_path, ampere=GOOD_ROW + '[gpu.X.figure_sources]\nint8_tops = ["sheet"]\n')
-    with pytest.raises(CatalogueError, match=r"\[gpu.X.figure_sources\] int8_tops: is not a figure of this row"):
+    with pytest.raises(
+        CatalogueError,
+        match=r"ampere\.toml: gpu\.X\.figure_sources\.int8_tops is not a figure of this row; cite sources only for",
+    ):
         load_catalogue(folder)
 
 
 def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
     capabilities = CAPABILITIES + CAPABILITIES.replace("8.6", "8.9").replace("ampere", "ada")
     folder = write_catalogue(tmp_path, ada=GOOD_ROW.replace("8.6", "8.9"), compute_capabilities=capabilities)
-    with pytest.raises(CatalogueError, match=r"ada.toml: \[gpu.X\] name: is also a row of ampere.toml"):
+    with pytest.raises(
+        CatalogueError, match=r"ada\.toml: gpu\.X is also a row of ampere\.toml; remove one of the two\."
+    ):
         load_catalogue(folder)
 
 
 def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CatalogueError, match=r"sources.toml does not exist; give the path of a table that does"):
+    with pytest.raises(CatalogueError, match=r"sources\.toml does not exist; give the path of a TOML file\."):
         load_catalogue(tmp_path)
     write_catalogue(tmp_path)
     (tmp_path / "ampere.toml").unlink()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,18 @@ def test_a_study_file_has_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "error", "words"),
     [
-        ({"seed": 3}, PlanningFormatError, "seed is unknown"),
-        ({"seeds": 0}, PlanningFormatError, "seeds is 0; expected a whole number above 0"),
-        ({"nodes": [1.5]}, PlanningFormatError, r"nodes is \[1.5\]; expected whole numbers"),
-        ({"mean_gap_seconds": ["x"]}, PlanningFormatError, "mean_gap_seconds is .*; expected numbers"),
+        ({"seed": 3}, PlanningFormatError, "study.yaml, line 1 has the field 'seed'; expected only"),
+        ({"seeds": 0}, PlanningFormatError, "study.yaml, line 1: seeds is 0; expected an integer of at least 1."),
+        (
+            {"nodes": [1.5]},
+            PlanningFormatError,
+            "study.yaml, line 2: nodes[0] is 1.5; expected an integer of at least 0.",
+        ),
+        (
+            {"mean_gap_seconds": ["x"]},
+            PlanningFormatError,
+            "study.yaml, line 2: mean_gap_seconds[0] is 'x'; expected a finite number.",
+        ),
         ({"policies": ["magic"]}, InvalidArgumentError, "no policy 'magic'"),
         ({"policies": []}, InvalidArgumentError, "The study has no runs"),
         ({"error": 1.0}, InvalidArgumentError, "error=1.0; expected a share from 0 to below 1"),
@@ -119,7 +128,7 @@ def test_malformed_studies_say_what(
 ) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=re.escape(words)):
         read_study(path)
 
 

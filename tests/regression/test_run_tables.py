@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.checked import Checked, File
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError
 from lightning_predict.gpus import gpu
-from lightning_predict.regression.run_tables import RunRow, read_table, runs_of_rows
+from lightning_predict.regression.run_tables import read_table, runs_of_rows
 
 OWN = """\
 model,gpu,num_gpus,batch_size,iterations,threads,disk_delay_seconds,seconds
@@ -86,15 +87,18 @@ def test_columns_that_the_user_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("210", "fast"), "runs.csv, line 2, column 'seconds': 'fast'; expected a number."),
-        (("210", "-3"), "runs.csv, line 2: seconds=-3.0; expected a number above 0."),
-        (("95.5", ""), "runs.csv, line 3, column 'seconds': ''; expected a number."),
-        (("95.5", "nan"), "runs.csv, line 3, column 'seconds': 'nan'; expected a number."),
-        (("128", "12.5"), "runs.csv, line 3: batch_size=12.5; expected a whole number of at least 1."),
-        (("128", ""), "runs.csv, line 3, column 'batch_size': ''; expected a number."),
-        (("V100", "X100"), "runs.csv, line 3: 'X100' is not a GPU of the catalogue."),
-        (("V100,2", "V100,0"), "runs.csv, line 3: num_gpus=0; expected a whole number of at least 1."),
-        ((",95.5", ""), "runs.csv, line 3: it has another number of cells than the 8 columns."),
+        (("210", "fast"), "runs.csv, line 2: seconds is 'fast'; expected a finite number."),
+        (("210", "-3"), "runs.csv, line 2 is no past run: seconds=-3; expected a number above 0."),
+        (("95.5", ""), "runs.csv, line 3: seconds is ''; expected a finite number."),
+        (("95.5", "nan"), "runs.csv, line 3: seconds is nan; expected a finite number."),
+        (("128", "12.5"), "runs.csv, line 3 is no past run: batch_size=12.5; expected a whole number of at least 1."),
+        (("128", ""), "runs.csv, line 3: batch_size is ''; expected a finite number."),
+        (
+            ("V100", "X100"),
+            "runs.csv, line 3 is no past run: 'X100' is not a GPU of the catalogue. The nearest names are",
+        ),
+        (("V100,2", "V100,0"), "runs.csv, line 3 is no past run: num_gpus=0; expected a whole number of at least 1."),
+        ((",95.5", ""), "runs.csv, line 3 has 7 cells; expected the 8 of line 1."),
         (("batch_size", "size"), "runs.csv has no column 'batch_size'. Name it (columns), or give one value for all"),
         (("gpu,", "card,"), "runs.csv has no column 'gpu' or 'gflops'. Name it"),
     ],
@@ -109,7 +113,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, change: tuple[str
     ("columns", "values", "words"),
     [
         ({"batch_size": "bs"}, {}, "runs.csv has no column 'bs' (for batch_size)."),
-        ({}, {"batch_size": "many"}, "line 2, the value of batch_size: 'many'; expected a number."),
+        ({}, {"batch_size": "many"}, "runs.csv, line 2: the value of batch_size is 'many'; expected a finite number."),
     ],
 )
 def test_columns_and_values_that_cannot_be(
@@ -127,7 +131,7 @@ def test_a_field_that_there_is_not(tmp_path: Path) -> None:
 
 def test_a_moment_that_is_none(tmp_path: Path) -> None:
     path = write(tmp_path, MLFLOW.replace("2026-11-01 12:06:00+00:00", "noon"))
-    words = "line 4, column 'end_time': 'noon'; expected a date and time."
+    words = "runs.csv, line 4: end_time is 'noon'; expected a date and time."
     with pytest.raises(MeasurementTableError, match=re.escape(words)):
         read_table(path)
 
@@ -153,6 +157,6 @@ def test_what_is_written_is_read(model: str, batch: int, iterations: int, second
     writer.writerow(["model", "gpu", "batch_size", "iterations", "seconds", "num_gpus"])
     writer.writerow([model, "T4", batch, iterations, seconds, count])
     (cells,) = csv.DictReader(io.StringIO(out.getvalue(), newline=""))
-    (run,) = runs_of_rows([RunRow("here", cells)], "there").runs
+    (run,) = runs_of_rows([Checked(cells, File("here", MeasurementTableError))], "there").runs
     assert (run.model, run.seconds) == (model, seconds)
     assert (run.setting.batch_size, run.setting.iterations, run.setting.num_gpus) == (batch, iterations, count)

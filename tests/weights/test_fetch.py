@@ -104,6 +104,6 @@ def test_a_refused_connection_is_a_download_error(tmp_path: Path, monkeypatch: p
 
 def test_a_page_that_is_no_manifest_is_refused_and_not_kept(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text("<html>not here</html>")
-    with serving(tmp_path) as server, pytest.raises(WeightsFormatError, match="is not JSON"):
+    with serving(tmp_path) as server, pytest.raises(WeightsFormatError, match="is not valid JSON"):
         fetch_manifest(server.url, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()

@@ -1,0 +1,245 @@
+"""No file brings anything but our own errors: mutated bytes of every kind of file that is read."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_predict.cost.offers import load_offers
+from lightning_predict.cost.price_files import read_offers
+from lightning_predict.errors import LightningPredictError
+from lightning_predict.gpus.catalogue import load_catalogue
+from lightning_predict.kernels.collective import bundled_curves
+from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.study import read_study
+from lightning_predict.regression.run_tables import read_runs
+from lightning_predict.scaling.history import read_history
+from lightning_predict.tracing.files import load_trace, save_trace
+from lightning_predict.tracing.records import Kernel, Memory, Operation, Parameter, TensorInfo, Trace
+from lightning_predict.weights.files import read_weights, write_weights
+from lightning_predict.weights.manifest import parse_manifest
+from tests.cost.test_offers import GOOD
+from tests.cost.test_price_files import CATALOGUE, TWO_OFFERS
+from tests.gpus.test_catalogue import write_catalogue
+from tests.regression.test_run_tables import OWN
+from tests.weights.example import publish, weights
+
+NASTY = (
+    b"9" * 400,
+    b"-" + b"9" * 19,
+    b"1e400",
+    b"-1",
+    b"0",
+    b"0.5",
+    b"null",
+    b"true",
+    b"NaN",
+    b".inf",
+    b'""',
+    b'"\\ud800"',
+    b"[]",
+    b"{}",
+    b"[" * 5000,
+    b"[" * 60 + b"]" * 60,
+    b"*a",
+    b"&a [*a]",
+    b"!!bool maybe",
+    b"!!timestamp x",
+    b"<<: 3",
+    b"\x00",
+    b"\xff",
+    b"\x1b[31m",
+    b'"',
+    b"\n",
+)
+"""Pieces that break careless readers: too long, too deep, of another kind, not text."""
+
+TOKEN = re.compile(rb'"[^"]*"|[\w.+-]+|[^\w\s]')
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> Callable[[bytes], bytes]:
+    """One to three edits, each of a token (a number, a string, a bracket) or of single bytes."""
+    edits = draw(
+        st.lists(
+            st.tuples(st.floats(0, 1), st.sampled_from(["token", "cut", "byte", "insert"]), st.sampled_from(NASTY)),
+            min_size=1,
+            max_size=3,
+        )
+    )
+
+    def mutate(content: bytes) -> bytes:
+        for share, kind, piece in edits:
+            at = int(share * max(len(content) - 1, 0))
+            if kind == "token" and (found := TOKEN.search(content, at)):
+                content = content[: found.start()] + piece + content[found.end() :]
+            elif kind == "cut":
+                content = content[:at] + content[at + 1 + len(piece) % 7 :]
+            elif kind == "byte":
+                content = content[:at] + piece[:1] + content[at + 1 :]
+            else:
+                content = content[:at] + piece + content[at:]
+        return content
+
+    return mutate
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A kind of file.
+
+    Attributes:
+        name: Of the file.
+        write: Writes a good one, with what it needs beside it, into a folder.
+        read: Reads it.
+    """
+
+    name: str
+    write: Callable[[Path], object]
+    read: Callable[[Path], object]
+
+
+def text(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8")
+
+
+TENSOR = TensorInfo(shape=(8, 4), dtype="float32", id=1, device="cuda")
+KERNEL = Kernel(
+    name="gemm",
+    seconds=1e-5,
+    grid=(1, 2, 3),
+    block=(128, 1, 1),
+    registers_per_thread=32,
+    shared_memory_bytes=1024,
+    stream=7,
+    start_seconds=0.5,
+    launch_start_seconds=0.4,
+    launch_seconds=1e-6,
+)
+TRACE = Trace(
+    operations=(
+        Operation(
+            name="aten::mm",
+            phase="forward",
+            inputs=(TENSOR, TENSOR),
+            outputs=(TENSOR,),
+            arguments={"alpha": [1, 2.5]},
+            module="net.0",
+            kernels=(KERNEL,),
+            host_start_seconds=0.1,
+            host_seconds=0.2,
+        ),
+    ),
+    device="cuda",
+    recorder="profiler",
+    gpu_reported_name="Tesla T4",
+    gpu_memory_bytes=2**34,
+    step_seconds=(0.1, 0.2),
+    parameters=(Parameter(name="w", shape=(8, 4), dtype="float32"),),
+    memory=Memory(optimizer_state_bytes=7),
+    samples=8,
+    software={"torch": "2.13"},
+)
+HISTORY = {
+    "fingerprint": "f",
+    "gpu": "T4",
+    "samples": 8,
+    "step_seconds": 0.5,
+    "predicted_seconds": 10,
+    "actual_seconds": 11.5,
+    "date": "2026-11-01",
+    "model": None,
+    "num_gpus": 1,
+}
+JOBS = """
+nodes: 2
+budget_usd: 60
+quotas: {box: 1}
+formulation: {preempts: false}
+machines:
+  - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
+jobs:
+  - &a {name: a, hours: {box: {1: 4.0, 2: 2.2}}, deadline_hours: 8, tardiness_usd_per_hour: 2}
+  - {<<: *a, name: b}
+"""
+CSV_JOBS = "name,machine,num_gpus,hours,deadline_hours,command\na,box,1,4,2,x\na,box,4,1,2,x\n"
+CURVES = {
+    "message_bytes": [1, 2],
+    "microseconds": {"T4": {"all_reduce": {"2": [1.0, 2.0], "4": [2.0, 3.0]}}},
+    "half_width_90": 0.2,
+}
+
+
+def csv_jobs(folder: Path) -> None:
+    text("jobs.csv", CSV_JOBS)(folder)
+    text("jobs.yaml", JOBS[: JOBS.index("jobs:")] + "jobs: jobs.csv\n")(folder)
+
+
+READERS = {
+    "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),
+    "packed trace": Reader(
+        "t.json.gz", lambda folder: save_trace(TRACE, folder / "t.json.gz"), lambda f: load_trace(f / "t.json.gz")
+    ),
+    "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offers(folder / "p.yaml")),
+    "SkyPilot": Reader("vms.csv", text("vms.csv", CATALOGUE), lambda folder: read_offers(folder / "vms.csv")),
+    "price lists": Reader("o.toml", text("o.toml", GOOD), lambda folder: load_offers(folder / "o.toml")),
+    "jobs": Reader("jobs.yaml", text("jobs.yaml", JOBS), lambda folder: read_problem(folder / "jobs.yaml")),
+    "jobs as CSV": Reader("jobs.csv", csv_jobs, lambda folder: read_problem(folder / "jobs.yaml")),
+    "study": Reader(
+        "s.yaml", text("s.yaml", "nodes: [1, 2]\nseeds: 2\nerror: 0.1\n"), lambda folder: read_study(folder / "s.yaml")
+    ),
+    "GPUs": Reader("ampere.toml", write_catalogue, load_catalogue),
+    "sources of GPUs": Reader("sources.toml", write_catalogue, load_catalogue),
+    "manifest": Reader(
+        "manifest.json",
+        lambda folder: publish(folder, "T4"),
+        lambda folder: parse_manifest((folder / "manifest.json").read_text(errors="replace"), where="here"),
+    ),
+    "weights": Reader(
+        "w.safetensors",
+        lambda folder: write_weights(weights("T4"), folder / "w.safetensors"),
+        lambda folder: read_weights(folder / "w.safetensors"),
+    ),
+    "collectives": Reader(
+        "c.json", text("c.json", json.dumps(CURVES)), lambda folder: bundled_curves.__wrapped__(folder / "c.json")
+    ),
+    "runs": Reader("runs.csv", text("runs.csv", OWN), lambda folder: read_runs(folder / "runs.csv")),
+    "history": Reader(
+        "h.jsonl", text("h.jsonl", json.dumps(HISTORY) + "\n"), lambda folder: read_history(folder / "h.jsonl")
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_the_good_file_is_read(reader: Reader, tmp_path: Path) -> None:
+    reader.write(tmp_path)
+    assert reader.read(tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_a_mutated_file_is_read_or_refused_in_words(reader: Reader, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    reader.write(folder)
+    path = folder / reader.name
+    good = path.read_bytes()
+
+    @settings(max_examples=60)
+    @given(mutations())
+    def read(mutate: Callable[[bytes], bytes]) -> None:
+        path.write_bytes(mutate(good))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a line of the history is skipped with a warning
+                reader.read(folder)
+        except LightningPredictError as error:
+            assert "\x1b" not in str(error)
+
+    read()
