@@ -80,7 +80,7 @@ class File:
         """Make the error "{file}, line {line}: {place} {problem}", to be raised."""
         where = _printable(self.name) + ("" if line is None else f", line {line}")
         what = f": {_printable(place)}" if place else ""
-        return self.error(f"{where}{what} {problem}" + (f" {self.advice}" if self.advice else ""))
+        return self.error(f"{where}{what} {_printable(problem)}" + (f" {self.advice}" if self.advice else ""))
 
 
 @final
@@ -410,7 +410,9 @@ def read_csv(
         header = next(reader, [])
         for column in columns:
             if column not in header:
-                raise file.refusal(f"is not a column of this file; expected {', '.join(columns)}.", column, 1)
+                found = ", ".join(map(repr, header[:20])) or "none"
+                words = f"is not a column of this file; expected {', '.join(columns)}. Columns found: {found}."
+                raise file.refusal(words, column, 1)
         line = reader.line_num + 1
         for cells in reader:
             if cells:
@@ -517,8 +519,8 @@ class _Nodes:
         self._built: dict[int, tuple[Any, int]] = {}
 
     def value(self, node: yaml.Node, place: str, depth: int) -> tuple[Any, int]:
-        """Give a node's value, and how many levels are nested in it."""
-        value, height = self._built.get(id(node), (None, 0))
+        """Give a node's value, and how many levels of nesting it has."""
+        value, height = self._built.get(id(node), (None, 0 if node.id == "scalar" else 1))
         if depth + height > MAX_DEPTH:
             words = f"is nested deeper than {MAX_DEPTH} levels, or holds itself; expected at most that."
             raise self._file.refusal(words, place, _line(node))
@@ -533,7 +535,7 @@ class _Nodes:
         return value, height
 
     def _mapping(self, node: yaml.MappingNode, place: str, depth: int) -> tuple[_LinedDict, int]:
-        own, merged, highest = _LinedDict(), _LinedDict(), 0
+        own, merged, highest = _LinedDict(), _LinedDict(), 1
         for key_node, value_node in node.value:
             inner = f"{place}.{key_node.value}" if place else str(key_node.value)
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -559,7 +561,7 @@ class _Nodes:
         return merged, highest
 
     def _sequence(self, node: yaml.SequenceNode, place: str, depth: int) -> tuple[_LinedList, int]:
-        found, highest = _LinedList(), 0
+        found, highest = _LinedList(), 1
         for index, item in enumerate(node.value):
             value, height = self.value(item, f"{place}[{index}]", depth + 1)
             found.append(value)

@@ -11,8 +11,6 @@ own sizes. Curves never fall with size. Example::
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import math
 import random
@@ -24,6 +22,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
+from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.kernels.collective import CURVES_FILE
 from lightning_predict.training.tables import SOURCES
@@ -70,23 +69,12 @@ def read_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
         MeasurementTableError: A column is missing, or a value is not a positive number.
     """
     points: dict[Key, dict[int, list[float]]] = {}
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise MeasurementTableError(f"{path} lacks the columns {missing}; expected {list(COLUMNS)}.")
-        for line, row in enumerate(reader, start=2):
-            try:
-                count, elements = int(row["gpus"]), int(row["message_elements"])
-                seconds = milliseconds_to_seconds(float(row["latency_ms"]))
-            except ValueError as error:
-                raise MeasurementTableError(f"{path}, line {line}: {error}; expected numbers.") from None
-            if not (count > 1 and elements > 0 and math.isfinite(seconds) and seconds > 0):
-                raise MeasurementTableError(
-                    f"{path}, line {line}: {row}; expected positive numbers and 2 GPUs or more."
-                )
-            sizes = points.setdefault((row["gpu"], row["op"], count), {})
-            sizes.setdefault(elements * ELEMENT_BYTES, []).append(seconds)
+    for row in read_csv(path, MeasurementTableError, columns=COLUMNS):
+        count = row.member("gpus").parsed().integer(minimum=2)
+        elements = row.member("message_elements").parsed().integer(minimum=1)
+        seconds = milliseconds_to_seconds(row.member("latency_ms").parsed().positive("in milliseconds"))
+        sizes = points.setdefault((row.value["gpu"], row.value["op"], count), {})
+        sizes.setdefault(elements * ELEMENT_BYTES, []).append(seconds)
     return points
 
 
@@ -164,8 +152,7 @@ def publish_curves(tables: Path, folder: Path) -> CurveScore | None:
 
 def sources_of(path: Path) -> list[str]:
     """Titles and licences of a table's sources, sorted; a source that is not known, by its word."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        words = {row.get("source") or "" for row in csv.DictReader(file)} - {""}
+    words = {row.value.get("source", "") for row in read_csv(path, MeasurementTableError)} - {""}
     known = {word: SOURCES[word] for word in words & set(SOURCES)}
     return sorted(f"{known[word].title} ({known[word].licence})" if word in known else word for word in words)
 

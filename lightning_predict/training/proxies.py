@@ -10,8 +10,6 @@ rows: that of attention's backward pass on the H200's, those of norms and convol
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Final, final
 import numpy as np
 from rich.table import Table
 
+from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.estimates import KernelModels, problem_times
@@ -161,14 +160,11 @@ def published_times(folder: Path) -> Iterator[Published]:
         path = folder / name
         if not path.is_file():
             continue
-        with gzip.open(path, "rt", newline="", encoding="utf-8") as lines:
-            for number, row in enumerate(csv.DictReader(lines), start=2):
-                try:
-                    yield from read(row)
-                except (KeyError, ValueError, TypeError, AttributeError) as error:
-                    raise MeasurementTableError(
-                        f"{path}, row {number}: {error!r}; expected the columns and numbers of the public table."
-                    ) from None
+        for row in read_csv(path, MeasurementTableError):
+            try:
+                yield from read(row.value)
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                raise row.problem(f"has {error!r}; expected the columns and numbers of the public table.") from None
 
 
 def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:

@@ -20,11 +20,9 @@ same shape is on the same side on every GPU, in every source and on every run. E
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -32,6 +30,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
+from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.operations import Array, Columns, ProblemBatch, operation_kind, problem_batch
@@ -278,49 +277,20 @@ def where_tables_come_from() -> str:
 def read_table(path: Path, kind: TableKind, *, by_build: bool = False) -> tuple[Group, ...]:
     """The groups of one file; arguments and errors as for `read_tables`."""
     rows: dict[tuple[str, str, str, str, str], list[tuple[float, ...]]] = defaultdict(list)
-    for number, row in _rows(path, kind):
+    needed = ("gpu", "op", "dtype", "source", *kind.words, *kind.times)
+    for line in read_csv(path, MeasurementTableError, columns=needed):
+        row = line.value
         if row.get("kernel") in LEFT_OUT_KERNELS:
             continue
-        shape = tuple(_number(path, number, row, word) for word in kind.words)
+        shape = tuple(line.member(word).parsed().any_number() for word in kind.words)
         for column, suffix in kind.times.items():
             if not row[column]:  # a pass that this source did not time
                 continue
-            milliseconds = _number(path, number, row, column)
-            if milliseconds <= 0:
-                raise MeasurementTableError(
-                    f"{path}, row {number}: {column} is {milliseconds:g}; expected milliseconds above 0."
-                )
+            milliseconds = line.member(column).parsed().positive("in milliseconds")
             build = (row.get("software") or "").split(" ")[0] if by_build else ""
             key = (row["gpu"], row["op"] + suffix, plain_dtype(row["dtype"]), row["source"], build)
             rows[key].append((*shape, milliseconds_to_seconds(milliseconds)))
     return tuple(_group(key, values, kind) for key, values in sorted(rows.items()))
-
-
-def _rows(path: Path, kind: TableKind) -> Iterator[tuple[int, dict[str, str]]]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    needed = ["gpu", "op", "dtype", "source", *kind.words, *kind.times]
-    with opener(path, "rt", newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        missing = [column for column in needed if column not in (reader.fieldnames or ())]
-        if missing:
-            raise MeasurementTableError(
-                f"{path} has no column {', '.join(missing)}. "
-                f"Columns found: {', '.join(reader.fieldnames or ('none',))}."
-            )
-        for number, row in enumerate(reader, start=2):
-            if None in row or any(row[column] is None for column in needed):
-                raise MeasurementTableError(f"{path}, row {number}: expected {len(reader.fieldnames or ())} cells.")
-            yield number, row
-
-
-def _number(path: Path, number: int, row: Mapping[str, str], column: str) -> float:
-    try:
-        value = float(row[column])
-    except ValueError:
-        value = float("nan")
-    if not np.isfinite(value):
-        raise MeasurementTableError(f"{path}, row {number}: {column} is {row[column]!r}; expected a number.")
-    return value
 
 
 def plain_dtype(text: str) -> str:

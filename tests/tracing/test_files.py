@@ -291,7 +291,9 @@ def test_a_truncated_file_is_refused_wherever_it_ends(ending: str, tmp_path: Pat
 def test_what_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(TraceFormatError, match=r"x\.json is (not valid JSON .* it may be truncated|nested 100,000 levels deep)"):
+    with pytest.raises(
+        TraceFormatError, match=r"x\.json is (not valid JSON .* it may be truncated|nested 100,000 levels deep)"
+    ):
         load_trace(path)
 
 

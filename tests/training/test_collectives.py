@@ -85,9 +85,12 @@ def test_rows_are_seconds_by_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpu,op\n", r"lacks the columns \['gpus', 'message_elements', 'latency_ms'\]"),
-        (HEADER + "A,all_reduce,two,256,0.1\n", r"line 2: invalid literal .*'two'; expected numbers"),
-        (HEADER + "A,all_reduce,2,256,0.1\nA,all_reduce,2,256,-1\n", r"line 3: .*expected positive numbers"),
+        ("gpu,op\n", "line 1: gpus is not a column of this file; expected gpu, op, gpus, message_elements, latency_ms"),
+        (HEADER + "A,all_reduce,two,256,0.1\n", r"line 2: gpus is 'two'; expected an integer of at least 2"),
+        (
+            HEADER + "A,all_reduce,2,256,0.1\nA,all_reduce,2,256,-1\n",
+            r"line 3: latency_ms is -1; expected a finite number above 0",
+        ),
     ],
 )
 def test_a_bad_table_names_line_and_column(tmp_path: Path, text: str, message: str) -> None:

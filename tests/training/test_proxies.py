@@ -159,12 +159,12 @@ def test_a_folder_without_such_tables_has_no_scores(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_read_is_named_with_its_row(tmp_path: Path) -> None:
     write(tmp_path / "norm_passes.csv.gz", "gpu op dtype", ("T4", "rms_norm", "bfloat16"))
     with pytest.raises(
-        MeasurementTableError, match=r"norm_passes\.csv\.gz, row 2: KeyError\('implementation'\); expected"
+        MeasurementTableError, match=r"norm_passes\.csv\.gz, line 2 has KeyError\('implementation'\); expected"
     ):
         tuple(published_times(tmp_path))
     row = ("T4", "rms_norm", "bfloat16", "many", 2048, "pytorch", 0.1, 0.2, "own")
     write(tmp_path / "norm_passes.csv.gz", NORMS, row)
-    with pytest.raises(MeasurementTableError, match=r"row 2: ValueError.*'many'.*expected the columns and numbers"):
+    with pytest.raises(MeasurementTableError, match=r"line 2 has ValueError.*'many'.*expected the columns and numbers"):
         tuple(published_times(tmp_path))
 
 

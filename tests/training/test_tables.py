@@ -138,22 +138,28 @@ def test_a_folder_without_tables_says_where_they_come_from(tmp_path: Path) -> No
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     write(tmp_path, "matmul.csv.gz", MATMUL[:5] + MATMUL[6:], ["T4", "linear", "float32", 1, 64, 64, 1.0, "", "", "x"])
-    with pytest.raises(MeasurementTableError, match=r"matmul\.csv\.gz has no column n\. Columns found: gpu, op"):
+    with pytest.raises(
+        MeasurementTableError,
+        match=r"matmul\.csv\.gz, line 1: n is not a column of this file; expected gpu, op.* Columns found: 'gpu', 'op'",
+    ):
         read_tables(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("milliseconds", "words"),
-    [("0", "latency_ms is 0; expected milliseconds above 0"), ("fast", "latency_ms is 'fast'; expected a number")],
+    [
+        ("0", "latency_ms is 0; expected a finite number above 0, in milliseconds"),
+        ("fast", "latency_ms is 'fast'; expected a finite number"),
+    ],
 )
 def test_a_wrong_value_is_named_with_its_row(tmp_path: Path, milliseconds: str, words: str) -> None:
     bad = ["T4", "linear", "float32", 1, 64, 64, 64, milliseconds, "", "", "x"]
     write(tmp_path, "matmul.csv.gz", MATMUL, matmul_row(1.0), bad)
-    with pytest.raises(MeasurementTableError, match=f"row 3: {words}"):
+    with pytest.raises(MeasurementTableError, match=f"line 3: {words}"):
         read_tables(tmp_path)
 
 
 def test_a_row_that_is_cut_short_is_named(tmp_path: Path) -> None:
     write(tmp_path, "matmul.csv.gz", MATMUL, ["T4", "linear"])
-    with pytest.raises(MeasurementTableError, match="row 2: expected 11 cells"):
+    with pytest.raises(MeasurementTableError, match=r"line 2 has 2 cells; expected the 11 of line 1"):
         read_tables(tmp_path)
