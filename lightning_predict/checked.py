@@ -12,17 +12,13 @@ type, or raises the file's class of error with the place, what was found and wha
 
 from __future__ import annotations
 
-import csv
 import difflib
-import gzip
 import io
 import json
 import os
 import re
 import reprlib
 import sys
-import tomllib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -78,9 +74,8 @@ class File:
 
     def refusal(self, problem: str, place: str = "", line: int | str | None = None) -> LightningPredictError:
         """Make the error "{file}, line {line}: {place} {problem}", to be raised."""
-        where = _printable(self.name) + ("" if line is None else f", line {line}")
-        what = f": {_printable(place)}" if place else ""
-        return self.error(f"{where}{what} {_printable(problem)}" + (f" {self.advice}" if self.advice else ""))
+        where = self.name + ("" if line is None else f", line {line}") + (f": {place}" if place else "")
+        return self.error(f"{where} {problem}{self.advice and ' '}{self.advice}".replace("\n", "\\n"))
 
 
 @final
@@ -273,8 +268,8 @@ _EXACT: Final = 2**53
 
 
 def shown(value: object) -> str:
-    """Write a value for an error: in at most 60 characters, without control characters, in bounded time."""
-    text = _printable(_SHOWN.repr(value))
+    """Write a value for an error: in at most 60 characters, and in bounded time."""
+    text = _SHOWN.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -329,6 +324,8 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
     Raises:
         LightningPredictError: Missing, not TOML, or over a limit; of the class `error`.
     """
+    import tomllib
+
     file = File(path.name, error)
     content = _written(path, file, "TOML")
     try:
@@ -358,7 +355,7 @@ def read_yaml(path: Path, error: type[LightningPredictError], *, name: str = "")
     Raises:
         LightningPredictError: Missing, not YAML, with a key twice, or over a limit; of the class `error`.
     """
-    import yaml  # takes as long as all the rest of this module
+    import yaml
 
     file = File(name or path.name, error)
     content = _written(path, file, "YAML")
@@ -397,6 +394,8 @@ def read_csv(
             class `error`.
         OSError: The file cannot be read.
     """
+    import csv
+
     file = File(name or os.fspath(path), error)
     content = _content(path, file, MAX_BYTES)
     try:
@@ -439,21 +438,29 @@ def _content(path: str | os.PathLike[str], file: File, limit: int) -> bytearray:
     Raises:
         OSError: It cannot be read.
     """
-    content = bytearray()
     with open(path, "rb") as stream:
-        source: Any = gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == _GZIP_MAGIC else stream
+        if stream.peek(2)[:2] != _GZIP_MAGIC:
+            return _limited(stream, file, limit, "")
+        import gzip
+        import zlib
+
         try:
-            while chunk := source.read(_CHUNK_BYTES):
-                content += chunk
-                if len(content) > limit:
-                    raise file.refusal(
-                        f"is larger than {limit >> 20:,} MiB{'' if source is stream else ' once unpacked'}; expected "
-                        "at most that. Write a smaller one, for example of fewer steps or rows."
-                    )
+            return _limited(gzip.GzipFile(fileobj=stream), file, limit, " once unpacked")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise file.refusal(
                 f"is damaged gzip data ({error}); expected a whole file. Copy or record it again."
             ) from error
+
+
+def _limited(stream: Any, file: File, limit: int, state: str) -> bytearray:
+    content = bytearray()
+    while chunk := stream.read(_CHUNK_BYTES):
+        content += chunk
+        if len(content) > limit:
+            raise file.refusal(
+                f"is larger than {limit >> 20:,} MiB{state}; expected at most that. Write a smaller one, for example "
+                "of fewer steps or rows."
+            )
     return content
 
 
@@ -462,7 +469,7 @@ def _written(path: Path, file: File, kind: str) -> bytearray:
     try:
         return _content(path, file, MAX_WRITTEN_BYTES)
     except FileNotFoundError:
-        raise file.error(f"{_printable(str(path))} does not exist; give the path of a {kind} file.") from None
+        raise file.error(f"{path} does not exist; give the path of a {kind} file.") from None
     except OSError as error:
         raise file.refusal(f"cannot be read ({error.strerror}); expected a {kind} file.") from None
 
@@ -611,11 +618,6 @@ class _Shown(reprlib.Repr):
 
 
 _SHOWN: Final = _Shown()
-
-
-def _printable(text: str) -> str:
-    """Write control characters, such as escape sequences of a terminal, as their codes."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _did_you_mean(word: object, words: Iterable[str]) -> str:

@@ -36,6 +36,11 @@ from __future__ import annotations
 class LightningPredictError(Exception):
     """Root of every error that this package raises on purpose."""
 
+    def __str__(self) -> str:
+        """Give the message; control characters, such as escape sequences that a file holds, as their codes."""
+        text = super().__str__()
+        return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+
 
 class UnknownGpuError(LightningPredictError, LookupError):
     """A GPU name that the catalogue does not hold, with the nearest names that it does hold."""
