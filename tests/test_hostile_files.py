@@ -245,3 +245,50 @@ def test_a_mutated_file_is_read_or_refused_in_words(reader: Reader, tmp_path_fac
         assert "\x1b" not in words
 
     read()
+
+
+LONG = b"9" * 400
+DEEP = b"[" * 100_000
+HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "trace: number that no float holds": (
+        "trace",
+        lambda good: good.replace(b'"step_seconds":[0.1', b'"step_seconds":[' + LONG),
+    ),
+    "trace: nested": ("trace", lambda good: good.replace(b'"software":', b'"software":' + DEEP)),
+    "own prices: number": ("own prices", lambda good: good.replace(b"12.40", LONG)),
+    "own prices: nested": ("own prices", lambda good: DEEP),
+    "own prices: tag": ("own prices", lambda good: good.replace(b"12.40", b"!!bool maybe")),
+    "price lists: number": ("price lists", lambda good: good.replace(b"1.5", LONG)),
+    "price lists: nested": ("price lists", lambda good: b"a = " + DEEP),
+    "jobs: number": ("jobs", lambda good: good.replace(b"60", LONG)),
+    "jobs: nested": ("jobs", lambda good: DEEP),
+    "jobs as CSV: infinite": ("jobs as CSV", lambda good: good.replace(b"box,4", b"box,inf")),
+    "jobs as CSV: not UTF-8": ("jobs as CSV", lambda good: good.replace(b"box", b"b\xf6x")),
+    "manifest: nested": ("manifest", lambda good: DEEP),
+    "runs: not UTF-8": ("runs", lambda good: good.replace(b"resnet", b"r\xe9snet")),
+    "runs: long cell": ("runs", lambda good: good.replace(b"resnet", b"r" * 200_000)),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), HOSTILE.values(), ids=HOSTILE)
+def test_what_once_raised_something_else_is_refused(
+    name: str, change: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    """They raised OverflowError, RecursionError, KeyError, UnicodeDecodeError or csv.Error."""
+    reader = READERS[name]
+    reader.write(tmp_path)
+    path = tmp_path / reader.name
+    good = path.read_bytes()
+    assert change(good) != good
+    path.write_bytes(change(good))
+    with pytest.raises(LightningPredictError):
+        reader.read(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [DEEP, b'{"step_seconds": ' + LONG + b"}"])
+def test_a_hostile_line_of_the_history_is_skipped(tmp_path: Path, bad: bytes) -> None:
+    path = tmp_path / "h.jsonl"
+    good = json.dumps(HISTORY).encode()
+    path.write_bytes(good + b"\n" + bad + b"\n" + good + b"\n")
+    with pytest.warns(UserWarning, match=r"h\.jsonl, line 2 .* The line is skipped"):
+        assert len(read_history(path)) == 2
