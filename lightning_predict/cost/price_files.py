@@ -47,7 +47,6 @@ from typing import Final, final
 from lightning_predict.checked import DAY, MONTH, Checked, File, nearest, read_csv, read_yaml, shown
 from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.units import watts_to_kilowatts
 
@@ -68,35 +67,23 @@ class OfferFile:
     notes: tuple[str, ...] = ()
 
 
-def price(value: Checked) -> float:
-    """Return a price above 0, written as a number or as a text that is one.
-
-    Raises:
-        CatalogueError: It is no number, or not above 0.
-    """
+def _price(value: Checked) -> float:
+    """Return a price above 0, written as a number or as a text that is one."""
     return value.parsed().positive("in US dollars per hour of the whole machine")
 
 
-def dollars(value: Checked) -> None:
-    """Refuse prices in another currency: a rate of exchange is the user's to choose.
-
-    Raises:
-        CatalogueError: It is not USD.
-    """
+def _check_currency(value: Checked) -> None:
+    """Refuse prices in another currency: a rate of exchange is the user's to choose."""
     if value.words().strip().upper() != CURRENCY:
         raise value.problem(
             f"is {shown(value.value)}; prices are compared in US dollars only. Convert them, and leave this key out."
         )
 
 
-def known_gpu(value: Checked) -> Gpu:
-    """Return the GPU of this name.
-
-    Raises:
-        UnknownGpuError: The catalogue does not hold it; the message names the nearest.
-    """
+def _gpu_name(value: Checked) -> str:
+    """Return the catalogue's name of a GPU, or raise `UnknownGpuError` with the nearest names."""
     try:
-        return find_gpu(_written(value))
+        return find_gpu(_written(value)).name
     except UnknownGpuError as error:
         raise replace(value, file=replace(value.file, error=UnknownGpuError)).problem(f"is unknown: {error}") from None
 
@@ -142,14 +129,14 @@ def _offer(row: Checked, path: Path) -> Offer:
         raise row.wrong(f"an offer with {', '.join(REQUIRED_KEYS)}")
     row.check_keys(set(REQUIRED_KEYS) - {"date"}, {"date", *OPTIONAL_KEYS})
     row.member("date", expected="the day or month that the price holds for")
-    row.optional("currency", dollars, None)
+    row.optional("currency", _check_currency, None)
     return Offer(
         provider=_written(row.member("provider")),
         instance=_written(row.member("instance")),
-        gpu=known_gpu(row.member("gpu")).name,
+        gpu=_gpu_name(row.member("gpu")),
         num_gpus=row.optional("num_gpus", _count, 1),
-        usd_per_hour=price(row.member("usd_per_hour")),
-        spot_usd_per_hour=row.optional("spot_usd_per_hour", price, None),
+        usd_per_hour=_price(row.member("usd_per_hour")),
+        spot_usd_per_hour=row.optional("spot_usd_per_hour", _price, None),
         spot=row.optional("spot", Checked.flag, False),
         region=row.optional("region", _written, None),
         date=_day(row.member("date")),
@@ -250,7 +237,7 @@ def read_sky_offers(path: Path, *, region: str | None = None, date: str | None =
 def _row(row: Checked) -> _Row:
     cells: dict[str, str] = row.value
     if cells.get(CURRENCY_COLUMN):
-        dollars(row.member(CURRENCY_COLUMN))
+        _check_currency(row.member(CURRENCY_COLUMN))
     return _Row(
         instance=cells["InstanceType"].strip(),
         accelerator=cells["AcceleratorName"].strip(),
@@ -267,7 +254,7 @@ def _amount(cell: Checked) -> float | None:
     """A number above 0; None where the catalogue leaves it empty or writes 0 for what is not on offer."""
     if not cell.value.strip() or cell.value.strip().lower() == "nan" or cell.parsed().value == 0:
         return None
-    return price(cell)
+    return _price(cell)
 
 
 def _with_hosts(rows: Sequence[_Row], left_out: Counter[str]) -> Iterable[_Row]:

@@ -106,16 +106,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def read_json(path: str, *, strict: bool = True) -> Any:
-    """Parse a JSON file, gzip or plain.
-
-    Args:
-        path: The file.
-        strict: Refuse what is not JSON by the letter but common: infinite numbers, control characters in strings.
-
-    Raises:
-        TraceFormatError: Truncated, not JSON, or over a limit.
-        OSError: The file cannot be read.
-    """
+    """Parse a JSON file, gzip or plain, within the limits of `checked.read_json`."""
     return checked.read_json(path, TraceFormatError, strict=strict).value
 
 
