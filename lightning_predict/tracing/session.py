@@ -48,7 +48,7 @@ class CaptureSession:
         model: The model, for names, parameters and memory; None takes the outermost modules that are called.
         optimizers: The optimizers, for their state; none takes those that step.
         compiled: Whether anything in the step is compiled; None finds out.
-        compiled_before: What had been compiled before whatever the step belongs to.
+        compiled_before: What had been compiled before whatever the step belongs to; None takes what has been so far.
         step: The function that runs the step, to look for compiled code in where no model is given.
     """
 
@@ -59,14 +59,14 @@ class CaptureSession:
         model: nn.Module | None = None,
         optimizers: Sequence[Optimizer] = (),
         compiled: bool | None = None,
-        compiled_before: environment.Compilations = environment.NO_COMPILATIONS,
+        compiled_before: environment.Compilations | None = None,
         step: Callable[[], object] | None = None,
     ) -> None:
         self._device = device
         self._model = model
         self._optimizers = tuple(optimizers)
         self._compiled = compiled
-        self._compiled_before = compiled_before
+        self._compiled_before = environment.compilations() if compiled_before is None else compiled_before
         self._step = step
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
         self._module_watch: ModuleWatch | None = None
