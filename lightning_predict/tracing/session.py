@@ -48,7 +48,8 @@ class CaptureSession:
         model: The model, for names, parameters and memory; None takes the outermost modules that are called.
         optimizers: The optimizers, for their state; none takes those that step.
         compiled: Whether anything in the step is compiled; None finds out.
-        compiled_before: What had been compiled before whatever the step belongs to; None takes what has been so far.
+        compiled_before: What had been compiled before whatever the step belongs to. None takes what has been so far as
+            no sign of a compiled step, and all of it as the time that compiling took.
         step: The function that runs the step, to look for compiled code in where no model is given.
     """
 
@@ -66,7 +67,8 @@ class CaptureSession:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._compiled = compiled
-        self._compiled_before = environment.compilations() if compiled_before is None else compiled_before
+        self._compiled_before = compiled_before
+        self._compiled_at_start = compiled_before or environment.compilations()
         self._step = step
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
         self._module_watch: ModuleWatch | None = None
@@ -182,7 +184,7 @@ class CaptureSession:
         """Choose the recorder, and watch modules and optimizers where nobody named them."""
         if self._compiled is None:
             code = self._step if self._model is None else self._model
-            self._compiled = environment.has_compiled_code(code, since=self._compiled_before)
+            self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)
         is_cuda = self._device.type == "cuda"
         needs_profiler = self._compiled or environment.has_fast_evaluation(self._model)
         if not is_cuda and (self._device.type == "meta" or not needs_profiler):
@@ -257,7 +259,7 @@ class CaptureSession:
         )
 
     def _compile_seconds(self) -> float | None:
-        return environment.compilations().seconds_since(self._compiled_before)
+        return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)
 
     def _with_device(self, trace: Trace) -> Trace:
         """The Trace with the GPU's name and memory, or with the kind of device that most tensors were on."""
