@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lightning_predict.prediction import predict
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.tracing.recording import capture
-    from lightning_predict.tracing.records import Trace
+    from lightning_predict.tracing.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -50,7 +50,7 @@ _HOMES = {
     "LightningPredictError": "lightning_predict.errors",
     "Prediction": "lightning_predict.cost.prediction",
     "Predictions": "lightning_predict.reports.predictions",
-    "Trace": "lightning_predict.tracing.records",
+    "Trace": "lightning_predict.tracing.trace",
     "capture": "lightning_predict.tracing.recording",
     "gpu": "lightning_predict.gpus",
     "gpu_names": "lightning_predict.gpus",

@@ -19,6 +19,8 @@ from dataclasses import replace
 from lightning_predict.cost.memory import StepMemory, memory_notes, step_memory
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import UserPrice, check_price, prediction_of, quote_of
+from lightning_predict.distributed.layout_steps import Setting, SingleSteps, shared_steps, single_steps
+from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
@@ -27,7 +29,7 @@ from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.history import (
+from lightning_predict.run.history import (
     Correction,
     HistoryRecord,
     correction_for,
@@ -35,17 +37,15 @@ from lightning_predict.scaling.history import (
     model_fingerprint_of,
     read_history,
 )
-from lightning_predict.scaling.recorded_steps import Setting, SingleSteps, shared_steps, single_steps
-from lightning_predict.scaling.records import Loader, Workload
-from lightning_predict.scaling.sharing import crowded_workload, shared_memory_bytes, shared_workload
-from lightning_predict.scaling.strategy import Strategy, strategy_of
-from lightning_predict.scaling.totals import run_of
+from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
+from lightning_predict.run.totals import run_of
+from lightning_predict.run.workload import Loader, Workload
+from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
-from lightning_predict.timeline.records import Iteration
 from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
-from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use, unknown_gpu_note
+from lightning_predict.tracing.trace import Trace
 
 
 def predict(
@@ -72,13 +72,13 @@ def predict(
         iterations: Steps still to come on as many GPUs as were recorded; a layout of more does the same samples in
             fewer. None predicts the step alone.
         num_nodes: Machines of the layouts that do not say.
-        strategy: How several GPUs share the work, see `scaling/strategy.py`: `ddp`, `fsdp`, `zero2`, ...; without
+        strategy: How several GPUs share the work, see `distributed/strategy.py`: `ddp`, `fsdp`, `zero2`, ...; without
             effect on one.
         method: `auto`, `mlp` or `wave` (see `kernels/choice.py`).
         offers: Offers to take prices from; None takes those that ship with the package.
         usd_per_hour: Your own price, one for all GPUs or by GPU name; it comes first.
         weights: Folder or file of weights; None searches the cache and the bundled files.
-        history: Learn from earlier runs of this very step (see `scaling/history.py`).
+        history: Learn from earlier runs of this very step (see `run/history.py`).
         interconnect: What you know of the links between GPUs; None takes the catalogue's.
         host_factor: Time that the processor beside those GPUs takes to launch a step over that of the one in use; below
             1 for a faster one.

@@ -24,9 +24,9 @@ from lightning_predict.kernels.fusion import fused
 from lightning_predict.prediction import predict
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.batch_size import BatchSizeOption, Line, largest_power_of_two, line_through
+from lightning_predict.run.batch_size import BatchSizeOption, Line, largest_power_of_two, line_through
 from lightning_predict.tracing.precision import in_precision
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import MEGA, seconds_to_hours
 
 

@@ -21,9 +21,17 @@ from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.planning.files import read_problem
 from lightning_predict.planning.study import read_study
 from lightning_predict.regression.run_tables import read_runs
-from lightning_predict.scaling.history import read_history
-from lightning_predict.tracing.files import load_trace, save_trace
-from lightning_predict.tracing.records import Kernel, Memory, Operation, Parameter, TensorInfo, Trace
+from lightning_predict.run.history import read_history
+from lightning_predict.tracing.trace import (
+    Kernel,
+    Memory,
+    Operation,
+    Parameter,
+    TensorInfo,
+    Trace,
+    load_trace,
+    save_trace,
+)
 from lightning_predict.weights.files import read_weights, write_weights
 from lightning_predict.weights.manifest import parse_manifest
 from tests.cost.test_offers import GOOD

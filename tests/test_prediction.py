@@ -13,10 +13,10 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, Unkn
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.prediction import predict_workload
-from lightning_predict.scaling.records import Workload
+from lightning_predict.run.workload import Workload
 from lightning_predict.timeline.same_gpu import CORRECTION_EXPONENT
-from lightning_predict.tracing.records import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.trace import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 
 DATA = TensorInfo((4096, 4096), "float32")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,))

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import lightning_predict as lp
 from lightning_predict.cost.offers import Offer
+from lightning_predict.distributed.overlap import FRICTION, slowest_of
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import predict_workload
-from lightning_predict.scaling.friction import FRICTION, slowest_of
-from lightning_predict.scaling.records import Workload
-from lightning_predict.tracing.records import Flags, Memory, Operation, Parameter, TensorInfo, Trace
+from lightning_predict.run.workload import Workload
+from lightning_predict.tracing.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 
 DATA = TensorInfo((4096, 4096), "float32")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,), module="0")

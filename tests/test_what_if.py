@@ -13,7 +13,7 @@ from lightning_predict.cost.memory import usable_bytes
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.tracing.precision import in_precision
-from lightning_predict.tracing.records import Flags, Memory, Trace
+from lightning_predict.tracing.trace import Flags, Memory, Trace
 from lightning_predict.what_if import batch_size_lines, batch_size_what_if, compile_what_if, precision_what_if
 
 WIDTH = 4096

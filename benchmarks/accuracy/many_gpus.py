@@ -28,6 +28,9 @@ from rich.table import Table
 
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
+from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.overlap import Friction, slowest_of
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
@@ -36,12 +39,8 @@ from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.fabric import Interconnect, bus_factor, collective
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.scaling.friction import Friction, slowest_of
-from lightning_predict.scaling.parallel import SharedStep
-from lightning_predict.scaling.strategy import Strategy
-from lightning_predict.timeline.queues import iterations
-from lightning_predict.timeline.records import Iteration
-from lightning_predict.tracing.records import Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.training.report import report_table
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
 

@@ -20,11 +20,10 @@ from rich.table import Table
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.prediction import predict
-from lightning_predict.tracing.files import FORMAT, read_json
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.older_releases import in_todays_words
-from lightning_predict.tracing.records import Kernel, Trace
 from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.trace import FORMAT, Kernel, Trace, read_json
 from lightning_predict.training.report import report_table
 from lightning_predict.units import MICROSECOND, seconds_to_milliseconds
 

@@ -53,8 +53,8 @@ from lightning_predict.prediction import predict
 from lightning_predict.regression.end_to_end import DEFAULT_OPTIONS, FEWEST_RUNS, RegressionOptions, fit_regression
 from lightning_predict.regression.per_layer import LayerTime, fit_layers, fit_line, layer_operations
 from lightning_predict.regression.runs import WORDS, PastRun, RunSetting, Variable
-from lightning_predict.tracing.records import Flags, Trace
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Flags, Trace
 from lightning_predict.training.report import report_table
 from lightning_predict.training.tables import split_rows
 from lightning_predict.units import milliseconds_to_seconds

@@ -19,7 +19,7 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu_names
-from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 from tests.workloads.gpt import GPT2_LARGE, Gpt
 
 OPERATIONS, DISTINCT, GPUS = 5000, 500, 40

@@ -23,9 +23,9 @@ from lightning_predict.callbacks.predicting import Question
 from lightning_predict.callbacks.showing import log_values
 from lightning_predict.errors import CaptureError
 from lightning_predict.reports.loggers import LoggedTable, log_table
-from lightning_predict.scaling.batch_size import BatchSizeOption
+from lightning_predict.run.batch_size import BatchSizeOption
 from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 from lightning_predict.what_if import batch_size_lines, batch_size_what_if
 
 if TYPE_CHECKING:

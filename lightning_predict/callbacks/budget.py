@@ -22,7 +22,7 @@ from typing import Final, Literal, final
 
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.rest_of_run import Forecast
-from lightning_predict.callbacks.windows import Window, WindowWatch, steady_seconds
+from lightning_predict.callbacks.recorders import Window, WindowWatch, steady_seconds
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd as dollars
 from lightning_predict.units import hours_to_seconds, seconds_to_hours

@@ -1,47 +1,35 @@
 """`CostBudget`: stop a run that will cost too much, before it has cost much.
 
 The first steps are timed; if the run that follows from them breaks the budget, it ends there, with a checkpoint. From
-then on the actual use is watched, over resumes too. Example::
+then on the actual use is watched, over resumes too. The checkpoint that it leaves says what to know before going on.
+Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import CostBudget
-
-    Trainer(max_epochs=10, callbacks=[CostBudget(usd=50, usd_per_hour=1.2)]).fit(model)
 """
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+from lightning_predict.callbacks.bases import warn
+from lightning_predict.callbacks.price import gpu_in_use
+from lightning_predict.callbacks.trainer_state import resumes_data
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, final
-
 from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
-from lightning_predict.callbacks.budget import (
-    GO_ON,
-    BudgetWatch,
-    Ledger,
-    Limit,
-    Question,
-    Verdict,
-    judge_use,
-    limits_of_fit,
-)
-from lightning_predict.callbacks.guard import harmless
-from lightning_predict.callbacks.last_checkpoint import Machine, save_where_it_stands, say_if_moved
+from lightning_predict.callbacks.budget import GO_ON, BudgetWatch, Ledger, Limit, Question, Verdict, judge_use, limits_of_fit
+from lightning_predict.callbacks.bases import never_raises
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock, run_clock_of
 from lightning_predict.callbacks.showing import log_event, log_values
-from lightning_predict.callbacks.trainer_state import (
-    answer_of_rank_zero,
-    batches_in_store,
-    device_clock,
-    reason_for_no_extras,
-    unmet_minimums,
-)
+from lightning_predict.callbacks.trainer_state import answer_of_rank_zero, batches_in_store, device_clock, reason_for_no_extras, unmet_minimums
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
@@ -49,7 +37,78 @@ from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
     from lightning.pytorch import LightningModule, Trainer
+
+
+CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a fit runs on.
+
+    Attributes:
+        device: Our name of the GPU, else the kind of device.
+        world_size: Processes.
+    """
+
+    device: str
+    world_size: int
+
+    @staticmethod
+    def of(trainer: Trainer) -> Machine:
+        """The machine of this fit."""
+        device = trainer.strategy.root_device
+        return Machine(gpu_in_use(device) or device.type, trainer.world_size)
+
+    @staticmethod
+    def of_state(state: dict[str, Any]) -> Machine | None:
+        """The machine that a checkpoint names; None where it names none."""
+        return Machine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
+
+    def as_state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.world_size} x {self.device}"
+
+
+def say_if_moved(before: Machine | None, now: Machine) -> None:
+    """Warn where a run goes on on another machine.
+
+    Args:
+        before: The machine before; None where there was none, or it is not known.
+        now: The machine now.
+    """
+    if before is not None and before != now:
+        warn(
+            f"CostBudget: this run was on {before} before, and is on {now} now. What was used counts as it was paid "
+            "for; the rest is forecast from steps on what is in use now."
+        )
+
+
+def save_where_it_stands(trainer: Trainer) -> str:
+    """Write a checkpoint of the whole state to `default_root_dir`; to be called on every rank, at the end of a batch.
+
+    Returns:
+        A sentence on where it is, and on the data order after a resume; empty where it could not be written, which is
+        warned about.
+    """
+    path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
+    try:
+        trainer.save_checkpoint(path, weights_only=False)
+    except Exception as error:  # A full disk must not keep the run going.
+        warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
+        return ""
+    if trainer.is_last_batch or resumes_data(trainer):
+        return f" Its checkpoint is {path}."
+    return (
+        f" Its checkpoint is {path}. The loader has no state_dict: a resume trains as many batches as were left of "
+        "this epoch, but Lightning begins again with the epoch's first."
+    )
 
 
 class CostBudget(Callback):
@@ -130,12 +189,12 @@ class CostBudget(Callback):
             self._ledger.resume(seconds=state_dict["seconds"], usd=state_dict["usd"])
         self._machine_before = Machine.of_state(state_dict)
 
-    @harmless
+    @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin anew; the time counts from here."""
         if stage != "fit":
             return
-        self._rest()
+        self._deactivate()
         self.stopping_reason = None
         self._warned = set()
         self._machine_before = self._machine
@@ -147,13 +206,13 @@ class CostBudget(Callback):
         self._clock = device_clock(trainer.strategy.root_device)
         self._run_clock = run_clock_of(trainer, device_clock=self._clock)
 
-    @harmless
+    @never_raises
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time the start of the validation loader's workers."""
         if self._run_clock is not None:
             self._run_clock.sanity_check_starts()
 
-    @harmless
+    @never_raises
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -161,7 +220,7 @@ class CostBudget(Callback):
         if self._run_clock is not None:
             self._run_clock.validation_batch_starts()
 
-    @harmless
+    @never_raises
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -175,14 +234,14 @@ class CostBudget(Callback):
         if self._run_clock is not None:
             self._run_clock.validation_batch_ends()
 
-    @harmless
+    @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the price, say what would override a stop, and end at once if earlier fits used up the budget."""
         if self._run_clock is None:
             return
         limits = answer_of_rank_zero(trainer, lambda: self.terms.limits_of(trainer, self._ledger))
         if not limits:
-            self._rest()
+            self._deactivate()
             return
         self._machine = Machine.of(trainer)
         say_if_moved(self._machine_before, self._machine)
@@ -199,7 +258,7 @@ class CostBudget(Callback):
         )
         self._decide(trainer, self._watch, "use", lambda: judge_use(limits, 0.0), can_save=False)
 
-    @harmless
+    @never_raises
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Workers that start are not a wait for a batch."""
         if self._run_clock is not None:
@@ -207,19 +266,19 @@ class CostBudget(Callback):
         if self._watch is not None:
             self._watch.pause()
 
-    @harmless
+    @never_raises
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time what lies between two epochs."""
         if self._run_clock is not None:
             self._run_clock.epoch_ends()
 
-    @harmless
+    @never_raises
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Time the writing of checkpoints."""
         if self._run_clock is not None:
             self._run_clock.checkpoint_is_collected(self)
 
-    @harmless
+    @never_raises
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude validation from the loader's wait; it is timed by itself."""
         if self._run_clock is not None:
@@ -227,13 +286,13 @@ class CostBudget(Callback):
         if self._watch is not None:
             self._watch.pause()
 
-    @harmless
+    @never_raises
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take what it took for the ones to come."""
         if self._run_clock is not None:
             self._run_clock.validation_ends()
 
-    @harmless
+    @never_raises
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Time the step."""
         if self._run_clock is not None:
@@ -241,7 +300,7 @@ class CostBudget(Callback):
         if self._watch is not None:
             self._watch.batch_starts()
 
-    @harmless
+    @never_raises
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -272,30 +331,30 @@ class CostBudget(Callback):
         else:
             self._decide(trainer, watch, "forecast", lambda: judge_first_forecast(trainer, watch, rest()))
 
-    @harmless
+    @never_raises
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say at the very end, too, why there was no more training."""
         if self.stopping_reason is not None:
             rank_zero_info(f"CostBudget ended this fit: {self.stopping_reason}.")
 
-    @harmless
+    @never_raises
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep what was used; teardown is not called then."""
-        self._rest()
+        self._deactivate()
         self._ledger.close()
 
-    @harmless
+    @never_raises
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keep what was used."""
-        self._rest()
+        self._deactivate()
         self._ledger.close()
 
     def give_up(self, error: Exception) -> None:
         """Warn once and do nothing until the next fit."""
-        self._rest()
+        self._deactivate()
         warn(f"CostBudget is off, and training goes on without a budget: {type(error).__name__}: {error}")
 
-    def _rest(self) -> None:
+    def _deactivate(self) -> None:
         self._watch = self._run_clock = None
 
     def _decide(
@@ -314,7 +373,7 @@ class CostBudget(Callback):
             log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
         if verdict.action == "stop" and self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
-            self._rest()  # There is nothing more to say.
+            self._deactivate()  # There is nothing more to say.
         elif verdict.action == "stop":
             self._end(trainer, verdict.reason, can_save=can_save)
         elif verdict.action == "warn" and question not in self._warned:
@@ -323,7 +382,7 @@ class CostBudget(Callback):
 
     def _end(self, trainer: Trainer, reason: str, *, can_save: bool) -> None:
         """End the run, with a checkpoint of where it stands."""
-        self._rest()
+        self._deactivate()
         self.stopping_reason = reason
         saved = save_where_it_stands(trainer) if can_save else ""
         if self.on_exceed == "raise":

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.callbacks.aftermath import Aftermath, Outcome
+from lightning_predict.callbacks.outcome import Aftermath, Outcome
 from lightning_predict.callbacks.bases import rank_zero_info, warn
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
 from lightning_predict.callbacks.recorders import Pace
@@ -26,10 +26,10 @@ from lightning_predict.callbacks.trainer_state import batches_in_store
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.loggers import log_predictions, write_json
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.history import append_record
-from lightning_predict.scaling.records import Workload
+from lightning_predict.run.history import append_record
+from lightning_predict.run.workload import Workload
 from lightning_predict.timeline.mean_step import measured_seconds
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -9,28 +9,63 @@ Example::
 
 from __future__ import annotations
 
+from typing import Any, Final
+from lightning_predict.distributed.strategy import DataStrategy, Strategy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
-
-from lightning_predict.callbacks.aftermath import Expected, expected_of, with_tempo
+from lightning_predict.callbacks.outcome import Expected, expected_of, with_tempo
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
-from lightning_predict.callbacks.strategies import strategy_of_trainer
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import layout_in_use, predict_workload
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.history import HistoryRecord, read_history
-from lightning_predict.scaling.records import Workload
-from lightning_predict.scaling.strategy import Strategy
-from lightning_predict.tracing.records import Trace
+from lightning_predict.run.history import HistoryRecord, read_history
+from lightning_predict.run.workload import Workload
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+
+_BY_CLASS: Final[dict[str, DataStrategy]] = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp"}
+"""By class name, as the classes of both packages are called alike and some cannot be imported without an extra."""
+
+_ZERO_STAGES: Final[dict[int, DataStrategy]] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
+
+
+def strategy_of_trainer(trainer: Any) -> Strategy:
+    """What the Trainer would do on several GPUs; DDP where it trains on one.
+
+    Args:
+        trainer: The Trainer that is fitting.
+    """
+    strategy = trainer.strategy
+    names = [parent.__name__ for parent in type(strategy).__mro__]
+    if "DeepSpeedStrategy" in names:
+        stage = (getattr(strategy, "config", None) or {}).get("zero_optimization", {}).get("stage", 2)
+        return Strategy(data=_ZERO_STAGES.get(stage, "zero2"))
+    for name, data in _BY_CLASS.items():
+        if name in names:
+            return Strategy(data="hybrid" if _is_hybrid(strategy) else data, tensor=_degree(strategy))
+    options = getattr(strategy, "_ddp_kwargs", {})
+    return Strategy(bucket_cap_mb=options.get("bucket_cap_mb") or Strategy().bucket_cap_mb)
+
+
+def _is_hybrid(strategy: Any) -> bool:
+    sharding = getattr(strategy, "sharding_strategy", None)
+    return "HYBRID" in str(getattr(sharding, "name", sharding)).upper()
+
+
+def _degree(strategy: Any) -> int:
+    """GPUs that share each layer, of a strategy that has tensor parallelism."""
+    degree = getattr(strategy, "_tensor_parallel_size", 1)
+    return degree if isinstance(degree, int) else 1
 
 
 @final

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.callbacks.checkpoints import checkpoints_left
+from lightning_predict.callbacks.remaining import checkpoints_left
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment, Remaining, remaining, workload
 from lightning_predict.callbacks.run_clock import RunClock, Tempo
@@ -25,10 +25,10 @@ from lightning_predict.callbacks.trainer_state import (
     starts_workers,
     workers_of,
 )
-from lightning_predict.scaling.records import Loader, Run, Workload
-from lightning_predict.scaling.totals import run_of
-from lightning_predict.timeline.records import Iteration
-from lightning_predict.tracing.records import Memory
+from lightning_predict.run.workload import Loader, Run, Workload
+from lightning_predict.run.totals import run_of
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.tracing.trace import Memory
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

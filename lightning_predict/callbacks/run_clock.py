@@ -20,8 +20,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
-from lightning_predict.callbacks.checkpoints import CheckpointClock
-from lightning_predict.tracing.records import Memory
+from lightning_predict.callbacks.remaining import CheckpointClock
+from lightning_predict.tracing.trace import Memory
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

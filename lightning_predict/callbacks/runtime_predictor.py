@@ -19,14 +19,14 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_predict.callbacks.aftermath import Outcome
+from lightning_predict.callbacks.outcome import Outcome
 from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps, check_trace_file, check_weights
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
 from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
-from lightning_predict.callbacks.guard import harmless
+from lightning_predict.callbacks.bases import never_raises
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.run_clock import run_clock_of
@@ -39,9 +39,9 @@ from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.batch_size import BatchSizeOption
-from lightning_predict.scaling.strategy import Strategy, strategy_of
-from lightning_predict.tracing.records import Trace
+from lightning_predict.run.batch_size import BatchSizeOption
+from lightning_predict.distributed.strategy import Strategy, strategy_of
+from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -156,12 +156,12 @@ class RuntimePredictor(Callback):
         self.trace: Trace | None = None
         self.outcome: Outcome | None = None
 
-    @harmless
+    @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin anew; stay off where there is nothing to predict."""
         if stage != "fit":
             return
-        self._rest()
+        self._deactivate()
         self.predictions = self.outcome = self.trace = None
         self.batch_sizes = ()
         mode = reason_for_no_extras(trainer)
@@ -174,13 +174,13 @@ class RuntimePredictor(Callback):
             self._follow_up = FollowUp(self._question, run_clock_of(trainer, device_clock=clock))
             self._recording = FitRecording(trainer, pl_module, clock=clock)
 
-    @harmless
+    @never_raises
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time the start of the validation loader's workers."""
         if self._follow_up is not None:
             self._follow_up.run_clock.sanity_check_starts()
 
-    @harmless
+    @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to time steps."""
         if self._recording is None:
@@ -195,7 +195,7 @@ class RuntimePredictor(Callback):
             must_predict_by=min(budgets, default=None),
         )
 
-    @harmless
+    @never_raises
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Workers that start are not a wait for a batch."""
         if self._follow_up is not None:
@@ -203,7 +203,7 @@ class RuntimePredictor(Callback):
         if self._recording is not None:
             self._recording.pause()
 
-    @harmless
+    @never_raises
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nor is what an epoch ends with."""
         if self._follow_up is not None:
@@ -211,7 +211,7 @@ class RuntimePredictor(Callback):
         if self._recording is not None:
             self._recording.pause()
 
-    @harmless
+    @never_raises
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Nor is a checkpoint."""
         if self._recording is not None:
@@ -219,7 +219,7 @@ class RuntimePredictor(Callback):
         if self._follow_up is not None:
             self._follow_up.run_clock.checkpoint_is_collected(self)
 
-    @harmless
+    @never_raises
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Time or record the step that begins."""
         follow_up = self._follow_up
@@ -228,13 +228,13 @@ class RuntimePredictor(Callback):
         if self._recording is not None:
             self._recording.batch_starts(trainer)
 
-    @harmless
+    @never_raises
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Take note of which optimizers step together."""
         if self._recording is not None:
             self._recording.optimizer_steps(optimizer)
 
-    @harmless
+    @never_raises
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -254,7 +254,7 @@ class RuntimePredictor(Callback):
                 show_batch_sizes(options, trainer, pl_module, with_table=self.print_table)
                 self.batch_sizes = options
 
-    @harmless
+    @never_raises
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nor is validation."""
         if self._follow_up is not None:
@@ -262,7 +262,7 @@ class RuntimePredictor(Callback):
         if self._recording is not None:
             self._recording.validation_starts()
 
-    @harmless
+    @never_raises
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -273,7 +273,7 @@ class RuntimePredictor(Callback):
             if is_recorded:
                 self._follow_up.run_clock.validation_batch_is_recorded()
 
-    @harmless
+    @never_raises
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -289,7 +289,7 @@ class RuntimePredictor(Callback):
         if self._recording is not None:
             self._recording.validation_batch_ends(batch)
 
-    @harmless
+    @never_raises
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict again where validation had to be estimated and has now been recorded."""
         follow_up, recording = self._follow_up, self._recording
@@ -298,7 +298,7 @@ class RuntimePredictor(Callback):
         if follow_up is not None and recording is not None and follow_up.has_predicted and recording.validation_is_done:
             self._predict(trainer, pl_module, follow_up, "validation end")
 
-    @harmless
+    @never_raises
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict from what was recorded if the run ended before all was, or say that it was too short for any."""
         trace = None if self._recording is None else self._recording.rest()
@@ -314,22 +314,22 @@ class RuntimePredictor(Callback):
             )
         if self._follow_up is not None:
             self.outcome = self._follow_up.look_back(trainer)
-        self._rest()
+        self._deactivate()
 
-    @harmless
+    @never_raises
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave no profiler open behind an error; teardown is not called then."""
-        self._rest()
+        self._deactivate()
 
-    @harmless
+    @never_raises
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave no profiler open."""
-        self._rest()
+        self._deactivate()
 
     def give_up(self, error: Exception) -> None:
         """Stop whatever is under way, warn once and do nothing until the next fit."""
         with contextlib.suppress(Exception):  # What stopping would say is a consequence of the error.
-            self._rest()
+            self._deactivate()
         warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
 
     def _predict_recorded(
@@ -366,7 +366,7 @@ class RuntimePredictor(Callback):
         """One is in the code already and the environment asks for another; two recorders would disturb each other."""
         return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
 
-    def _rest(self) -> None:
+    def _deactivate(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""
         recording, self._recording, self._follow_up = self._recording, None, None
         if recording is not None:

@@ -16,11 +16,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_predict.callbacks.bases import ACCUMULATION_SCHEDULERS, MODEL_CHECKPOINTS, TIMERS
-from lightning_predict.callbacks.checkpoints import Saving
+from lightning_predict.callbacks.remaining import Saving
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment, Position, Validation
 from lightning_predict.errors import LightningPredictError
-from lightning_predict.scaling.records import Loader
+from lightning_predict.run.workload import Loader
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

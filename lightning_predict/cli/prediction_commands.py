@@ -247,7 +247,7 @@ def _findings(
     from lightning_predict.prediction import predict as predict_trace
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank
-    from lightning_predict.tracing.records import Trace
+    from lightning_predict.tracing.trace import Trace
 
     asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
     layouts = layouts_of(asked, num_nodes=shared.nodes)

@@ -65,7 +65,7 @@ def regress(
     """
     from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
     from lightning_predict.regression.run_tables import read_runs
-    from lightning_predict.scaling.history import history_path
+    from lightning_predict.run.history import history_path
 
     source = history_path() if str(runs) == HISTORY and not runs.exists() else runs
     table = read_runs(source, columns=_pairs("columns", columns), values=_pairs("values", values))

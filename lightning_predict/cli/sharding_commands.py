@@ -46,7 +46,7 @@ def shard(
     from lightning_predict.gpus.layouts import layout_of
     from lightning_predict.sharding.placement import place_tables
     from lightning_predict.sharding.tables import tables_of_trace
-    from lightning_predict.tracing.records import Trace
+    from lightning_predict.tracing.trace import Trace
     from lightning_predict.units import gibibytes_to_bytes
 
     layouts = [layout_of(name) for name in _words(gpus)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from lightning_predict.cli.answers import Answer
 
 if TYPE_CHECKING:
-    from lightning_predict.tracing.records import Trace
+    from lightning_predict.tracing.trace import Trace
 
 _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
@@ -50,8 +50,8 @@ def trace(
         step: With import: number of the ProfilerStep to take (default: the median one of those that did something).
         weights: With view: weights to predict by, a folder or a file (default: the cache, then those that ship).
     """
-    from lightning_predict.tracing.files import load_trace, save_trace
     from lightning_predict.tracing.privacy import anonymised
+    from lightning_predict.tracing.trace import load_trace, save_trace
 
     _check_options(
         action, {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}

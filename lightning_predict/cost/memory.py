@@ -5,7 +5,7 @@ parameters and buffers, gradients, optimizer state, the batch, and the tensors t
 storage lives from the operation that writes it first to the last one that meets it: just as long as autograd keeps what
 the backward pass reads. The workspaces of cuBLAS and the remainders of the allocator come on top. Example::
 
-    >>> from lightning_predict.tracing.records import Memory, Operation, TensorInfo, Trace
+    >>> from lightning_predict.tracing.trace import Memory, Operation, TensorInfo, Trace
     >>> a, b, c = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 30))
     >>> steps = [((), (a,)), ((a,), (b,)), ((b,), (c,))]  # a is dead when c is written
     >>> live_tensors([Operation(name="aten::relu", phase="forward", inputs=i, outputs=o) for i, o in steps])
@@ -37,7 +37,7 @@ from itertools import accumulate
 from typing import Final, Literal, final
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.records import Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
 
 _DRAWS_MASKS: Final = "aten::bernoulli_"

@@ -20,8 +20,8 @@ from lightning_predict.cost.offers import Offer, cheapest_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.scaling.records import Run, Workload
-from lightning_predict.timeline.records import Iteration
+from lightning_predict.run.workload import Run, Workload
+from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.same_gpu import SameGpuCheck
 from lightning_predict.timeline.verdict import Verdict
 from lightning_predict.units import seconds_to_hours

@@ -22,7 +22,7 @@ import numpy as np
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
 from lightning_predict.kernels.translation import translates, whole_compute_dtype
-from lightning_predict.tracing.records import Flags, Operation, TensorInfo
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 _WORDS = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq", "causal": 0}

@@ -34,7 +34,7 @@ from lightning_predict.kernels.operations import Array, Problem, batch_of, opera
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD, unknown_operations
 from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
-from lightning_predict.tracing.records import Kernel, Phase, Trace
+from lightning_predict.tracing.trace import Kernel, Phase, Trace
 
 Method = Literal["auto", "mlp", "wave"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)

@@ -41,7 +41,7 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import compute_dtype, translates
 from lightning_predict.kernels.utilisation import Estimate
-from lightning_predict.tracing.records import Flags, Operation
+from lightning_predict.tracing.trace import Flags, Operation
 from lightning_predict.units import MICROSECOND
 
 OPERATIONS: Final = ("embedding_bag", "embedding_bag_backward")

@@ -14,7 +14,7 @@ import numpy as np
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
 from lightning_predict.kernels.translation import compute_dtype, translates
-from lightning_predict.tracing.records import Flags, Operation
+from lightning_predict.tracing.trace import Flags, Operation
 
 
 def _share(c: Columns) -> Array:

@@ -2,7 +2,7 @@
 
 Example::
 
-    >>> from lightning_predict.tracing.records import Operation
+    >>> from lightning_predict.tracing.trace import Operation
     >>> is_free(Operation(name="aten::view", phase="forward"))
     True
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_predict.tracing.records import Operation
+from lightning_predict.tracing.trace import Operation
 
 FREE_OPERATIONS: Final = frozenset(
     f"aten::{name}"

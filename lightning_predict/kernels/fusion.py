@@ -4,7 +4,7 @@ Inductor leaves products, convolutions, attention and look-ups to their librarie
 reductions that hand data to each other. A fused kernel reads what it needs from outside, and writes what is used
 outside; what it hands on inside never reaches memory. So it is timed by the bytes that it touches. Example::
 
-    >>> from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> a, b, c = (TensorInfo((1024,), "float32", id=number) for number in range(3))
     >>> relu = Operation(name="aten::relu", phase="forward", inputs=(a,), outputs=(b,))
     >>> twice = Operation(name="aten::mul", phase="forward", inputs=(b,), outputs=(c,))
@@ -24,7 +24,7 @@ from lightning_predict.kernels.free_operations import is_free
 from lightning_predict.kernels.operations import operation_kind
 from lightning_predict.kernels.traffic import LOOK_UPS
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 FUSED: Final = "triton::fused"
 """Name of a fused kernel."""

@@ -29,7 +29,7 @@ import numpy as np
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex, translates
-from lightning_predict.tracing.records import Flags, Operation, TensorInfo
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 SPREAD: Final = 4.0
 """Factor up and down. An assumption: libraries differ by as much, and eigenvalues' iterations depend on the data."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex, translates
-from lightning_predict.tracing.records import Flags, Operation, TensorInfo
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 
 def _flops(c: Columns) -> Array:

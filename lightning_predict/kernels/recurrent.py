@@ -17,7 +17,7 @@ from typing import Final
 
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
 from lightning_predict.kernels.translation import translates, whole_compute_dtype
-from lightning_predict.tracing.records import Flags, Operation
+from lightning_predict.tracing.trace import Flags, Operation
 
 GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
 """Weight matrices per layer and direction: four gates, three gates, one."""

@@ -3,7 +3,7 @@
 Each stored element multiplies one row of the dense factor: 2 x stored x columns, whatever the shape. Other operations
 on sparse tensors move their values and indices (`traffic.py`). Example::
 
-    >>> from lightning_predict.tracing.records import Operation, TensorInfo
+    >>> from lightning_predict.tracing.trace import Operation, TensorInfo
     >>> adjacency = TensorInfo((1000, 1000), "float32", stored_elements=50, stored_bytes=1000)
     >>> dense = TensorInfo((1000, 8), "float32")
     >>> product = Operation(name="aten::_sparse_mm", phase="forward", inputs=(adjacency, dense))
@@ -18,7 +18,7 @@ from typing import Final
 
 from lightning_predict.kernels.operations import OperationKind, Problem, register
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
-from lightning_predict.tracing.records import Operation, TensorInfo
+from lightning_predict.tracing.trace import Operation, TensorInfo
 
 register(
     OperationKind(

@@ -4,7 +4,7 @@ The rule: inputs are read, outputs are written; where the recorder did not see o
 output is as large as the largest input, or as the tensor that is changed in place. Tables hold the exceptions.
 Example::
 
-    >>> from lightning_predict.tracing.records import Operation, TensorInfo
+    >>> from lightning_predict.tracing.trace import Operation, TensorInfo
     >>> x = TensorInfo((1024,), "float32")
     >>> transfer_of(Operation(name="aten::sigmoid", phase="forward", inputs=(x,), outputs=(x,)))[0].dims
     (4096.0, 4096.0, 1024.0)
@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_predict.kernels.operations import Problem
-from lightning_predict.tracing.records import Operation, TensorInfo
+from lightning_predict.tracing.trace import Operation, TensorInfo
 
 WRITE_ONLY: Final = frozenset(
     f"aten::{name}"

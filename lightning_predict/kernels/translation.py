@@ -9,7 +9,7 @@ A translator gives None for a call that it does not know (other tensors than it 
 Anything that it raises is a bug of ours: no reason to end a prediction, but none to be silent either. The call counts
 as `untranslated`, its bytes with a very wide interval, and `translation_notes` names it. Example::
 
-    >>> from lightning_predict.tracing.records import Flags, Operation, TensorInfo
+    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")
     >>> translate(Operation(name="aten::mm", phase="forward", inputs=(a, b)), Flags())[0].dims
     (1.0, 8.0, 4.0, 16.0)
@@ -28,7 +28,7 @@ from lightning_predict.kernels.free_operations import is_free
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind
 from lightning_predict.kernels.sparse import sparse_problems
 from lightning_predict.kernels.traffic import transfer_of, untranslated
-from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 Translator = Callable[[Operation, Flags], tuple[Problem, ...] | None]
 

@@ -4,7 +4,7 @@ An operation without a translator is timed by the bytes that it touches. That is
 and whatever moves data, which are named here; of any other, such as an operator of one's own, nothing is known but its
 tensors, so its interval reaches far up and it is named with its share of the time. Example::
 
-    >>> from lightning_predict.tracing.records import Operation
+    >>> from lightning_predict.tracing.trace import Operation
     >>> is_known(Operation(name="aten::mul_", phase="forward")), is_known(Operation(name="mine::scan", phase="forward"))
     (True, False)
 """
@@ -26,7 +26,7 @@ from lightning_predict.kernels.traffic import (
     WRITE_ONLY,
 )
 from lightning_predict.kernels.translation import WorkItem, has_translator
-from lightning_predict.tracing.records import Operation, Trace
+from lightning_predict.tracing.trace import Operation, Trace
 
 UNKNOWN_SPREAD: Final = 10.0
 """Extra factor upwards around an operation of which only the bytes are known. An assumption: a factorisation of a large

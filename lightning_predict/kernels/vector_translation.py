@@ -4,7 +4,7 @@ Element-wise operations on equal shapes use the measured model of their family; 
 that no table measured, the bytes decide. Example::
 
     >>> from lightning_predict.kernels.translation import translate
-    >>> from lightning_predict.tracing.records import Flags, Operation, TensorInfo
+    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> x = TensorInfo((8, 16), "float32")
     >>> translate(Operation(name="aten::_softmax", phase="forward", inputs=(x,)), Flags())[0].operation
     'softmax'
@@ -17,7 +17,7 @@ from typing import Final
 
 from lightning_predict.kernels.operations import Problem
 from lightning_predict.kernels.translation import compute_dtype, rows_and_columns, translates
-from lightning_predict.tracing.records import Flags, Operation, TensorInfo
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 BINARY: Final = {"aten::add": "add", "aten::mul": "mul", "aten::div": "div", "aten::pow": "pow", "aten::sub": "add"}
 UNARY: Final = {"aten::relu": "relu", "aten::gelu": "gelu", "aten::tanh": "tanh"}

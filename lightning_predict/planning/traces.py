@@ -19,7 +19,7 @@ from pathlib import Path
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.planning.problem import Configuration, MachineType
 from lightning_predict.prediction import predict
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 
 
 def times_of_trace(path: Path, iterations: int, machines: tuple[MachineType, ...]) -> Mapping[Configuration, float]:

@@ -23,7 +23,7 @@ from typing import Final, final
 from lightning_predict.checked import Checked, File, read_csv, read_yaml
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
 from lightning_predict.regression.runs import PastRun, RunSetting
-from lightning_predict.scaling.history import HistoryRecord, read_history
+from lightning_predict.run.history import HistoryRecord, read_history
 from lightning_predict.units import gigaflops_to_flops, milliseconds_to_seconds
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -19,7 +19,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.embedding import SECTOR_BYTES
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.translation import compute_dtype, translate
-from lightning_predict.tracing.records import Operation, Trace
+from lightning_predict.tracing.trace import Operation, Trace
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 INDEX_BYTES: Final = 8

@@ -1,1 +1,1 @@
-"""See the docstring of the package for what lives here."""
+"""From timed work to a step: a host and its device simulated together, and what bounds them."""

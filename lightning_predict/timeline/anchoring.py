@@ -23,11 +23,10 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.timeline.launching import launch_order, launchings, main_stream
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.recorded_host import has_recorded_launches
-from lightning_predict.timeline.simulation import STEADY_STEPS, simulate
-from lightning_predict.tracing.records import Kernel, Trace
+from lightning_predict.timeline.simulation import STEADY_STEPS, launch_order, launchings, main_stream, simulate
+from lightning_predict.tracing.trace import Kernel, Trace
 from lightning_predict.units import MICROSECOND
 
 GAP_SECONDS: Final = 1 * MICROSECOND

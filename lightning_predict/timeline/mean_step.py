@@ -12,10 +12,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from lightning_predict.timeline.records import Iteration
+from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.same_gpu import SameGpuCheck
 from lightning_predict.timeline.verdict import Verdict
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 
 
 def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from lightning_predict.tracing.records import Phase
+from lightning_predict.tracing.trace import Phase
 from lightning_predict.units import microseconds_to_seconds
 
 

@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Final, final
 
 from lightning_predict.timeline.overheads import Overheads
-from lightning_predict.tracing.records import Kernel, Operation, Trace
+from lightning_predict.tracing.trace import Kernel, Operation, Trace
 from lightning_predict.units import MICROSECOND
 
 PROFILER_EVENT_SECONDS: Final = 2 * MICROSECOND

@@ -20,10 +20,9 @@ from typing import Final, Literal, final
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.estimates import KernelModels
-from lightning_predict.timeline.queues import iterations
+from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.timeline.recorded_host import recorded_host
-from lightning_predict.timeline.records import Iteration
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 
 CORRECTION_EXPONENT: Final = 0.75
 """Power of (measured / predicted) on the GPU in use by which the device's time on the others is multiplied.

@@ -18,8 +18,7 @@ import numpy as np
 
 from lightning_predict.kernels.arrays import summed_by_owner
 from lightning_predict.kernels.operations import Array
-from lightning_predict.timeline.launching import Launching
-from lightning_predict.timeline.simulation import Simulated
+from lightning_predict.timeline.simulation import Launching, Simulated
 
 FASTER: Final = 2.0
 """How much faster the GPU is that `Verdict.gain` compares with."""

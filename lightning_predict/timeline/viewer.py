@@ -15,9 +15,8 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.timeline.anchoring import anchor
-from lightning_predict.timeline.launching import COMPUTE_STREAM, launch_order, launchings
-from lightning_predict.timeline.simulation import simulate
-from lightning_predict.tracing.records import Trace
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, launch_order, launchings, simulate
+from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import seconds_to_microseconds
 
 HOST_PROCESS: Final = 0

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as functional
 
 from lightning_predict.errors import CaptureError
+from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
 from lightning_predict.tracing.tensors import tensors_in
-from lightning_predict.tracing.whole import ATTENTION, RECURRENT, RMS_NORM
 
 
 def _names(text: str) -> frozenset[str]:

@@ -14,11 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.events import Call
-from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
-from lightning_predict.tracing.records import TensorInfo
-from lightning_predict.tracing.signatures import name_values
-from lightning_predict.tracing.whole import WHOLE_OPERATIONS, computes, is_cast_down, whole_arguments
+from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, computes, is_cast_down, name_values, whole_arguments
+from lightning_predict.tracing.trace import TensorInfo
 
 RECORDED_TENSORS: Final = "recorded tensors"
 """Key under which a recorder that ran in the process adds what a file lacks: for each position, the tensors there as

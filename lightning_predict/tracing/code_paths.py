@@ -1,8 +1,11 @@
-"""What the user should know of the way that a step ran: compiled, with which layout and which choice of algorithms.
+"""Say what the user should know of the way that a step ran: compiled, with which layout and choice of algorithms.
 
-Predictions follow the trace on each path; where they cannot, it is said here. Example::
+Predictions follow the trace on each path; where they cannot, it is said here.
 
-    >>> from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+Images lie channels first (N, C, H, W) or channels last, as tensor cores want them. A convolution whose images are
+channels last bears the argument `channels_last`, whichever way it was recorded. Example::
+
+    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> images = TensorInfo((8, 64, 56, 56), "float16")
     >>> trace = Trace(operations=(Operation(name="aten::convolution", phase="forward", inputs=(images, images)),),
     ...               device="meta", recorder="dispatch")
@@ -12,10 +15,34 @@ Predictions follow the trace on each path; where they cannot, it is said here. E
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
-from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT
-from lightning_predict.tracing.records import Operation, Trace
+from lightning_predict.tracing.trace import Operation, Trace
+
+CHANNELS_LAST: Final = "channels_last"
+"""Argument of a convolution that reads images in this layout; left out for channels first."""
+
+IMAGES_AT: Final[Mapping[str, int]] = {
+    "aten::convolution": 0,
+    "aten::_convolution": 0,
+    "aten::cudnn_convolution": 0,
+    "aten::convolution_backward": 1,
+}
+"""Convolutions, with the position of the images among their arguments."""
+
+
+def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """True where neighbours in memory are channels; False where both layouts are the same, too.
+
+    Args:
+        shape: Sizes (N, C, *sizes) in two or three dimensions.
+        strides: Elements between neighbours in each dimension.
+    """
+    if len(shape) not in (4, 5) or len(strides) != len(shape):
+        return False
+    return shape[1] > 1 and math.prod(shape[2:]) > 1 and strides[1] == 1
 
 
 def code_path_notes(trace: Trace) -> tuple[str, ...]:

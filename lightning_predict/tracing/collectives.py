@@ -2,7 +2,7 @@
 
 Example::
 
-    >>> from lightning_predict.tracing.records import Operation, Trace
+    >>> from lightning_predict.tracing.trace import Operation, Trace
     >>> reduce = Operation(name="c10d::allreduce_", phase="backward")
     >>> two = Trace(operations=(reduce,), device="cpu", recorder="dispatch", world_size=2)
     >>> without_collectives(two).operations
@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.tracing.records import Operation, Trace
+from lightning_predict.tracing.trace import Operation, Trace
 
 _OPERATIONS: Final = (
     "c10d::",

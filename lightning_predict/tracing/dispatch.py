@@ -25,15 +25,13 @@ from typing import Any, Final, final
 import torch
 
 from lightning_predict.tracing.autocast import AutocastOnMeta, autocast_dtype
+from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
-from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.modes import Call, OperationMode, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.phases import PhaseRules
-from lightning_predict.tracing.records import Operation
-from lightning_predict.tracing.signatures import SIGNATURES
-from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_value, tensors_in
-from lightning_predict.tracing.whole import (
+from lightning_predict.tracing.signatures import (
+    SIGNATURES,
     backward_inputs,
     backward_name,
     computes,
@@ -41,6 +39,8 @@ from lightning_predict.tracing.whole import (
     recorded_name,
     whole_arguments,
 )
+from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_value, tensors_in
+from lightning_predict.tracing.trace import Operation
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr

@@ -21,8 +21,8 @@ from typing import Any, Final, final
 import torch
 from torch import nn
 
-from lightning_predict.tracing.records import Flags, Memory, Parameter
 from lightning_predict.tracing.tensors import dtype_name
+from lightning_predict.tracing.trace import Flags, Memory, Parameter
 
 _LIBRARIES: Final = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins", "numpy"})
 """Packages whose own functions are not searched for compiled ones."""

@@ -25,7 +25,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from lightning_predict.tracing.levels import MODULE_MARK
+from lightning_predict.tracing.attribution import MODULE_MARK
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 

@@ -1,21 +1,157 @@
-"""Other tools' files as Traces, told apart by what they hold. Pure Python.
+"""Read other tools' files as Traces, told apart by what they hold. Pure Python.
 
-Example::
-
-    trace = import_trace("rank0.pt.trace.json.gz")     # Kineto JSON: `export_chrome_trace` of torch.profiler
-    trace = import_trace("execution_trace.json")       # `ExecutionTraceObserver`
+An execution trace (a file of `torch.profiler.ExecutionTraceObserver`) has every call with its tensors, but no times and
+no kernels. Its nodes are numbered in the order in which
+they begin, so the numbers stand in for times: the nodes become events of a profile, and `kineto.py`'s reader does the
+rest.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
 
-from lightning_predict.errors import TraceFormatError
-from lightning_predict.tracing.execution_trace import trace_of_execution
-from lightning_predict.tracing.files import FORMAT, read_json
-from lightning_predict.tracing.kineto import trace_of_kineto
-from lightning_predict.tracing.records import Trace
+from lightning_predict.checked import Checked, File
+from lightning_predict.errors import TraceFormatError, TraceVersionError
+from lightning_predict.tracing.calls import RECORDED_OUTPUTS, RECORDED_TENSORS, dtype_of
+from lightning_predict.tracing.events import read_profile
+from lightning_predict.tracing.kineto import step_notes, trace_of_kineto, trace_of_profile
 from lightning_predict.tracing.reported_gpu import with_named_gpu
+from lightning_predict.tracing.trace import FORMAT, Trace, read_json
+
+_SCHEMA: Final = "1.1."
+"""What `schema` begins with in the files that are read: those of torch 2.4 and later."""
+
+_ROOT: Final = "[pytorch|profiler|execution_trace|"
+_NODE: Final = "autograd::engine::evaluate_function: "
+_USER_SCOPE: Final = 7
+_TENSOR: Final = re.compile(r"Tensor\(([^()]*)\)")
+
+
+def import_execution_trace(path: str | os.PathLike[str], *, step: int | None = None) -> Trace:
+    """Read one step of an execution trace. Operations have tensors and outputs, but neither kernels nor times.
+
+    Args:
+        path: A JSON file, gzip or plain.
+        step: Number of the `ProfilerStep#` to take; None takes the median one of those that did something, or the
+            whole file where none is marked.
+
+    Raises:
+        TraceVersionError: A file of another version of the format.
+        TraceFormatError: Not such a file, or it has no such step.
+        OSError: The file cannot be read.
+    """
+    source = os.fspath(path)
+    return trace_of_execution(read_json(source, strict=False), source, step=step)
+
+
+def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
+    """Do what `import_execution_trace` does with a file that was parsed already.
+
+    Args:
+        parsed: The parsed JSON.
+        source: Name of the file, for errors.
+        step: As in `import_execution_trace`.
+
+    Raises:
+        TraceVersionError: A file of another version of the format.
+        TraceFormatError: Not such a file, or it has no such step.
+    """
+    document = Checked(parsed, File(source, TraceFormatError))
+    schema = document.mapping().get("schema")
+    if not isinstance(schema, str):
+        raise TraceFormatError(
+            f"{source} is not an execution trace: its field 'schema' is {schema!r}. A file of torch.profiler's "
+            "export_chrome_trace is read by `import_kineto`."
+        )
+    if not schema.startswith(_SCHEMA):
+        raise TraceVersionError(
+            f"{source} is an execution trace of schema {schema}; this release reads {_SCHEMA}x, which torch writes "
+            "since 2.4. Record it again with a newer torch."
+        )
+    nodes = [node for node in document.member("nodes").items() if not _name(node).startswith(_ROOT)]
+    profile = read_profile({"traceEvents": list(_events(nodes))}, source, step=step)
+    trace = trace_of_profile(profile, recorder="execution_trace")
+    operations = tuple(replace(one, host_start_seconds=None, host_seconds=None) for one in trace.operations)
+    notes = (*step_notes(profile, asked=step), *trace.notes)
+    return replace(trace, operations=operations, profiled_seconds=None, loader_seconds=(), notes=notes)
+
+
+def _name(node: Checked) -> str:
+    return node.member("name").text()
+
+
+def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
+    """The nodes as events; a call lasts until the last call inside it has begun."""
+    number = {id(node): node.member("id").integer() for node in nodes}
+    parents = {number[id(node)]: node.member("ctrl_deps").integer() for node in nodes}
+    last = {own: own for own in parents}
+    for own in sorted(parents, reverse=True):
+        parent = parents[own]
+        if parent in last:
+            last[parent] = max(last[parent], last[own])
+    attributes = {number[id(node)]: _attributes(node) for node in nodes}
+    # An engine's record leaves the sequence number to the node inside it.
+    inner = {parents[own]: row for own, row in attributes.items() if row.get("seq_id", -1) >= 0}
+    for node in nodes:
+        own, name = number[id(node)], _name(node)
+        row = inner.get(own, attributes[own]) if name.startswith(_NODE) else attributes[own]
+        thread = attributes[own].get("tid")
+        yield {
+            "ph": "X",
+            "cat": "user_annotation" if row.get("scope") == _USER_SCOPE else "cpu_op",
+            "name": name,
+            "pid": 0,
+            "tid": thread,
+            "ts": own,
+            "dur": last[own] - own + 0.5,
+            "args": _arguments(node, row),
+        }
+        if row.get("fw_tid"):
+            link = {"cat": "fwdbwd", "name": "fwdbwd", "id": own, "pid": 0}
+            yield {"ph": "s", "tid": row["fw_tid"], "ts": own, **link}
+            yield {"ph": "f", "tid": thread, "ts": own, **link}
+
+
+def _attributes(node: Checked) -> dict[str, Any]:
+    rows: list[Checked] = node.optional("attrs", lambda value: value.items(), [])
+    return {row.member("name").text(): row.mapping().get("value") for row in rows}
+
+
+def _arguments(node: Checked, attributes: dict[str, Any]) -> dict[str, Any]:
+    """A call's tensors and values as a profile's events have them."""
+    inputs, outputs = node.member("inputs"), node.member("outputs")
+    values = [None if item.value == "<None>" else item.value for item in inputs.member("values").items()]
+    arguments: dict[str, Any] = {
+        "Concrete Inputs": values,
+        RECORDED_TENSORS: _tensor_rows(inputs),
+        RECORDED_OUTPUTS: _tensor_rows(outputs),
+    }
+    if attributes.get("seq_id", -1) >= 0:
+        arguments |= {"Sequence number": attributes["seq_id"], "Fwd thread id": attributes.get("fw_tid", 0)}
+    return arguments
+
+
+def _tensor_rows(group: Checked) -> list[list[list[Any]]]:
+    """For each position the tensors there: shape, dtype, storage number and kind of device."""
+    values, shapes, kinds = (group.member(key).items() for key in ("values", "shapes", "types"))
+    return [
+        list(_rows(value.value, shape.value, _TENSOR.findall(kind.text()), kind.text().startswith("Tensor(")))
+        for value, shape, kind in zip(values, shapes, kinds, strict=True)
+    ]
+
+
+def _rows(value: Any, shape: Any, kinds: list[str], is_single: bool) -> Iterator[list[Any]]:
+    if not kinds:
+        return
+    values, shapes = ([value], [shape]) if is_single else (value, shape)
+    tensors = (pair for pair in zip(values, shapes, strict=False) if isinstance(pair[0], list) and len(pair[0]) == 6)
+    for (tensor, sizes), kind in zip(tensors, kinds, strict=False):
+        _, storage, _, _, _, device = tensor
+        yield [sizes, dtype_of(kind), storage, str(device).partition(":")[0]]
 
 
 def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: str | None = None) -> Trace:

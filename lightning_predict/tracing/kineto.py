@@ -23,11 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 from lightning_predict.errors import TraceFormatError
-from lightning_predict.tracing.calls import arguments_of, outputs_of, tensors_of
-from lightning_predict.tracing.collectives import left_out_collectives
-from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_profile
-from lightning_predict.tracing.files import read_json
-from lightning_predict.tracing.levels import (
+from lightning_predict.tracing.attribution import (
     CUDA_GRAPH,
     LOADER_MARK,
     UNATTRIBUTED,
@@ -35,11 +31,14 @@ from lightning_predict.tracing.levels import (
     is_backward_node,
     select_operations,
 )
+from lightning_predict.tracing.calls import arguments_of, outputs_of, tensors_of
+from lightning_predict.tracing.collectives import left_out_collectives
+from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_profile
 from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.phases import PhaseRules
-from lightning_predict.tracing.records import Flags, HostWait, Kernel, Operation, Phase, Trace, WaitCause
 from lightning_predict.tracing.reported_gpu import unknown_gpu_note, with_named_gpu
-from lightning_predict.tracing.whole import backward_inputs
+from lightning_predict.tracing.signatures import backward_inputs
+from lightning_predict.tracing.trace import Flags, HostWait, Kernel, Operation, Phase, Trace, WaitCause, read_json
 from lightning_predict.units import microseconds_to_seconds, seconds_to_milliseconds
 
 _UPDATE: Final = "Optimizer.step#"

@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, runs_python, tensors_in
-from lightning_predict.tracing.whole import ATTENTION, RECURRENT, RMS_NORM
 
 Call = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_predict.tracing.records import Operation, TensorInfo
+from lightning_predict.tracing.trace import Operation, TensorInfo
 
 CONVOLUTION: Final = "aten::convolution"
 CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"

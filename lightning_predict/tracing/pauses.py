@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, final
 
-from lightning_predict.tracing.records import Operation
+from lightning_predict.tracing.trace import Operation
 from lightning_predict.units import nanoseconds_to_seconds
 
 SHORTEST_PAUSE_SECONDS: Final = 5e-3

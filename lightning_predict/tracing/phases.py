@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, final
 
-from lightning_predict.tracing.records import Phase
+from lightning_predict.tracing.trace import Phase
 
 READS: Final = frozenset({"aten::detach", "aten::_local_scalar_dense", "aten::alias", "aten::is_nonzero"})
 """Operations that look at a tensor with a history without adding to it."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 PRECISIONS: Final = ("bfloat16", "float16")
 

@@ -3,7 +3,7 @@
 Shapes, dtypes, kernels and times stay, since predictions need them; names of modules and parameters become numbers, and
 notes, which may hold paths, go. Example::
 
-    >>> from lightning_predict.tracing.records import Operation, Trace
+    >>> from lightning_predict.tracing.trace import Operation, Trace
     >>> step = Operation(name="aten::mm", phase="forward", module="secret.layer")
     >>> trace = Trace(operations=(step, step), device="cpu", recorder="dispatch", notes=("/home/me/model.py",))
     >>> hidden = anonymised(trace)
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 
 
 def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:

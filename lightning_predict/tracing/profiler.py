@@ -27,10 +27,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.calls import RECORDED_TENSORS
 from lightning_predict.tracing.events import read_profile
-from lightning_predict.tracing.files import read_json
 from lightning_predict.tracing.kineto import trace_of_profile
-from lightning_predict.tracing.records import Operation, Trace
 from lightning_predict.tracing.tensors import dtype_name
+from lightning_predict.tracing.trace import Operation, Trace, read_json
 
 WINDOW_MARK: Final = "ProfilerStep#0"
 """The mark that readers of profiles take for the extent of a step."""

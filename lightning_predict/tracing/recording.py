@@ -24,8 +24,8 @@ import torch
 from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.tracing.environment import compilations
 from lightning_predict.tracing.precision import Precision, precision_of
-from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Trace
 
 _FLOATING: Final = ("float", "bfloat")
 

@@ -3,7 +3,7 @@
 Measured kernels are scaled from one GPU to another, so without the first they are of no use: then operations are
 predicted from their shapes, and the user is told; a trace without shapes cannot be predicted at all. Example::
 
-    >>> from lightning_predict.tracing.records import Trace
+    >>> from lightning_predict.tracing.trace import Trace
     >>> trace = Trace(operations=(), device="cuda", recorder="kineto", gpu_reported_name="Tesla V100-SXM2-16GB")
     >>> gpu_in_use(trace).name
     'V100-SXM2-16GB'
@@ -16,7 +16,7 @@ from dataclasses import replace
 from lightning_predict.errors import TraceError, UnknownGpuError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 
 
 def gpu_in_use(trace: Trace) -> Gpu | None:

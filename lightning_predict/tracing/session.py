@@ -28,7 +28,7 @@ from lightning_predict.tracing import environment
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder, refuse_second_profiler
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 
 _NO_KERNELS: Final = (
     "The profiler recorded nothing on the GPU (often for lack of permission to use CUPTI), so times are predicted, not "

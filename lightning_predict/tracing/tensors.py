@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
-from lightning_predict.tracing.records import TensorInfo
+from lightning_predict.tracing.trace import TensorInfo
 
 
 @cache

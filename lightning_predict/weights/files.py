@@ -1,7 +1,7 @@
 """Weights files: safetensors whose header says what must be inside, checked on reading. Never pickle.
 
-The file's metadata has one entry, `lightning_predict`, a JSON object (see `write_weights`); the tensors of family `f` are
-`f/mean`, `f/scale`, `f/low`, `f/high` and, for layer i, `f/layer<i>/weight` (members, inputs, outputs) and
+The file's metadata has one entry, `lightning_predict`, a JSON object (see `write_weights`); the tensors of family `f`
+are `f/mean`, `f/scale`, `f/low`, `f/high` and, for layer i, `f/layer<i>/weight` (members, inputs, outputs) and
 `f/layer<i>/bias` (members, outputs). Weights are stored as float16 and used as float32. Example::
 
     write_weights(weights, "T4.safetensors")

@@ -21,12 +21,12 @@ from benchmarks.accuracy.many_gpus import (
     scaling_tables,
     uniform_step,
 )
+from lightning_predict.distributed.overlap import FRICTION, Friction, slowest_of
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.scaling.friction import FRICTION, Friction, slowest_of
-from lightning_predict.scaling.strategy import Strategy
 
 HEADER = "gpu_reported,n_gpus,model,precision_label,batch,pytorch,unit,throughput\n"
 ROWS = """\

@@ -12,8 +12,8 @@ import pytest
 from lightning_predict.callbacks import follow_up, predicting, run_clock, runtime_predictor
 from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.prediction import predict_workload
-from lightning_predict.scaling.records import Workload
-from lightning_predict.tracing.records import Trace
+from lightning_predict.run.workload import Workload
+from lightning_predict.tracing.trace import Trace
 from tests.callbacks.small import Small
 
 

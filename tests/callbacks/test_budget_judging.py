@@ -11,7 +11,7 @@ from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.cost_budget import judge_first_forecast, judge_later_use
 from lightning_predict.callbacks.remaining import Remaining
 from lightning_predict.callbacks.rest_of_run import Rest
-from lightning_predict.scaling.records import Workload
+from lightning_predict.run.workload import Workload
 from tests.callbacks.test_budget_watch import Run, seconds
 
 

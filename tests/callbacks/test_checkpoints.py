@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.callbacks.checkpoints import CheckpointClock, Saving, checkpoints_left, files_left
+from lightning_predict.callbacks.remaining import CheckpointClock, Saving, checkpoints_left, files_left
 from lightning_predict.callbacks.remaining import Position
-from lightning_predict.scaling.records import Checkpoints
-from lightning_predict.tracing.records import Memory
+from lightning_predict.run.workload import Checkpoints
+from lightning_predict.tracing.trace import Memory
 
 START = Position(
     epoch=0, batches_done=1, batches_per_epoch=4, max_epochs=3, optimizer_steps_done=1, accumulation={0: 1}

@@ -17,7 +17,7 @@ import torch
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget, run_clock
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.budget import Ledger
-from lightning_predict.callbacks.last_checkpoint import CHECKPOINT_NAME
+from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 

@@ -9,7 +9,7 @@ from lightning_predict.callbacks.predicting import Answer
 from lightning_predict.callbacks.remaining import Remaining
 from lightning_predict.callbacks.rest_of_run import Rest
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.scaling.records import Batches, Checkpoints, Loader, Workload
+from lightning_predict.run.workload import Batches, Checkpoints, Loader, Workload
 from tests.reports.example import H100, MINIMAL, T4, with_total
 
 WORK = Workload(training_iterations=100, training=Batches(windows=100, batches=100))

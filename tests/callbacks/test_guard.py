@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from lightning_predict.callbacks.guard import harmless
+from lightning_predict.callbacks.bases import never_raises
 from lightning_predict.errors import BudgetExceededError
 
 
@@ -12,7 +12,7 @@ class Careful:
     def __init__(self) -> None:
         self.errors: list[Exception] = []
 
-    @harmless
+    @never_raises
     def hook(self, error: BaseException | None, *, more: int = 0) -> None:
         """Does something."""
         if error is not None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.windows import WATCHED_BATCHES
-from lightning_predict.tracing.records import Trace
+from lightning_predict.callbacks.recorders import WATCHED_BATCHES
+from lightning_predict.tracing.trace import Trace
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import FEATURES, Small
 from tests.callbacks.test_promises import assert_nothing_is_open

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lightning_predict.callbacks import RuntimePredictor, predicting, runtime_predictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.windows import EXTRA_WARMUP_WINDOWS
+from lightning_predict.callbacks.recorders import EXTRA_WARMUP_WINDOWS
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.session import CaptureSession
 from tests.callbacks.conftest import Call

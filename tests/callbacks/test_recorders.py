@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lightning_predict.callbacks.recorders import TIMED_VALIDATION_BATCHES, Pace, StepRecorder, ValidationRecorder
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 
 
 @dataclass

@@ -161,7 +161,7 @@ def test_earlier_runs_correct_the_first_prediction_of_the_machine_in_use_alone(
 ) -> None:
     from dataclasses import replace
 
-    from lightning_predict.scaling.history import append_record, history_path, read_history
+    from lightning_predict.run.history import append_record, history_path, read_history
     from lightning_predict.tracing.session import CaptureSession
 
     recorded = CaptureSession.trace

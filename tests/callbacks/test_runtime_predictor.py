@@ -15,7 +15,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
 from lightning_predict.reports.ranking import rank, ranking_lines
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lightning_predict.callbacks.bases import PACKAGES
-from lightning_predict.callbacks.last_checkpoint import CHECKPOINT_NAME
+from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 
 REPOSITORY = Path(__file__).parents[2]
 

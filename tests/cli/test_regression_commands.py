@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.scaling.history import append_record
+from lightning_predict.run.history import append_record
 from tests.cli.conftest import Run
-from tests.scaling.test_history import RECORD
+from tests.run.test_history import RECORD
 
 
 @pytest.fixture

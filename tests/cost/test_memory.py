@@ -28,7 +28,7 @@ from lightning_predict.cost.memory import (
     usable_bytes,
 )
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.tracing.records import Memory, Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE
 from tests.workloads.catalogue import WORKLOADS
 

@@ -13,9 +13,9 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.scaling.records import Run, Workload
-from lightning_predict.scaling.totals import run_of
-from lightning_predict.timeline.records import Iteration
+from lightning_predict.run.totals import run_of
+from lightning_predict.run.workload import Run, Workload
+from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.same_gpu import SameGpuCheck
 
 T4 = Layout(gpu("T4"))

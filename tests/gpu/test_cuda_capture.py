@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from lightning_predict.tracing.attribution import CUDA_GRAPH
 from lightning_predict.tracing.dispatch import DispatchRecorder
-from lightning_predict.tracing.levels import CUDA_GRAPH
 from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Trace
 from tests.gpu.record_traces import workloads
 from tests.tracing.workloads import counted, mixed_step, names, perceptron_step
 
@@ -169,7 +169,7 @@ def test_attention_kernels_of_every_dtype_stay_inside_the_attention() -> None:
 
 COMPILED = """
 import torch
-from lightning_predict.tracing.levels import CUDA_GRAPH
+from lightning_predict.tracing.attribution import CUDA_GRAPH
 from lightning_predict.tracing.recording import capture
 from tests.tracing.workloads import perceptron_step
 

@@ -22,7 +22,7 @@ from lightning_predict.kernels.choice import (
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import batch_of, problem
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.tracing.records import Flags, Kernel, Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Flags, Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, SMALL
 from tests.kernels.example_models import half_speed
 from tests.recordings import recording

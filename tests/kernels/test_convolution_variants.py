@@ -13,7 +13,7 @@ from lightning_predict.kernels.convolution_variants import PASSES
 from lightning_predict.kernels.operations import batch_of, problem
 from lightning_predict.kernels.reductions import reduced
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.records import Flags
+from lightning_predict.tracing.trace import Flags
 
 SETTINGS: list[dict[str, int]] = [
     {},

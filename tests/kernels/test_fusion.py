@@ -10,7 +10,7 @@ import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.fusion import FUSED, fused
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.records import Flags, Operation, Phase, TensorInfo, Trace
+from lightning_predict.tracing.trace import Flags, Operation, Phase, TensorInfo, Trace
 
 SIZE = 1024
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 import lightning_predict as lp
 from lightning_predict.kernels.operations import batch_of
 from lightning_predict.kernels.translation import has_translator, translate
-from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 from tests.workloads.catalogue import WORKLOADS
 from tests.workloads.test_workloads import on_meta, step_of
 

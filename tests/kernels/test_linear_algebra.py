@@ -13,7 +13,7 @@ import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, problem
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.records import Flags, Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 N = 64
 H100 = "H100-SXM-80GB"

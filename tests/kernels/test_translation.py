@@ -13,7 +13,7 @@ from lightning_predict.kernels import translation
 from lightning_predict.kernels.free_operations import FREE_OPERATIONS
 from lightning_predict.kernels.operations import Problem, batch_of, problem
 from lightning_predict.kernels.translation import translate, translates, work_items
-from lightning_predict.tracing.records import Flags, Kernel, Operation, Phase, TensorInfo, Trace
+from lightning_predict.tracing.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
 
 
 def tensor(*shape: int, dtype: str = "float32", device: str | None = None) -> TensorInfo:

@@ -16,7 +16,7 @@ from lightning_predict.kernels.unknown_operations import (
     unknown_operation_notes,
     unknown_operations,
 )
-from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 MATRIX = TensorInfo((4096, 4096), "float32")
 

@@ -18,7 +18,7 @@ from lightning_predict.kernels.wave_scaling import (
     scaled_seconds,
     wave_blocks,
 )
-from lightning_predict.tracing.records import Kernel
+from lightning_predict.tracing.trace import Kernel
 from tests.example_gpu import BIG, SMALL
 
 GAMMAS = st.floats(0, 1)

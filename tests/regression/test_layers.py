@@ -11,7 +11,7 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.regression.per_layer import Layer, layer_of, layers_of
-from lightning_predict.tracing.records import Operation, Phase, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, Phase, TensorInfo, Trace
 
 
 def tensor(*shape: int) -> TensorInfo:

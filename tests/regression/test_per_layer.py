@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.regression.per_layer import Layer, LayerKind, LayerTime, fit_layers, fit_line, layer_times
-from lightning_predict.tracing.records import Kernel, Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
 
 COEFFICIENTS: dict[LayerKind, tuple[float, float]] = {
     "convolution": (20e-6, 1e-13),

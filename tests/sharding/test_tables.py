@@ -13,7 +13,7 @@ from lightning_predict.sharding.tables import (
     EmbeddingTable,
     tables_of_trace,
 )
-from lightning_predict.tracing.records import Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from tests.workloads.recommendation import Dlrm
 
 

@@ -21,11 +21,10 @@ from lightning_predict.timeline.anchoring import (
     late_share,
     recorded_gap,
 )
-from lightning_predict.timeline.launching import START_SECONDS
-from lightning_predict.timeline.queues import iterations
+from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
-from lightning_predict.timeline.records import Iteration
-from lightning_predict.tracing.records import Kernel, Operation, TensorInfo, Trace
+from lightning_predict.timeline.simulation import START_SECONDS
+from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
 

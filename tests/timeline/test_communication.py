@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.timeline.communication import Piece, Transfer, walk
+from lightning_predict.distributed.overlap import Piece, Transfer, walk
 
 
 def piece(seconds: float, waits_for: int | None = None) -> Piece:

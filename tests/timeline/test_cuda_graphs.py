@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.timeline.launching import Launching, launch_order
 from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS, recorded_host
-from lightning_predict.timeline.simulation import simulate
+from lightning_predict.timeline.simulation import Launching, launch_order, simulate
+from lightning_predict.tracing.attribution import CUDA_GRAPH
 from lightning_predict.tracing.kineto import import_kineto
-from lightning_predict.tracing.levels import CUDA_GRAPH
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4, T5
 from tests.timeline.test_simulation import microseconds, run, work
 

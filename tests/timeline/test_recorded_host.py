@@ -13,7 +13,7 @@ from lightning_predict.timeline.recorded_host import (
     PYTHON_SECONDS,
     recorded_host,
 )
-from lightning_predict.tracing.records import HostWait, Kernel, Operation, Trace
+from lightning_predict.tracing.trace import HostWait, Kernel, Operation, Trace
 
 EVENT = PROFILER_EVENT_SECONDS * 1e6
 

@@ -13,7 +13,7 @@ from lightning_predict.cost.prediction import Prediction
 from lightning_predict.timeline.anchoring import LATE_SHARE, late_share
 from lightning_predict.timeline.recorded_host import recorded_host
 from lightning_predict.tracing.kineto import import_kineto
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 from tests.recordings import recording
 
 pytestmark = pytest.mark.recorded

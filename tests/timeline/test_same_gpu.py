@@ -13,9 +13,9 @@ from lightning_predict.timeline.same_gpu import (
     corrected_iterations,
     same_gpu_check,
 )
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 from tests.example_gpu import BIG, SMALL
-from tests.timeline.test_queues import LARGE, MODELS, TINY, measured_trace, product
+from tests.timeline.test_iteration import LARGE, MODELS, TINY, measured_trace, product
 
 PREDICTED = 2 * 2 * 4096**3 / 1e12
 """A product of 4096 in float32 at half of SMALL's 1 TFLOP/s."""

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.timeline.launching import Launching, launch_order
-from lightning_predict.timeline.simulation import Simulated, simulate
+from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, simulate
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4
 
 

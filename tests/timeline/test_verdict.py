@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.timeline.launching import Launching, launch_order
-from lightning_predict.timeline.simulation import simulate
+from lightning_predict.timeline.simulation import Launching, launch_order, simulate
 from lightning_predict.timeline.verdict import (
     FASTER,
     MOST_PARTS,

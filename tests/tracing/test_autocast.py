@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.records import Operation
+from lightning_predict.tracing.trace import Operation
 
 LAYOUT_ONLY = frozenset(
     f"aten::{name}"

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_predict.tracing.calls import RECORDED_TENSORS, arguments_of, operator_name, tensors_of
 from lightning_predict.tracing.events import Call
-from lightning_predict.tracing.records import TensorInfo
+from lightning_predict.tracing.trace import TensorInfo
 
 
 def call(

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import lightning_predict as lp
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder
-from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Trace
 
 
 class Net(nn.Module):

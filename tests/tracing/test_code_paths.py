@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.tracing.code_paths import code_path_notes
-from lightning_predict.tracing.layouts import CHANNELS_LAST
-from lightning_predict.tracing.records import Flags, Kernel, Operation, TensorInfo, Trace
+from lightning_predict.tracing.code_paths import CHANNELS_LAST, code_path_notes
+from lightning_predict.tracing.trace import Flags, Kernel, Operation, TensorInfo, Trace
 
 WEIGHT = TensorInfo((8, 3, 3, 3), "float16")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(TensorInfo((4, 4), "float32"),) * 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_predict.tracing.collectives import without_collectives
-from lightning_predict.tracing.records import Kernel, Operation, Trace
+from lightning_predict.tracing.trace import Kernel, Operation, Trace
 
 
 def kernel(name: str) -> Kernel:

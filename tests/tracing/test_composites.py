@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from lightning_predict.tracing.composites import (
+from lightning_predict.tracing.attribution import (
     COMPOSITE_OPERATIONS,
     PARTLY_COMPOSITE,
     WRITTEN_FROM_TORCH,

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 
 from lightning_predict.tracing.dispatch import DispatchRecorder
-from lightning_predict.tracing.records import Operation
+from lightning_predict.tracing.trace import Operation
 from tests.tracing.test_hooks import hooks_left
 from tests.tracing.workloads import counted, mixed_step, names, perceptron_step
 

@@ -22,7 +22,7 @@ from lightning_predict.tracing.environment import (
     read_flags,
     software_versions,
 )
-from lightning_predict.tracing.records import Flags, Memory, Parameter
+from lightning_predict.tracing.trace import Flags, Memory, Parameter
 
 
 @pytest.fixture

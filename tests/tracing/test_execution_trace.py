@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lightning_predict.errors import TraceFormatError, TraceVersionError
-from lightning_predict.tracing.execution_trace import import_execution_trace
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.imports import import_execution_trace
+from lightning_predict.tracing.trace import Trace
 from tests.tracing.test_dispatch import operations_of
 from tests.tracing.workloads import counted, names, perceptron_step
 

@@ -11,7 +11,7 @@ import pytest
 import lightning_predict as lp
 from lightning_predict.errors import TraceError, TraceFormatError, UnknownGpuError
 from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.records import Trace
+from lightning_predict.tracing.trace import Trace
 from tests.tracing.kineto_files import (
     ENGINE_THREAD,
     LAUNCH,

@@ -12,7 +12,7 @@ import pytest
 
 from lightning_predict.errors import TraceFormatError
 from lightning_predict.tracing.kineto import import_kineto
-from lightning_predict.tracing.records import Operation, Trace
+from lightning_predict.tracing.trace import Operation, Trace
 from tests.tracing.test_dispatch import operations_of
 from tests.tracing.workloads import counted, mixed_step, names, perceptron_step
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_predict.tracing.layouts import CHANNELS_LAST, IMAGES_AT, is_channels_last
+from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.profiler import ProfilerRecorder
-from lightning_predict.tracing.records import Operation
+from lightning_predict.tracing.trace import Operation
 from tests.tracing.test_dispatch import operations_of
 
 

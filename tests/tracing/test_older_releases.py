@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.tracing.older_releases import convolution_arguments, in_todays_words, solved_geometry
-from lightning_predict.tracing.records import Operation, TensorInfo
+from lightning_predict.tracing.trace import Operation, TensorInfo
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.tracing.pauses import SHORTEST_PAUSE_SECONDS, Pauses
 from lightning_predict.tracing.profiler import ProfilerRecorder
-from lightning_predict.tracing.records import Operation, Trace
+from lightning_predict.tracing.trace import Operation, Trace
 
 THREE = tuple(Operation(name=name, phase="forward") for name in ("aten::mm", "aten::relu", "aten::sum"))
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from lightning_predict.tracing.privacy import anonymised
-from lightning_predict.tracing.records import Operation, Parameter, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
 DATA = TensorInfo((4, 8), "float32", id=1)
 TRACE = Trace(

@@ -15,7 +15,7 @@ from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.hooks import ModuleWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder
-from lightning_predict.tracing.records import PHASES, Trace
+from lightning_predict.tracing.trace import PHASES, Trace
 from tests.tracing.test_dispatch import operations_of
 from tests.tracing.test_hooks import hooks_left
 from tests.tracing.workloads import Step, Training, counted, mixed_step, perceptron_step

@@ -12,10 +12,9 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.errors import LightningPredictError
-from lightning_predict.tracing.files import FORMAT, read_json
 from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.records import Trace
 from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.trace import FORMAT, Trace, read_json
 from tests.recordings import RECORDINGS, recording
 
 pytestmark = pytest.mark.recorded

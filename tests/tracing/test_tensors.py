@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from lightning_predict.tracing.records import TensorInfo
 from lightning_predict.tracing.tensors import StorageNumbers, json_value, tensors_in
+from lightning_predict.tracing.trace import TensorInfo
 
 
 def described(numbers: StorageNumbers, tensor: torch.Tensor) -> TensorInfo:

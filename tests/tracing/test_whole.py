@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_predict.tracing.whole import ATTENTION, WHOLE_OPERATIONS, backward_name, computes, whole_arguments
+from lightning_predict.tracing.signatures import ATTENTION, WHOLE_OPERATIONS, backward_name, computes, whole_arguments
 
 TENSOR, PLAIN = True, False
 

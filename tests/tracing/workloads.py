@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from lightning_predict.tracing.records import Operation
+from lightning_predict.tracing.trace import Operation
 
 Step = Callable[[], object]
 

@@ -12,8 +12,8 @@ import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import predict_workload
-from lightning_predict.scaling.records import Workload
-from lightning_predict.tracing.records import Trace
+from lightning_predict.run.workload import Workload
+from lightning_predict.tracing.trace import Trace
 from tests.workloads.gpt import Gpt, GptConfig
 from tests.workloads.sequences import Llama
 

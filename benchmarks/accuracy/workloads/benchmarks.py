@@ -27,8 +27,8 @@ from benchmarks.accuracy.workloads.transformer_xl import (
     TransformerXlConfig,
 )
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.records import Flags, Trace
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Flags, Trace
 
 SQUAD_LENGTH: Final = 384
 SENTENCE_LENGTH: Final = 30

@@ -20,8 +20,8 @@ from benchmarks.accuracy.workloads.gpt import GPT2_LARGE, GPT3_2_7B, GPT3_XL, Gp
 from benchmarks.accuracy.workloads.opt import OPT_1_3B, Opt
 from benchmarks.accuracy.workloads.switch import SWITCH_XL_4, Switch
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.records import Flags, Trace
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Flags, Trace
 
 Mode = Literal["inference", "training"]
 

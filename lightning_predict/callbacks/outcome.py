@@ -1,0 +1,229 @@
+"""After the run: what was expected of the machine in use against what it took.
+
+Example::
+
+    watch = Aftermath(expected, clock=monotonic, batches_seen=4)
+    outcome = watch.ends(batches_seen=1004)
+    outcome.sentence      # "the rest of this run took 52.0 s, and 50.0 s were predicted (4 % more)"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Final, final
+
+from lightning_predict.callbacks.rest_of_run import Rest
+from lightning_predict.callbacks.run_clock import Tempo
+from lightning_predict.reports.format import duration, usd
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_fingerprint_of
+from lightning_predict.timeline.mean_step import measured_seconds
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
+
+BATCHES_TO_LEARN_FROM: Final = 20
+"""Batches after the prediction from which on a run is worth remembering: of fewer, how the run ends is too large a
+part."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is expected of the machine in use.
+
+    Attributes:
+        gpu: Name of its GPU in the catalogue; None where it has none.
+        fingerprint: Of what a step computes.
+        samples: Samples of a step.
+        step_seconds: A step as measured.
+        batch_seconds: A training batch with its wait for the loader.
+        batches: Training batches still to come; None where unknown.
+        total_seconds: The rest of the run from its measured steps; None where its length is unknown.
+        shown_seconds: The rest of the run as it was shown, which earlier runs may have corrected; None where this GPU
+            was not asked for.
+        usd_per_hour: Price; None where unknown.
+        offer: Where the price comes from, with its date.
+        model: Fingerprint of the model whatever its batch size; None where unknown.
+        num_gpus: GPUs that share the run.
+    """
+
+    gpu: str | None
+    fingerprint: str
+    samples: int | None
+    step_seconds: float
+    batch_seconds: float
+    batches: int | None
+    total_seconds: float | None
+    shown_seconds: float | None = None
+    usd_per_hour: float | None = None
+    offer: str | None = None
+    model: str | None = None
+    num_gpus: int = 1
+
+
+def with_tempo(trace: Trace, tempo: Tempo | None) -> Trace:
+    """Scale the times of the steps so that their mean, over all kinds, is what a step takes now.
+
+    Args:
+        trace: The recorded step.
+        tempo: What a batch takes; None leaves the times alone.
+    """
+    if tempo is None:
+        return trace
+    seconds, before = tempo.step_seconds * trace.batches, measured_seconds(trace)
+    if before is None or before <= 0:
+        return replace(trace, step_seconds=(seconds,)) if not trace.other_steps else trace
+    ratio = seconds / before
+    return trace.changed(lambda kind: replace(kind, step_seconds=tuple(one * ratio for one in kind.step_seconds)))
+
+
+def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus: int) -> Expected | None:
+    """Say what is expected of the machine in use; None where no step was timed.
+
+    Args:
+        trace: The recorded step.
+        rest: What is left of the run.
+        predictions: What is shown.
+        num_gpus: GPUs that share the run.
+    """
+    if rest.tempo is None or rest.tempo.step_seconds <= 0:
+        return None
+    shown = predictions.get(predictions.used_gpu or "")
+    return Expected(
+        gpu=predictions.used_gpu,
+        fingerprint=fingerprint_of(trace),
+        model=model_fingerprint_of(trace),
+        num_gpus=num_gpus,
+        samples=trace.samples,
+        step_seconds=rest.tempo.step_seconds * trace.batches,
+        batch_seconds=rest.tempo.step_seconds + rest.tempo.wait_seconds,
+        batches=rest.left.batches,
+        total_seconds=None if rest.run is None else rest.run.total_seconds,
+        shown_seconds=None if shown is None or shown.is_cut_off else shown.total_seconds,
+        usd_per_hour=None if shown is None else shown.usd_per_hour,
+        offer=None if shown is None else shown.offer,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Predicted against actual.
+
+    Attributes:
+        expected: What was expected.
+        batches: Training batches that were trained since.
+        actual_seconds: What they took, with everything between them.
+        predicted_seconds: What was predicted for them, as shown.
+        measured_seconds: The same from the measured steps alone, uncorrected: what later predictions learn from.
+    """
+
+    expected: Expected
+    batches: int
+    actual_seconds: float
+    predicted_seconds: float
+    measured_seconds: float
+
+    @property
+    def is_whole(self) -> bool:
+        """As many batches were trained as were expected."""
+        return self.expected.batches is None or self.expected.batches == self.batches
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in words."""
+        ratio = self.actual_seconds / self.predicted_seconds - 1.0
+        part = (
+            "" if self.is_whole else f" for the {self.batches:,} of {self.expected.batches:,} batches that it trained"
+        )
+        where = "" if self.expected.gpu is None else f" on {self.expected.gpu}"
+        return (
+            f"the rest of this run took {duration(self.actual_seconds)}{where}, and {duration(self.predicted_seconds)} "
+            f"were predicted{part} ({abs(ratio):.0%} {'more' if ratio >= 0 else 'less'}){self._costs()}"
+        ).replace("%", " %")
+
+    def metrics(self) -> dict[str, float]:
+        """Values for loggers by name."""
+        values = {
+            "actual_hours": seconds_to_hours(self.actual_seconds),
+            "actual_predicted_hours": seconds_to_hours(self.predicted_seconds),
+            "actual_over_predicted": self.actual_seconds / self.predicted_seconds,
+            "actual_batch_ms": seconds_to_milliseconds(self.actual_seconds / self.batches),
+        }
+        price = self.expected.usd_per_hour
+        if price is not None:
+            values["actual_cost_usd"] = seconds_to_hours(self.actual_seconds) * price
+            values["actual_predicted_cost_usd"] = seconds_to_hours(self.predicted_seconds) * price
+        return values
+
+    def record(self) -> HistoryRecord | None:
+        """What later predictions learn from; None for runs too short, and without a GPU that can be asked for."""
+        if self.expected.gpu is None or self.batches < BATCHES_TO_LEARN_FROM:
+            return None
+        return HistoryRecord(
+            fingerprint=self.expected.fingerprint,
+            gpu=self.expected.gpu,
+            samples=self.expected.samples,
+            step_seconds=self.expected.step_seconds,
+            predicted_seconds=self.measured_seconds,
+            actual_seconds=self.actual_seconds,
+            date=date.today().isoformat(),
+            model=self.expected.model,
+            num_gpus=self.expected.num_gpus,
+        )
+
+    def _costs(self) -> str:
+        price = self.expected.usd_per_hour
+        if price is None:
+            return ""
+        actual, predicted = (
+            usd(seconds_to_hours(seconds) * price) for seconds in (self.actual_seconds, self.predicted_seconds)
+        )
+        offer = "" if self.expected.offer is None else f" (price: {self.expected.offer})"
+        return f"; it cost {actual}, and {predicted} were predicted{offer}"
+
+
+@final
+class Aftermath:
+    """Times what follows a prediction.
+
+    Args:
+        expected: What is expected.
+        clock: Seconds that only grow.
+        batches_seen: Training batches of the run so far.
+    """
+
+    def __init__(self, expected: Expected, *, clock: Callable[[], float], batches_seen: int) -> None:
+        self._expected = expected
+        self._clock = clock
+        self._batches_seen = batches_seen
+        self._start = clock()
+
+    def ends(self, *, batches_seen: int) -> Outcome | None:
+        """Compare; None where nothing was trained since.
+
+        Where more or fewer batches were trained than expected, or their number was unknown, the expectation is that of
+        the batches that were.
+
+        Args:
+            batches_seen: Training batches of the run so far.
+        """
+        batches, expected = batches_seen - self._batches_seen, self._expected
+        actual = self._clock() - self._start
+        if batches < 1 or actual <= 0:
+            return None
+        measured = batches * expected.batch_seconds
+        if expected.total_seconds is not None and expected.batches:
+            measured = expected.total_seconds * batches / expected.batches
+        shown = measured
+        if expected.shown_seconds is not None and expected.total_seconds:
+            shown = measured * expected.shown_seconds / expected.total_seconds
+        return Outcome(
+            expected=expected,
+            batches=batches,
+            actual_seconds=actual,
+            predicted_seconds=shown,
+            measured_seconds=measured,
+        )

@@ -1,0 +1,398 @@
+"""Turn one GPU's step into that of a layout: what the GPUs exchange, and what of it no work hides.
+
+Each GPU runs the recorded step on samples of its own. The simulated step of one GPU is cut where gradients become ready
+(DDP, ZeRO) or where another unit's parameters are needed (FSDP); `overlap.py` walks through the pieces
+with the collectives beside them. Where several GPUs hold the model once, a replica is the slowest stage of it
+(`model_parallel.py`). A layout of one GPU is the step itself, exactly. Example::
+
+    steps = iterations(trace, timed, gpus)
+    on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], strategy_of("ddp"))[0].added_seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from lightning_predict.distributed.gradients import (
+    ROOT,
+    Visit,
+    buckets,
+    has_backward,
+    ready_gradients,
+    unit_bytes,
+    visits,
+)
+from lightning_predict.distributed.model_parallel import Stage, divided_step, model_stages, pace_of
+from lightning_predict.distributed.overlap import (
+    FRICTION,
+    WAITS,
+    Cutter,
+    Ends,
+    Friction,
+    Links,
+    Piece,
+    Transfer,
+    Walked,
+    walk,
+)
+from lightning_predict.distributed.pipeline_parallel import turns
+from lightning_predict.distributed.strategy import Strategy, data_group
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import TimedWork, timed_work
+from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.timeline.anchoring import anchor
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
+from lightning_predict.timeline.simulation import Launching, launch_order, launchings, simulate
+from lightning_predict.tracing.collectives import without_collectives
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.units import mebibytes_to_bytes
+
+
+def on_layouts(
+    trace: Trace,
+    timed: TimedWork,
+    gpus: Sequence[Gpu],
+    steps: Sequence[Iteration],
+    layouts: Sequence[Layout],
+    strategy: Strategy,
+    *,
+    interconnect: Interconnect = CATALOGUE,
+    origin: Gpu | None = None,
+    models: KernelModels | None = None,
+    host_factor: float = 1.0,
+) -> tuple[Iteration, ...]:
+    """The step on each layout.
+
+    Args:
+        trace: The step of one GPU.
+        timed: Its work with device seconds, rows in the order of `gpus`.
+        gpus: The GPUs of the layouts, each once.
+        steps: The step on one of each.
+        layouts: Where to run it; each replica of the model with as many samples as the trace.
+        strategy: How they share the model.
+        interconnect: What is known of the links.
+        origin: GPU that the trace was recorded on.
+        models: Trained models, which time the parts of a model that several GPUs hold; None uses rooflines instead.
+        host_factor: Time of the host beside the GPUs over that of the host in use, as in `steps`.
+
+    Raises:
+        InvalidArgumentError: The layout's GPUs cannot share the work so, or the trace knows no parameters.
+    """
+    rows = {gpu.name: row for row, gpu in enumerate(gpus)}
+    own = [rows[layout.gpu.name] for layout in layouts]
+    if all(layout.count == 1 for layout in layouts):
+        return tuple(steps[row] for row in own)
+    shared = SharedStep(trace, timed, gpus, origin=origin, models=models, host_factor=host_factor)
+    return tuple(
+        shared.on(layout, steps[row], row, strategy, interconnect) for layout, row in zip(layouts, own, strict=True)
+    )
+
+
+@final
+class SharedStep:
+    """One step, simulated on each GPU, ready to be shared out.
+
+    Args:
+        trace: See `on_layouts`.
+        timed: See `on_layouts`.
+        gpus: See `on_layouts`.
+        origin: See `on_layouts`.
+        models: See `on_layouts`.
+        host_factor: See `on_layouts`.
+
+    Raises:
+        InvalidArgumentError: The trace knows no parameters.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        timed: TimedWork,
+        gpus: Sequence[Gpu],
+        *,
+        origin: Gpu | None = None,
+        models: KernelModels | None = None,
+        host_factor: float = 1.0,
+    ) -> None:
+        self._trace, self._timed, self._gpus, self._models = trace, timed, gpus, models
+        self._work = launchings(trace, timed, timed.seconds)
+        if has_backward(self._work) and not trace.parameters:
+            raise InvalidArgumentError(
+                "The trace knows no parameters, so that what several GPUs exchange is not known; record it with "
+                "lightning_predict.capture or the callback, or ask for one GPU."
+            )
+        self._stages: dict[Strategy, tuple[Stage, ...]] = {}
+        self._host = anchor(trace, timed, origin, host_factor).host
+        self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
+
+    def on(
+        self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect = CATALOGUE
+    ) -> Iteration:
+        """The step on a layout, from the step on one of its GPUs, which stands at `row`.
+
+        Raises:
+            InvalidArgumentError: The layout's GPUs cannot share the work so.
+        """
+        if layout.count == 1:
+            return step
+        if not strategy.is_whole:
+            return self._divided(layout, step, row, strategy, interconnect)
+        walked = self.walked(layout, step, row, strategy, interconnect)
+        replicas = strategy.replicas(layout)
+        low, middle, high = FRICTION.seconds(walked, np.full(3, step.seconds), replicas=replicas, spread=WAITS)
+        return replace(
+            step,
+            gpu=layout.name,
+            seconds=float(middle),
+            low_seconds=float(min(low, middle)),
+            high_seconds=float(max(high, middle)),
+            communication_seconds=float(walked.communication_seconds[1]),
+            added_seconds=float(middle - step.seconds),
+        )
+
+    def walked(
+        self,
+        layout: Layout,
+        step: Iteration,
+        row: int,
+        strategy: Strategy,
+        interconnect: Interconnect = CATALOGUE,
+        *,
+        friction: Friction = FRICTION,
+    ) -> Walked:
+        """The step's pieces with the collectives beside them, at the low end, the middle and the high end.
+
+        Raises:
+            InvalidArgumentError: The layout's GPUs cannot share the work so.
+        """
+        strategy.replicas(layout)
+        links = Links(layout, interconnect, friction.slowdown)
+        cutter = Cutter(self._simulated, row, _ends(step) / self._simulated.seconds[row])
+        return _exchanged(self._trace, self._work, cutter, links, strategy)
+
+    def _divided(
+        self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect
+    ) -> Iteration:
+        """The step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
+        group = data_group(layout, strategy)
+        if strategy not in self._stages:
+            self._stages[strategy] = model_stages(
+                self._trace, self._timed, self._gpus, self._host, self._models, strategy
+            )
+        factors = _ends(step) / self._simulated.seconds[row]
+        paces = [pace_of(stage, layout, strategy, interconnect, row, factors) for stage in self._stages[strategy]]
+        pace = max(paces, key=lambda pace: float(pace.seconds[1]))
+        links = Links(group.layout, interconnect, FRICTION.slowdown, group.groups_per_node)
+        cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
+        trace = replace(self._trace, parameters=pace.stage.parameters)
+        each = turns([float(own.seconds[1]) for own in paces], pace.stage.micro_batches)
+        # A pipeline keeps the parameters that it gathered; else each micro-batch gathers them again.
+        is_sharded = strategy.data in ("fsdp", "hybrid") and strategy.pipeline == 1
+        exchanges = pace.stage.micro_batches if is_sharded else 1
+        last = _exchanged(trace, pace.stage.work, cutter, links, strategy)
+        walked = pace.repeated(last, each, exchanges=exchanges)
+        seconds = FRICTION.seconds(walked, walked.seconds, replicas=layout.count, spread=WAITS)
+        return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
+
+
+def _ends(step: Iteration) -> Ends:
+    return np.array([step.low_seconds, step.seconds, step.high_seconds])
+
+
+def _exchanged(trace: Trace, work: Sequence[Launching], cutter: Cutter, links: Links, strategy: Strategy) -> Walked:
+    """The work with what the replicas exchange beside it; without a backward pass that is nothing."""
+    if not has_backward(work):
+        (whole,) = cutter.pieces([])
+        return Walked(whole, np.zeros(3), np.zeros(3))
+    if strategy.data in ("fsdp", "hybrid"):
+        return _sharded(trace, work, cutter, links, strategy)
+    return _bucketed(trace, work, cutter, links, strategy)
+
+
+def _bucketed(
+    trace: Trace,
+    work: Sequence[Launching],
+    cutter: Cutter,
+    links: Links,
+    strategy: Strategy,
+) -> Walked:
+    """Data parallelism with whole parameters on every GPU.
+
+    DDP: all_reduce of each bucket behind the backward pass. ZeRO 1 and 2: each GPU updates its share of the parameters,
+    which all gather afterwards; stage 2 keeps its share of the gradients only (reduce_scatter).
+    """
+    exchanged = list(buckets(ready_gradients(trace, work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
+    update = _update(work)
+    durations = cutter.pieces([*(bucket.after for bucket in exchanged), update])
+    *before, last = durations
+    if strategy.data != "ddp":
+        last = last - cutter.busy(update) * (1 - 1 / links.layout.count)
+    operation = "reduce_scatter" if strategy.data == "zero2" else "all_reduce"
+    seconds = links.collective(operation, [bucket.size_bytes for bucket in exchanged])
+    transfers = [Transfer(each, after=position + 1) for position, each in enumerate(seconds)]
+    pieces = [*map(Piece, before), Piece(last, waits_for=len(transfers) - 1 if transfers else None)]
+    if strategy.data != "ddp":
+        size = sum(bucket.size_bytes for bucket in exchanged)
+        transfers.append(Transfer(links.collective("all_gather", [size])[0], after=len(pieces)))
+    return walk(pieces, transfers)
+
+
+def _sharded(
+    trace: Trace,
+    work: Sequence[Launching],
+    cutter: Cutter,
+    links: Links,
+    strategy: Strategy,
+) -> Walked:
+    """Parameters in shares.
+
+    FSDP: a unit's parameters are gathered while the unit before it computes, in the forward and again in the backward
+    pass, after which its gradients are scattered. `hybrid` does so inside each machine, and adds up the shares of the
+    machines.
+    """
+    units = unit_bytes(trace)
+    stops = list(visits(work, units))
+    inside = replace(links, layout=Layout(links.layout.gpu, links.layout.gpus_per_node))
+    group = inside if strategy.data == "hybrid" else links
+    sizes = list(units.values())
+    gathers = dict(zip(units, group.collective("all_gather", sizes), strict=True))
+    scatters = dict(zip(units, group.collective("reduce_scatter", sizes), strict=True))
+    if strategy.data == "hybrid" and links.layout.nodes > 1:
+        across = replace(links, layout=Layout(links.layout.gpu, 1, links.layout.nodes))
+        shares = [size / inside.layout.count for size in sizes]
+        added = across.collective("all_reduce", shares, groups_per_node=inside.layout.count)
+        scatters = {unit: seconds + more for (unit, seconds), more in zip(scatters.items(), added, strict=True)}
+    update = _update(work)
+    head, *durations = cutter.pieces([*(visit.begin for visit in stops), update])
+    durations[-1] = durations[-1] - cutter.busy(update) * (1 - 1 / group.layout.count)
+    last = _last_visits(stops)
+    pieces, transfers, gathered_root = [Piece(head)], list[Transfer](), False
+    ready: dict[int, int] = {}
+
+    def gather(position: int, after: int) -> None:
+        """For the visit at this position; the root's parameters stay once they are there."""
+        nonlocal gathered_root
+        if position >= len(stops) or position in ready:
+            return
+        unit = stops[position].unit
+        if unit != ROOT or not gathered_root:
+            ready[position] = len(transfers)
+            transfers.append(Transfer(gathers.get(unit, np.zeros(3)), after=after))
+        gathered_root = gathered_root or unit == ROOT
+
+    for position, visit in enumerate(stops):
+        gather(position, 0)
+        gather(position + 1, len(pieces))  # the host runs ahead; two units' parameters are there at most
+        pieces.append(Piece(durations[position], waits_for=ready.get(position)))
+        if last.get(visit.unit) == position:
+            transfers.append(Transfer(scatters.get(visit.unit, np.zeros(3)), after=len(pieces)))
+    pieces.append(Piece(durations[-1], waits_for=len(transfers) - 1 if transfers else None))
+    return walk(pieces, transfers)
+
+
+def _last_visits(stops: Sequence[Visit]) -> dict[str, int]:
+    """Position of each unit's last visit in the backward phase, when its gradients are complete."""
+    return {visit.unit: position for position, visit in enumerate(stops) if visit.is_backward}
+
+
+def _update(work: Sequence[Launching]) -> int:
+    """Where the optimizer begins, after the last backward operation."""
+    return max(index for index, operation in enumerate(work) if operation.phase == "backward") + 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What every step of one prediction is predicted with.
+
+    Attributes:
+        gpus: The GPUs, each once.
+        origin: GPU that the steps were recorded on; None off CUDA and where the catalogue lacks it.
+        models: Trained models; None uses rooflines instead.
+        method: How kernels are predicted, see `kernels/choice.py`.
+        host_factor: Time of the processor beside the GPUs over that of the one in use.
+        interconnect: What is known of the links between GPUs.
+    """
+
+    gpus: tuple[Gpu, ...]
+    origin: Gpu | None
+    models: KernelModels | None
+    method: str
+    host_factor: float
+    interconnect: Interconnect
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SingleSteps:
+    """A recorded step as that of one process, and what it takes on one of each GPU.
+
+    Attributes:
+        recorded: The step as it was recorded.
+        trace: The step without what processes exchanged.
+        timed: Its work with device seconds as the check corrects them, rows in the order of the setting's GPUs.
+        host_factor: Time of the host beside them over that of the one that the overheads describe.
+        steps: One Iteration a GPU.
+        check: The GPU in use, predicted too; None where nothing was measured on it.
+    """
+
+    recorded: Trace
+    trace: Trace
+    timed: TimedWork
+    host_factor: float
+    steps: tuple[Iteration, ...]
+    check: SameGpuCheck | None
+
+
+def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
+    """The step on one of each GPU.
+
+    Args:
+        trace: As it was recorded.
+        setting: What it is predicted with.
+    """
+    alone = without_collectives(trace)
+    check = same_gpu_check(alone, setting.origin, setting.models)
+    timed = timed_work(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
+    steps = corrected_iterations(
+        alone, timed, setting.gpus, origin=setting.origin, check=check, host_factor=setting.host_factor
+    )
+    work, factor = corrected_work(alone, timed, check)
+    return SingleSteps(trace, alone, work, setting.host_factor * factor, steps, check)
+
+
+def shared_steps(
+    single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout], strategy: Strategy, setting: Setting
+) -> tuple[Iteration, ...]:
+    """The step on layouts.
+
+    Args:
+        single: The step on one of each GPU.
+        steps: The same, corrected by what else is known.
+        layouts: Layouts of the setting's GPUs.
+        strategy: How their GPUs share the work.
+        setting: What the step is predicted with.
+
+    Raises:
+        InvalidArgumentError: As `on_layouts`.
+    """
+    return on_layouts(
+        single.trace,
+        single.timed,
+        setting.gpus,
+        steps,
+        layouts,
+        strategy,
+        interconnect=setting.interconnect,
+        origin=setting.origin,
+        models=setting.models,
+        host_factor=single.host_factor,
+    )

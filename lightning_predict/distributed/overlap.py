@@ -1,0 +1,239 @@
+"""Overlap computing and communicating: segments of a step on one queue, transfers between GPUs on another.
+
+Each queue works in order. A transfer begins when the link is free and the pieces before it are done (a bucket's
+gradients are there); a piece may wait for a transfer (parameters that were gathered). What of the transfers no work
+hides makes the step longer. All values are arrays over rows (GPUs, layouts).
+
+Training together costs more than its collectives: they disturb the work beside them, and all GPUs wait for the slowest.
+`Cutter` cuts the simulated step into segments, and `Links` times collectives on a layout. Example::
+
+    >>> import numpy as np
+    >>> backward, update = Piece(np.array([6.0])), Piece(np.array([1.0]), waits_for=1)
+    >>> early, late = Transfer(np.array([3.0]), after=0), Transfer(np.array([4.0]), after=1)
+    >>> walk([backward, update], [early, late]).seconds  # 6 + 4 + 1: the first is hidden, the second is not
+    array([11.])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
+from lightning_predict.kernels.operations import Array
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, Simulated
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the step on the compute queue.
+
+    Attributes:
+        seconds: Its time on each row, shape (rows,).
+        waits_for: Position of the transfer that it needs; None where it needs none.
+    """
+
+    seconds: Array
+    waits_for: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A collective on the communication queue.
+
+    Attributes:
+        seconds: Its time on each row, shape (rows,).
+        after: Number of pieces that are done before it may begin.
+    """
+
+    seconds: Array
+    after: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What came of it.
+
+    Attributes:
+        seconds: The whole step on each row, shape (rows,).
+        communication_seconds: All transfers together, shape (rows,).
+        exposed_seconds: The part of them that no piece hid, shape (rows,).
+    """
+
+    seconds: Array
+    communication_seconds: Array
+    exposed_seconds: Array
+
+
+def walk(pieces: Sequence[Piece], transfers: Sequence[Transfer]) -> Walked:
+    """Run the two queues.
+
+    Args:
+        pieces: In the order of the device; at least one. A piece waits only for transfers whose `after` is no later.
+        transfers: In the order of the link, `after` never falling.
+    """
+    clock = np.zeros_like(pieces[0].seconds)
+    done = [clock]
+    link = np.zeros_like(clock)
+    ends: list[Array] = []
+
+    def issue(up_to: int) -> None:
+        nonlocal link
+        while len(ends) < len(transfers) and transfers[len(ends)].after <= up_to:
+            transfer = transfers[len(ends)]
+            link = np.maximum(link, done[transfer.after]) + transfer.seconds
+            ends.append(link)
+
+    for position, piece in enumerate(pieces):
+        issue(position)
+        if piece.waits_for is not None:
+            clock = np.maximum(clock, ends[piece.waits_for])
+        clock = clock + piece.seconds
+        done.append(clock)
+    issue(len(pieces))
+    seconds = np.maximum(clock, link)
+    communicating = sum((transfer.seconds for transfer in transfers), np.zeros_like(clock))
+    computing = sum((piece.seconds for piece in pieces), np.zeros_like(clock))
+    return Walked(seconds, communicating, seconds - computing)
+
+
+def slowest_of(count: int) -> float:
+    """Mean of the largest of so many draws of a standard normal distribution (Blom's approximation); 0 for one."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Friction:
+    """What training together costs beyond the collectives alone.
+
+    The figures suit the published training throughputs of one to eight GPUs best, of those of a coarse grid; the
+    accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`).
+
+    Attributes:
+        slowdown: Time of a collective beside a training step over that of the same collective alone.
+        contention: Seconds by which computing slows down for each second of a transfer beside it, as both need memory
+            and processors.
+        straggler_spread: Standard deviation of one GPU's step, as a share of it. All wait for the slowest, so that n
+            GPUs take as long as the largest of n draws.
+    """
+
+    slowdown: float = 1.5
+    contention: float = 0.9
+    straggler_spread: float = 0.04
+
+    def seconds(self, walked: Walked, single: Array, *, replicas: int, spread: Array | float = 1.0) -> Array:
+        """The step.
+
+        Args:
+            walked: What the two queues give.
+            single: Seconds of the step on one GPU.
+            replicas: Groups of GPUs that wait for each other.
+            spread: Times the mean wait for the slowest.
+        """
+        hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
+        waiting = spread * self.straggler_spread * slowest_of(replicas) * single
+        seconds: Array = walked.seconds + self.contention * hidden + waiting
+        return seconds
+
+
+FRICTION: Final = Friction()
+
+WAITS: Final = np.array([0.0, 1.0, 2.5])
+"""Low end, middle and high end of the wait for the slowest, over its mean."""
+
+
+Ends = Array
+"""Low end, middle and high end of a 90 % interval, shape (3,)."""
+
+MACHINE_SPREAD: Final = 2.5
+"""Factor up and down around a collective, on machines that nobody measured: of the published machines whose links are
+there at all, nine in ten lie within it (`python -m benchmarks.accuracy` prints their bandwidths)."""
+
+
+@final
+class Cutter:
+    """Cuts the simulated step of one GPU into pieces, at each end of its interval.
+
+    Args:
+        simulated: The step, a row a GPU.
+        row: The GPU.
+        factors: By what the simulated times are multiplied.
+        exposed: Collectives inside the model that make the passes longer; None without.
+    """
+
+    def __init__(self, simulated: Simulated, row: int, factors: Ends, exposed: Ends | None = None) -> None:
+        on_compute = simulated.kernel_streams == COMPUTE_STREAM
+        self._owners = simulated.kernel_owners[on_compute]
+        ends = (simulated.kernel_starts + simulated.kernel_seconds)[row, on_compute]
+        self._ends = np.maximum.accumulate(ends - simulated.begins[row]) if len(ends) else ends
+        self._total = float(simulated.seconds[row])
+        self._busy = simulated.busy[row]
+        self._factors, self._exposed = factors, exposed
+
+    def pieces(self, cuts: Sequence[int]) -> list[Array]:
+        """Time between cuts (ascending numbers of operations), from the beginning of the step to its end.
+
+        Collectives inside the model, which stand in the way, are spread over all pieces but that behind the last cut.
+        """
+        kernels = np.searchsorted(self._owners, np.asarray(cuts))
+        moments = [float(self._ends[count - 1]) if count else 0.0 for count in kernels]
+        bounded = np.clip([0.0, *moments, self._total], 0.0, self._total)
+        durations = [duration * self._factors for duration in np.diff(bounded)]
+        if self._exposed is None:
+            return durations
+        passes = max(len(durations) - 1, 1)
+        stretch = 1 + self._exposed / sum(durations[:passes])
+        return [duration * stretch for duration in durations[:passes]] + durations[passes:]
+
+    def busy(self, begin: int) -> Ends:
+        """Time in which the operations from `begin` on keep the device busy."""
+        seconds: Ends = float(self._busy[begin:].sum()) * self._factors
+        return seconds
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A layout and what is known of its links.
+
+    Attributes:
+        layout: The GPUs that communicate.
+        interconnect: What is known of the links.
+        slowdown: Time of a collective beside other work over that of the same collective alone.
+        groups_per_node: Such groups in each machine, which share its network.
+    """
+
+    layout: Layout
+    interconnect: Interconnect
+    slowdown: float
+    groups_per_node: int = 1
+
+    def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
+        """Low end, middle and high end of each message's time.
+
+        Args:
+            operation: See `kernels/fabric.py`.
+            sizes: Bytes of each message.
+            groups_per_node: Groups within each of those in a machine.
+        """
+        if not sizes:
+            return []
+        found = collective(
+            operation,
+            sizes,
+            self.layout,
+            interconnect=self.interconnect,
+            groups_per_node=self.groups_per_node * groups_per_node,
+        )
+        spread = MACHINE_SPREAD if self.interconnect == CATALOGUE else 1.0
+        ends = [found.low_seconds / spread, found.seconds, found.high_seconds * spread]
+        return list(self.slowdown * np.stack(ends, axis=1))

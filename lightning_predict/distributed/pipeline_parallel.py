@@ -1,0 +1,129 @@
+"""Pipeline parallelism: blocks in stages, a batch in micro-batches, and the time that stages wait for each other.
+
+Every stage runs the forward and the backward pass of each micro-batch (1F1B, Narayanan et al., 2021). The first
+micro-batch passes all stages, and the slowest one sets the pace of the others: with p equal stages and m micro-batches
+a step takes m + p - 1 times what one of them needs, so that (p - 1) / m of the work is waiting, the bubble. Without a
+pipeline, micro-batches follow each other, and their gradients add up. Example::
+
+    >>> stage_of_blocks(5, 2)
+    (0, 0, 0, 1, 1)
+    >>> turns([2.0, 2.0, 2.0, 2.0], micro_batches=16)
+    19.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.distributed.overlap import Ends, Links
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.distributed.tensor_parallel import block_of
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.timeline.simulation import Launching
+from lightning_predict.tracing.trace import Operation
+
+MICRO_BATCHES_PER_STAGE: Final = 4
+"""Micro-batches where nobody says: the bubble is a quarter of the work at most."""
+
+
+def turns(seconds: Sequence[float], micro_batches: int) -> float:
+    """How many times the slowest stage's micro-batch fits into the passes of a step.
+
+    Args:
+        seconds: Of a micro-batch, forward and backward, in each stage.
+        micro_batches: Micro-batches of a step.
+    """
+    slowest = max(seconds)
+    return micro_batches - 1 + (sum(seconds) / slowest if slowest > 0 else len(seconds))
+
+
+def stage_of_blocks(blocks: int, stages: int) -> tuple[int, ...]:
+    """Stage of each block: as even as can be, the first ones a block longer.
+
+    Raises:
+        InvalidArgumentError: Fewer blocks than stages.
+    """
+    if blocks < stages > 1:
+        raise InvalidArgumentError(
+            f"strategy: pipeline={stages} stages for {blocks} transformer block(s); a stage has at least one block, so "
+            f"choose at most {blocks}."
+        )
+    each, longer = divmod(blocks, stages)
+    return tuple(stage for stage in range(stages) for _ in range(each + (stage < longer)))
+
+
+def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
+    """Micro-batches of a batch.
+
+    Args:
+        strategy: What was asked for; where it does not say, four a stage of a pipeline, or as many as there are
+            samples, and one without a pipeline.
+        samples: Samples of a batch; None where nobody said.
+
+    Raises:
+        InvalidArgumentError: More micro-batches than samples.
+    """
+    if strategy.micro_batches is None:
+        if strategy.pipeline == 1:
+            return 1
+        wanted = MICRO_BATCHES_PER_STAGE * strategy.pipeline
+        return wanted if samples is None else min(wanted, samples)
+    if samples is not None and strategy.micro_batches > samples:
+        raise InvalidArgumentError(
+            f"strategy: micro_batches={strategy.micro_batches} of a batch of {samples} sample(s); a micro-batch has at "
+            f"least one sample, so choose at most {samples}, or record a larger batch."
+        )
+    return strategy.micro_batches
+
+
+def stages_of(
+    work: Sequence[Launching] | Sequence[Operation], positions: Mapping[str, int], stage_of: Sequence[int]
+) -> Iterator[int | None]:
+    """Stage of each operation of the passes; None for what is done once a step (the update).
+
+    What lies outside of blocks goes with the block before it: the embedding to the first stage, the output layer and
+    the loss to the last one.
+
+    Args:
+        work: The step in the order of the host.
+        positions: Position of each block by its name.
+        stage_of: Stage of each block.
+    """
+    current, phase = 0, "forward"
+    for operation in work:
+        if operation.phase not in ("forward", "backward"):
+            yield None
+            continue
+        if (phase, operation.phase) == ("backward", "forward"):  # another batch, under gradient accumulation
+            current = 0
+        phase = operation.phase
+        block = block_of(operation.module, positions)
+        current = current if block is None else stage_of[block]
+        yield current
+
+
+def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
+    """Time in which a stage's output, or the gradient of its input, gets to the neighbour; (low, middle, high).
+
+    Stages lie one behind the other in the layout, so that between machines all GPUs of one send at once. GPUs that
+    share a block hold the same output: each sends its part, and the receivers gather them (Narayanan et al., 2021).
+
+    Args:
+        stream_bytes: Residual stream of a micro-batch.
+        layout: All GPUs.
+        strategy: How they share.
+        interconnect: What is known of the links.
+    """
+    link = Links(Layout(layout.gpu, 2), interconnect, slowdown=1.0)
+    if layout.nodes > 1:
+        senders = min(layout.gpus_per_node, layout.count // strategy.pipeline)
+        link = replace(link, layout=Layout(layout.gpu, 1, 2), groups_per_node=senders)
+    (sent,) = link.collective("broadcast", [stream_bytes / strategy.tensor])
+    sharing = Links(Layout(layout.gpu, strategy.tensor), interconnect, slowdown=1.0)
+    (gathered,) = sharing.collective("all_gather", [stream_bytes])
+    seconds: Ends = sent + gathered
+    return seconds

@@ -1,0 +1,527 @@
+"""Split transformer blocks over GPUs (tensor parallelism): the work of one of several GPUs that share every block.
+
+As in Megatron (Shoeybi et al., 2019): the heads, and the inner width of the perceptron, are split; the residual stream
+with its norms, dropouts and shortcuts is whole on every GPU; what leads back to it is added up by an all_reduce, two a
+block in the forward and two in the backward pass. The vocabulary of the embedding and of the output layer is split,
+too. The changed problems are timed by the same models, so that small products lose efficiency as they do.
+
+Blocks are the numbered modules that hold attention and linear layers; what a block is, its operations say: the width of
+its residual stream is the size that its weights have in common, and the number of heads is that of its attention, or
+the rows of its softmax over the tokens where attention is written out. Modules that hold blocks, or lie inside one, are
+none.
+
+What is decided by shapes: a linear layer is split along the side that is not the residual stream, and along its outputs
+where both are; other work is whole where its largest tensor is as large as the residual stream. Example::
+
+    model = split_model(trace)
+    cut_work(trace, timed, model, gpus, models, Cut(tensor=8)).seconds.sum(axis=1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.arrays import summed_by_owner
+from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.estimates import KernelModels, problem_times
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind
+from lightning_predict.kernels.translation import WorkItem, translate
+from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
+
+ATTENTION: Final = ("attention", "attention_backward")
+
+Weight = tuple[int, int]
+"""Outputs and inputs of a linear layer."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One transformer block.
+
+    Attributes:
+        name: Name of its module.
+        hidden: Width of its residual stream.
+        tokens: Rows of the residual stream.
+        heads: Heads of its queries.
+        kv_heads: Heads of its keys and values.
+        weights: Outputs and inputs of its linear layers.
+        parameters: Shapes of its parameters of two dimensions or more.
+        reduced_bytes: Outputs of the linear layers that add up what several GPUs hold, one all_reduce each.
+        stream_bytes: Size of its residual stream.
+    """
+
+    name: str
+    hidden: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    weights: frozenset[Weight]
+    parameters: frozenset[tuple[int, ...]]
+    reduced_bytes: tuple[float, ...]
+    stream_bytes: float
+
+
+@final
+@dataclass(slots=True)
+class _Unit:
+    """A numbered module as its forward operations show it: operations with their problems."""
+
+    operations: list[tuple[Operation, tuple[Problem, ...]]] = field(default_factory=list)
+
+    @property
+    def linears(self) -> list[Problem]:
+        return [problem for problem in self.problems() if problem.operation == "linear"]
+
+    def problems(self) -> Iterator[Problem]:
+        for _, problems in self.operations:
+            yield from problems
+
+    def signature(self) -> tuple[object, ...]:
+        """Equal for modules that do the same on equal shapes."""
+        return tuple(
+            (operation.name, tuple(tensor.shape for tensor in operation.inputs)) for operation, _ in self.operations
+        )
+
+    def is_block(self) -> bool:
+        """Attention, and linear layers beside it."""
+        return bool(self.linears) and any(_attentions(self.problems()))
+
+
+def find_blocks(trace: Trace) -> tuple[Block, ...]:
+    """The blocks in the order in which the forward pass visits them.
+
+    Args:
+        trace: Recorded with the names of modules.
+
+    Raises:
+        InvalidArgumentError: There are none.
+    """
+    units = {name: unit for name, unit in _units(trace).items() if unit.is_block()}
+    chosen = _repeated(units)
+    chosen |= _innermost(name for name in units if not _are_nested(name, chosen))
+    if not chosen:
+        modules = {operation.module for operation in trace.operations} - {None}
+        raise InvalidArgumentError(
+            "The strategy shares transformer blocks, and the trace holds none: no numbered module (such as 'layers.0') "
+            f"of the {len(modules)} that it names has attention and linear layers. Record it with the model's modules, "
+            "or leave out tensor and pipeline."
+        )
+    return tuple(_block(name, units[name], trace) for name in units if name in chosen)
+
+
+def numbered_modules(module: str) -> Iterator[str]:
+    """The numbered modules that a module is or lies in, outermost first."""
+    parts = module.split(".")
+    for position, part in enumerate(parts):
+        if part.isdigit():
+            yield ".".join(parts[: position + 1])
+
+
+def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
+    """Position of the block that a module is or lies in; None outside of all.
+
+    Args:
+        module: Name of the module.
+        positions: Position of each block by its name.
+    """
+    found = (positions.get(name) for name in numbered_modules(module or ""))
+    return next((position for position in found if position is not None), None)
+
+
+def positions_of(blocks: Sequence[Block]) -> dict[str, int]:
+    """Position of each block by its name."""
+    return {block.name: position for position, block in enumerate(blocks)}
+
+
+def _units(trace: Trace) -> dict[str, _Unit]:
+    """All numbered modules, by the forward operations inside them."""
+    units: dict[str, _Unit] = {}
+    for operation in trace.operations:
+        if operation.phase == "forward" and operation.module is not None:
+            problems = translate(operation, trace.flags)
+            for name in numbered_modules(operation.module):
+                units.setdefault(name, _Unit()).operations.append((operation, problems))
+    return units
+
+
+def _repeated(units: Mapping[str, _Unit]) -> set[str]:
+    """Modules beside equal ones, the outermost such."""
+    counts = Counter((_container(name), unit.signature()) for name, unit in units.items())
+    containers = {container for (container, _), count in counts.items() if count > 1}
+    inside = {name for name in units if _container(name) in containers}
+    return {name for name in inside if not any(outer in inside for outer in list(numbered_modules(name))[:-1])}
+
+
+def _innermost(units: Iterable[str]) -> set[str]:
+    """Modules without another inside them: blocks that have no like."""
+    names = set(units)
+    return names - {outer for name in names for outer in list(numbered_modules(name))[:-1]}
+
+
+def _are_nested(name: str, chosen: Collection[str]) -> bool:
+    """A module is one of these, holds one or lies in one."""
+    around = set(numbered_modules(name))
+    return any(other in around or name in numbered_modules(other) for other in chosen)
+
+
+def _container(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _attentions(problems: Iterator[Problem]) -> Iterator[tuple[Problem, bool]]:
+    """Attention that is fused (True), or the softmax between two batched products, without a linear layer between."""
+    multiplied = False
+    softmax: Problem | None = None
+    for problem in problems:
+        if problem.operation in ATTENTION:
+            yield problem, True
+        elif problem.operation == "linear":
+            multiplied, softmax = False, None
+        elif problem.operation == "softmax":
+            softmax = problem if multiplied else None
+        elif problem.operation == "bmm":
+            if softmax is not None:
+                yield softmax, False
+            multiplied, softmax = True, None
+
+
+def _block(name: str, unit: _Unit, trace: Trace) -> Block:
+    linears = unit.linears
+    weights = [(int(problem.dims[2]), int(problem.dims[3])) for problem in linears]
+    # The first layer reads the residual stream, which settles a draw.
+    shared = Counter([weights[0][1], *(size for weight in weights for size in set(weight))])
+    hidden = shared.most_common(1)[0][0]
+    tokens = int(linears[0].dims[0] * linears[0].dims[1])
+    heads, kv_heads = _heads(unit, tokens)
+    return Block(
+        name=name,
+        hidden=hidden,
+        tokens=tokens,
+        heads=heads,
+        kv_heads=kv_heads,
+        weights=frozenset(weights),
+        parameters=frozenset(
+            parameter.shape
+            for parameter in trace.parameters
+            if len(parameter.shape) > 1 and parameter.name.startswith(f"{name}.")
+        ),
+        reduced_bytes=tuple(_reduced(unit, hidden)),
+        stream_bytes=tokens * hidden * _stream_element_bytes(unit, hidden),
+    )
+
+
+def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
+    """Heads of the queries, and of the keys and values."""
+    heads, kv_heads = [], []
+    for problem, fused in _attentions(unit.problems()):
+        if fused:
+            heads.append(int(problem.dims[1]))
+            kv_heads.append(int(problem.dims[2]))
+        else:  # a row of scores for each token and head
+            heads.append(max(int(problem.dims[0]) // tokens, 1))
+            kv_heads.append(heads[-1])
+    return max(heads), min(kv_heads)
+
+
+def _reduced(unit: _Unit, hidden: int) -> Iterator[float]:
+    """Bytes of the outputs that are sums over the GPUs of a block (Shoeybi et al., 2019).
+
+    Layers that widen the stream give each GPU columns of its own; those that lead back to it, from the heads or from
+    the inner width, add up. A square layer leads back where it is the first behind attention.
+    """
+    attends = multiplied = normalised = False
+    for problem in unit.problems():
+        if problem.operation == "linear":
+            _, rows, outputs, inputs = problem.dims
+            leads_back = outputs == hidden and (inputs != hidden or attends)
+            if leads_back:
+                attends = False
+                yield problem.dims[0] * rows * outputs * COMPUTE_BYTES[problem.dtype]
+            multiplied = normalised = False
+        elif problem.operation in ATTENTION:
+            attends = True
+        elif problem.operation == "bmm":
+            attends = attends or normalised
+            multiplied = True
+        elif problem.operation == "softmax":
+            normalised = multiplied
+
+
+def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
+    """Of the first tensor that is as wide as the stream."""
+    widths = (
+        DTYPE_BYTES.get(tensor.dtype, 4)
+        for operation, _ in unit.operations
+        for tensor in operation.inputs
+        if math.prod(tensor.shape) > hidden and tensor.shape[-1] == hidden
+    )
+    return next(widths, 4)
+
+
+LOSS_REDUCTIONS: Final = 3
+"""Numbers a token that a loss over a split vocabulary adds up: the largest logit, the label's, and the sum."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Into how many parts a batch's work goes.
+
+    Attributes:
+        tensor: GPUs that share every block.
+        micro_batches: Parts of the batch.
+        updated: Share of the parameters that one GPU updates.
+    """
+
+    tensor: int = 1
+    micro_batches: int = 1
+    updated: float = 1.0
+
+
+@final
+@dataclass(frozen=True)
+class SplitModel:
+    """A model of transformer blocks.
+
+    Attributes:
+        blocks: In the order of the forward pass.
+        vocabulary: Rows of the embedding, or outputs of the last layer, whichever are more; None without either.
+        weights: Outputs and inputs of the linear layers outside of blocks.
+        parameters: Shapes of all parameters of two dimensions or more, and these transposed.
+    """
+
+    blocks: tuple[Block, ...]
+    vocabulary: int | None
+    weights: frozenset[Weight]
+    parameters: frozenset[tuple[int, ...]]
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Position of each block by its name."""
+        return positions_of(self.blocks)
+
+    def block(self, module: str | None) -> Block | None:
+        """The block that a module lies in; None outside of all."""
+        position = block_of(module, self.positions)
+        return None if position is None else self.blocks[position]
+
+    def check(self, tensor: int) -> None:
+        """See that so many GPUs can share every block.
+
+        Raises:
+            InvalidArgumentError: Their number does not divide the heads.
+        """
+        for block in self.blocks:
+            shared = math.gcd(block.heads, block.kv_heads)
+            if shared % tensor:
+                heads = f"{block.heads} heads"
+                if block.kv_heads != block.heads:
+                    heads += f" with {block.kv_heads} of keys and values"
+                fitting = ", ".join(str(degree) for degree in range(1, shared + 1) if shared % degree == 0)
+                raise InvalidArgumentError(
+                    f"strategy: tensor={tensor} does not divide the {heads} of the block {block.name!r}; choose one of "
+                    f"{fitting}."
+                )
+
+    def is_split(self, shape: tuple[int, ...], block: Block | None) -> bool:
+        """Each GPU holds its part of a tensor of this shape.
+
+        Args:
+            shape: Of the tensor.
+            block: Where it occurs; None outside of all.
+        """
+        if block is None:
+            is_table = shape in self.parameters and self.vocabulary in shape
+            return self.vocabulary is not None and (is_table or shape[-1:] == (self.vocabulary,))
+        if shape in block.parameters or shape[::-1] in block.parameters:
+            return True
+        elements = math.prod(shape)
+        is_stream = shape[-1:] == (block.hidden,) and elements <= block.tokens * block.hidden
+        return elements > block.tokens and not is_stream
+
+
+def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
+    """The model of a trace.
+
+    Args:
+        trace: The step of one GPU.
+        needs_blocks: Blocks are to be shared; else the model is one piece.
+
+    Raises:
+        InvalidArgumentError: It has no transformer blocks.
+    """
+    blocks = find_blocks(trace) if needs_blocks else ()
+    positions = positions_of(blocks)
+    hidden = blocks[0].hidden if blocks else None
+    outside = [parameter for parameter in trace.parameters if block_of(parameter.name, positions) is None]
+    tables = (parameter.shape for parameter in outside if len(parameter.shape) == 2 and hidden in parameter.shape)
+    shapes = {parameter.shape for parameter in trace.parameters if len(parameter.shape) > 1}
+    linears = (
+        problem
+        for operation in trace.operations
+        if operation.phase == "forward" and block_of(operation.module, positions) is None
+        for problem in translate(operation, trace.flags)
+        if problem.operation == "linear"
+    )
+    return SplitModel(
+        blocks=blocks,
+        vocabulary=max((max(shape) for shape in tables if hidden == min(shape) < max(shape)), default=None),
+        weights=frozenset((int(problem.dims[2]), int(problem.dims[3])) for problem in linears),
+        parameters=frozenset(shapes | {shape[::-1] for shape in shapes}),
+    )
+
+
+def cut_work(
+    trace: Trace, timed: TimedWork, model: SplitModel, gpus: Sequence[Gpu], models: KernelModels | None, cut: Cut
+) -> TimedWork:
+    """The work of one GPU on one micro-batch, and its update.
+
+    A part takes no longer than a larger one, whose kernel would do. What was measured, or corrected, is scaled by the
+    ratio of the part to the whole.
+
+    Args:
+        trace: The step of one GPU.
+        timed: Its work with device seconds, rows in the order of `gpus`.
+        model: The model of the trace.
+        gpus: The GPUs.
+        models: Trained models; None uses rooflines instead.
+        cut: The parts.
+
+    Raises:
+        InvalidArgumentError: `cut.tensor` does not divide the heads.
+    """
+    model.check(cut.tensor)
+    whole = _seconds(timed.items, [item.problems for item in timed.items], gpus, models)
+    least = whole
+    for degree in _degrees(model, cut.tensor):
+        smaller = replace(cut, tensor=degree)
+        parts = [_part_of(trace, item, model, smaller) for item in timed.items]
+        least = np.minimum(least, _seconds(timed.items, parts, gpus, models))
+    share = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)
+    return replace(
+        timed,
+        seconds=timed.seconds * share,
+        low_seconds=timed.low_seconds * share,
+        high_seconds=timed.high_seconds * share,
+    )
+
+
+def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], list[float]]:
+    """Bytes of the all_reduces that a split vocabulary needs in a batch: of the embedding, and of the output layer.
+
+    The embedding's rows are added up; so is the gradient of what the output layer reads, and the loss over its columns.
+    """
+    first, last = list[float](), list[float]()
+    for operation in trace.operations:
+        if operation.phase != "forward" or model.vocabulary is None or model.block(operation.module) is not None:
+            continue
+        for problem in translate(operation, trace.flags):
+            size = COMPUTE_BYTES[problem.dtype]
+            if problem.operation == "embedding" and operation.inputs[0].shape[0] == model.vocabulary:
+                first.append(math.prod(problem.dims) * size)
+            elif problem.operation == "linear" and problem.dims[2] == model.vocabulary:
+                rows, inputs = problem.dims[0] * problem.dims[1], problem.dims[3]
+                last += [rows * inputs * size, LOSS_REDUCTIONS * rows * COMPUTE_BYTES["float32"]]
+    return first, last
+
+
+def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
+    """Degrees up to this one that are possible, too."""
+    heads = math.gcd(*(size for block in model.blocks for size in (block.heads, block.kv_heads)))
+    return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
+
+
+def _seconds(
+    items: Sequence[WorkItem], parts: Sequence[tuple[Problem, ...]], gpus: Sequence[Gpu], models: KernelModels | None
+) -> Array:
+    """Predicted seconds of each item's problems, (gpus, items)."""
+    problems = [problem for own in parts for problem in own]
+    if not problems:
+        return np.zeros((len(gpus), len(items)))
+    owner = np.array([index for index, own in enumerate(parts) for _ in own], dtype=np.intp)
+    return summed_by_owner(problem_times(problems, gpus, models).seconds, owner, len(items))
+
+
+def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut) -> tuple[Problem, ...]:
+    operation = trace.operations[item.operations[0]]
+    if operation.phase == "optimizer":
+        return tuple(_thinned(problem, cut.updated) for problem in item.problems)
+    if operation.phase == "other":
+        return item.problems
+    block = model.block(operation.module)
+    return tuple(part_of(problem, operation, model, block, cut) for problem in item.problems)
+
+
+def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
+    """One GPU's part of a problem.
+
+    Args:
+        problem: Of the whole batch on one GPU.
+        operation: Where it comes from.
+        model: The model.
+        block: Where the operation lies; None outside of all.
+        cut: The parts.
+    """
+    if problem.operation == "linear":
+        return _linear(problem, operation.phase, model, block, cut)
+    if problem.operation == "bmm":
+        return _divided(problem, {"b": cut.micro_batches * (1 if block is None else cut.tensor)})
+    if problem.operation in ATTENTION:
+        return _divided(problem, {"batch": cut.micro_batches, "heads": cut.tensor, "kv_heads": cut.tensor})
+    if problem.operation == "embedding":
+        return _divided(problem, {"rows": cut.micro_batches})
+    if "batch" in operation_kind(problem.operation).words:
+        return _divided(problem, {"batch": cut.micro_batches})
+    tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
+    if not tensors:
+        return problem
+    largest = max(tensors, key=lambda tensor: tensor.elements)
+    share = 1 / cut.tensor if model.is_split(largest.shape, block) else 1.0
+    of_batch = _batch_share(tensors, model)
+    return _thinned(problem, share * (1 - of_batch + of_batch / cut.micro_batches))
+
+
+def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
+    """A product of rows and a weight, or of rows and rows, which gives the weight's gradient."""
+    _, m, n, k = problem.dims
+    weights = model.weights if block is None else block.weights
+    is_gradient = phase == "backward" and (k, n) not in weights and bool({(m, n), (n, m)} & weights)
+    rows, sides = ("k", {"n": n, "m": m}) if is_gradient else ("m", {"n": n, "k": k})
+    divisors = {rows: cut.micro_batches}
+    if block is None:
+        split = next((word for word, size in sides.items() if size == model.vocabulary), None)
+    else:
+        split = max(sides, key=lambda word: sides[word] * (sides[word] != block.hidden))
+    return _divided(problem, divisors if split is None else divisors | {split: cut.tensor})
+
+
+def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
+    """Share of the bytes that grow with the batch; parameters and their gradients do not."""
+    own = sum(tensor.size_bytes for tensor in tensors if tensor.shape not in model.parameters)
+    return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
+
+
+def _divided(problem: Problem, divisors: dict[str, int]) -> Problem:
+    words = operation_kind(problem.operation).words
+    dims = (math.ceil(size / divisors.get(word, 1)) for word, size in zip(words, problem.dims, strict=True))
+    return replace(problem, dims=tuple(float(size) for size in dims))
+
+
+def _thinned(problem: Problem, share: float) -> Problem:
+    """A share of the rows, of the parameters or of the bytes."""
+    words = operation_kind(problem.operation).words
+    if words[0] in ("rows", "parameters"):
+        return replace(problem, dims=(float(max(math.ceil(problem.dims[0] * share), 1)), *problem.dims[1:]))
+    if problem.operation in ("transfer", "host_copy"):
+        return replace(problem, dims=tuple(size * share for size in problem.dims))
+    return problem

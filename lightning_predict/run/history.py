@@ -1,0 +1,291 @@
+"""History: how earlier runs of the same model went, on disk, so that later predictions learn from it.
+
+A run that has ended leaves one JSON line: a fingerprint of what its step computed, the GPU, the step as measured, and
+the time of the run as predicted and as it was. Example::
+
+    append_record(record)                                     # after a run on a T4
+    records = read_history()
+    correction_for(records, fingerprint_of(trace), step, is_measured=False)   # None without a run like this one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Final, final
+
+import platformdirs
+
+from lightning_predict.checked import File, parse_json
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.run.batch_size import line_through
+from lightning_predict.run.workload import Run
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.tracing.trace import Trace
+
+HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
+"""Environment variable with the path of the file."""
+
+RUNS_THAT_COUNT: Final = 10
+"""The latest runs of a model on a GPU, of which the median counts."""
+
+REACH: Final = 2.0
+"""Factor beyond the batch sizes of earlier runs up to which the line through their times is believed."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRecord:
+    """One run that has ended.
+
+    Attributes:
+        fingerprint: Of what a step computes, from `fingerprint_of`.
+        gpu: Name of the GPU in the catalogue.
+        samples: Samples of a step; None where unknown.
+        step_seconds: A step as measured, without waits for the loader.
+        predicted_seconds: The run as predicted.
+        actual_seconds: The run as it was.
+        date: ISO date.
+        model: Of what is trained whatever the batch size, from `model_fingerprint_of`; None in files of version 0.1.
+        num_gpus: GPUs that shared the run.
+    """
+
+    fingerprint: str
+    gpu: str
+    samples: int | None
+    step_seconds: float
+    predicted_seconds: float
+    actual_seconds: float
+    date: str
+    model: str | None = None
+    num_gpus: int = 1
+
+    @property
+    def layout(self) -> str:
+        """GPU and number, as predictions name them: `T4`, `8xT4`."""
+        return self.gpu if self.num_gpus == 1 else f"{self.num_gpus}x{self.gpu}"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What earlier runs say about a prediction.
+
+    Attributes:
+        step: Factor of the step; 1 where it is measured in this run.
+        run: Factor of the run's time, for what a measured step does not show (throttling, pauses); 1 elsewhere.
+        runs: Runs that it rests on.
+        batch_sizes: Samples of a step in those runs, where none had as many as now: a line through them was taken.
+    """
+
+    step: float
+    run: float
+    runs: int
+    batch_sizes: tuple[int, ...] = ()
+
+    def note(self, gpu: str) -> str:
+        """The correction in words."""
+        runs = "1 earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
+        what, factor = ("step", self.step) if self.run == 1.0 else ("total", self.run)
+        sizes = ", ".join(map(str, self.batch_sizes))
+        where = f"on {gpu}" + (f" with batches of {sizes} samples, by a line through their times" if sizes else "")
+        return f"The {what} is corrected by a factor of {factor:.2f}, learnt from {runs} of this model {where}."
+
+    def step_of(self, step: Iteration) -> Iteration:
+        """The step with all of its times corrected."""
+        return replace(
+            step,
+            seconds=step.seconds * self.step,
+            low_seconds=step.low_seconds * self.step,
+            high_seconds=step.high_seconds * self.step,
+            device_seconds=step.device_seconds * self.step,
+            host_seconds=step.host_seconds * self.step,
+            forward_seconds=step.forward_seconds * self.step,
+            optimizer_seconds=step.optimizer_seconds * self.step,
+            notes=(*step.notes, self.note(step.gpu)),
+        )
+
+    def run_of(self, run: Run) -> Run:
+        """The run with its time corrected."""
+        return replace(
+            run,
+            training_seconds=_times(run.training_seconds, self.run),
+            validation_seconds=_times(run.validation_seconds, self.run),
+            total=None if run.total is None else run.total.scaled(self.run),
+        )
+
+
+def fingerprint_of(trace: Trace) -> str:
+    """A hash of what a step computes: its operations with their shapes and dtypes, and the optimizer's state.
+
+    Of the optimizer only the size of its state counts, as it runs other operations on a GPU than elsewhere.
+    """
+    digest = hashlib.sha256()
+    for operation in trace.operations:
+        if operation.phase in ("forward", "backward"):
+            tensors = [(list(tensor.shape), tensor.dtype) for tensor in operation.inputs]
+            digest.update(json.dumps([operation.name, operation.phase, tensors]).encode())
+    parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
+    rest = [parameters, trace.samples, trace.batches, trace.memory.optimizer_state_bytes, trace.flags.autocast_dtype]
+    digest.update(json.dumps(rest).encode())
+    for other in trace.other_steps:
+        digest.update(f"{other.share:.2f} {fingerprint_of(other.trace)}".encode())
+    return digest.hexdigest()[:32]
+
+
+def model_fingerprint_of(trace: Trace) -> str | None:
+    """A hash of what is trained whatever its batch size: parameters and precision; None where no module was known."""
+    if not trace.parameters:
+        return None
+    parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
+    rest = [parameters, trace.batches, trace.flags.autocast_dtype, trace.flags.matmul_tf32, trace.compiled]
+    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:32]
+
+
+def history_path(path: str | Path | None = None) -> Path:
+    """The file: as given, else from `LIGHTNING_PREDICT_HISTORY`, else in the platform's folder for data."""
+    named = path or os.environ.get(HISTORY_VARIABLE)
+    return Path(named) if named else Path(platformdirs.user_data_dir("lightning-predict")) / "history.jsonl"
+
+
+def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path:
+    """Add a run in one write to the end of the file, so that runs which end together do not mix their lines.
+
+    Args:
+        record: The run.
+        path: The file; see `history_path`.
+
+    Returns:
+        Where it was written.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    target = history_path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(asdict(record)).encode() + b"\n"
+    descriptor = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_whole = size == 0 or _last_byte(descriptor, size) == b"\n"
+        os.write(descriptor, line if is_whole else b"\n" + line)  # a line that was cut off spoils no other
+    finally:
+        os.close(descriptor)
+    return target
+
+
+def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
+    """The runs in the file, the oldest first; none where there is no file. A line that cannot be read is warned about.
+
+    Args:
+        path: The file; see `history_path`.
+
+    Raises:
+        OSError: The file is there and cannot be read.
+    """
+    source = history_path(path)
+    if not source.exists():
+        return ()
+    return tuple(_records(source))
+
+
+def correction_for(
+    records: Sequence[HistoryRecord],
+    fingerprint: str,
+    step: Iteration,
+    *,
+    is_measured: bool,
+    model: str | None = None,
+    samples: int | None = None,
+) -> Correction | None:
+    """What earlier runs of the same model on the step's GPU, or layout of GPUs, say; None without any.
+
+    Runs of this very step come first. Where there are none, runs of the model with at least two other batch sizes give
+    the step by a line through their times, up to `REACH` times beyond them.
+
+    Args:
+        records: Runs, the oldest first.
+        fingerprint: Of the trace.
+        step: The step as predicted now.
+        is_measured: The step was measured on this very GPU, so that only the rest of the run can be learnt.
+        model: From `model_fingerprint_of`; None where unknown.
+        samples: Samples of the step; None where unknown.
+    """
+    there = [one for one in records if one.layout == step.gpu]
+    alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
+    if alike and is_measured:
+        run = statistics.median(one.actual_seconds / one.predicted_seconds for one in alike)
+        return Correction(step=1.0, run=run, runs=len(alike))
+    if alike:
+        factor = statistics.median(one.step_seconds for one in alike) / step.seconds
+        return Correction(step=factor, run=1.0, runs=len(alike))
+    if is_measured or model is None or samples is None:
+        return None
+    return _between_batch_sizes([one for one in there if one.model == model], step, samples)
+
+
+def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samples: int) -> Correction | None:
+    """A step with another batch size than the runs had; None where they have too few, or too different, sizes."""
+    times: dict[int, list[float]] = {}
+    for one in records:
+        if one.samples is not None:
+            times.setdefault(one.samples, []).append(one.step_seconds)
+    if len(times) < 2 or not min(times) / REACH <= samples <= max(times) * REACH:
+        return None
+    medians = {size: statistics.median(found[-RUNS_THAT_COUNT:]) for size, found in sorted(times.items())}
+    seconds = line_through(medians).at(samples)
+    if seconds <= 0:
+        return None
+    runs = sum(len(found[-RUNS_THAT_COUNT:]) for found in times.values())
+    return Correction(step=seconds / step.seconds, run=1.0, runs=runs, batch_sizes=tuple(medians))
+
+
+_SECONDS: Final = ("step_seconds", "predicted_seconds", "actual_seconds")
+_OPTIONAL: Final = frozenset(field.name for field in fields(HistoryRecord) if field.default is not MISSING)
+_REQUIRED: Final = frozenset(field.name for field in fields(HistoryRecord)) - _OPTIONAL
+
+
+def _records(source: Path) -> Iterator[HistoryRecord]:
+    with source.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield _record(line, f"{source}, line {number}")
+            except InvalidArgumentError as error:
+                warnings.warn(f"{error} The line is skipped.", stacklevel=2)
+
+
+def _record(line: str, name: str) -> HistoryRecord:
+    """One line.
+
+    Raises:
+        InvalidArgumentError: It is not a record.
+    """
+    record = parse_json(line.encode(), File(name, InvalidArgumentError))
+    record.check_keys(_REQUIRED, _OPTIONAL)
+    seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}
+    return HistoryRecord(
+        fingerprint=record.member("fingerprint").text(),
+        gpu=record.member("gpu").text(),
+        samples=None if record.member("samples").value is None else record.member("samples").integer(),
+        date=record.member("date").text(),
+        model=record.member("model").text() if record.has("model") else None,
+        num_gpus=record.optional("num_gpus", lambda value: value.integer(minimum=1), 1),
+        **seconds,
+    )
+
+
+def _last_byte(descriptor: int, size: int) -> bytes:
+    os.lseek(descriptor, size - 1, os.SEEK_SET)
+    return os.read(descriptor, 1)
+
+
+def _times(seconds: float | None, factor: float) -> float | None:
+    return None if seconds is None else seconds * factor

@@ -1,0 +1,210 @@
+"""Share the rest of a run among replicas, the loaders' cores among the GPUs of a node, and memory among GPUs.
+
+Every replica works through samples of its own, so that n replicas do the same samples in n times fewer steps, each of
+which holds n times as many (the learning rate that suits them is the user's concern).
+
+A worker makes a batch in so many seconds of processor time. As long as every worker has its cores, each GPU's loader
+is as fast as on a node with one GPU; beyond that, all workers slow down alike, and however fast the GPUs are, the node
+takes no more batches than its cores make. Example::
+
+    >>> shared_workload(Workload(training_iterations=1000, validation_iterations=50), replicas=8).training_iterations
+    125
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import final
+
+from lightning_predict.distributed.memory import held_memory
+from lightning_predict.distributed.strategy import Strategy, data_group
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.run.workload import Batches, Loader, Workload
+from lightning_predict.tracing.trace import Trace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPipeline:
+    """The loaders of one node.
+
+    The processes that launch the kernels take cores, too; leave them out of `cores` where they keep them busy.
+
+    Attributes:
+        worker_seconds_per_batch: Time in which one worker with cores of its own makes a batch of one GPU.
+        workers_per_gpu: Workers of each GPU's loader; 0: the training process makes the batches, between the steps.
+        gpus_per_node: GPUs of the node, each with a loader.
+        cores: Processor cores of the node that loaders can use.
+        cores_per_worker: Cores that one worker keeps busy; below 1 for one that waits for the disk.
+
+    Raises:
+        InvalidArgumentError: A value outside its range.
+    """
+
+    worker_seconds_per_batch: float
+    workers_per_gpu: int
+    gpus_per_node: int
+    cores: int
+    cores_per_worker: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.worker_seconds_per_batch) and self.worker_seconds_per_batch >= 0):
+            raise InvalidArgumentError(
+                f"worker_seconds_per_batch={self.worker_seconds_per_batch!r}; expected seconds of at least 0."
+            )
+        for name, least in (("workers_per_gpu", 0), ("gpus_per_node", 1), ("cores", 1)):
+            if getattr(self, name) < least:
+                raise InvalidArgumentError(f"{name}={getattr(self, name)!r}; expected at least {least}.")
+        if not (math.isfinite(self.cores_per_worker) and self.cores_per_worker > 0):
+            raise InvalidArgumentError(f"cores_per_worker={self.cores_per_worker!r}; expected cores above 0.")
+
+    @property
+    def slowdown(self) -> float:
+        """Factor by which each worker is slower than with cores of its own: cores wanted over cores, at least 1."""
+        wanted = self.gpus_per_node * max(1, self.workers_per_gpu) * self.cores_per_worker
+        return max(1.0, wanted / self.cores)
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """Time in which the loader of each GPU makes one batch."""
+        return self.worker_seconds_per_batch * self.slowdown / max(1, self.workers_per_gpu)
+
+    @property
+    def batches_per_second(self) -> float:
+        """Batches that all loaders of the node make in a second; infinite where a batch takes no time."""
+        return math.inf if self.seconds_per_batch == 0 else self.gpus_per_node / self.seconds_per_batch
+
+    def samples_per_second(self, samples_per_batch: int) -> float:
+        """Samples of the whole node in a second, which no GPU can exceed.
+
+        Args:
+            samples_per_batch: Samples of a batch of one GPU.
+        """
+        return self.batches_per_second * samples_per_batch
+
+    def loader(self) -> Loader:
+        """The loader that each GPU sees."""
+        return Loader(seconds_per_batch=self.seconds_per_batch, overlaps=self.workers_per_gpu > 0)
+
+    def step_seconds(self, seconds: float, *, batches: float = 1) -> float:
+        """A step that computes for `seconds`, at the pace that the loaders allow.
+
+        Args:
+            seconds: Time of the step when batches are ready.
+            batches: Batches of the step.
+        """
+        return self.loader().paced(seconds, batches=batches)
+
+
+def node_loader_seconds(
+    loader: Loader, *, gpus_per_node: int, cores: int, workers_per_gpu: int, cores_per_worker: float = 1.0
+) -> Loader:
+    """The loader of each GPU on a node with several, from the loader as it was on such a node with one GPU in use.
+
+    On one GPU it is the loader itself, whether its workers had cores enough or not. A loader that never kept training
+    waiting (0 seconds) stays so: how much faster than the step it was, nobody saw.
+
+    Args:
+        loader: As measured with one GPU in use and `workers_per_gpu` workers.
+        gpus_per_node: GPUs that now share the cores.
+        cores: Processor cores of the node that loaders can use.
+        workers_per_gpu: Workers of each GPU's loader; 0: the training process makes the batches.
+        cores_per_worker: Cores that one worker keeps busy.
+
+    Raises:
+        InvalidArgumentError: A value outside its range.
+    """
+    alone = InputPipeline(
+        worker_seconds_per_batch=loader.seconds_per_batch * max(1, workers_per_gpu),
+        workers_per_gpu=workers_per_gpu,
+        gpus_per_node=1,
+        cores=cores,
+        cores_per_worker=cores_per_worker,
+    )
+    together = replace(alone, gpus_per_node=gpus_per_node)
+    return replace(loader, seconds_per_batch=loader.seconds_per_batch * (together.slowdown / alone.slowdown))
+
+
+GATHERED_UNITS = 2
+"""Units of FSDP whose parameters are whole at once: the one that computes, and the next."""
+
+
+def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
+    """One replica's part of what is still to come; the last step may be short, and counts.
+
+    Args:
+        workload: What each of the recorded replicas has still to do.
+        replicas: Replicas that shall do it.
+        recorded: Replicas of the run that was recorded.
+    """
+    if replicas == recorded:
+        return workload
+
+    def part(count: int) -> int:
+        return math.ceil(count * recorded / replicas)
+
+    def parts(batches: Batches) -> Batches:
+        return replace(
+            batches, windows=part(batches.windows), batches=part(batches.batches), uneven=part(batches.uneven)
+        )
+
+    return replace(
+        workload,
+        training_iterations=None if workload.training_iterations is None else part(workload.training_iterations),
+        validation_iterations=None if workload.validation_iterations is None else part(workload.validation_iterations),
+        training=None if workload.training is None else parts(workload.training),
+        epoch=None if workload.epoch is None else parts(workload.epoch),
+    )
+
+
+def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, cores_per_node: int | None) -> Workload:
+    """The same work with the loaders of a machine's GPUs on one set of cores (`run/sharing.py`).
+
+    Args:
+        workload: What each GPU has still to do.
+        gpus_per_node: GPUs of a machine.
+        recorded: GPUs of the machine that was recorded. Unless it is one, the loader is taken as it was seen.
+        cores_per_node: Processor cores of a machine; None where not said: each loader then has cores enough.
+    """
+    if cores_per_node is None or workload.loader_workers is None or recorded != 1:
+        return workload
+    loader = node_loader_seconds(
+        workload.loader, gpus_per_node=gpus_per_node, cores=cores_per_node, workers_per_gpu=workload.loader_workers
+    )
+    return replace(workload, loader=loader)
+
+
+def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
+    """Peak memory of each GPU of a layout.
+
+    DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`). ZeRO 1 leaves
+    each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all three (Rajbhandari et
+    al., SC 2020), while the parameters of two units at a time are whole; a pipeline keeps them all from the first
+    micro-batch to the last one. A part of the model comes first, see `model_memory.py`.
+
+    Args:
+        single_bytes: Peak memory of the step on one GPU.
+        trace: The step, for the sizes of what is shared.
+        layout: The GPUs.
+        strategy: How they share.
+
+    Raises:
+        InvalidArgumentError: The layout's GPUs cannot share the model so.
+    """
+    if layout.count == 1:
+        return single_bytes
+    held = held_memory(single_bytes, trace, strategy)
+    own = data_group(layout, strategy).layout
+    saved = 1 - 1 / (own.gpus_per_node if strategy.data == "hybrid" else own.count)
+    lasting = held.parameter_bytes + held.gradient_bytes + held.optimizer_state_bytes
+    whole = held.unit_bytes if strategy.pipeline > 1 else sorted(held.unit_bytes, reverse=True)[:GATHERED_UNITS]
+    change = {
+        "ddp": held.trainable_bytes if own.count > 1 else 0.0,
+        "zero1": held.trainable_bytes - saved * held.optimizer_state_bytes,
+        "zero2": -saved * (held.optimizer_state_bytes + held.gradient_bytes),
+        "fsdp": sum(whole) - saved * lasting,
+        "hybrid": sum(whole) - saved * lasting,
+    }
+    return max(held.peak_bytes + change[strategy.data], 0.0)

@@ -1,1 +1,0 @@
-"""See the docstring of the package for what lives here."""

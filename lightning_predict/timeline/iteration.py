@@ -1,0 +1,319 @@
+"""Predict an `Iteration`: the trace's operations are simulated as a host and its device.
+
+Every operation takes host time, views too; work that a GPU would run as one launch (`WorkItem`) is launched once. Where
+the trace was recorded on a GPU that is known, its un-profiled step is held against its simulation (`anchoring.py`).
+
+The step ends when both queues are done: the host that launches and the device that computes. Example::
+
+    work = timed_work(trace, gpus, origin=None, models=models)
+    steps = iterations(trace, work, gpus)
+    steps[0].seconds, steps[0].bound_by
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, final
+
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
+from lightning_predict.kernels.estimates import float32_stands_in
+from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.unknown_operations import unknown_operation_notes
+from lightning_predict.timeline.anchoring import MACHINE_SPREAD, PROFILED_SPREAD, STACKS_SPREAD, Anchor, anchor
+from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, simulate
+from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
+from lightning_predict.tracing.trace import PHASES, Phase, Trace
+from lightning_predict.units import seconds_to_milliseconds
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """One step on one GPU.
+
+    Attributes:
+        gpu: Name of the GPU.
+        seconds: Middle of the prediction.
+        low_seconds: Lower end of the 90 % interval.
+        high_seconds: Upper end of the 90 % interval.
+        device_seconds: Time that the device computes.
+        host_seconds: Time that the host needs to launch all of it, and for the Python work of the step in between.
+        coverage: Share of the device time by method; sums to 1. Methods: `measured`, by a kernel recorded on this GPU;
+            `wave`, wave-scaled from another; `mlp`, by a network trained on the operation in its dtype; `proxy`,
+            through a related operation or dtype; `bytes`, as a copy; `roofline`, from peaks alone.
+        forward_seconds: Device time of the forward phase, for estimates of validation.
+        optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
+        verdict: What bounds the step, and whose time it is; None where no timeline was simulated.
+        communication_seconds: Time of all collectives of a step between GPUs; 0 on one.
+        added_seconds: By how much the step is longer than on one GPU: communication that no work hides, and waiting for
+            the slowest. Below 0 where a shared update saves more than that.
+        notes: What was not covered, in words for the user.
+        base_share: Share of the device time by networks that saw no measurement of this GPU.
+    """
+
+    gpu: str
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    device_seconds: float
+    host_seconds: float
+    coverage: Mapping[str, float]
+    forward_seconds: float = 0.0
+    optimizer_seconds: float = 0.0
+    verdict: Verdict | None = None
+    communication_seconds: float = 0.0
+    added_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    base_share: float = 0.0
+
+    @property
+    def idle_seconds(self) -> float:
+        """Time in which the device waits for the host."""
+        return max(self.seconds - self.device_seconds, 0.0)
+
+    @property
+    def bound_by(self) -> Literal["device", "host"]:
+        """Which queue ends last: a faster GPU does not help a step that is bound by the host."""
+        return "host" if self.host_seconds > self.device_seconds else "device"
+
+
+FAMILY_CORRELATION: Final = 0.25
+"""Correlation between the errors of two families of operations on one GPU: all were timed alone and in short bursts, so
+a clock that drops under a long load, a hotter card, or another release of the libraries shifts them together.
+
+The least of 0, 1/4, 1/2, 3/4 and 1 with which the 90 % interval holds 90 % of published iterations, whichever family of
+models is left out (without Transformer-XL, 0 is enough); it holds 92 % of those left out.
+`python -m benchmarks.accuracy FOLDER --of correlations` prints the study."""
+
+
+SMALLEST_SHARE: Final = 0.01
+"""A smaller share of the step beyond its operations is not worth a sentence."""
+
+
+def iterations(
+    trace: Trace,
+    timed: TimedWork,
+    gpus: Sequence[Gpu],
+    *,
+    origin: Gpu | None = None,
+    host_factor: float = 1.0,
+    correlation: float = FAMILY_CORRELATION,
+) -> tuple[Iteration, ...]:
+    """One Iteration a GPU from timed work.
+
+    Args:
+        trace: The trace that was timed.
+        timed: Its work with device seconds, rows in the order of `gpus`.
+        gpus: The GPUs.
+        origin: GPU that the trace was recorded on; its own row is the measured step.
+        host_factor: Time of the target's host over that of the host in use.
+        correlation: See `interval_of_sum`.
+    """
+    own = anchor(trace, timed, origin, host_factor)
+    work = launchings(trace, timed, timed.seconds)
+    order = launch_order(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
+    middle = simulate(order, own.host, steps=own.steps, speed=1 / own.device_factor)
+    faster = simulate(order, own.host, steps=own.steps, speed=FASTER / own.device_factor)
+    python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
+    low, high = _ends(
+        middle, own, _spread(timed, correlation), _host_ends(trace, own.host, middle.host_seconds, python)
+    )
+    middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
+    beyond = tuple(_beyond_operations(trace, own, python))
+    phases = np.array(timed.phases, dtype=np.str_)
+    by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
+    dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
+    unknown = unknown_operation_notes(trace, timed.items, timed.seconds, _unmeasured(timed))
+    return tuple(
+        _iteration(
+            timed,
+            row,
+            middle,
+            (float(low[row]), float(high[row])),
+            by_phase=by_phase,
+            measured=trace.step_seconds if target == origin else (),
+            gpu=target.name,
+            verdict=verdict,
+            notes=(
+                *_notes(dtypes, target),
+                *_untimed(trace, timed, row),
+                *unknown,
+                *beyond,
+                *_profiled(trace, own, is_bound=middle.host_seconds - python > float(middle.occupied_seconds[row])),
+            ),
+        )
+        for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
+    )
+
+
+def interval_of_sum(timed: TimedWork, correlation: float = FAMILY_CORRELATION) -> tuple[Array, Array]:
+    """Ends of the interval of the device time, each of shape (gpus,).
+
+    Errors of one family of operations go together (the same model, the same bias), so their half-widths add. With a
+    correlation r between families, theirs add as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)².
+
+    Args:
+        timed: The work.
+        correlation: From 0 (families err independently) to 1 (all together).
+    """
+    families = sorted(set(timed.families))
+    members = np.array([[family == own for own in timed.families] for family in families], dtype=np.float64)
+    members = members.reshape(len(families), len(timed.families))
+    below = (timed.seconds - timed.low_seconds) @ members.T
+    above = (timed.high_seconds - timed.seconds) @ members.T
+    device = timed.seconds.sum(axis=1)
+    return device - _added(below, correlation), device + _added(above, correlation)
+
+
+def _added(half_widths: Array, correlation: float) -> Array:
+    """Half-width of the sum of families, (gpus,), from theirs, (gpus, families)."""
+    apart, together = (half_widths**2).sum(axis=1), half_widths.sum(axis=1) ** 2
+    added: Array = np.sqrt((1 - correlation) * apart + correlation * together)
+    return added
+
+
+def _spread(timed: TimedWork, correlation: float) -> tuple[Array, Array]:
+    """Ends of the interval of the device's time over its middle, each (gpus,); two runs of one program differ, too."""
+    device = timed.seconds.sum(axis=1)
+    low, high = interval_of_sum(timed, correlation)
+    is_known = device > 0
+    return (
+        np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD),
+        np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD),
+    )
+
+
+def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> tuple[float, float]:
+    """Ends of the interval of the host's time; only a profiler that keeps stacks slows Python code between operations.
+
+    Args:
+        trace: What was recorded.
+        host: The host.
+        seconds: Its whole time.
+        python: The part of it outside of operations.
+    """
+    low = host.low_factor if trace.has_python_stacks else max(host.low_factor, 1 / MACHINE_SPREAD)
+    high = min(host.high_factor, MACHINE_SPREAD)
+    launching = seconds - python
+    return launching * host.low_factor + python * low, launching * host.high_factor + python * high
+
+
+def _ends(
+    middle: Simulated, own: Anchor, spread: tuple[Array, Array], host_ends: tuple[float, float]
+) -> tuple[Array, Array]:
+    """Ends of the step's interval: the later of the two queues at its own end, with the overlap of the middle.
+
+    What the trace does not explain lies between nothing, where the device's work hides it, and what it is for a device
+    that is slower than its kernels say.
+    """
+    device, host = middle.occupied_seconds, middle.host_seconds
+    exposed = middle.seconds - np.maximum(device, host)  # what neither queue explains alone: waits in turn
+    low = np.maximum(device * spread[0], host_ends[0]) + exposed
+    high = np.maximum(device * spread[1], host_ends[1]) + exposed
+    slower = np.maximum(device / own.device_seconds, 1.0) if own.device_seconds else np.ones_like(device)
+    return np.minimum(low, middle.seconds), np.maximum(high, middle.seconds) + own.residual_seconds * slower
+
+
+def _iteration(
+    timed: TimedWork,
+    row: int,
+    simulated: Simulated,
+    ends: tuple[float, float],
+    *,
+    by_phase: Mapping[Phase, Array],
+    measured: Sequence[float],
+    gpu: str,
+    verdict: Verdict,
+    notes: tuple[str, ...],
+) -> Iteration:
+    seconds, (low, high) = float(simulated.seconds[row]), ends
+    if measured:
+        seconds, low, high = statistics.median(measured), min(measured), max(measured)
+    total = float(timed.seconds[row].sum())
+    shares = {name: float((share[row] * timed.seconds[row]).sum()) for name, share in timed.shares.items()}
+    return Iteration(
+        gpu=gpu,
+        seconds=seconds,
+        low_seconds=low,
+        high_seconds=high,
+        device_seconds=float(simulated.active_seconds[row]),
+        host_seconds=simulated.host_seconds,
+        coverage={name: share / total for name, share in shares.items() if share > 0} if total else {},
+        forward_seconds=float(by_phase["forward"][row]),
+        optimizer_seconds=float(by_phase["optimizer"][row]),
+        verdict=verdict,
+        notes=notes,
+        base_share=_share_of(timed.base_share, timed.seconds, row),
+    )
+
+
+def _unmeasured(timed: TimedWork) -> Array:
+    """Share of each item's time that no measured kernel gave, shape (gpus, items)."""
+    return np.ones_like(timed.seconds) - sum(timed.shares.get(method, 0.0) for method in ("measured", "wave"))
+
+
+def _share_of(part: Array | None, seconds: Array, row: int) -> float:
+    """Share of one GPU's device time, from the share of each item."""
+    total = float(seconds[row].sum())
+    return 0.0 if part is None or not total else float((part[row] * seconds[row]).sum()) / total
+
+
+def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
+    """What the target computes otherwise than the trace asks for."""
+    stood_in = sorted(dtype for dtype in dtypes & {"float16", "bfloat16"} if float32_stands_in(dtype, target))
+    notes = [
+        f"{target.name} has no {dtype}; it is predicted as emulated."
+        if dtype in target.emulated_dtypes or target.peak(dtype) is None
+        else f"{target.name} adds {dtype} products in float32, at float32's rate."
+        for dtype in stood_in
+    ]
+    if any(dtype.startswith("float8") for dtype in dtypes) and target.peak("float8") is None:
+        notes.append(f"{target.name} has no float8; it is predicted at float32's rate.")
+    return tuple(notes)
+
+
+def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
+    """Kernels whose work is unknown and that no measurement could scale: said, since they count as nothing."""
+    zero = np.flatnonzero(timed.seconds[row] <= 0)
+    names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
+    if not names:
+        return ()
+    return (f"{len(names)} operations could not be timed and count as nothing: {', '.join(names[:5])}.",)
+
+
+def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str]:
+    """What the host does in the step beside its operations, where that is a part of it that counts."""
+    seconds = python + own.residual_seconds
+    is_measured = own.device_seconds > 0
+    step = statistics.median(trace.step_seconds) if is_measured else trace.profiled_seconds
+    if seconds <= 0 or (step is not None and seconds < SMALLEST_SHARE * step):
+        return
+    share = f" ({seconds / step:.0%})" if step is not None and trace.device == "cuda" else ""
+    yield (
+        f"The {'measured' if is_measured else 'recorded'} step holds {seconds_to_milliseconds(seconds):.3g} ms{share} "
+        "beyond its operations (Python work in the step, data, waits); they are carried to every GPU as time of the "
+        "host."
+    )
+
+
+def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
+    """How much less a host may take that was timed under the profiler, where it bounds the step."""
+    if not is_bound or not trace.has_measured_kernels or own.host.low_factor >= 1 / PROFILED_SPREAD:
+        return
+    if trace.has_python_stacks:
+        yield (
+            "The host was timed under a profiler that kept Python's stacks, which slows it several times: without them "
+            f"a step that it bounds may be up to {STACKS_SPREAD:.0f} times as fast."
+        )
+    else:
+        yield (
+            "The host was timed under a profiler, which slows it: without one a step that it bounds may be up to "
+            f"{PROFILED_SPREAD:.0f} times as fast."
+        )

@@ -1,0 +1,455 @@
+"""Attribute a profile's work to operations: the calls at the level that a recorder below autograd would see.
+
+Composites and containers are descended into, everything below an operation is left out, and the parts of a whole
+call's backward pass are drawn together by autograd's sequence numbers. Nothing that launched work on the device is
+lost: what no operation launched comes under the name of the call around it, a fused kernel as `triton::<kernel>`, all
+kernels of one CUDA graph together as `cuda_graph`, and what has no call around it as `unattributed`.
+
+The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`), so a recorder below
+autograd sees the parts, and a reader of profiler events must descend to the same level. The list is torch's own
+registry (kernels under `CompositeImplicitAutograd` and none for the CPU), written down so that reading a file needs no
+torch; a test compares it with the installed torch. Example::
+
+    for found in select_operations(profile):
+        print(found.name, found.in_backward, len(found.work))
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from lightning_predict.tracing.calls import operator_name
+from lightning_predict.tracing.events import Call, DeviceWork, Profile, Thread
+from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, backward_name, recorded_name
+
+WRITTEN_FROM_TORCH: Final = "2.13"
+"""Release of torch whose registry the list was written from."""
+
+COMPOSITE_OPERATIONS: Final = frozenset(
+    f"aten::{name}"
+    for name in """
+__and__ __iand__ __ior__ __ixor__ __or__ __xor__ _add_batch_dim _autocast_to_full_precision
+_autocast_to_reduced_precision _backward _batch_norm_impl_index _batch_norm_impl_index_backward _cast_Byte
+_cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short _choose_qparams_per_tensor
+_convolution_double_backward _convolution_mode _cufft_clear_plan_cache _cufft_get_plan_cache_max_size
+_cufft_get_plan_cache_size _cufft_set_plan_cache_max_size _debug_has_internal_overlap _dim_arange
+_embedding_bag_sparse_backward _fused_rms_norm _gather_sparse_backward _has_compatible_shallow_copy_type
+_is_zerotensor _lu_with_info _nnpack_available _pack_padded_sequence_backward _pad_circular _pad_enum
+_pad_packed_sequence _propagate_xla_data _remove_batch_dim _reshape_from_tensor _rowwise_prune
+_saturate_weight_to_fp16 _scaled_dot_product_attention_math _shape_as_tensor _sobol_engine_draw
+_sobol_engine_ff_ _sobol_engine_initialize_state_ _sobol_engine_scramble_ _sparse_bsc_tensor_unsafe
+_sparse_bsr_tensor_unsafe _sparse_compressed_tensor_unsafe _sparse_coo_tensor_unsafe _sparse_csc_tensor_unsafe
+_sparse_csr_tensor_unsafe _sparse_mm
+_thnn_differentiable_gru_cell_backward _thnn_differentiable_lstm_cell_backward
+_thnn_fused_lstm_cell_backward _to_cpu _unpack_dual _use_cudnn_rnn_flatten_weight
+_validate_sparse_bsc_tensor_args _validate_sparse_bsr_tensor_args _validate_sparse_compressed_tensor_args
+_validate_sparse_coo_tensor_args _validate_sparse_csc_tensor_args _validate_sparse_csr_tensor_args _version
+_weight_norm _weight_norm_differentiable_backward _wrapped_linear_prepack _wrapped_quantized_linear_prepacked
+absolute absolute_ adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adjoint
+affine_grid_generator_backward alpha_dropout alpha_dropout_ arccos arccos_ arccosh arccosh_ arcsin arcsin_
+arcsinh arcsinh_ arctan arctan2 arctan2_ arctan_ arctanh arctanh_ argsort argwhere atleast_1d atleast_2d
+atleast_3d avg_pool1d batch_norm bilinear broadcast_tensors broadcast_to can_cast cartesian_prod cdist
+chain_matmul chalf choose_qparams_optimized chunk clip clip_ coalesce column_stack combinations concat
+concatenate conj conj_physical contiguous conv1d conv2d conv3d conv_tbc_backward conv_transpose1d
+conv_transpose2d conv_transpose3d corrcoef cosine_embedding_loss cosine_similarity cov cross cross_entropy_loss
+ctc_loss cudnn_is_acceptable cummaxmin_backward cumprod_backward cumulative_trapezoid data det diag diagflat
+diff dim divide divide_ dropout dropout_ dsplit dstack einsum embedding_backward embedding_bag
+embedding_sparse_backward expand_as fake_quantize_per_channel_affine
+fake_quantize_per_channel_affine_cachemask_backward fake_quantize_per_tensor_affine
+fake_quantize_per_tensor_affine_cachemask_backward fbgemm_linear_fp16_weight
+fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation
+fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix feature_alpha_dropout
+feature_alpha_dropout_ feature_dropout feature_dropout_ fft_fft fft_fft2 fft_fftn fft_fftshift fft_hfft
+fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft
+fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fill_diagonal_ fix fix_ flatten flatten_dense_tensors fliplr
+flipud float_power float_power_ frobenius_norm fused_moving_avg_obs_fake_quant gather_backward ger get_device
+get_gradients gradient greater greater_ greater_equal greater_equal_ grid_sampler group_norm gru gru_cell
+hinge_embedding_loss histogramdd hsplit hstack imag index_select_backward
+infinitely_differentiable_gelu_backward inner instance_norm inverse is_complex is_conj is_contiguous
+is_distributed is_floating_point is_inference is_leaf is_neg is_nonzero is_signed is_vulkan_available isclose
+isfinite isreal istft item kl_div kron l1_loss layer_norm less less_ less_equal less_equal_ linalg_cholesky
+linalg_cond linalg_det linalg_diagonal linalg_eigh linalg_eigvals linalg_eigvalsh linalg_inv linalg_ldl_factor
+linalg_lu_factor linalg_matmul linalg_matrix_norm linalg_matrix_power linalg_matrix_rank linalg_multi_dot
+linalg_norm linalg_slogdet linalg_solve linalg_solve_ex linalg_svd linalg_svdvals linalg_tensorinv
+linalg_tensorsolve linalg_vander linalg_vecdot linear log_sigmoid log_softmax logdet lstm lstm_cell lu_solve mH
+mT margin_ranking_loss masked_select_backward matmul matrix_H matrix_exp matrix_exp_backward matrix_power
+max_pool1d max_pool1d_with_indices max_pool2d max_pool3d meshgrid moveaxis movedim msort multilabel_margin_loss
+multiply multiply_ nanmean nanquantile narrow negative negative_ nested_to_padded_tensor nll_loss nll_loss2d
+nll_loss_nd nonzero_numpy norm_except_dim not_equal not_equal_ nuclear_norm numel numpy_T one_hot orgqr outer
+output_nr pad pad_sequence pairwise_distance pdist pin_memory pinverse poisson_nll_loss positive prelu
+promote_types qr quantile quantized_gru_cell quantized_lstm_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell
+ravel real relu6 relu6_ requires_grad_ reshape reshape_as resolve_conj resolve_neg result_type retain_grad
+retains_grad rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell row_stack rrelu rrelu_
+scaled_dot_product_attention selu selu_ set_data size slogdet slow_conv3d smm softmax sparse_bsc_tensor
+sparse_bsr_tensor sparse_csc_tensor sparse_csr_tensor special_digamma special_erf special_erfc special_erfinv
+special_exp2 special_expit special_expm1 special_gammainc special_gammaincc special_gammaln special_i0
+special_log1p special_log_softmax special_logit special_logsumexp special_multigammaln special_ndtr
+special_polygamma special_psi special_round special_sinc special_softmax special_xlogy square square_ sspaddmm
+stft storage_offset stride subtract subtract_ sum_to_size svd swapaxes swapaxes_ swapdims swapdims_
+sym_is_contiguous sym_numel sym_size sym_storage_offset sym_stride take_along_dim tensor_split tensordot
+thnn_conv2d tile to to_dense to_dense_backward to_mkldnn_backward to_sparse to_sparse_bsc to_sparse_bsr
+to_sparse_csc to_sparse_csr trace_backward trapezoid trapz triplet_margin_loss true_divide true_divide_ type_as
+unflatten unflatten_dense_tensors unsafe_chunk value_selecting_reduction_backward vander view_as vsplit vstack
+""".split()
+)
+"""Operations all of whose overloads are composite."""
+
+PARTLY_COMPOSITE: Final[Mapping[str, frozenset[str]]] = {
+    "aten::max": frozenset({"aten::maximum"}),
+    "aten::min": frozenset({"aten::minimum"}),
+    "aten::split": frozenset({"aten::split_with_sizes"}),
+    "aten::where": frozenset({"aten::where", "aten::nonzero_numpy"}),
+    **{
+        f"aten::{name}": frozenset({f"aten::{name}"})
+        for name in """
+_convolution _sparse_log_softmax _sparse_softmax _sparse_sum _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+_upsample_lanczos2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d linalg_pinv
+repeat_interleave set_ sparse_coo_tensor std std_mean upsample_bicubic2d upsample_bilinear2d upsample_linear1d
+upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean
+""".split()
+    },
+}
+"""Operations some of whose overloads are composite, with the part that gives such an overload away."""
+
+
+def is_composite(name: str, child_names: Collection[str]) -> bool:
+    """True where the call only calls others.
+
+    Args:
+        name: Qualified name without the overload.
+        child_names: Names of the operations that it called directly.
+    """
+    return name in COMPOSITE_OPERATIONS or not PARTLY_COMPOSITE.get(name, frozenset()).isdisjoint(child_names)
+
+
+UNATTRIBUTED: Final = "unattributed"
+"""Name of device work that no call is known for."""
+
+CUDA_GRAPH: Final = "cuda_graph"
+"""Name of a CUDA graph's launch, whose kernels no call is known for."""
+
+MODULE_MARK: Final = "nn.Module#"
+"""What the name of a mark begins with that our recorder puts around a module's call; the module's name follows."""
+
+FUSED_PREFIX: Final = "triton_"
+_GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
+
+LOADER_MARK: Final = "enumerate(DataLoader)#"
+"""What the name of the profiler's mark around a DataLoader's next begins with."""
+
+_NODE: Final = "autograd::engine::evaluate_function: "
+_BARE_NODE: Final = re.compile(r"\w*Backward\d*|(struct )?torch::autograd::\w+(<.*>)?")
+"""A node's own name; torch 1.8 and 1.9 record it without the engine's call around it."""
+
+_ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
+_ZERO_GRAD: Final = "Optimizer.zero_grad#"
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Found:
+    """One operation of the profile.
+
+    Attributes:
+        name: Its name in the Trace.
+        call: The call whose tensors and arguments it has; None for device work without a call.
+        start: Start on the host in microseconds.
+        duration: Time on the host in microseconds; None where no call is known.
+        in_backward: An autograd node ran it.
+        builds_graph: A backward node of this step belongs to it.
+        grad_enabled: Gradients were on.
+        zeroes: It cleared gradients.
+        work: What it ran on the device, with the launch where one was recorded.
+        whole_forward: The whole call whose backward pass this is; None for every other operation.
+        accumulates: It adds to `.grad`.
+        module: Name of the module that called it, or whose backward pass it is; None where no call was marked.
+    """
+
+    name: str
+    call: Call | None
+    start: float
+    duration: float | None
+    in_backward: bool = False
+    builds_graph: bool = False
+    grad_enabled: bool = False
+    zeroes: bool = False
+    work: list[tuple[DeviceWork, Call | None]] = field(default_factory=list)
+    whole_forward: Call | None = None
+    accumulates: bool = False
+    module: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What the calls around say about a call."""
+
+    in_backward: bool = False
+    accumulates: bool = False
+    builds_graph: bool = False
+    grad_enabled: bool = False
+    zeroes: bool = False
+    module: str | None = None
+
+
+def select_operations(profile: Profile) -> list[Found]:
+    """The operations of a step in the order of the host."""
+    selector = _Selector(_Nodes(profile))
+    engine_threads = _engine_threads(profile)
+    found = [
+        item
+        for root in profile.roots
+        for item in selector.select(root, _Around(in_backward=root.thread in engine_threads))
+    ]
+    found.extend(
+        Found(_stray_name(work, None), None, work.start, None, work=[(work, None)]) for work in profile.stray_work
+    )
+    found.sort(key=lambda item: item.start)
+    return list(_join_backward(found))
+
+
+def is_backward_node(call: Call) -> bool:
+    """True for autograd's record of a node that runs, outer or inner."""
+    parent = call.parent
+    return is_outer_node(call) or (parent is not None and parent.name == _NODE + call.name)
+
+
+def is_outer_node(call: Call) -> bool:
+    """True for the outermost record of a node that autograd runs: the engine's call; the node itself in older files."""
+    if call.is_annotation or call.is_launch:
+        return False
+    if call.name.startswith(_NODE):
+        return True
+    if not ("Backward" in call.name or "torch::autograd::" in call.name) or _BARE_NODE.fullmatch(call.name) is None:
+        return False
+    return call.parent is None or call.parent.is_annotation
+
+
+def _engine_threads(profile: Profile) -> frozenset[Thread]:
+    """Threads of autograd's engine, which adds gradients up between the nodes as well.
+
+    Newer files show that inside the engine's call; in those of torch 1.8 and 1.9 only the thread gives it away.
+    """
+    if not profile.roots:
+        return frozenset()
+    nodes = {root.thread for root in profile.roots if is_outer_node(root) and not root.name.startswith(_NODE)}
+    return frozenset(nodes - {profile.roots[0].thread})
+
+
+@final
+class _Nodes:
+    """Which forward call an autograd node belongs to, by thread and sequence number."""
+
+    def __init__(self, profile: Profile) -> None:
+        calls = list(profile.calls())
+        counted = [call for call in calls if call.sequence_number is not None and not is_backward_node(call)]
+        threads = Counter(call.thread for call in counted)
+        self._main: Thread = threads.most_common(1)[0][0] if threads else (None, None)
+        self._threads = self._thread_numbers(profile, calls)
+        # The last call that saw a number is the one that made its node.
+        self._modules = {
+            (call.thread, call.sequence_number): _module_around(call)
+            for call in sorted(counted, key=lambda one: one.start)
+        }
+        nodes = [call for call in calls if is_outer_node(call) and call.sequence_number is not None]
+        numbers: dict[Thread, set[int]] = {}
+        for node in nodes:
+            numbers.setdefault(self._forward_thread(node), set()).add(node.sequence_number or 0)
+        self._node_numbers = {thread: sorted(values) for thread, values in numbers.items()}
+        self._whole_calls: dict[Thread, list[tuple[int, int, Call]]] = {}
+        by_thread: dict[Thread, list[Call]] = {}
+        for call in sorted(counted, key=lambda one: one.start):
+            by_thread.setdefault(call.thread, []).append(call)
+        for thread, members in by_thread.items():
+            starts = [member.start for member in members]
+            regions = [
+                (member.sequence_number or 0, self._number_after(members, starts, member), member)
+                for member in members
+                if operator_name(member) in WHOLE_OPERATIONS
+            ]
+            self._whole_calls[thread] = sorted(regions, key=lambda region: region[0])
+
+    def whole_call(self, node: Call) -> Call | None:
+        """The whole call that created a node."""
+        number = node.sequence_number
+        regions = self._whole_calls.get(self._forward_thread(node), [])
+        if number is None:
+            return None
+        index = bisect_right(regions, number, key=lambda region: region[0]) - 1
+        return regions[index][2] if index >= 0 and number < regions[index][1] else None
+
+    def module(self, node: Call) -> str | None:
+        """Name of the module whose call created a node."""
+        return self._modules.get((self._forward_thread(node), node.sequence_number))
+
+    def builds_graph(self, call: Call) -> bool:
+        """True where a node of this step's backward pass was created by the call."""
+        number = call.sequence_number
+        if number is None:
+            return False
+        numbers = self._node_numbers.get(call.thread, [])
+        end = number + 1
+        if operator_name(call) in WHOLE_OPERATIONS:
+            end = next((region[1] for region in self._whole_calls.get(call.thread, []) if region[2] is call), end)
+        return bisect_left(numbers, number) < bisect_left(numbers, end)
+
+    @staticmethod
+    def _number_after(members: list[Call], starts: list[float], call: Call) -> int:
+        """Autograd's counter after a call: what the next call on its thread saw."""
+        index = bisect_left(starts, call.end)
+        return (members[index].sequence_number or 0) if index < len(members) else 2**63
+
+    def _forward_thread(self, node: Call) -> Thread:
+        return self._threads.get(node.details.get("fwd thread id"), self._main)
+
+    @staticmethod
+    def _thread_numbers(profile: Profile, calls: Iterable[Call]) -> dict[object, Thread]:
+        """Thread by the number that backward nodes give it, from the links between forward and backward."""
+        nodes = [call for call in calls if is_backward_node(call)]
+        number_at = {(node.thread, node.start): node.details.get("fwd thread id") for node in nodes}
+        return {number_at[end]: start[0] for start, end in profile.flows if end in number_at}
+
+
+@final
+class _Selector:
+    """Walks the calls and yields the operations."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+
+    def select(self, call: Call, around: _Around) -> Iterator[Found]:
+        """The operations at or below a call."""
+        if call.name.startswith(LOADER_MARK):
+            # What a loader computes on the processor is its own time; what it runs on the device delays the step.
+            for child in call.children:
+                yield from (item for item in self.select(child, around) if item.work)
+            return
+        name = operator_name(call)
+        around = self._within(call, around)
+        whole_forward = self._nodes.whole_call(call) if is_outer_node(call) else None
+        if whole_forward is not None:
+            yield from self._backward_part(call, whole_forward, around)
+        elif name is not None and not self._is_only_calls(call, name):
+            yield self._found(recorded_name(name), call, around, list(_work(call)))
+        elif name is None and call.name.startswith(FUSED_PREFIX) and not call.is_annotation:
+            yield self._found(f"triton::{call.name}", call, around, list(_work(call)))
+        elif call.name in _GRAPH_LAUNCHES and call.device_work:
+            yield self._found(CUDA_GRAPH, call, around, [(work, call) for work in call.device_work])
+        else:
+            for work in call.device_work:
+                yield self._found(_stray_name(work, call), call, around, [(work, call)])
+            for child in call.children:
+                yield from self.select(child, around)
+
+    def _within(self, call: Call, around: _Around) -> _Around:
+        is_node = is_outer_node(call)
+        is_counted = call.sequence_number is not None and not is_backward_node(call)
+        module = around.module
+        if is_node:
+            module = self._nodes.module(call)
+        elif call.name.startswith(MODULE_MARK):
+            module = call.name.removeprefix(MODULE_MARK) or None
+        return _Around(
+            module=module,
+            in_backward=around.in_backward or is_node,
+            accumulates=around.accumulates or (is_node and call.name.endswith(_ACCUMULATES)),
+            builds_graph=around.builds_graph or (is_counted and self._nodes.builds_graph(call)),
+            grad_enabled=around.grad_enabled or is_counted,
+            zeroes=around.zeroes or call.name.startswith(_ZERO_GRAD),
+        )
+
+    @staticmethod
+    def _is_only_calls(call: Call, name: str) -> bool:
+        """True for a composite; one that launches work itself is a kernel of its own on this device."""
+        launches = (child for child in call.children if child.is_launch)
+        if name in WHOLE_OPERATIONS or call.device_work or any(launch.device_work for launch in launches):
+            return False
+        return is_composite(name, [child_name for child in call.children if (child_name := operator_name(child))])
+
+    def _backward_part(self, node: Call, whole_forward: Call, around: _Around) -> Iterator[Found]:
+        """A node of a whole call's backward pass; a forward that checkpointing recomputes inside stands alone."""
+        recomputed = list(_recomputed(node))
+        work = list(_work(node, leave_out=recomputed))
+        inner = (call for call in node.descendants() if operator_name(call) is not None)
+        if work or any(call.sequence_number is None for call in inner):
+            name = backward_name(operator_name(whole_forward) or whole_forward.name)
+            found = self._found(name, whole_forward, around, work)
+            found.start, found.duration, found.whole_forward = node.start, node.end - node.start, whole_forward
+            yield found
+        for call in recomputed:
+            yield from self.select(call, around)
+
+    @staticmethod
+    def _found(name: str, call: Call, around: _Around, work: list[tuple[DeviceWork, Call | None]]) -> Found:
+        return Found(
+            name,
+            call,
+            call.start,
+            call.end - call.start,
+            in_backward=around.in_backward,
+            builds_graph=around.builds_graph,
+            grad_enabled=around.grad_enabled,
+            zeroes=around.zeroes,
+            work=work,
+            accumulates=around.accumulates,
+            module=around.module,
+        )
+
+
+def _module_around(call: Call) -> str | None:
+    """Name of the innermost marked module around a call."""
+    around = call.parent
+    while around is not None:
+        if around.name.startswith(MODULE_MARK):
+            return around.name.removeprefix(MODULE_MARK) or None
+        around = around.parent
+    return None
+
+
+def _work(call: Call, leave_out: Iterable[Call] = ()) -> Iterator[tuple[DeviceWork, Call | None]]:
+    """Device work of a call and of all calls inside, with the launches, in their order."""
+    for work in call.device_work:
+        yield work, call if call.is_launch else None
+    for child in call.children:
+        if not any(child is other for other in leave_out):
+            yield from _work(child, leave_out)
+
+
+def _recomputed(node: Call) -> Iterator[Call]:
+    """Outermost operations inside a node that ran with gradients on."""
+    for child in node.children:
+        if operator_name(child) is not None and child.sequence_number is not None:
+            yield child
+        elif child.sequence_number is None or is_backward_node(child):
+            yield from _recomputed(child)
+
+
+def _stray_name(work: DeviceWork, launch: Call | None) -> str:
+    """A name for device work outside every operation."""
+    if work.name.startswith(FUSED_PREFIX):
+        return f"triton::{work.name}"
+    around = launch
+    while around is not None and (around.is_launch or around.is_annotation or is_outer_node(around)):
+        around = around.parent
+    return UNATTRIBUTED if around is None else around.name
+
+
+def _join_backward(found: Iterable[Found]) -> Iterator[Found]:
+    """Draw the nodes of one whole call's backward pass together.
+
+    Autograd runs them one after another; only the nodes that add to `.grad` may come between.
+    """
+    last: Found | None = None
+    for item in found:
+        if last is not None and item.whole_forward is not None and item.whole_forward is last.whole_forward:
+            last.work.extend(item.work)
+            last.duration = (last.duration or 0.0) + (item.duration or 0.0)
+            continue
+        yield item
+        if not item.accumulates:
+            last = item if item.whole_forward is not None else None

@@ -1,0 +1,621 @@
+"""`Trace`: what one training step did, as plain values that need no torch to read, and its file.
+
+A Trace is an observation. It holds dispatcher-level operations (`aten::addmm`, `aten::convolution_backward`, and,
+whole, `aten::lstm`, `aten::scaled_dot_product_attention`) under the same names whichever way it was recorded; what an
+operation costs is for `kernels/` to say.
+
+The file is versioned JSON, gzip where the name ends in `.gz`. It lists each distinct tensor once; operations point into
+that table, and fields at their default are left out. Reading checks every field by hand, so that a wrong file is
+refused with the place and the expectation. Example::
+
+    >>> weight = TensorInfo(shape=(4, 8), dtype="float32", id=1)
+    >>> data = TensorInfo(shape=(2, 8), dtype="float32", id=0)
+    >>> Operation(name="aten::mm", phase="forward", inputs=(data, weight)).inputs[1].size_bytes
+    128
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Final, Literal, final
+
+from lightning_predict import checked
+from lightning_predict.checked import Checked
+from lightning_predict.errors import TraceFormatError, TraceVersionError
+
+Phase = Literal["forward", "backward", "optimizer", "other"]
+"""Part of the step: `other` is what belongs to none of the three (zero_grad, metrics, copies of the batch)."""
+
+WaitCause = Literal["device", "loader"]
+"""What the host waits for: the GPU, or the next batch."""
+
+WAIT_CAUSES: Final[tuple[WaitCause, ...]] = ("device", "loader")
+
+PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "other")
+
+DTYPE_BYTES: Final[Mapping[str, int]] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+}
+"""Bytes of one element by dtype; names as torch prints them, without `torch.`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Shape and identity of one tensor that an operation read or wrote.
+
+    Attributes:
+        shape: Its sizes.
+        dtype: As torch prints it, without `torch.`; a key of `DTYPE_BYTES`.
+        id: Number of its storage within the Trace (views share it); None where the recorder could not see it.
+        device: Kind of device that it lives on: `cpu`, `cuda` or `meta`; None where not seen.
+        stored_elements: Elements that a sparse tensor stores; None for a dense one, and where not seen.
+        stored_bytes: Bytes of these and of their indices; None likewise.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    id: int | None = None
+    device: str | None = None
+    stored_elements: int | None = None
+    stored_bytes: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a scalar tensor. Of a sparse tensor, those that it stores."""
+        return math.prod(self.shape) if self.stored_elements is None else self.stored_elements
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the elements (4 an element for a dtype that `DTYPE_BYTES` does not list), and of sparse indices."""
+        if self.stored_bytes is not None:
+            return self.stored_bytes
+        return self.elements * DTYPE_BYTES.get(self.dtype, 4)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel, copy or fill that ran on the device.
+
+    Attributes:
+        name: Name that the driver reports.
+        seconds: Time that it ran.
+        grid: Thread blocks in x, y, z; (0, 0, 0) for copies and fills.
+        block: Threads of a block in x, y, z; (0, 0, 0) for copies and fills.
+        registers_per_thread: Registers; 0 where not reported.
+        shared_memory_bytes: Static and dynamic shared memory of a block.
+        stream: CUDA stream number.
+        start_seconds: Start, from the beginning of the profiled step.
+        launch_start_seconds: Start of the runtime call that launched it; None where not recorded.
+        launch_seconds: Length of that call; None where not recorded.
+    """
+
+    name: str
+    seconds: float
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers_per_thread: int
+    shared_memory_bytes: int
+    stream: int
+    start_seconds: float
+    launch_start_seconds: float | None = None
+    launch_seconds: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One dispatcher-level call.
+
+    Attributes:
+        name: `aten::...` without the overload, or another operator's qualified name.
+        phase: Part of the step that it belongs to.
+        inputs: Tensors read, in the schema's order, lists of tensors flattened.
+        outputs: Tensors written; empty where the recorder cannot see them (the profiler does not).
+        arguments: Non-tensor arguments by their schema name (JSON values).
+        module: Qualified name of the module that called it, where known.
+        kernels: What it ran on the device; empty without a CUDA profile.
+        host_start_seconds: Start on the host from the beginning of the profiled step; None without a profile.
+        host_seconds: Time on the host, its children included; None without a profile.
+        python_seconds: Time before it in which the host ran no operation (Python code of the step), as far as the
+            recorder timed it and there is no profile; 0 for less than 5 ms.
+    """
+
+    name: str
+    phase: Phase
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    module: str | None = None
+    kernels: tuple[Kernel, ...] = ()
+    host_start_seconds: float | None = None
+    host_seconds: float | None = None
+    python_seconds: float = 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """A time in which the host did nothing but wait.
+
+    Attributes:
+        start_seconds: Start, from the beginning of the profiled step.
+        seconds: Its length.
+        cause: `device`: a call that synchronizes with the GPU; `loader`: the next batch was not there yet.
+    """
+
+    start_seconds: float
+    seconds: float
+    cause: WaitCause
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of the model, in the order of `Module.named_parameters()`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = True
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes that live through the whole step, and the measured peak.
+
+    Attributes:
+        parameter_bytes: Parameters and buffers; None where no module was known.
+        gradient_bytes: Gradients after the backward pass; None where not known.
+        optimizer_state_bytes: State that the optimizers keep between steps; None where not known.
+        peak_bytes: `torch.cuda.max_memory_allocated` over the step; None off CUDA.
+    """
+
+    parameter_bytes: int | None = None
+    gradient_bytes: int | None = None
+    optimizer_state_bytes: int | None = None
+    peak_bytes: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Global switches that decide which kernels run.
+
+    Attributes:
+        matmul_tf32: float32 matmuls may use TF32.
+        cudnn_tf32: float32 convolutions and recurrent layers may use TF32.
+        autocast_dtype: dtype of an enclosing autocast; None without.
+        cudnn_benchmark: cuDNN tries algorithms and keeps the fastest.
+        cudnn_deterministic: cuDNN uses deterministic algorithms only.
+    """
+
+    matmul_tf32: bool = False
+    cudnn_tf32: bool = True
+    autocast_dtype: str | None = None
+    cudnn_benchmark: bool = False
+    cudnn_deterministic: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One step (all batches up to an optimizer update) as it ran.
+
+    Attributes:
+        operations: In the order of the host.
+        device: Kind of device it ran on: `cuda`, `cpu` or `meta`.
+        recorder: `profiler`, `dispatch`, `kineto` (an imported file) or `execution_trace`.
+        gpu_reported_name: What torch calls the GPU; None off CUDA.
+        gpu_memory_bytes: Memory of that GPU; None off CUDA.
+        step_seconds: Times of whole steps without any recorder, loader waits excluded; the anchor of predictions on
+            the same GPU.
+        profiled_seconds: Time of the recorded step, recorder included; None where not timed.
+        loader_seconds: Waits for the loader, one value a batch.
+        waits: Times of the profiled step in which the host waited; empty without a profile.
+        has_python_stacks: The profiler kept Python's call stacks, which slows the host several times.
+        batches: Batches of the step (more than 1 under gradient accumulation).
+        samples: Samples of the step on this rank; None where nobody said.
+        optimizer_steps: Optimizer updates inside the step (2 for a GAN with two optimizers).
+        parameters: The model's parameters in their order; empty where no module was known.
+        memory: What lives through the step.
+        flags: Global switches.
+        compiled: Any part ran through `torch.compile`.
+        compile_seconds: What compiling has taken until the step was recorded, in this fit (without a Trainer, in this
+            process); None where unknown.
+        world_size: Processes that trained together, each with a GPU and samples of its own; this one was recorded.
+        num_nodes: Machines that they ran on.
+        software: Versions, for example `{"torch": "2.13.0"}`.
+        notes: What the recorder could not see, in words for the user.
+        other_steps: Steps of other kinds that take turns with this one (a GAN whose generator steps every fifth batch);
+            this one is the commonest. Predictions are the mean of all kinds.
+    """
+
+    operations: tuple[Operation, ...]
+    device: str
+    recorder: str
+    gpu_reported_name: str | None = None
+    gpu_memory_bytes: int | None = None
+    step_seconds: tuple[float, ...] = ()
+    profiled_seconds: float | None = None
+    loader_seconds: tuple[float, ...] = ()
+    waits: tuple[HostWait, ...] = ()
+    has_python_stacks: bool = False
+    batches: int = 1
+    samples: int | None = None
+    optimizer_steps: int = 1
+    parameters: tuple[Parameter, ...] = ()
+    memory: Memory = Memory()
+    flags: Flags = Flags()
+    compiled: bool = False
+    compile_seconds: float | None = None
+    world_size: int = 1
+    num_nodes: int = 1
+    software: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    other_steps: tuple[OtherStep, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[OtherStep, ...]:
+        """Every kind of step with its share of all steps, this one first."""
+        own = 1.0 - sum(other.share for other in self.other_steps)
+        return (OtherStep(share=own, trace=replace(self, other_steps=())), *self.other_steps)
+
+    def changed(self, change: Callable[[Trace], Trace]) -> Trace:
+        """The Trace with a change made to every kind of step."""
+        (_, *others), first = self.kinds, change(replace(self, other_steps=()))
+        return replace(first, other_steps=tuple(replace(other, trace=change(other.trace)) for other in others))
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All kernels in the order of the operations that launched them."""
+        return tuple(kernel for operation in self.operations for kernel in operation.kernels)
+
+    @property
+    def has_measured_kernels(self) -> bool:
+        """True where the device's own times are in the Trace."""
+        return any(operation.kernels for operation in self.operations)
+
+    def save(self, path: str) -> None:
+        """Write the Trace as JSON (gzip where the name ends in `.gz`).
+
+        Raises:
+            TraceFormatError: A value that JSON cannot hold.
+            OSError: The file cannot be written.
+        """
+        save_trace(self, path)
+
+    @staticmethod
+    def load(path: str) -> Trace:
+        """Read a Trace that `save` wrote.
+
+        Raises:
+            TraceVersionError: Written by a version that this release does not read.
+            TraceFormatError: Not a valid trace file; the message names the field.
+            OSError: The file cannot be read.
+        """
+        return load_trace(path)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherStep:
+    """A step of one kind where a training takes steps of several kinds in turns.
+
+    Attributes:
+        share: Of all steps, above 0 and below 1.
+        trace: The step; it has no other steps of its own.
+    """
+
+    share: float
+    trace: Trace
+
+
+FORMAT: Final = "lightning-predict trace"
+VERSION: Final = 1
+
+
+def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a Trace; the file appears whole or not at all.
+
+    Args:
+        trace: What to write.
+        path: Where; gzip where it ends in `.gz`.
+
+    Raises:
+        TraceFormatError: A value that JSON cannot hold.
+        OSError: The file cannot be written.
+    """
+    target = os.fspath(path)
+    try:
+        text = json.dumps(_trace_to_json(trace), allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise TraceFormatError(
+            f"The trace cannot be written to {target!r}: {error}. Arguments of operations must be JSON values: text, "
+            "finite numbers, booleans, None, lists and mappings of them."
+        ) from error
+    content = text.encode()
+    if target.endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
+    target = os.path.realpath(target)  # a link stays a link
+    if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device cannot be replaced
+        with open(target, "wb") as stream:
+            stream.write(content)
+        return
+    temporary = f"{target}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.replace(temporary, target)
+    except OSError:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a Trace that `save_trace` wrote.
+
+    Args:
+        path: A JSON file, gzip or plain (told apart by its first bytes).
+
+    Raises:
+        TraceVersionError: Written by a version that this release does not read.
+        TraceFormatError: Not a valid trace file; the message names the field.
+        OSError: The file cannot be read.
+    """
+    source = os.fspath(path)
+    document = checked.read_json(source, TraceFormatError)
+    top = document.mapping()
+    if top.get("format") != FORMAT:
+        raise TraceFormatError(
+            f"{source} is not a trace of lightning-predict: its field 'format' is {top.get('format')!r}, expected "
+            f"{FORMAT!r}. A Kineto JSON file is read by `import_kineto`."
+        )
+    version = document.member("version").integer(minimum=1)
+    if version != VERSION:
+        raise TraceVersionError(
+            f"{source} is a trace of version {version}; this release reads version {VERSION}. Record it again, or use "
+            "the release that wrote it."
+        )
+    return _trace_from_json(document)
+
+
+def read_json(path: str, *, strict: bool = True) -> Any:
+    """Parse a JSON file, gzip or plain, within the limits of `checked.read_json`."""
+    return checked.read_json(path, TraceFormatError, strict=strict).value
+
+
+# Writing.
+
+
+class _TensorTable:
+    """Each distinct tensor once, in the order of first use."""
+
+    def __init__(self) -> None:
+        self._rows: dict[TensorInfo, int] = {}
+
+    def index(self, tensor: TensorInfo) -> int:
+        return self._rows.setdefault(tensor, len(self._rows))
+
+    def to_json(self) -> list[list[Any]]:
+        return [_tensor_row(tensor) for tensor in self._rows]
+
+
+def _tensor_row(tensor: TensorInfo) -> list[Any]:
+    """A row of four; of six for a sparse tensor."""
+    stored = [] if tensor.stored_bytes is None else [tensor.stored_elements, tensor.stored_bytes]
+    return [list(tensor.shape), tensor.dtype, tensor.id, tensor.device, *stored]
+
+
+def _trace_to_json(trace: Trace) -> dict[str, Any]:
+    table = _TensorTable()
+    operations = [_operation_to_json(operation, table) for operation in trace.operations]
+    rest = _changed_fields(trace, leave_out=("operations",))
+    for name in ("memory", "flags"):
+        if name in rest:
+            rest[name] = _changed_fields(rest[name])
+    if "waits" in rest:
+        rest["waits"] = [[wait.start_seconds, wait.seconds, wait.cause] for wait in trace.waits]
+    if "parameters" in rest:
+        rest["parameters"] = [_changed_fields(parameter) for parameter in trace.parameters]
+    if "other_steps" in rest:
+        rest["other_steps"] = [{"share": one.share, "trace": _trace_to_json(one.trace)} for one in trace.other_steps]
+    return {"format": FORMAT, "version": VERSION, **rest, "tensors": table.to_json(), "operations": operations}
+
+
+def _operation_to_json(operation: Operation, table: _TensorTable) -> dict[str, Any]:
+    row = _changed_fields(operation, leave_out=("inputs", "outputs", "kernels"))
+    for name, tensors in (("inputs", operation.inputs), ("outputs", operation.outputs)):
+        if tensors:
+            row[name] = [table.index(tensor) for tensor in tensors]
+    if operation.kernels:
+        row["kernels"] = [_changed_fields(kernel) for kernel in operation.kernels]
+    return row
+
+
+def _changed_fields(record: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Fields of a record whose value is not the default; mappings as plain dictionaries."""
+    row: dict[str, Any] = {}
+    for own in fields(record):
+        value = getattr(record, own.name)
+        if own.name not in leave_out and value != _default(own):
+            row[own.name] = dict(value) if isinstance(value, Mapping) else value
+    return row
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+# Reading.
+
+
+@cache
+def _names(record: type[Any]) -> frozenset[str]:
+    return frozenset(field.name for field in fields(record))
+
+
+_TRACE_FIELDS: Final = _names(Trace) | {"format", "version", "tensors"}
+
+
+def _trace_from_json(document: Checked) -> Trace:
+    document.check_keys(optional=_TRACE_FIELDS)
+    tensors = [_tensor(row) for row in document.member("tensors").items()]
+    get = document.optional
+    return Trace(
+        operations=tuple(_operation(row, tensors) for row in document.member("operations").items()),
+        device=document.member("device").text(),
+        recorder=document.member("recorder").text(),
+        gpu_reported_name=get("gpu_reported_name", Checked.text, None),
+        gpu_memory_bytes=get("gpu_memory_bytes", Checked.integer, None),
+        step_seconds=get("step_seconds", _seconds_list, ()),
+        profiled_seconds=get("profiled_seconds", Checked.number, None),
+        loader_seconds=get("loader_seconds", _seconds_list, ()),
+        waits=get("waits", lambda value: tuple(_wait(row) for row in value.items()), ()),
+        has_python_stacks=get("has_python_stacks", Checked.flag, False),
+        batches=get("batches", lambda value: value.integer(minimum=1), 1),
+        samples=get("samples", lambda value: value.integer(minimum=1), None),
+        optimizer_steps=get("optimizer_steps", Checked.integer, 1),
+        parameters=get("parameters", lambda value: tuple(_parameter(row) for row in value.items()), ()),
+        memory=get("memory", _memory, Memory()),
+        flags=get("flags", _flags, Flags()),
+        compiled=get("compiled", Checked.flag, False),
+        compile_seconds=get("compile_seconds", Checked.number, None),
+        world_size=get("world_size", lambda value: value.integer(minimum=1), 1),
+        num_nodes=get("num_nodes", lambda value: value.integer(minimum=1), 1),
+        software=get("software", _texts_by_name, {}),
+        notes=get("notes", lambda value: tuple(note.text() for note in value.items()), ()),
+        other_steps=get("other_steps", _other_steps, ()),
+    )
+
+
+def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
+    for row in value.items():
+        row.check_keys(optional=_names(OtherStep))
+    others = tuple(
+        OtherStep(share=row.member("share").number(), trace=_trace_from_json(row.member("trace")))
+        for row in value.items()
+    )
+    if not (all(other.share > 0 for other in others) and sum(other.share for other in others) < 1):
+        raise value.wrong("shares above 0 that leave a part of 1 to the commonest step")
+    return others
+
+
+def _seconds_list(value: Checked) -> tuple[float, ...]:
+    return tuple(item.number() for item in value.items())
+
+
+def _texts_by_name(value: Checked) -> dict[str, str]:
+    return {name: item.text() for name, item in value.members().items()}
+
+
+def _tensor(row: Checked) -> TensorInfo:
+    shape, dtype, number, device, *stored = row.items() if len(row.items()) == 6 else row.items(length=4)
+    elements, stored_bytes = (value.integer() for value in stored) if stored else (None, None)
+    return TensorInfo(
+        shape=tuple(size.integer() for size in shape.items()),
+        dtype=dtype.text(),
+        id=None if number.value is None else number.integer(),
+        device=None if device.value is None else device.text(),
+        stored_elements=elements,
+        stored_bytes=stored_bytes,
+    )
+
+
+def _operation(row: Checked, tensors: list[TensorInfo]) -> Operation:
+    row.check_keys(optional=_names(Operation))
+
+    def pick(value: Checked) -> tuple[TensorInfo, ...]:
+        return tuple(tensors[item.integer(maximum=len(tensors) - 1)] for item in value.items())
+
+    return Operation(
+        name=row.member("name").text(),
+        phase=row.member("phase").choice(PHASES),
+        inputs=row.optional("inputs", pick, ()),
+        outputs=row.optional("outputs", pick, ()),
+        arguments=row.optional("arguments", Checked.mapping, {}),
+        module=row.optional("module", Checked.text, None),
+        kernels=row.optional("kernels", lambda value: tuple(_kernel(item) for item in value.items()), ()),
+        host_start_seconds=row.optional("host_start_seconds", Checked.any_number, None),
+        host_seconds=row.optional("host_seconds", Checked.number, None),
+        python_seconds=row.optional("python_seconds", Checked.number, 0.0),
+    )
+
+
+def _wait(row: Checked) -> HostWait:
+    start, seconds, cause = row.items(length=3)
+    return HostWait(start.any_number(), seconds.number(), cause.choice(WAIT_CAUSES))
+
+
+def _kernel(row: Checked) -> Kernel:
+    row.check_keys(optional=_names(Kernel))
+
+    def three(value: Checked) -> tuple[int, int, int]:
+        x, y, z = (size.integer() for size in value.items(length=3))
+        return x, y, z
+
+    return Kernel(
+        name=row.member("name").text(),
+        seconds=row.member("seconds").number(),
+        grid=three(row.member("grid")),
+        block=three(row.member("block")),
+        registers_per_thread=row.member("registers_per_thread").integer(),
+        shared_memory_bytes=row.member("shared_memory_bytes").integer(),
+        stream=row.member("stream").integer(),
+        start_seconds=row.member("start_seconds").any_number(),
+        launch_start_seconds=row.optional("launch_start_seconds", Checked.any_number, None),
+        launch_seconds=row.optional("launch_seconds", Checked.number, None),
+    )
+
+
+def _parameter(row: Checked) -> Parameter:
+    row.check_keys(optional=_names(Parameter))
+    return Parameter(
+        name=row.member("name").text(),
+        shape=tuple(size.integer() for size in row.member("shape").items()),
+        dtype=row.member("dtype").text(),
+        requires_grad=row.optional("requires_grad", Checked.flag, True),
+    )
+
+
+def _memory(value: Checked) -> Memory:
+    value.check_keys(optional=_names(Memory))
+    return Memory(**{name: item.integer() for name, item in value.members().items()})
+
+
+def _flags(value: Checked) -> Flags:
+    value.check_keys(optional=_names(Flags))
+    given = value.members()
+    dtype = given.pop("autocast_dtype", None)
+    switches = {name: item.flag() for name, item in given.items()}
+    return Flags(**switches, autocast_dtype=None if dtype is None else dtype.text())

@@ -1,0 +1,127 @@
+"""Memory of GPUs that hold parts of a model, by hand.
+
+Two blocks of 16 MiB of weights each; with gradients and two states a parameter that makes 4 x 16 MiB a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.distributed.memory import held_memory
+from lightning_predict.distributed.strategy import DATA_STRATEGIES, DataStrategy, Strategy
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.run.sharing import shared_memory_bytes
+from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
+from tests.distributed.example_blocks import HIDDEN, TOKENS, WEIGHT_BYTES, trace_of
+
+H100 = gpu("H100-SXM-80GB")
+VOCABULARY = 32 * HIDDEN
+TABLE_BYTES = VOCABULARY * HIDDEN * 4
+
+
+def kept(identity: int, shape: tuple[int, ...], module: str) -> tuple[Operation, Operation]:
+    """A tensor that a forward operation writes and a backward operation reads."""
+    tensor = TensorInfo(shape, "float32", id=identity)
+    phases: tuple[Phase, Phase] = ("forward", "backward")
+    wrote, read = (Operation(name="aten::relu", phase=phase, module=module) for phase in phases)
+    return replace(wrote, outputs=(tensor,)), replace(read, inputs=(tensor,))
+
+
+def with_activations(blocks: int) -> Trace:
+    """Each block leaves its stream, and an inner tensor of three times its width; 4 x 4 MiB each."""
+    trace, _ = trace_of(blocks)
+    pairs = [
+        pair
+        for block in range(blocks)
+        for pair in (
+            kept(2 * block, (4, 256, HIDDEN), f"blocks.{block}.norm"),
+            kept(2 * block + 1, (4, 256, 3 * HIDDEN), f"blocks.{block}.perceptron"),
+        )
+    ]
+    forward, backward = [pair[0] for pair in pairs], [pair[1] for pair in reversed(pairs)]
+    return replace(trace, operations=(*trace.operations[: 4 * blocks], *forward, *backward))
+
+
+ACTIVATION_BYTES = 4 * TOKENS * HIDDEN * 4
+TRACE = with_activations(2)
+SINGLE_BYTES = 2 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
+
+
+def memory(data: DataStrategy, count: int, **degrees: int) -> float:
+    return shared_memory_bytes(SINGLE_BYTES, TRACE, Layout(H100, count), Strategy(data=data, **degrees))
+
+
+def test_the_whole_model_is_what_the_single_gpu_holds() -> None:
+    held = held_memory(SINGLE_BYTES, TRACE, Strategy())
+    assert held.peak_bytes == SINGLE_BYTES
+    assert held.parameter_bytes == held.gradient_bytes == 2 * WEIGHT_BYTES
+    assert held.optimizer_state_bytes == 4 * WEIGHT_BYTES
+    assert held.unit_bytes == (WEIGHT_BYTES, WEIGHT_BYTES)
+
+
+def test_blocks_over_two_gpus() -> None:
+    # Half of everything that lasts; of what a block leaves, the stream (a quarter of it) whole and the rest halved.
+    expected = 2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2))
+    assert memory("ddp", 2, tensor=2) == pytest.approx(expected)
+    # With a second replica, DDP's buckets of half the gradients.
+    assert memory("ddp", 4, tensor=2) == pytest.approx(expected + WEIGHT_BYTES)
+
+
+def test_a_pipeline_of_two_stages() -> None:
+    # The first stage holds one block, and two of four micro-batches at once.
+    assert memory("ddp", 2, pipeline=2, micro_batches=4) == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES / 2)
+    # With a single one it waits for it.
+    assert memory("ddp", 2, pipeline=2, micro_batches=1) == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES)
+
+
+def test_micro_batches_leave_less_to_the_backward_pass() -> None:
+    expected = 2 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4) + 2 * WEIGHT_BYTES  # and DDP's buckets
+    assert memory("ddp", 2, micro_batches=4) == pytest.approx(expected)
+
+
+def test_replicas_share_a_part_of_the_model() -> None:
+    # Two replicas: of the part's 2 x 16 MiB, half of gradients and states stay, and all parameters pass by.
+    part = 2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2))
+    assert memory("zero2", 4, tensor=2) == pytest.approx(part - 0.5 * 3 * WEIGHT_BYTES)
+    assert memory("fsdp", 4, tensor=2) == pytest.approx(part - 0.5 * 4 * WEIGHT_BYTES + WEIGHT_BYTES)
+
+
+def test_the_embedding_is_the_first_stages_and_the_output_layer_the_last_ones() -> None:
+    look_up = Operation(
+        name="aten::embedding",
+        phase="forward",
+        module="tokens",
+        inputs=(TensorInfo((VOCABULARY, HIDDEN), "float32"), TensorInfo((4, 256), "int64")),
+    )
+    head = Operation(name="aten::relu", phase="forward", module="head")
+    tables = [
+        Parameter(name=f"{name}.weight", shape=(VOCABULARY, HIDDEN), dtype="float32") for name in ("tokens", "head")
+    ]
+    forward, others = TRACE.operations[:12], TRACE.operations[12:]
+    trace = replace(
+        TRACE,
+        operations=(look_up, *forward, head, *others),
+        parameters=(*TRACE.parameters, *tables),
+        memory=replace(TRACE.memory, parameter_bytes=2 * (WEIGHT_BYTES + TABLE_BYTES)),
+    )
+    held = held_memory(SINGLE_BYTES + 2 * TABLE_BYTES, trace, Strategy(pipeline=2))
+    assert held.parameter_bytes == pytest.approx(WEIGHT_BYTES + TABLE_BYTES)
+    split = held_memory(SINGLE_BYTES + 2 * TABLE_BYTES, trace, Strategy(tensor=4))
+    assert split.parameter_bytes == pytest.approx((WEIGHT_BYTES + TABLE_BYTES) / 2)
+
+
+def test_without_tensors_the_activations_are_dealt_out_evenly() -> None:
+    trace, _ = trace_of(2)
+    held = held_memory(SINGLE_BYTES, trace, Strategy(pipeline=2, micro_batches=2))
+    assert held.peak_bytes == pytest.approx(SINGLE_BYTES / 2)
+
+
+@given(st.sampled_from(DATA_STRATEGIES), st.sampled_from([1, 2]))
+def test_more_gpus_to_a_block_never_need_more_memory_each(data: DataStrategy, pipeline: int) -> None:
+    sizes = [memory(data, 16, tensor=tensor, pipeline=pipeline) for tensor in (1, 2, 4, 8)]
+    assert sizes == sorted(sizes, reverse=True)

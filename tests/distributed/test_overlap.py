@@ -1,0 +1,63 @@
+"""Cuts of a simulated step, and collectives at their three ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightning_predict.distributed.overlap import MACHINE_SPREAD, Cutter, Links
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fabric import CATALOGUE, HOP_SECONDS, Interconnect, collective
+from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.simulation import Launching, launch_order, simulate
+
+H100 = gpu("H100-SXM-80GB")
+SECONDS = (1.0, 2.0, 3.0, 4.0)
+WORK = [Launching(name="aten::mm", phase="forward", seconds=np.array([[each]]), streams=(0,)) for each in SECONDS]
+STEP = simulate(launch_order(WORK, gpus=1), HostModel())
+ENDS = np.array([0.5, 1.0, 2.0])
+
+
+def test_pieces_between_cuts() -> None:
+    pieces = Cutter(STEP, 0, ENDS).pieces([1, 3])
+    assert [piece[1] for piece in pieces] == pytest.approx([1, 5, 4], abs=1e-3)
+    assert pieces[1] == pytest.approx(5 * ENDS, abs=1e-3)
+    assert Cutter(STEP, 0, ENDS).busy(2) == pytest.approx(7 * ENDS)
+
+
+def test_no_cut_is_the_whole() -> None:
+    (whole,) = Cutter(STEP, 0, ENDS).pieces([])
+    assert whole == pytest.approx(10 * ENDS, abs=1e-3)
+    (longer,) = Cutter(STEP, 0, ENDS, exposed=np.array([1.0, 2.0, 3.0])).pieces([])
+    assert longer == pytest.approx(10 * ENDS + [1.0, 2.0, 3.0], abs=2e-3)
+
+
+def test_exposed_collectives_make_all_pieces_longer_but_the_last() -> None:
+    # Three seconds over pieces of one and five seconds: a half and two and a half more.
+    pieces = Cutter(STEP, 0, np.ones(3), exposed=np.full(3, 3.0)).pieces([1, 3])
+    assert [piece[1] for piece in pieces] == pytest.approx([1.5, 7.5, 4], abs=1e-3)
+
+
+def test_ends_of_a_collective() -> None:
+    layout = Layout(H100, 8)
+    alone = collective("all_reduce", [1e8], layout)
+    (found,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
+    assert found[1] == 2 * alone.seconds[0]
+    # Nobody measured the machine of the catalogue; who says what the links do is taken at their word.
+    assert found[2] == pytest.approx(2 * alone.high_seconds[0] * MACHINE_SPREAD)
+    said = Interconnect(intra_node_bytes_per_second=1e9)
+    (exact,) = Links(layout, said, slowdown=1.0).collective("all_reduce", [1e8])
+    assert exact[2] == collective("all_reduce", [1e8], layout, interconnect=said).high_seconds[0]
+    assert Links(layout, CATALOGUE, slowdown=1.0).collective("all_reduce", []) == []
+
+
+def test_groups_of_one_machine_share_its_network() -> None:
+    said = Interconnect(inter_node_bytes_per_second=1e8)
+    links = Links(Layout(H100, 1, 2), said, slowdown=1.0, groups_per_node=4)
+    # 100 MB to the other machine and as much back in a ring of two: 1 s, four groups at once, two in each of them.
+    (alone,) = Links(Layout(H100, 1, 2), said, slowdown=1.0).collective("all_reduce", [1e8])
+    (shared,) = links.collective("all_reduce", [1e8])
+    (twice,) = links.collective("all_reduce", [1e8], groups_per_node=2)
+    hops = 2 * HOP_SECONDS
+    assert (alone[1], shared[1], twice[1]) == pytest.approx((1 + hops, 4 + hops, 8 + hops))

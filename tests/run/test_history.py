@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lightning_predict as lp
+from lightning_predict.run.history import (
+    RUNS_THAT_COUNT,
+    HistoryRecord,
+    append_record,
+    correction_for,
+    fingerprint_of,
+    history_path,
+    model_fingerprint_of,
+    read_history,
+)
+from lightning_predict.tracing.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
+from tests.run.test_totals import STEP
+
+RECORD = HistoryRecord(
+    fingerprint="f",
+    gpu="T4",
+    samples=8,
+    step_seconds=0.6,
+    predicted_seconds=100.0,
+    actual_seconds=120.0,
+    date="2026-11-21",
+)
+
+PRODUCT = Operation(
+    name="aten::mm",
+    phase="forward",
+    inputs=(TensorInfo((512, 512), "float32", id=1), TensorInfo((512, 512), "float32", id=2)),
+)
+TRACE = Trace(operations=(PRODUCT,), device="cpu", recorder="dispatch")
+
+
+@given(
+    st.builds(
+        HistoryRecord,
+        fingerprint=st.text(),
+        gpu=st.text(),
+        samples=st.none() | st.integers(1, 2**53),
+        step_seconds=st.floats(1e-9, 1e9),
+        predicted_seconds=st.floats(1e-9, 1e9),
+        actual_seconds=st.floats(1e-9, 1e9),
+        date=st.text(),
+        model=st.none() | st.text(),
+        num_gpus=st.integers(1, 64),
+    )
+)
+def test_what_is_written_is_read(record: HistoryRecord) -> None:
+    path = history_path()
+    path.unlink(missing_ok=True)
+    append_record(record, path)
+    append_record(record, path)
+    assert read_history(path) == (record, record)
+
+
+def test_no_file_is_no_history(tmp_path: Path) -> None:
+    assert read_history(tmp_path / "none.jsonl") == ()
+
+
+def test_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert history_path(tmp_path) == tmp_path
+    monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(tmp_path / "own.jsonl"))
+    assert history_path() == tmp_path / "own.jsonl"
+    monkeypatch.delenv("LIGHTNING_PREDICT_HISTORY")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert history_path().name == "history.jsonl"
+    assert "lightning-predict" in history_path().parts
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", r"the whole file is \[\]; expected an object"),
+        (json.dumps(asdict(RECORD) | {"extra": 1}), "has the field 'extra'; expected only"),
+        (
+            json.dumps(asdict(RECORD) | {"actual_seconds": 0}),
+            "actual_seconds is 0; expected a finite number above 0",
+        ),
+        (
+            json.dumps(asdict(RECORD) | {"step_seconds": "1"}),
+            "step_seconds is '1'; expected a finite number",
+        ),
+        ('{"fingerprint": "f", "gpu": "T4", \udcff', "is not valid JSON"),
+    ],
+)
+def test_a_broken_line_is_skipped_with_a_warning(tmp_path: Path, line: str, words: str) -> None:
+    path = append_record(RECORD, tmp_path / "history.jsonl")
+    with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(line)  # cut off: no end of the line
+    append_record(RECORD, path)
+    with pytest.warns(UserWarning, match=f"history.jsonl, line 2.*{words}.* The line is skipped"):
+        assert read_history(path) == (RECORD, RECORD)
+
+
+def _append_many(path: str) -> None:
+    for _ in range(50):
+        append_record(RECORD, path)
+
+
+def test_processes_that_end_together_do_not_mix_their_lines(tmp_path: Path) -> None:
+    path = str(tmp_path / "history.jsonl")
+    processes = [get_context("spawn").Process(target=_append_many, args=(path,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert read_history(path) == (RECORD,) * 150
+
+
+def test_the_fingerprint_knows_shapes_dtypes_samples_and_the_optimizer_and_not_the_numbers_of_tensors() -> None:
+    changed = replace(PRODUCT, inputs=(TensorInfo((512, 256), "float32"), PRODUCT.inputs[1]))
+    half = replace(PRODUCT, inputs=(TensorInfo((512, 512), "bfloat16"), PRODUCT.inputs[1]))
+    renumbered = replace(PRODUCT, inputs=tuple(replace(one, id=9) for one in PRODUCT.inputs))
+    different = [
+        TRACE,
+        replace(TRACE, operations=(changed,)),
+        replace(TRACE, operations=(half,)),
+        replace(TRACE, operations=(PRODUCT, PRODUCT)),
+        replace(TRACE, samples=8),
+        replace(TRACE, memory=Memory(optimizer_state_bytes=8)),
+    ]
+    assert len({fingerprint_of(trace) for trace in different}) == len(different)
+    same = replace(TRACE, operations=(renumbered,), step_seconds=(1.0,), device="cuda", recorder="profiler")
+    assert fingerprint_of(same) == fingerprint_of(TRACE)
+
+
+def test_a_predicted_step_is_corrected_to_what_was_measured() -> None:
+    correction = correction_for([RECORD], "f", STEP, is_measured=False)
+    assert correction is not None
+    step = correction.step_of(STEP)
+    # 0.6 s were measured where 0.5 s are predicted.
+    assert (step.seconds, step.low_seconds, step.high_seconds) == pytest.approx((0.6, 0.4 * 1.2, 0.75 * 1.2))
+    assert step.notes == ("The step is corrected by a factor of 1.20, learnt from 1 earlier run of this model on T4.",)
+    assert correction.run == 1.0
+
+
+def test_the_median_of_the_latest_runs_counts() -> None:
+    records = [replace(RECORD, actual_seconds=1.0)] * 20 + [
+        replace(RECORD, actual_seconds=100.0 + number) for number in range(RUNS_THAT_COUNT)
+    ]
+    correction = correction_for(records, "f", STEP, is_measured=True)
+    assert correction is not None
+    assert (correction.step, correction.runs) == (1.0, RUNS_THAT_COUNT)
+    assert correction.run == pytest.approx(1.045)  # the median of 1.00, 1.01, ... 1.09
+
+
+@pytest.mark.parametrize("other", [{"fingerprint": "g"}, {"gpu": "L4"}, {"num_gpus": 2}])
+def test_other_models_and_gpus_say_nothing(other: dict[str, str]) -> None:
+    assert correction_for([replace(RECORD, **other)], "f", STEP, is_measured=False) is None  # type: ignore[arg-type]
+
+
+def of_sizes(**seconds: float) -> list[HistoryRecord]:
+    """Runs of one model, `s8=0.6` being 0.6 s for a step of 8 samples."""
+    return [
+        replace(RECORD, fingerprint=size, model="m", samples=int(size[1:]), step_seconds=time)
+        for size, time in seconds.items()
+    ]
+
+
+def test_runs_with_other_batch_sizes_give_the_step_by_a_line() -> None:
+    records = of_sizes(s8=0.3, s16=0.5)  # 0.1 s, and 25 ms a sample
+    correction = correction_for(records, "f", STEP, is_measured=False, model="m", samples=24)
+    assert correction is not None
+    assert correction.step == pytest.approx(0.7 / 0.5)  # 0.7 s by the line; 0.5 s are predicted
+    assert correction.note("T4") == (
+        "The step is corrected by a factor of 1.40, learnt from 2 earlier runs of this model on T4 with batches of "
+        "8, 16 samples, by a line through their times."
+    )
+    # A run of this very step knows better.
+    exact = correction_for([*records, RECORD], "f", STEP, is_measured=False, model="m", samples=24)
+    assert exact is not None
+    assert exact.step == pytest.approx(0.6 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("records", "samples"),
+    [
+        (of_sizes(s8=0.3), 16),  # one size is no line
+        (of_sizes(s8=0.3, s16=0.5), 33),  # more than twice the largest
+        (of_sizes(s8=0.3, s16=0.5), 3),  # less than half of the smallest
+        (of_sizes(s8=0.3, s16=0.9), 4),  # the line is at 0 there
+        (of_sizes(s8=0.3, s16=0.5), None),
+        ([replace(one, model=None) for one in of_sizes(s8=0.3, s16=0.5)], 16),
+        ([replace(one, num_gpus=2) for one in of_sizes(s8=0.3, s16=0.5)], 16),
+    ],
+)
+def test_runs_that_no_line_is_believed_from(records: list[HistoryRecord], samples: int | None) -> None:
+    assert correction_for(records, "f", STEP, is_measured=False, model="m", samples=samples) is None
+
+
+def test_a_measured_step_needs_no_line() -> None:
+    records = of_sizes(s8=0.3, s16=0.5)
+    assert correction_for(records, "f", STEP, is_measured=True, model="m", samples=12) is None
+
+
+def test_the_model_is_known_by_its_parameters_and_precision_whatever_the_batch() -> None:
+    weight = Parameter(name="weight", shape=(8, 4), dtype="float32")
+    trace = replace(TRACE, parameters=(weight,), samples=8)
+    assert model_fingerprint_of(TRACE) is None
+    assert model_fingerprint_of(replace(trace, samples=16, operations=())) == model_fingerprint_of(trace)
+    others = [
+        replace(trace, parameters=(weight, weight)),
+        replace(trace, parameters=(replace(weight, requires_grad=False),)),
+        replace(trace, batches=2),
+        replace(trace, flags=Flags(autocast_dtype="float16")),
+        replace(trace, flags=Flags(matmul_tf32=True)),
+        replace(trace, compiled=True),
+    ]
+    assert len({model_fingerprint_of(one) for one in [trace, *others]}) == 7
+
+
+def test_a_file_of_before_models_were_told_apart_is_read(tmp_path: Path) -> None:
+    line = {key: value for key, value in asdict(RECORD).items() if key not in ("model", "num_gpus")}
+    path = tmp_path / "history.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    assert read_history(path) == (RECORD,)
+
+
+def test_a_layout_learns_from_runs_on_as_many_gpus() -> None:
+    records = [RECORD, replace(RECORD, num_gpus=8, step_seconds=1.5)]
+    correction = correction_for(records, "f", replace(STEP, gpu="8xT4"), is_measured=False)
+    assert correction is not None
+    assert (correction.step, correction.runs) == (1.5 / 0.5, 1)
+    assert correction_for(records, "f", replace(STEP, gpu="4xT4"), is_measured=False) is None
+
+
+def test_predict_learns_from_other_batch_sizes() -> None:
+    weight = Parameter(name="weight", shape=(512, 512), dtype="float32")
+    trace = replace(TRACE, parameters=(weight,), samples=32)
+    model = model_fingerprint_of(trace)
+    for samples in (16, 64):
+        append_record(replace(RECORD, model=model, samples=samples, step_seconds=0.01 * samples))
+    learnt = lp.predict(trace, ["T4"])["T4"]
+    assert learnt.iteration_seconds == pytest.approx(0.32)
+    assert "with batches of 16, 64 samples" in learnt.notes[-1]
+
+
+def test_predict_learns_unless_it_is_told_not_to() -> None:
+    without = lp.predict(TRACE, ["T4", "L4"], iterations=10)
+    record = replace(RECORD, fingerprint=fingerprint_of(TRACE), step_seconds=2 * without["T4"].iteration_seconds)
+    append_record(record)
+    learnt = lp.predict(TRACE, ["T4", "L4"], iterations=10)
+    assert learnt["T4"].iteration_seconds == pytest.approx(2 * without["T4"].iteration_seconds)
+    assert learnt["T4"].total_seconds == pytest.approx(2 * (without["T4"].total_seconds or 0.0))
+    assert "corrected by a factor of 2.00" in str(learnt)
+    assert learnt["L4"] == without["L4"]
+    assert lp.predict(TRACE, ["T4", "L4"], iterations=10, history=False) == without
+
+
+def test_predict_warns_of_a_broken_line() -> None:
+    history_path().write_text("nonsense\n")
+    with pytest.warns(UserWarning, match="line 1.* The line is skipped"):
+        lp.predict(TRACE, ["T4"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lp.predict(TRACE, ["T4"], history=False)

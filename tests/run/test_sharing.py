@@ -1,0 +1,99 @@
+"""What replicas share: the samples of a run, and what lives in the memory of each GPU."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
+from lightning_predict.run.workload import Batches, Loader, Workload
+from lightning_predict.tracing.trace import Memory, Parameter, Trace
+
+L4 = gpu("L4")
+TRACE = Trace(
+    operations=(),
+    device="cpu",
+    recorder="dispatch",
+    parameters=(
+        Parameter(name="layers.0.weight", shape=(100,), dtype="float32"),
+        Parameter(name="layers.1.weight", shape=(50,), dtype="float32"),
+        Parameter(name="head.weight", shape=(50,), dtype="float32", requires_grad=False),
+    ),
+    memory=Memory(parameter_bytes=800, gradient_bytes=600, optimizer_state_bytes=1200),
+)
+"""Units of 400, 200 and (the root) 200 bytes; 600 bytes can be trained; 1,000 bytes of activations make 3,600."""
+
+
+def memory(data: str, count: int, nodes: int = 1) -> float:
+    return shared_memory_bytes(3600, TRACE, Layout(L4, count, nodes), Strategy(data=data))  # type: ignore[arg-type]
+
+
+def test_eight_replicas_do_the_samples_of_one_in_an_eighth_of_the_steps() -> None:
+    alone = Workload(
+        training_iterations=1000,
+        validation_iterations=50,
+        training=Batches(windows=1000, batches=2000, uneven=2, uneven_share=0.5),
+        epoch=Batches(windows=100, batches=200, uneven=1, uneven_share=0.5),
+        samples_per_iteration=32,
+    )
+    shared = shared_workload(alone, replicas=8)
+    assert (shared.training_iterations, shared.validation_iterations) == (125, 7)
+    assert shared.training == Batches(windows=125, batches=250, uneven=1, uneven_share=0.5)
+    assert shared.epoch == Batches(windows=13, batches=25, uneven=1, uneven_share=0.5)
+    assert shared.samples_per_iteration == 32
+
+
+def test_from_a_run_of_two_processes_one_gpu_has_twice_the_steps() -> None:
+    assert shared_workload(Workload(training_iterations=10), replicas=1, recorded=2).training_iterations == 20
+
+
+def test_what_is_not_known_stays_unknown_and_the_recorded_run_is_itself() -> None:
+    unknown = Workload()
+    assert shared_workload(unknown, replicas=4) == unknown
+    alone = Workload(training_iterations=7)
+    assert shared_workload(alone, replicas=4, recorded=4) is alone
+
+
+@given(st.integers(0, 10**6), st.integers(1, 64))
+def test_no_sample_is_lost_and_at_most_one_short_step_is_added(steps: int, replicas: int) -> None:
+    shared = shared_workload(Workload(training_iterations=steps), replicas=replicas).training_iterations
+    assert shared is not None
+    assert steps <= shared * replicas < steps + replicas
+
+
+@pytest.mark.parametrize("data", DATA_STRATEGIES)
+def test_one_gpu_holds_everything(data: str) -> None:
+    assert memory(data, 1) == 3600
+
+
+def test_each_strategy_by_hand() -> None:
+    assert memory("ddp", 4) == 3600 + 600  # buckets as large as the gradients
+    assert memory("zero1", 4) == 3600 + 600 - 900  # a quarter of the optimizer's state
+    assert memory("zero2", 4) == 3600 - 900 - 450  # and of the gradients
+    # A quarter of all three, and the two largest units whole: 400 + 200.
+    assert memory("fsdp", 4) == 3600 - 0.75 * (1200 + 600 + 800) + 600
+    # Inside machines of two only, however many machines there are.
+    assert memory("hybrid", 2, 8) == 3600 - 0.5 * (1200 + 600 + 800) + 600
+
+
+@given(st.sampled_from(["zero1", "zero2", "fsdp"]), st.integers(2, 64))
+def test_more_gpus_never_need_more_memory_each(data: str, count: int) -> None:
+    assert memory(data, count + 1) <= memory(data, count)
+
+
+def test_loaders_of_one_machine_share_its_cores() -> None:
+    # Four workers a GPU on 16 cores: alone they have cores enough; those of eight GPUs get half a core each.
+    alone = Workload(loader=Loader(seconds_per_batch=0.1, overlaps=True), loader_workers=4)
+
+    def crowded(gpus: int, recorded: int = 1, cores: int | None = 16) -> float:
+        found = crowded_workload(alone, gpus_per_node=gpus, recorded=recorded, cores_per_node=cores)
+        return found.loader.seconds_per_batch
+
+    assert crowded(4) == pytest.approx(0.1)
+    assert crowded(8) == pytest.approx(0.2)
+    assert crowded(8, cores=None) == 0.1
+    assert crowded(8, recorded=2) == 0.1

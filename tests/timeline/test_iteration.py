@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_predict.kernels.choice import TimedWork, timed_work
+from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.timeline.anchoring import GAP_SECONDS
+from lightning_predict.timeline.iteration import interval_of_sum, iterations
+from lightning_predict.timeline.overheads import HOST_SPREAD, SHARED_OVERHEADS
+from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
+from lightning_predict.timeline.simulation import START_SECONDS
+from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
+from tests.example_gpu import BIG, OLD, SMALL
+from tests.kernels.example_models import half_speed
+
+LARGE, TINY = TensorInfo((4096, 4096), "float32"), TensorInfo((4, 4), "float32")
+MODELS = half_speed("linear/float32")
+
+
+def product(data: TensorInfo, phase: str = "forward") -> Operation:
+    return Operation(name="aten::mm", phase=phase, inputs=(data, data), outputs=(data,))  # type: ignore[arg-type]
+
+
+def cpu_trace(*operations: Operation) -> Trace:
+    return Trace(operations=operations, device="cpu", recorder="dispatch")
+
+
+def timed(*families: str, seconds: list[float], low: list[float], high: list[float]) -> TimedWork:
+    return TimedWork(
+        items=tuple(WorkItem((i,), (), 1) for i in range(len(families))),
+        families=families,
+        phases=tuple("forward" for _ in families),
+        seconds=np.array([seconds]),
+        low_seconds=np.array([low]),
+        high_seconds=np.array([high]),
+        shares={"mlp": np.ones((1, len(families)))},
+    )
+
+
+def test_large_work_is_bound_by_the_device() -> None:
+    trace = cpu_trace(product(LARGE))
+    (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert math.isclose(step.seconds, 2 * 2 * 4096**3 / 1e12)  # the model's time holds the gap between kernels
+    assert step.bound_by == "device"
+    assert step.idle_seconds == 0
+    assert step.coverage == {"mlp": 1.0}
+
+
+def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() -> None:
+    trace = cpu_trace(*[product(TINY)] * 100)
+    steps = iterations(trace, timed_work(trace, [SMALL, BIG], origin=None, models=MODELS), [SMALL, BIG])
+    for step in steps:
+        assert math.isclose(step.seconds, 100 * SHARED_OVERHEADS["forward"].seconds(launches=1))
+        assert step.bound_by == "host"
+        assert math.isclose(step.high_seconds, HOST_SPREAD * step.seconds)
+        assert step.idle_seconds > 0
+
+
+@pytest.mark.parametrize("correlation", [0, 0.5, 1])
+def test_errors_of_one_family_add(correlation: float) -> None:
+    together = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
+    low, high = interval_of_sum(together, correlation)
+    assert [float(low[0]), float(high[0])] == pytest.approx([2 - 0.7, 2 + 0.7])
+
+
+@pytest.mark.parametrize(
+    ("correlation", "half"),
+    # 0.3² + 0.4² = 0.5²; half of 0.25 and half of 0.7² = 0.49 make 0.37; at last 0.3 + 0.4.
+    [(0, 0.5), (0.5, math.sqrt(0.37)), (1, 0.7)],
+)
+def test_errors_of_two_families_add_by_their_correlation(correlation: float, half: float) -> None:
+    apart = timed("linear", "add", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
+    low, high = interval_of_sum(apart, correlation)
+    assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
+
+
+def test_the_forward_share_counts_the_forward_phase_alone() -> None:
+    trace = cpu_trace(product(LARGE), product(LARGE, "backward"), product(LARGE, "backward"))
+    (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert math.isclose(step.forward_seconds, step.device_seconds / 3)
+
+
+def measured_trace(step_seconds: float, *, kernels: int = 1, kernel_seconds: float = 0.5) -> Trace:
+    kernel = Kernel(
+        name="gemm",
+        seconds=kernel_seconds,
+        grid=(10_000, 1, 1),
+        block=(256, 1, 1),
+        registers_per_thread=64,
+        shared_memory_bytes=0,
+        stream=7,
+        start_seconds=0,
+    )
+    operation = replace(product(LARGE), kernels=(kernel,))
+    return Trace(
+        operations=(operation,) * kernels,
+        device="cuda",
+        recorder="profiler",
+        step_seconds=(step_seconds * 0.98, step_seconds, step_seconds * 1.03),
+    )
+
+
+def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
+    trace = measured_trace(0.51)
+    work = timed_work(trace, [SMALL, BIG], origin=SMALL, models=MODELS, method="mlp")
+    own, other = iterations(trace, work, [SMALL, BIG], origin=SMALL)
+    assert own.seconds == 0.51
+    assert (own.low_seconds, own.high_seconds) == (0.51 * 0.98, 0.51 * 1.03)
+    # Half of the measured kernel, and the 10 ms that it does not explain.
+    assert math.isclose(other.seconds, 0.25 + 0.01)
+
+
+def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
+    # 100 kernels of 10 us and gaps of 1 us, the first 10.5 us after the start: 1,110.5 us of a step of 2.5 ms.
+    trace = measured_trace(2.5e-3, kernels=100, kernel_seconds=10e-6)
+    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
+    beyond = 2500 - (10.5 + 100 * (10 + 1))
+    (other,) = iterations(trace, work, [BIG], origin=SMALL)
+    # BIG takes 5 us for a kernel, and waits for the last of 100 launches, of 9.5 us each but for T3.
+    assert other.seconds * 1e6 == pytest.approx(99 * 9.5 + 10.5 + 5 + 1 + beyond)
+    assert other.bound_by == "host"
+    assert other.device_seconds * 1e6 == pytest.approx(100 * 5)
+    assert other.notes == (
+        "The measured step holds 1.39 ms (56%) beyond its operations (Python work in the step, data, waits); they are "
+        "carried to every GPU as time of the host.",
+    )
+    # A host twice as fast launches each within 4.75 us, so that the device bounds the step.
+    (half,) = iterations(trace, work, [BIG], origin=SMALL, host_factor=0.5)
+    assert half.seconds * 1e6 == pytest.approx(8.5 / 2 + 2 + 100 * (5 + 1) + beyond)
+
+
+def test_an_emulated_dtype_is_said() -> None:
+    half = TensorInfo((64, 64), "bfloat16")
+    trace = cpu_trace(product(half))
+    old, new = iterations(trace, timed_work(trace, [OLD, SMALL], origin=None, models=None), [OLD, SMALL])
+    assert old.notes == ("OLD has no bfloat16; it is predicted as emulated.",)
+    assert new.notes == ()
+
+
+def test_a_missing_float8_is_said() -> None:
+    trace = cpu_trace(
+        Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((64, 64), "float8_e4m3fn"),) * 2)
+    )
+    (step,) = iterations(trace, timed_work(trace, [OLD], origin=None, models=None), [OLD])
+    assert step.notes == ("OLD has no float8; it is predicted at float32's rate.",)
+
+
+def test_kernels_that_nothing_can_time_are_said() -> None:
+    kernel = measured_trace(1.0).kernels[0]
+    fused = Operation(name="triton::fused", phase="forward", kernels=(kernel,))
+    trace = Trace(operations=(product(LARGE), fused), device="cuda", recorder="profiler")
+    (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert step.notes == ("1 operations could not be timed and count as nothing: triton::fused.",)
+
+
+EVENT, START, GAP = PROFILER_EVENT_SECONDS * 1e6, START_SECONDS * 1e6, GAP_SECONDS * 1e6
+T1, T2, T3, T4, T5 = 5.0, 6.0, 2.0, 4.0, 3.0
+"""Microseconds; the profiler adds an event of its own to each."""
+
+RECORDED = [value + EVENT for value in (T1, T2, T4, T5, T4, T3)]
+
+
+def profiled(number: int, kernel_microseconds: float) -> Operation:
+    """Operation `number` of a row, each of two kernels, as a profiler records it."""
+    gap, *inside = RECORDED
+    start = (number * (gap + sum(inside)) + gap) * 1e-6
+    launched = (start + inside[0] * 1e-6, start + sum(inside[:3]) * 1e-6)
+    kernels = tuple(
+        replace(
+            measured_trace(1.0).kernels[0],
+            seconds=kernel_microseconds * 1e-6,
+            launch_start_seconds=moment,
+            launch_seconds=(T4 + EVENT) * 1e-6,
+        )
+        for moment in launched
+    )
+    return replace(product(LARGE), kernels=kernels, host_start_seconds=start, host_seconds=sum(inside) * 1e-6)
+
+
+def microseconds(*operations: Operation, waits: tuple[HostWait, ...] = ()) -> float:
+    """A step recorded on SMALL, predicted on BIG, which takes half as long for a product."""
+    trace = Trace(operations=operations, device="cuda", recorder="profiler", waits=waits)
+    work = timed_work(trace, [BIG], origin=SMALL, models=half_speed("linear/float32"), method="mlp")
+    (step,) = iterations(trace, work, [BIG], origin=SMALL)
+    return step.seconds * 1e6
+
+
+def test_a_trace_with_known_overheads_gives_the_known_step() -> None:
+    # T1 + T2 + T4 + T5 + T4 + T3 = 24 for each of three operations, whose kernels of 1 are done long before.
+    assert microseconds(*(profiled(n, 2) for n in range(3))) == pytest.approx(3 * (T1 + T2 + T4 + T5 + T4 + T3))
+    # Six kernels of 50, launched well ahead, and a gap behind each.
+    assert microseconds(*(profiled(n, 100) for n in range(3))) == pytest.approx(6 * (50 + GAP))
+
+
+def test_a_trace_that_waits_for_the_device_gives_the_known_step() -> None:
+    # Launched at T1 + T2 + T4 = 15, two kernels of 50 run from 17 until 119. Reading the result is a call of 9 that
+    # synchronizes: the host is done with it at 24 + T1 + 9 = 38, and then waits until 119, where the next step begins.
+    read = Operation(
+        name="aten::_local_scalar_dense",
+        phase="forward",
+        inputs=(TensorInfo((), "float32"),),
+        host_start_seconds=(sum(RECORDED) + RECORDED[0]) * 1e-6,
+        host_seconds=(1009 + EVENT) * 1e-6,
+    )
+    waits = (HostWait((sum(RECORDED) + RECORDED[0] + 3) * 1e-6, 1000e-6, "device"),)
+    expected = T1 + T2 + T4 + START + 2 * (50 + GAP)
+    assert microseconds(profiled(0, 100), read, waits=waits) == pytest.approx(expected)
