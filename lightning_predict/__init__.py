@@ -11,7 +11,7 @@ The public surface, lazily imported (nothing here loads torch until `capture` is
 The callbacks for a Trainer live in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
 
 The way through the package, in the order in which values flow: `gpus`, `tracing`, `weights` -> `kernels` -> `timeline`
--> `scaling` -> `cost` -> `reports` -> `prediction` -> `callbacks`, `planning`. `regression` and `sharding` answer
+-> `distributed` -> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`, `planning`. `regression` and `sharding` answer
 questions of their own; `measuring` and `training` make the weights.
 """
 

@@ -1,7 +1,7 @@
 """What is planned: jobs, machines and limits, and a decision at every event.
 
 A `Problem` holds what does not change, a `Situation` what is known at one moment, a `Decision` says what runs from that
-moment until the next event; `plans.py` has what they add up to. Example::
+moment until the next event; `plan.py` has what they add up to. Example::
 
     t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
     on_t4 = Configuration(machine="g4dn.xlarge", num_gpus=1)
@@ -133,7 +133,7 @@ class Problem:
         postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
         restart_seconds: Time that a job loses whenever it moves or goes on after a pause.
         horizon_seconds: How long a rented machine is counted in a decision; None takes it from the events so far (see
-            `costs.py`).
+            `objective.py`).
     """
 
     jobs: tuple[Job, ...]
@@ -191,7 +191,7 @@ class Decision:
     Attributes:
         placements: Where each job runs.
         postponed: Jobs that wait, by name.
-        objective_usd: What the planner expects this to cost (see `costs.py`); None from a rule that has none.
+        objective_usd: What the planner expects this to cost (see `objective.py`); None from a rule that has none.
         bound_usd: No decision can cost less; None where the method proves nothing.
         method: Name of the method.
         solve_seconds: Time it took.

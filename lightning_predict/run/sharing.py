@@ -182,7 +182,7 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`). ZeRO 1 leaves
     each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all three (Rajbhandari et
     al., SC 2020), while the parameters of two units at a time are whole; a pipeline keeps them all from the first
-    micro-batch to the last one. A part of the model comes first, see `model_memory.py`.
+    micro-batch to the last one. A part of the model comes first, see `distributed/memory.py`.
 
     Args:
         single_bytes: Peak memory of the step on one GPU.

@@ -2,13 +2,12 @@
 
 What a Trace is, without torch:
 
-* `records.py`: `Trace` and the values inside it; `files.py` keeps them as versioned JSON (`checked.py` reads it).
-* `kineto.py`: `import_kineto`, for profiles that `torch.profiler` exported. `events.py` nests their calls, `levels.py`
-  picks the operations among them, `calls.py` reads tensors and arguments.
-* `imports.py`: `import_trace`, which tells the two kinds of file apart; `privacy.py` hides names.
-* `execution_trace.py`: `import_execution_trace`, for files of torch's `ExecutionTraceObserver`.
-* The rules that every recorder shares: `composites.py` (what is taken apart), `whole.py` (what is not),
-  `signatures.py` (names of arguments), `layouts.py` (channels last), `phases.py` (forward, backward, optimizer, other).
+* `trace.py`: `Trace`, the values inside it, and its file: versioned JSON.
+* `imports.py`: `import_trace`, for other tools' files, and `import_execution_trace`. `kineto.py`: `import_kineto`, for
+  profiles that `torch.profiler` exported: `events.py` nests their calls, `attribution.py` picks the operations among
+  them, `calls.py` reads tensors and arguments. `privacy.py` hides names.
+* The rules that every recorder shares: `signatures.py` (names of arguments, and what is recorded whole), `phases.py`
+  (forward, backward, optimizer, other).
 * `code_paths.py`: what the user should know of the way that a step ran (compiled, layouts, cuDNN's choice).
 
 How a step is recorded, with torch:

@@ -178,7 +178,7 @@ OWN_TABLES: Final = tuple(
     for name in BENCHMARKS
 )
 """What `measuring/run.py` writes: one file an operation, all of its words, backward passes under their own names. Where
-no family of models takes an operation and dtype, its rows say how good the detour is (`detours.py`)."""
+no family of models takes an operation and dtype, its rows say how good the proxy is (`proxies.py`)."""
 
 CONVOLUTION_PASSES: Final = TableKind(
     file="conv2d_passes.csv.gz",
@@ -191,7 +191,7 @@ CONVOLUTION_PASSES: Final = TableKind(
     },
     times={"forward_ms": "", "backward_input_ms": "_backward_input", "backward_weight_ms": "_backward_weight"},
 )
-"""Float32 is fitted; what there is in float16 is compared (`detours.py`)."""
+"""Float32 is fitted; what there is in float16 is compared (`proxies.py`)."""
 
 PUBLIC_TABLES: Final = (
     TableKind(file="matmul.csv.gz", words=_same("b", "m", "n", "k"), times={"latency_ms": ""}),

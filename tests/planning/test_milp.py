@@ -68,7 +68,7 @@ def test_jobs_share_a_machine_only_where_that_is_allowed() -> None:
 
 
 def brute_force_usd(options: Options) -> float:
-    """The least objective over all choices, with the packing of `packing.py` (exact for machines of 1 and 4 GPUs)."""
+    """The least objective over all choices, with the packing of `placement.py` (exact for machines of 1 and 4 GPUs)."""
     best = math.inf
     columns = range(WAITS, len(options.configurations))
     for choice in itertools.product(columns, repeat=len(options.jobs)):
