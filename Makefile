@@ -21,7 +21,7 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-gpu: $(VENV)/installed
 	$(BIN)/python -m pytest -m gpu tests/gpu

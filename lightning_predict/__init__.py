@@ -11,8 +11,8 @@ The public surface, lazily imported (nothing here loads torch until `capture` is
 The callbacks for a Trainer live in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
 
 The way through the package, in the order in which values flow: `gpus`, `tracing`, `weights` -> `kernels` -> `timeline`
--> `distributed` -> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`, `planning`. `regression` and `sharding` answer
-questions of their own; `measuring` and `training` make the weights.
+-> `distributed` -> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`, `planning`. `regression` and `sharding`
+answer questions of their own; `measuring` and `training` make the weights.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The hooks are thin. What they call knows no Trainer: `recorders` gather batches into steps and record them, `remaining`
 counts what is left, `run_clock` times the fit, `budget` judges. `rest_of_run` puts count and time together for both
-callbacks, `trainer_state` reads the Trainer, `bases` keeps errors away from it. Example::
+callbacks, `trainer_state` reads the Trainer, `guard` keeps errors away from it. Example::
 
     from lightning_predict.callbacks import CostBudget, RuntimePredictor
 

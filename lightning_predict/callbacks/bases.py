@@ -1,15 +1,11 @@
-"""What the callbacks need of Lightning, for whichever of its two packages is installed, and a guard around hooks.
+"""What the callbacks need of Lightning, for whichever of its two packages is installed.
 
 `lightning` and `pytorch_lightning` ship the same Trainer under two names, and their `Callback` classes are unrelated.
-A class that inherits both is accepted by either Trainer, alone or in a list, and by either LightningCLI.
+A class that inherits both is accepted by either Trainer, alone or in a list, and by either LightningCLI. Example::
 
-Whatever goes wrong inside a guarded hook is handed to the callback's `give_up`, which cleans up and warns once; the
-Trainer sees nothing of it. Example::
-
-    class Careful(Callback):
-        @never_raises
-        def on_train_batch_end(self, trainer, *args):
-            raise RuntimeError("training goes on")
+    class Greeter(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            rank_zero_info("hello")
 """
 
 from __future__ import annotations
@@ -17,21 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+
 from lightning_predict.errors import MissingDependencyError
-from collections.abc import Callable
-from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
-from lightning_predict.errors import BudgetExceededError
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Callback as Callback
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
-    from lightning.pytorch.utilities import rank_zero_info as rank_zero_info
-    from lightning.pytorch.utilities import rank_zero_warn as rank_zero_warn
-    TIMERS = (Timer,)
-    ACCUMULATION_SCHEDULERS = (GradientAccumulationScheduler,)
-    MODEL_CHECKPOINTS = (ModelCheckpoint,)
-
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
@@ -56,6 +39,26 @@ def installed_packages() -> tuple[ModuleType, ...]:
     return tuple(modules)
 
 
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback as Callback
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
+    from lightning.pytorch.utilities import rank_zero_info as rank_zero_info
+    from lightning.pytorch.utilities import rank_zero_warn as rank_zero_warn
+
+    TIMERS = (Timer,)
+    ACCUMULATION_SCHEDULERS = (GradientAccumulationScheduler,)
+    MODEL_CHECKPOINTS = (ModelCheckpoint,)
+else:
+    _packages = installed_packages()
+
+    class Callback(*(package.Callback for package in _packages)):
+        """The base of our callbacks: the `Callback` of every Lightning package that is installed."""
+
+    TIMERS = tuple(package.callbacks.Timer for package in _packages)
+    ACCUMULATION_SCHEDULERS = tuple(package.callbacks.GradientAccumulationScheduler for package in _packages)
+    MODEL_CHECKPOINTS = tuple(package.callbacks.ModelCheckpoint for package in _packages)
+    rank_zero_info = _packages[0].utilities.rank_zero_info
+    rank_zero_warn = _packages[0].utilities.rank_zero_warn
 
 
 class LightningPredictWarning(UserWarning):
@@ -84,38 +87,3 @@ def _first_sizes(batch: Any) -> list[int]:
         return [size for part in batch for size in _first_sizes(part)]
     shape = getattr(batch, "shape", None)
     return [int(shape[0])] if shape is not None and len(shape) > 0 else []
-
-
-Parameters = ParamSpec("Parameters")
-
-
-class GivesUp(Protocol):
-    """A callback that can be switched off."""
-
-    def give_up(self, error: Exception) -> None:
-        """Clean up, say once what went wrong, and do nothing from now on."""
-
-
-Guarded = TypeVar("Guarded", bound=GivesUp)
-
-
-def never_raises(
-    hook: Callable[Concatenate[Guarded, Parameters], None],
-) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """The hook, with every error in it handed to `give_up`; only a `BudgetExceededError` leaves it.
-
-    Args:
-        hook: A method of a callback.
-    """
-
-    @wraps(hook)
-    def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        # Exception, the broadest that is not an exit: predictions are worth less than the run that they are about.
-        try:
-            hook(self, *args, **kwargs)
-        except BudgetExceededError:
-            raise
-        except Exception as error:
-            self.give_up(error)
-
-    return guarded

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.budget import GO_ON, BudgetWatch, Ledger, Limit, Question, Verdict, judge_use, limits_of_fit
-from lightning_predict.callbacks.bases import never_raises
+from lightning_predict.callbacks.guard import never_raises
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock, run_clock_of

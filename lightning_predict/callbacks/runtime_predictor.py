@@ -26,7 +26,7 @@ from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, 
 from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
-from lightning_predict.callbacks.bases import never_raises
+from lightning_predict.callbacks.guard import never_raises
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.run_clock import run_clock_of

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from lightning_predict.callbacks.bases import never_raises
+from lightning_predict.callbacks.guard import never_raises
 from lightning_predict.errors import BudgetExceededError
 
 

@@ -1,0 +1,55 @@
+"""`never_raises`: a hook that never harms training.
+
+Whatever goes wrong inside a guarded hook is handed to the callback's `give_up`, which cleans up and warns once; the
+Trainer sees nothing of it. Example::
+
+    class Careful(Callback):
+        @never_raises
+        def on_train_batch_end(self, trainer, *args):
+            raise RuntimeError("training goes on")
+
+        def give_up(self, error):
+            warn(f"Careful is off: {error}")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from lightning_predict.errors import BudgetExceededError
+
+Parameters = ParamSpec("Parameters")
+
+
+class GivesUp(Protocol):
+    """A callback that can be switched off."""
+
+    def give_up(self, error: Exception) -> None:
+        """Clean up, say once what went wrong, and do nothing from now on."""
+
+
+Guarded = TypeVar("Guarded", bound=GivesUp)
+
+
+def never_raises(
+    hook: Callable[Concatenate[Guarded, Parameters], None],
+) -> Callable[Concatenate[Guarded, Parameters], None]:
+    """The hook, with every error in it handed to `give_up`; only a `BudgetExceededError` leaves it.
+
+    Args:
+        hook: A method of a callback.
+    """
+
+    @wraps(hook)
+    def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        # Exception, the broadest that is not an exit: predictions are worth less than the run that they are about.
+        try:
+            hook(self, *args, **kwargs)
+        except BudgetExceededError:
+            raise
+        except Exception as error:
+            self.give_up(error)
+
+    return guarded
