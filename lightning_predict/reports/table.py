@@ -515,8 +515,16 @@ def markdown_table(predictions: AbstractPredictions, *, extra: Sequence[Column] 
     """Write the table and its footnotes in Markdown, with columns of one's own after the usual ones."""
     shown = grid(predictions, extra=extra)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
-    rows = [[markdown_text(text) for text in row] for row in ([column.title for column in shown.columns], *shown.rows)]
-    lines = ["| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:])]
+    heads = [markdown_text(column.title) for column in shown.columns]
+    # Readers of Markdown give a long cell its room by breaking the words of the short ones.
+    rows = [
+        [
+            markdown_text(text).replace(", ", ",<br>") if column.breaks else markdown_text(text)
+            for column, text in zip(shown.columns, row, strict=True)
+        ]
+        for row in shown.rows
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
     return "\n".join([*lines, "", *(f"- {markdown_text(note)}" for note in _notes(predictions, shown))])
 
 
