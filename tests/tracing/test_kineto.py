@@ -174,7 +174,11 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are() -> None:
         import_kineto(SYNTHETIC, step=12)
 
 
-@pytest.mark.parametrize("content", [b"", b'{"traceEvents": [', gzip.compress(b"[1]")[:-3]])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"traceEvents": [', gzip.compress(b"[1]", mtime=0)[:-3]],
+    ids=["empty", "cut off", "cut off and compressed"],
+)
 def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.json.gz"
     path.write_bytes(content)
