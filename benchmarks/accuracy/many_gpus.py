@@ -13,7 +13,6 @@ Example::
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
+from lightning_predict.checked import read_csv
 from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.overlap import Friction, slowest_of
 from lightning_predict.distributed.strategy import Strategy
@@ -179,13 +179,9 @@ def read_scaling_cases(path: Path) -> tuple[tuple[ScalingCase, ...], dict[str, l
         MeasurementTableError: A missing column.
         UnknownGpuError: A reported name that the catalogue does not hold.
     """
-    with path.open(newline="", encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
-    needed = {"gpu_reported", "n_gpus", "model", "precision_label", "batch", "pytorch", "throughput"}
-    if missing := needed - set(rows[0] if rows else ()):
-        raise MeasurementTableError(f"{path} has no column {', '.join(sorted(missing))}, or no rows.")
+    needed = ("gpu_reported", "n_gpus", "model", "precision_label", "batch", "pytorch", "throughput")
     groups: dict[Key, list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
+    for row in (row.value for row in read_csv(path, MeasurementTableError, columns=needed)):
         groups[row["gpu_reported"], row["model"], row["precision_label"], row["pytorch"]].append(row)
     cases, excluded = [], defaultdict[str, list[str]](list)
     for key, members in groups.items():

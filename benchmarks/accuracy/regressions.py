@@ -20,8 +20,6 @@ is measured on the processor at hand. Example::
 
 from __future__ import annotations
 
-import csv
-import gzip
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,6 +39,7 @@ from benchmarks.accuracy.many_gpus import ScalingCase, read_scaling_cases
 from benchmarks.accuracy.workloads.classifiers import VGG19, alexnet, googlenet, vgg
 from benchmarks.accuracy.workloads.deep_speech import DeepSpeech
 from benchmarks.accuracy.workloads.resnet import ResNet50
+from lightning_predict.checked import read_csv
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import layout_of
@@ -407,21 +406,11 @@ def convolution_scores(path: Path, *, seed: int = 0) -> tuple[ConvolutionScore, 
         OSError: The file cannot be read.
     """
     groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise MeasurementTableError(f"{path} has no column {', '.join(missing)}.")
-        for line, row in enumerate(reader, start=2):
-            try:
-                values = (*(float(row[word]) for word in SHAPE), milliseconds_to_seconds(float(row["latency_ms"])))
-            except ValueError as error:
-                raise MeasurementTableError(f"{path}, line {line}: {error}; expected numbers.") from None
-            if not values[-1] > 0:
-                raise MeasurementTableError(
-                    f"{path}, line {line}: latency_ms is {row['latency_ms']}; expected above 0."
-                )
-            groups.setdefault((row["gpu"], STEPS.get(row["optimizer"], "training")), []).append(values)
+    for row in read_csv(path, MeasurementTableError, columns=COLUMNS):
+        seconds = milliseconds_to_seconds(row.member("latency_ms").parsed().positive())
+        shape = [row.member(word).parsed().any_number() for word in SHAPE]
+        steps = STEPS.get(row.member("optimizer").text(), "training")
+        groups.setdefault((row.member("gpu").text(), steps), []).append((*shape, seconds))
     return tuple(_score(gpu, steps, np.array(rows), seed) for (gpu, steps), rows in sorted(groups.items()))
 
 

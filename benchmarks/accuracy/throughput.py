@@ -10,18 +10,18 @@ container version, where both GPUs have one, since another version of the same c
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Final, final
 
-from benchmarks.accuracy.transformers import evaluate_in_groups, positive_number
+from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
+from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.prediction import predict
@@ -114,25 +114,17 @@ class ThroughputReport:
 
 
 def read_throughput_cases(path: Path) -> tuple[ThroughputCase, ...]:
-    """Rows of one GPU and a known benchmark, in the table's order.
+    """Read the rows of one GPU and a known benchmark, in the table's order.
 
     Raises:
         MeasurementTableError: A missing column, or a value that is not a positive number.
         UnknownGpuError: A reported name that the catalogue does not hold.
     """
-    with path.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise MeasurementTableError(
-                f"{path} has no column {', '.join(missing)}. "
-                f"Columns found: {', '.join(reader.fieldnames or ('none',))}."
-            )
-        return tuple(
-            _case(path, number, row)
-            for number, row in enumerate(reader, start=2)
-            if row["n_gpus"] == "1" and row["model"] in BENCHMARKS
-        )
+    return tuple(
+        _case(row)
+        for row in read_csv(path, MeasurementTableError, columns=_COLUMNS)
+        if row.value["n_gpus"] == "1" and row.value["model"] in BENCHMARKS
+    )
 
 
 def evaluate_throughput(path: Path, *, weights: Path | None = None, jobs: int = 2) -> ThroughputReport:
@@ -176,14 +168,14 @@ def ratios_of(results: Sequence[ThroughputResult]) -> Iterator[RatioResult]:
                 yield RatioResult(origin, target)
 
 
-def _case(path: Path, number: int, row: Mapping[str, str]) -> ThroughputCase:
+def _case(row: Checked) -> ThroughputCase:
     return ThroughputCase(
-        gpu=find_gpu(row["gpu_reported"]).name,
-        model=row["model"],
-        precision=row["precision_label"],
-        batch=int(positive_number(path, number, row, "batch")),
-        software=row["pytorch"],
-        measured_per_second=positive_number(path, number, row, "throughput"),
+        gpu=find_gpu(row.member("gpu_reported").text()).name,
+        model=row.member("model").text(),
+        precision=row.member("precision_label").text(),
+        batch=int(row.member("batch").parsed().positive()),
+        software=row.member("pytorch").text(),
+        measured_per_second=row.member("throughput").parsed().positive(),
     )
 
 

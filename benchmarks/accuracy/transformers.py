@@ -8,18 +8,18 @@ Columns read: gpu, model, mode, seq, batch, variant, iteration_ms, and `<peer>_p
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, cast, final, get_args
+from typing import Final, TypeVar, final, get_args
 
 from joblib import Parallel, delayed
 
 from benchmarks.accuracy.workloads.published import PUBLISHED_MODELS, Mode, published_trace
+from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.fusion import fused
@@ -134,21 +134,13 @@ class TransformerResult:
 
 
 def read_transformer_cases(path: Path) -> tuple[TransformerCase, ...]:
-    """The rows of the table, in its order.
+    """Read the rows of the table, in its order.
 
     Raises:
         MeasurementTableError: A missing column, an unknown model or mode, or a value that is not a positive number.
         UnknownGpuError: A GPU that the catalogue does not hold.
     """
-    with path.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise MeasurementTableError(
-                f"{path} has no column {', '.join(missing)}. "
-                f"Columns found: {', '.join(reader.fieldnames or ('none',))}."
-            )
-        return tuple(_case(path, number, row) for number, row in enumerate(reader, start=2))
+    return tuple(map(_case, read_csv(path, MeasurementTableError, columns=_COLUMNS)))
 
 
 def evaluate_transformers(path: Path, *, weights: Path | None = None, jobs: int = 2) -> tuple[TransformerResult, ...]:
@@ -183,41 +175,20 @@ def mean_error(results: Iterable[TransformerResult]) -> float:
     return statistics.fmean(errors) if errors else float("nan")
 
 
-def _case(path: Path, number: int, row: Mapping[str, str]) -> TransformerCase:
-    model, mode = row["model"], row["mode"]
-    if model not in PUBLISHED_MODELS:
-        raise MeasurementTableError(
-            f"{path}, row {number}: model {model!r} is not known; expected one of {', '.join(PUBLISHED_MODELS)}."
-        )
-    if mode not in get_args(Mode):
-        raise MeasurementTableError(f"{path}, row {number}: mode is {mode!r}; expected inference or training.")
+def _case(row: Checked) -> TransformerCase:
+    def number(column: str) -> float:
+        return row.member(column).parsed().positive()
+
     peers = {
-        peer: milliseconds_to_seconds(positive_number(path, number, row, column))
-        for peer, column in PEERS.items()
-        if row[column]
+        peer: milliseconds_to_seconds(number(column)) for peer, column in PEERS.items() if row.member(column).value
     }
     return TransformerCase(
-        gpu=find_gpu(row["gpu"]).name,
-        model=model,
-        mode=cast(Mode, mode),
-        length=int(positive_number(path, number, row, "seq")),
-        batch=int(positive_number(path, number, row, "batch")),
-        variant=row["variant"],
-        measured_seconds=milliseconds_to_seconds(positive_number(path, number, row, "iteration_ms")),
+        gpu=find_gpu(row.member("gpu").text()).name,
+        model=row.member("model").choice(tuple(PUBLISHED_MODELS)),
+        mode=row.member("mode").choice(get_args(Mode)),
+        length=int(number("seq")),
+        batch=int(number("batch")),
+        variant=row.member("variant").text(),
+        measured_seconds=milliseconds_to_seconds(number("iteration_ms")),
         peers=peers,
     )
-
-
-def positive_number(path: Path, number: int, row: Mapping[str, str], column: str) -> float:
-    """The number in a cell.
-
-    Raises:
-        MeasurementTableError: It is not a number above 0.
-    """
-    try:
-        value = float(row[column])
-    except (TypeError, ValueError):
-        value = float("nan")
-    if not 0 < value < float("inf"):
-        raise MeasurementTableError(f"{path}, row {number}: {column} is {row[column]!r}; expected a number above 0.")
-    return value

@@ -66,4 +66,4 @@ def test_every_case_that_is_not_apart_is_predicted(folder: Path, capsys: pytest.
     assert len(held_cases(folder, jobs=1)) == 3
     (folder / "transformers_fp32.csv").write_text("gpu\n", encoding="utf-8")
     assert main([str(folder), "--of", "correlations"]) == 1
-    assert "has no column model" in capsys.readouterr().err
+    assert "model is not a column" in capsys.readouterr().err

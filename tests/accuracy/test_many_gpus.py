@@ -78,7 +78,7 @@ def test_rows_of_several_gpus_stand_beside_that_of_one_or_are_left_out_with_a_re
 def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "training_throughput.csv"
     path.write_text("gpu_reported,n_gpus\nT4,1\n", encoding="utf-8")
-    with pytest.raises(MeasurementTableError, match="has no column batch, model"):
+    with pytest.raises(MeasurementTableError, match="line 1: model is not a column"):
         read_scaling_cases(path)
 
 
