@@ -7,6 +7,7 @@ Example::
     python -m benchmarks.accuracy measurements --of regressions
     python -m benchmarks.accuracy measurements --of pairs
     python -m benchmarks.accuracy traces --of recordings
+    python -m benchmarks.accuracy validation --of operators
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.accuracy import gpu_pairs, recordings, regressions, report, studies
+from benchmarks.accuracy import gpu_pairs, operator_tables, recordings, regressions, report, studies
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.kernels.models import kernel_models
@@ -34,10 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="folder of the tables")
     parser.add_argument(
         "--of",
-        choices=("iterations", "correlations", "regressions", "pairs", "recordings"),
+        choices=("iterations", "correlations", "regressions", "pairs", "recordings", "operators", "compiled"),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
-        "past runs; what a measurement on one GPU says about another; recordings of real GPUs (default: %(default)s)",
+        "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
+        "small modules, eager and compiled (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
@@ -66,6 +68,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     elif options.of == "correlations":
         cases = studies.held_cases(folder, weights=options.weights)
         console.print(studies.study_table(studies.interval_study(cases)))
+    elif options.of in ("operators", "compiled"):
+        operator_tables.print_report(folder, console, compiled=options.of == "compiled", weights=options.weights)
     elif options.of == "pairs":
         models = kernel_models((), None if options.weights is None else str(options.weights))
         console.print(gpu_pairs.studies_table(gpu_pairs.exponent_studies(gpu_pairs.measured_pairs(folder, models))))
