@@ -480,7 +480,7 @@ def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Bl
         return _divided(problem, {"batch": cut.micro_batches, "heads": cut.tensor, "kv_heads": cut.tensor})
     if problem.operation == "embedding":
         return _divided(problem, {"rows": cut.micro_batches})
-    if "batch" in operation_kind(problem.operation).words:
+    if "batch" in operation_kind(problem.operation).shape:
         return _divided(problem, {"batch": cut.micro_batches})
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
     if not tensors:
@@ -512,14 +512,14 @@ def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
 
 
 def _divided(problem: Problem, divisors: dict[str, int]) -> Problem:
-    words = operation_kind(problem.operation).words
+    words = operation_kind(problem.operation).shape
     dims = (math.ceil(size / divisors.get(word, 1)) for word, size in zip(words, problem.dims, strict=True))
     return replace(problem, dims=tuple(float(size) for size in dims))
 
 
 def _thinned(problem: Problem, share: float) -> Problem:
     """A share of the rows, of the parameters or of the bytes."""
-    words = operation_kind(problem.operation).words
+    words = operation_kind(problem.operation).shape
     if words[0] in ("rows", "parameters"):
         return replace(problem, dims=(float(max(math.ceil(problem.dims[0] * share), 1)), *problem.dims[1:]))
     if problem.operation in ("transfer", "host_copy"):

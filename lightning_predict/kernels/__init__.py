@@ -15,8 +15,6 @@ from __future__ import annotations
 from lightning_predict.kernels import (
     attention,
     collective,
-    convolution,
-    convolution_variants,
     embedding,
     fourier,
     linear_algebra,
@@ -27,12 +25,12 @@ from lightning_predict.kernels import (
     vector,
     vector_translation,
 )
+from lightning_predict.kernels.families import convolution
 
 __all__ = [
     "attention",
     "collective",
     "convolution",
-    "convolution_variants",
     "embedding",
     "fourier",
     "linear_algebra",

@@ -20,8 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import translates, whole_compute_dtype
+from lightning_predict.kernels.features_attention import ATTENTION
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 _WORDS = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
@@ -62,36 +63,37 @@ def _keys(c: Columns) -> Array:
 register(
     OperationKind(
         name="attention",
-        words=_WORDS,
+        shape=_WORDS,
         defaults=_DEFAULTS,
         units="tensor",
         flops=_flops,
-        elements_moved=lambda c: 2 * _queries(c) + 2 * _keys(c),
+        reads=lambda c: 2 * _queries(c) + 2 * _keys(c),
+        families=(ATTENTION,),
     ),
     OperationKind(
         name="attention_backward",
-        words=_WORDS,
+        shape=_WORDS,
         defaults=_DEFAULTS,
         units="tensor",
         flops=lambda c: BACKWARD_PRODUCTS * _flops(c),
-        elements_moved=lambda c: 4 * _queries(c) + 4 * _keys(c),
+        reads=lambda c: 4 * _queries(c) + 4 * _keys(c),
     ),
     # Eager: all scores are computed and pass through memory, masked or not; the backward pass keeps them.
     OperationKind(
         name="eager_attention",
-        words=_WORDS,
+        shape=_WORDS,
         defaults=_DEFAULTS,
         units="tensor",
         flops=_all_flops,
-        elements_moved=lambda c: 2 * _queries(c) + 2 * _keys(c) + _scores(c),
+        reads=lambda c: 2 * _queries(c) + 2 * _keys(c) + _scores(c),
     ),
     OperationKind(
         name="eager_attention_backward",
-        words=_WORDS,
+        shape=_WORDS,
         defaults=_DEFAULTS,
         units="tensor",
         flops=lambda c: 2 * _all_flops(c),
-        elements_moved=lambda c: 4 * _queries(c) + 4 * _keys(c) + _scores(c),
+        reads=lambda c: 4 * _queries(c) + 4 * _keys(c) + _scores(c),
     ),
 )
 

@@ -53,12 +53,12 @@ register(
     *(
         OperationKind(
             name=name,
-            words=("num_gpus", "message_bytes"),
+            shape=("num_gpus", "message_bytes"),
             defaults={},
             units="fabric",
             flops=lambda c: np.zeros_like(c["message_bytes"]),
-            elements_moved=_bytes_over_the_link,
-            fixed_element_bytes=1,
+            reads=_bytes_over_the_link,
+            element_bytes=1,
         )
         for name in COLLECTIVES
     )

@@ -37,9 +37,10 @@ from lightning_predict.kernels.operations import (
     Problem,
     ProblemBatch,
     register,
+    translates,
 )
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.tracing.trace import Flags, Operation
 from lightning_predict.units import MICROSECOND
@@ -70,11 +71,11 @@ register(
     *(
         OperationKind(
             name=name,
-            words=_WORDS,
+            shape=_WORDS,
             defaults={"lookups": 1},
             units="vector",
             flops=lambda c: c["bags"] * c["lookups"] * c["dim"],
-            elements_moved=_least_elements,
+            reads=_least_elements,
         )
         for name in OPERATIONS
     )

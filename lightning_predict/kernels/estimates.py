@@ -24,7 +24,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind
-from lightning_predict.kernels.reductions import as_product, reduced
+from lightning_predict.kernels.reductions import reduced
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
@@ -47,10 +47,6 @@ ROOFLINE_SPREAD: Final = 1.6
 DETOUR_SPREAD: Final = 1.3
 """Extra factor where a sibling dtype or a reduction stands in. An assumption, but no bold one: with it the intervals
 hold nine in ten of the recurrent layers, norms and backward passes that others timed (`training/proxies.py`)."""
-
-WIDER_DETOURS: Final[Mapping[str, float]] = {"conv2d": 2.1}
-"""The same where the detour is known to be rougher: nine in ten of DeepBench's float16 convolutions on the V100 and T4
-lie within it."""
 
 STAND_IN_SPREAD: Final = 2.0
 """Extra factor where float32 stands in for a dtype that the GPU computes no faster. An assumption. Products in float16
@@ -343,7 +339,7 @@ def _held_to_products(
     the products' time within 2 % and 0.70 of the base's, in total; that step is where this was found. Winograd's
     filters, 3 x 3 without strides, are faster as convolutions.
     """
-    products = {index: product for index, item in enumerate(problems) if (product := as_product(item)) is not None}
+    products = {index: product for index, item in enumerate(problems) if (product := _alternative(item)) is not None}
     if models is None or not products:
         return times
     columns = np.fromiter(products, dtype=np.intp)
@@ -368,6 +364,11 @@ def _held_to_products(
     )
 
 
+def _alternative(problem: Problem) -> Problem | None:
+    alternative = operation_kind(problem.operation).alternative
+    return None if alternative is None else alternative(problem)
+
+
 def _method(leaf: _Leaf, expansion: _Expansion) -> TimedBy:
     """A model of another operation is a proxy, whatever it knows of its own."""
     return "proxy" if expansion.is_reduced and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
@@ -382,7 +383,7 @@ def _expand(problem: Problem, models: KernelModels | None) -> _Expansion:
     if parts and models is not None:
         expanded = [(_expand(part.problem, models), part.times) for part in parts]
         leaves = tuple((leaf, count * times) for inner, times in expanded for leaf, count in inner.parts)
-        own = WIDER_DETOURS.get(problem.operation, DETOUR_SPREAD)
+        own = operation_kind(problem.operation).proxy_spread or DETOUR_SPREAD
         return _Expansion(leaves, own * max(inner.spread for inner, _ in expanded), is_reduced=True)
     return _Expansion(((_Leaf(problem, None, "roofline", by_model=False), 1.0),), 1.0)
 

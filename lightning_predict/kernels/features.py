@@ -2,8 +2,8 @@
 
 Every feature comes from the problem's shape and from figures of the catalogue, so a catalogue row alone adds a GPU.
 Most are base-2 logarithms of ratios: work against the machine's peak, traffic against its caches, blocks of a tiled
-kernel against its multiprocessors. The families (`features_matmul.py`, `features_convolution.py`,
-`features_attention.py`, `features_vector.py`) put these blocks together. Example::
+kernel against its multiprocessors. The families (`families/`) put these blocks
+together. Example::
 
     >>> import numpy as np
     >>> waves, tail = wave_quantisation(np.array([[150.0]]), np.array([[100.0]]))
@@ -13,12 +13,10 @@ kernel against its multiprocessors. The families (`features_matmul.py`, `feature
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array, ProblemBatch
@@ -48,43 +46,6 @@ MACHINE_FEATURES: Final = (
 ENOUGH_BASE_CLOCK: Final = 0.6
 """Share of the boost clock that the base clock must be for the boost clock to last: a board whose maker promises less
 (L4, T4, L40S: 0.37 to 0.44) has too little power for it."""
-
-NamedFeatures = Mapping[str, Array]
-"""Feature name -> values of shape (gpus, problems), or (gpus, 1) and (1, problems) where one side does not matter."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Operations that share one model.
-
-    Attributes:
-        name: Name of the family in weights files.
-        operations: Operations that it serves.
-        dtypes: Compute dtypes that it serves.
-        describe: Features of a batch on GPUs.
-    """
-
-    name: str
-    operations: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    describe: Callable[[ProblemBatch, Sequence[Gpu]], NamedFeatures]
-
-    def described(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Names of the features, and their values as float32, shape (gpus, problems, features), in that order."""
-        named = self.describe(batch, gpus)
-        matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
-        for index, values in enumerate(named.values()):
-            matrix[:, :, index] = values
-        return tuple(named), matrix
-
-    def feature_names(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-        """Names in the order of the last axis of `feature_matrix`."""
-        return tuple(self.describe(batch, gpus))
-
-    def feature_matrix(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
-        """Features as float32, shape (gpus, problems, features)."""
-        return self.described(batch, gpus)[1]
 
 
 def log2(values: Array) -> Array:

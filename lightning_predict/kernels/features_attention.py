@@ -19,15 +19,13 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import (
-    Family,
-    NamedFeatures,
     alignment,
     log2,
     machine_features,
     tile_features,
     work_features,
 )
-from lightning_predict.kernels.operations import Array, ProblemBatch
+from lightning_predict.kernels.operations import Array, Family, NamedFeatures, ProblemBatch
 
 QUERY_STRIPS: Final = (64, 128, 256)
 """Queries that one block of a fused attention kernel keeps."""
@@ -59,6 +57,4 @@ def attention_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeature
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 
-ATTENTION: Final = Family(
-    name="attention", operations=("attention",), dtypes=("float16", "bfloat16"), describe=attention_features
-)
+ATTENTION: Final = Family(name="attention", dtypes=("float16", "bfloat16"), describe=attention_features)

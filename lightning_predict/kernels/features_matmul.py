@@ -18,8 +18,6 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import (
-    Family,
-    NamedFeatures,
     alignment,
     clock_features,
     log2,
@@ -28,7 +26,7 @@ from lightning_predict.kernels.features import (
     tile_features,
     work_features,
 )
-from lightning_predict.kernels.operations import Array, ProblemBatch
+from lightning_predict.kernels.operations import Array, Family, NamedFeatures, ProblemBatch
 
 TILES: Final = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (256, 256))
 """Output tiles of the kernels that cuBLAS and CUTLASS pick most."""
@@ -58,9 +56,5 @@ def matmul_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     return named | work_features(batch, gpus) | clock_features(gpus) | machine_features(batch, gpus)
 
 
-SINGLE_PRECISION: Final = Family(
-    name="matmul_single", operations=("linear", "bmm"), dtypes=("float32",), describe=matmul_features
-)
-HALF_PRECISION: Final = Family(
-    name="matmul_half", operations=("linear", "bmm"), dtypes=("float16", "bfloat16"), describe=matmul_features
-)
+SINGLE_PRECISION: Final = Family(name="matmul_single", dtypes=("float32",), describe=matmul_features)
+HALF_PRECISION: Final = Family(name="matmul_half", dtypes=("float16", "bfloat16"), describe=matmul_features)

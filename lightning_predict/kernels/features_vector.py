@@ -22,8 +22,6 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import (
-    Family,
-    NamedFeatures,
     alignment,
     log2,
     machine_features,
@@ -32,8 +30,7 @@ from lightning_predict.kernels.features import (
     wave_quantisation,
     work_features,
 )
-from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, ProblemBatch
-from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, TRANSFER_RATIOS, VECTOR_OPERATIONS
+from lightning_predict.kernels.operations import Array, Family, NamedFeatures, ProblemBatch
 
 ROW_REDUCTIONS: Final = frozenset(
     {
@@ -55,18 +52,9 @@ STACKED_MEMORY: Final = frozenset({(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
 not among them: in the public tables it delivers as little as GDDR."""
 
 
-def _bytes_read_and_written(batch: ProblemBatch) -> tuple[Array, Array]:
-    if batch.operation == "transfer":
-        return batch.columns["read_bytes"], batch.columns["write_bytes"]
-    reads, writes, _ = VECTOR_OPERATIONS[batch.operation]
-    element_bytes = COMPUTE_BYTES[batch.dtype]
-    elements = batch.columns["rows"] * batch.columns["cols"]
-    return reads * elements * element_bytes, writes * elements * element_bytes
-
-
 def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """All features, by name."""
-    read, written = _bytes_read_and_written(batch)
+    read, written = batch.bytes_read, batch.bytes_written
     total = np.maximum(read + written, 1.0)
     named: dict[str, Array] = {
         "bytes": log2(total)[None, :],
@@ -94,10 +82,6 @@ def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 
 VECTOR: Final = Family(
     name="vector",
-    operations=(
-        *(name for name in VECTOR_OPERATIONS if name not in {*NORM_BACKWARD_RATIOS, *TRANSFER_RATIOS}),
-        "transfer",
-    ),
     dtypes=("float32", "float16", "bfloat16"),
     describe=vector_features,
 )

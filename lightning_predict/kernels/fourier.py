@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import compute_dtype, translates
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 
 
@@ -25,11 +25,11 @@ def _share(c: Columns) -> Array:
 register(
     OperationKind(
         name="fft",
-        words=("batch", "length", "real"),
+        shape=("batch", "length", "real"),
         defaults={"batch": 1, "real": 0},
         units="vector",
         flops=lambda c: 5 * c["batch"] * c["length"] * np.log2(c["length"]) * _share(c),
-        elements_moved=lambda c: 4 * c["batch"] * c["length"] * _share(c),  # two numbers each, read and written
+        reads=lambda c: 4 * c["batch"] * c["length"] * _share(c),  # two numbers each, read and written
         # Long ones go through memory twice and more. Assumptions: no table of transforms was at hand.
         typical_utilisation=0.5,
         typical_spread=2.0,

@@ -27,8 +27,8 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex, translates
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 SPREAD: Final = 4.0
@@ -105,11 +105,11 @@ def _factorisation(
     defaults: dict[str, float | str] = {"batch": 1, "values_only": 0, "m": "n", "columns": 1}
     return OperationKind(
         name=name,
-        words=words,
+        shape=words,
         defaults={word: value for word, value in defaults.items() if word in words},
         units="tensor",
         flops=flops,
-        elements_moved=elements,
+        reads=elements,
         typical_utilisation=utilisation,
         typical_spread=SPREAD,
         sequential_kernels=waits,

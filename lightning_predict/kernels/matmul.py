@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex, translates
+from lightning_predict.kernels.features_matmul import HALF_PRECISION, SINGLE_PRECISION
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 
@@ -34,36 +35,38 @@ def _linear_elements(c: Columns) -> Array:
 register(
     OperationKind(
         name="linear",
-        words=("b", "m", "n", "k"),
+        shape=("b", "m", "n", "k"),
         defaults={"b": 1},
         units="tensor",
         flops=_flops,
-        elements_moved=_linear_elements,
+        reads=_linear_elements,
+        families=(SINGLE_PRECISION, HALF_PRECISION),
     ),
     OperationKind(
         name="bmm",
-        words=("b", "m", "n", "k"),
+        shape=("b", "m", "n", "k"),
         defaults={},
         units="tensor",
         flops=_flops,
-        elements_moved=_bmm_elements,
+        reads=_bmm_elements,
+        families=(SINGLE_PRECISION, HALF_PRECISION),
     ),
     # Gradient and factors read, the gradients to both factors written: each factor counts twice.
     OperationKind(
         name="linear_backward",
-        words=("b", "m", "n", "k"),
+        shape=("b", "m", "n", "k"),
         defaults={"b": 1},
         units="tensor",
         flops=lambda c: 2 * _flops(c),
-        elements_moved=lambda c: 2 * _linear_elements(c) - c["b"] * c["m"] * c["n"],
+        reads=lambda c: 2 * _linear_elements(c) - c["b"] * c["m"] * c["n"],
     ),
     OperationKind(
         name="bmm_backward",
-        words=("b", "m", "n", "k"),
+        shape=("b", "m", "n", "k"),
         defaults={},
         units="tensor",
         flops=lambda c: 2 * _flops(c),
-        elements_moved=lambda c: 2 * _bmm_elements(c) - c["b"] * c["m"] * c["n"],
+        reads=lambda c: 2 * _bmm_elements(c) - c["b"] * c["m"] * c["n"],
     ),
 )
 

@@ -54,11 +54,11 @@ POOLING_WORDS: Final = ("batch", "channels", "height", "width", "kernel_size", "
 def _by_element(name: str, reads: float, writes: float) -> OperationKind:
     return OperationKind(
         name=name,
-        words=("rows", "cols"),
+        shape=("rows", "cols"),
         defaults={},
         units="vector",
         flops=lambda c: c["rows"] * c["cols"],
-        elements_moved=lambda c: (reads + writes) * c["rows"] * c["cols"],
+        reads=lambda c: (reads + writes) * c["rows"] * c["cols"],
     )
 
 
@@ -69,11 +69,11 @@ def _update(name: str, fused: float, multi_tensor: float) -> OperationKind:
 
     return OperationKind(
         name=name,
-        words=("parameters", "fused"),
+        shape=("parameters", "fused"),
         defaults={"fused": 0},
         units="vector",
         flops=lambda c: 10 * c["parameters"],
-        elements_moved=moved,
+        reads=moved,
     )
 
 
@@ -92,11 +92,11 @@ def _image(c: Columns) -> Array:
 def _pooling(name: str, written: Callable[[Columns], Array]) -> OperationKind:
     return OperationKind(
         name=name,
-        words=POOLING_WORDS,
+        shape=POOLING_WORDS,
         defaults={"width": "height", "kernel_size": 2, "stride": "kernel_size"},
         units="vector",
         flops=lambda c: _pooled(c) * c["kernel_size"] ** 2,
-        elements_moved=lambda c: _image(c) + written(c),
+        reads=lambda c: _image(c) + written(c),
         spellings={"image_size": ("height", "width")},
     )
 
@@ -111,12 +111,12 @@ register(
     _pooling("max_pool2d_backward", lambda c: 3 * _pooled(c)),
     OperationKind(
         name="cast",
-        words=("rows", "cols", "source_bytes", "target_bytes"),
+        shape=("rows", "cols", "source_bytes", "target_bytes"),
         defaults={"source_bytes": 4, "target_bytes": 2},
         units="vector",
         flops=lambda c: c["rows"] * c["cols"],
-        elements_moved=lambda c: c["rows"] * c["cols"] * (c["source_bytes"] + c["target_bytes"]),
-        fixed_element_bytes=1,
+        reads=lambda c: c["rows"] * c["cols"] * (c["source_bytes"] + c["target_bytes"]),
+        element_bytes=1,
     ),
 )
 

@@ -1,28 +1,30 @@
-"""The operations that have a time: their shape words, floating-point work and compulsory traffic.
+"""The registry of operations: all that is known of each, in the one place where its family registers it.
 
-A `Problem` is one operation at one shape and dtype; a `ProblemBatch` is many shapes of one operation and dtype as
-numpy columns, which is what every kernel model takes. Formulas are pure functions of the columns. Example::
+An operation says its shape parameters, floating-point work and compulsory traffic, the dispatcher's calls that compute
+it, what it is timed through where no model knows it, and the networks that do (`families/`). Formulas are pure
+functions of numpy columns, one value a problem. A `Problem` is one operation at one shape and dtype; a `ProblemBatch`
+is many shapes of one operation and dtype, which is what every kernel model takes. Example::
 
     >>> batch = problem_batch("linear", "float16", b=1, m=4096, n=4096, k=4096)
     >>> float(batch.flops[0]) / 1e9  # 2 x 4096^3
     137.438953472
     >>> float(batch.bytes_moved[0]) / 2**20  # three matrices of 4096 x 4096 x 2 bytes
     96.0
-
-Add an operation by adding one `OperationKind` to the file of its family (`matmul.py`, `convolution.py`, ...).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError, UnknownOperationError
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.tracing.trace import Flags, Operation
 
 Array = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
@@ -45,42 +47,6 @@ COMPUTE_BYTES: Final[Mapping[str, float]] = {
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationKind:
-    """What one operation needs at least, whoever computes it.
-
-    Attributes:
-        name: Its name in `operator_seconds` and in the measurement tables.
-        words: Shape words that every problem has, in the order of `Problem.dims`.
-        defaults: Words that may be left out, with their value; a string names another word to copy.
-        units: `tensor` where matrix units can do the work, `vector` where only the ordinary lanes can, `link` for
-            copies over the host link, `fabric` for messages between GPUs.
-        flops: Floating-point operations of the textbook algorithm (a multiply-add is two).
-        elements_moved: Elements that must be read or written at least once.
-        least_flops: Fewest floating-point operations of any algorithm in use; the textbook's where None.
-        fixed_element_bytes: Bytes of one element where the dtype does not decide it (a copy counted in bytes).
-        spellings: Other words that people give, mapped to the words they set: `{"image_size": ("height", "width")}`.
-        typical_utilisation: Share of the roofline that its kernels reach, where no model was trained and it is not
-            what is typical of its units; None where it is.
-        typical_spread: Factor up and down around a time from that utilisation; None for the usual one.
-        sequential_kernels: Kernels that must wait for each other, each at least the shortest there is; None for one.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    units: Literal["tensor", "vector", "link", "fabric"]
-    flops: Callable[[Columns], Array]
-    elements_moved: Callable[[Columns], Array]
-    defaults: Mapping[str, float | str]
-    least_flops: Callable[[Columns], Array] | None = None
-    fixed_element_bytes: float | None = None
-    spellings: Mapping[str, tuple[str, ...]] | None = None
-    typical_utilisation: float | None = None
-    typical_spread: float | None = None
-    sequential_kernels: Callable[[Columns], Array] | None = None
-
-
-@final
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One operation at one shape: hashable, so that duplicates are predicted once.
@@ -88,18 +54,131 @@ class Problem:
     Attributes:
         operation: Name of an `OperationKind`.
         dtype: Compute dtype, a key of `COMPUTE_BYTES`.
-        dims: Values of the kind's `words`, in their order.
+        dims: Values of the kind's shape parameters, in their order.
     """
 
     operation: str
     dtype: str
     dims: tuple[float, ...]
 
+    @property
+    def shape(self) -> dict[str, float]:
+        """Shape parameters by name."""
+        return dict(zip(operation_kind(self.operation).shape, self.dims, strict=True))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A problem, so many times."""
+
+    times: float
+    problem: Problem
+
+
+NamedFeatures = Mapping[str, Array]
+"""Feature name -> values of shape (gpus, problems), or (gpus, 1) and (1, problems) where one side does not matter."""
+
+Translator = Callable[[Operation, Flags], tuple[Problem, ...] | None]
+"""The problems that a recorded call computes; None for a call that it does not know."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Operations that share one network, in the dtypes that it serves.
+
+    Attributes:
+        name: Its name in weights files.
+        dtypes: Compute dtypes that it serves.
+        describe: Features of a batch on GPUs.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    describe: Callable[[ProblemBatch, Sequence[Gpu]], NamedFeatures]
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Operations that it serves, in the order in which they were registered."""
+        return tuple(kind.name for kind in _KINDS.values() if self in kind.families)
+
+    def described(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+        """Names of the features, and their values as float32, shape (gpus, problems, features), in that order."""
+        named = self.describe(batch, gpus)
+        matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
+        for index, values in enumerate(named.values()):
+            matrix[:, :, index] = values
+        return tuple(named), matrix
+
+    def feature_names(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        """Names in the order of the last axis of `feature_matrix`."""
+        return tuple(self.describe(batch, gpus))
+
+    def feature_matrix(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
+        """Features as float32, shape (gpus, problems, features)."""
+        return self.described(batch, gpus)[1]
+
+
+def _nothing(c: Columns) -> Array:
+    return np.zeros_like(next(iter(c.values())))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationKind:
+    """All that is known of one operation; formulas take columns of shape (problems,) and give one.
+
+    Attributes:
+        name: Its name in `operator_seconds` and in the measurement tables.
+        shape: Shape parameters that every problem has, in the order of `Problem.dims`.
+        defaults: Shape parameters that may be left out, with their value; a string names another one to copy.
+        spellings: Other names that people give, mapped to what they set: `{"image_size": ("height", "width")}`.
+        units: `tensor` where matrix units can do the work, `vector` where only the ordinary lanes can, `link` for
+            copies over the host link, `fabric` for messages between GPUs.
+        flops: Floating-point operations of the textbook algorithm (a multiply-add is two).
+        least_flops: Fewest floating-point operations of any algorithm in use; the textbook's where None.
+        reads: Elements that must be read at least once.
+        writes: Elements that must be written at least once.
+        element_bytes: Bytes of one element where the dtype does not decide it (a copy counted in bytes).
+        aten: Dispatcher's calls that compute this operation and nothing else.
+        translator: Gives the problems of such a call from this operation's name, the call and the trace's flags. Calls
+            that compute several operations are registered by `translates` instead.
+        families: Networks that serve it, each in its own dtypes.
+        proxy: Problems whose times add up to its own, for want of a network.
+        proxy_spread: Factor by which the proxy widens the interval; the usual one where None.
+        alternative: Another algorithm that libraries always have; it may give None for a problem without one.
+        typical_utilisation: Share of the roofline that its kernels reach, where no model was trained and it is not
+            what is typical of its units; None where it is.
+        typical_spread: Factor up and down around a time from that utilisation; None for the usual one.
+        sequential_kernels: Kernels that must wait for each other, each at least the shortest there is; None for one.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    units: Literal["tensor", "vector", "link", "fabric"]
+    flops: Callable[[Columns], Array]
+    reads: Callable[[Columns], Array]
+    writes: Callable[[Columns], Array] = _nothing
+    defaults: Mapping[str, float | str] = field(default_factory=dict)
+    spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    least_flops: Callable[[Columns], Array] | None = None
+    element_bytes: float | None = None
+    aten: tuple[str, ...] = ()
+    translator: Callable[[str, Operation, Flags], tuple[Problem, ...] | None] | None = None
+    families: tuple[Family, ...] = ()
+    proxy: Callable[[Problem], tuple[Part, ...]] | None = None
+    proxy_spread: float | None = None
+    alternative: Callable[[Problem], Problem | None] | None = None
+    typical_utilisation: float | None = None
+    typical_spread: float | None = None
+    sequential_kernels: Callable[[Columns], Array] | None = None
+
 
 @final
 @dataclass(frozen=True)
 class ProblemBatch:
-    """Many shapes of one operation and dtype, one numpy column a shape word, all of the same length."""
+    """Many shapes of one operation and dtype, one numpy column a shape parameter, all of the same length."""
 
     operation: str
     dtype: str
@@ -124,33 +203,95 @@ class ProblemBatch:
         least = self.kind.least_flops
         return self.flops if least is None else np.asarray(least(self.columns), dtype=np.float64)
 
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of one element."""
+        fixed = self.kind.element_bytes
+        return COMPUTE_BYTES[self.dtype] if fixed is None else fixed
+
+    @cached_property
+    def bytes_read(self) -> Array:
+        """Bytes that must be read at least once, shape (problems,)."""
+        return np.asarray(self.kind.reads(self.columns), dtype=np.float64) * self.element_bytes
+
+    @cached_property
+    def bytes_written(self) -> Array:
+        """Bytes that must be written at least once, shape (problems,)."""
+        return np.asarray(self.kind.writes(self.columns), dtype=np.float64) * self.element_bytes
+
     @cached_property
     def bytes_moved(self) -> Array:
         """Compulsory traffic in bytes: each input read once, each output written once, shape (problems,)."""
-        fixed = self.kind.fixed_element_bytes
-        element_bytes = COMPUTE_BYTES[self.dtype] if fixed is None else fixed
-        return np.asarray(self.kind.elements_moved(self.columns), dtype=np.float64) * element_bytes
+        return self.bytes_read + self.bytes_written
 
 
-_KINDS: dict[str, OperationKind] = {}
+_KINDS: Final[dict[str, OperationKind]] = {}
+_TRANSLATORS: Final[dict[str, Translator]] = {}
 
 
 def register(*kinds: OperationKind) -> None:
-    """Add kinds to the table.
+    """Add operations to the registry, with the translators of their calls.
 
     Raises:
-        InvalidArgumentError: A kind of that name is there already, or a default is for a word it does not have.
+        InvalidArgumentError: An operation of that name, or a translator of one of its calls, is there already; a
+            default is for a shape parameter that it does not have; or it names calls without a translator.
     """
     for kind in kinds:
         if kind.name in _KINDS:
             raise InvalidArgumentError(f"Operation kind {kind.name!r} is registered twice; give one another name.")
-        strangers = set(kind.defaults) - set(kind.words)
+        strangers = set(kind.defaults) - set(kind.shape)
         if strangers:
             raise InvalidArgumentError(
-                f"Operation kind {kind.name!r} has defaults for {sorted(strangers)}, which are not among its words "
-                f"{list(kind.words)}."
+                f"Operation kind {kind.name!r} has defaults for {sorted(strangers)}, which are not among its shape "
+                f"parameters {list(kind.shape)}."
             )
+        if bool(kind.aten) != (kind.translator is not None):
+            raise InvalidArgumentError(
+                f"Operation kind {kind.name!r} has {'calls' if kind.aten else 'a translator'} alone; give `aten` and "
+                "`translator` together."
+            )
+        if kind.translator is not None:
+            translates(*kind.aten)(partial(kind.translator, kind.name))
         _KINDS[kind.name] = kind
+
+
+def translates(*calls: str) -> Callable[[Translator], Translator]:
+    """Register a translator for these of the dispatcher's calls.
+
+    Raises:
+        InvalidArgumentError: One of them has a translator already.
+    """
+
+    def add(translator: Translator) -> Translator:
+        for call in calls:
+            if call in _TRANSLATORS:
+                raise InvalidArgumentError(f"Operation {call!r} has a translator already; it cannot have a second one.")
+            _TRANSLATORS[call] = translator
+        return translator
+
+    return add
+
+
+def translator_of(call: str) -> Translator | None:
+    """Find the translator of one of the dispatcher's calls; None where its bytes are all that is known."""
+    return _TRANSLATORS.get(call)
+
+
+def families() -> Mapping[str, Family]:
+    """All families of networks by name, in the order in which their operations were registered."""
+    return {family.name: family for kind in _KINDS.values() for family in kind.families}
+
+
+def family_of(operation: str, dtype: str) -> Family | None:
+    """Find the family that serves an operation in a dtype; None where there is none."""
+    kind = _KINDS.get(operation)
+    return None if kind is None else next((family for family in kind.families if dtype in family.dtypes), None)
+
+
+def proxies_of(problem: Problem) -> tuple[Part, ...]:
+    """Find the parts whose times add up to the problem's; none where it is timed by a model or not at all."""
+    proxy = operation_kind(problem.operation).proxy
+    return () if proxy is None else proxy(problem)
 
 
 def operation_names() -> tuple[str, ...]:
@@ -175,10 +316,10 @@ def operation_kind(name: str) -> OperationKind:
 def problem_batch(
     operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]
 ) -> ProblemBatch:
-    """Columns for an operation from shape words, scalars or arrays that broadcast to one length.
+    """Columns for an operation from shape parameters, scalars or arrays that broadcast to one length.
 
     Raises:
-        UnknownOperationError: The operation is not known, or it has no such word, or a word is missing.
+        UnknownOperationError: The operation is not known, or it has no such shape parameter, or one is missing.
         InvalidArgumentError: An unknown dtype, or a value that is not a positive finite number.
     """
     kind = operation_kind(operation)
@@ -191,22 +332,22 @@ def problem_batch(
             arrays[word] = arrays[value] if isinstance(value, str) else np.array([float(value)])
     _check_values(operation, kind, arrays)
     try:
-        columns = np.broadcast_arrays(*(arrays[word] for word in kind.words))
+        columns = np.broadcast_arrays(*(arrays[word] for word in kind.shape))
     except ValueError:
         lengths = {word: array.shape for word, array in arrays.items()}
         raise InvalidArgumentError(
-            f"Shape words of {operation!r} have lengths that do not broadcast: {lengths}. Give scalars or arrays of "
-            "one length."
+            f"Shape parameters of {operation!r} have lengths that do not broadcast: {lengths}. Give scalars or "
+            "arrays of one length."
         ) from None
-    return ProblemBatch(operation, dtype, {w: column.ravel() for w, column in zip(kind.words, columns, strict=True)})
+    return ProblemBatch(operation, dtype, {w: column.ravel() for w, column in zip(kind.shape, columns, strict=True)})
 
 
 def batch_of(problems: Sequence[Problem]) -> ProblemBatch:
     """Columns of problems that share one operation and one dtype."""
     first = problems[0]
     values = np.array([problem.dims for problem in problems], dtype=np.float64)
-    words = operation_kind(first.operation).words
-    return ProblemBatch(first.operation, first.dtype, {word: values[:, i] for i, word in enumerate(words)})
+    shape = operation_kind(first.operation).shape
+    return ProblemBatch(first.operation, first.dtype, {name: values[:, i] for i, name in enumerate(shape)})
 
 
 def problem(operation: str, dtype: str, **words: float) -> Problem:
@@ -225,26 +366,26 @@ def _expand(
         for target in spellings.get(word, (word,)):
             expanded.setdefault(target, value)
     # A word given by its own name wins over a spelling that covers it.
-    expanded |= {word: value for word, value in words.items() if word in kind.words}
-    strangers = [word for word in words if word not in kind.words and word not in spellings]
-    missing = [word for word in kind.words if word not in expanded and word not in kind.defaults]
+    expanded |= {word: value for word, value in words.items() if word in kind.shape}
+    strangers = [word for word in words if word not in kind.shape and word not in spellings]
+    missing = [word for word in kind.shape if word not in expanded and word not in kind.defaults]
     if strangers or missing:
         problems = [f"does not take {strangers}"] if strangers else []
         problems += [f"needs {missing}"] if missing else []
         raise UnknownOperationError(
-            f"Operation {kind.name!r} {' and '.join(problems)}. Its shape words: {_describe(kind)}."
+            f"Operation {kind.name!r} {' and '.join(problems)}. Its shape parameters: {_describe(kind)}."
         )
     return expanded
 
 
 def _describe(kind: OperationKind) -> str:
-    words = [f"{word}={kind.defaults[word]}" if word in kind.defaults else word for word in kind.words]
+    words = [f"{word}={kind.defaults[word]}" if word in kind.defaults else word for word in kind.shape]
     short = [f"{spelling} (sets {', '.join(targets)})" for spelling, targets in (kind.spellings or {}).items()]
     return ", ".join(words + short)
 
 
 def _check_values(operation: str, kind: OperationKind, arrays: Mapping[str, Array]) -> None:
-    for word in kind.words:
+    for word in kind.shape:
         values = arrays[word]
         zero_allowed = (word in kind.defaults and kind.defaults[word] == 0) or word.startswith(
             ("padding", "read", "write")

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register
-from lightning_predict.kernels.translation import translates, whole_compute_dtype
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 
 GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
@@ -39,11 +39,11 @@ def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
     passes = 2.0 if backward else 1.0
     return OperationKind(
         name=f"{name}_backward" if backward else name,
-        words=("batch", "steps", "input_size", "hidden", "layers", "directions"),
+        shape=("batch", "steps", "input_size", "hidden", "layers", "directions"),
         defaults={"input_size": "hidden", "layers": 1, "directions": 1},
         units="tensor",
         flops=lambda c: passes * 2 * c["batch"] * c["steps"] * _weights(c, gates),
-        elements_moved=lambda c: passes * (_weights(c, gates) + _activations(c)),
+        reads=lambda c: passes * (_weights(c, gates) + _activations(c)),
     )
 
 

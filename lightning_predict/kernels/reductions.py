@@ -12,37 +12,19 @@ each widens the interval, since the detour is not calibrated. Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
-import numpy as np
-
-from lightning_predict.kernels.convolution import output_height, output_width
-from lightning_predict.kernels.convolution_variants import PASSES, VARIANTS, Variant, plane_columns
 from lightning_predict.kernels.memory_bound import MEMORY_BOUND
-from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, batch_of, operation_kind
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Part, Problem, batch_of, proxies_of
 from lightning_predict.kernels.recurrent import GATES
 from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, TRANSFER_RATIOS
 
 ATTENTION_BACKWARD_RATIO: Final = 3.0
 """Backward over forward of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
 
-CONVOLUTION_BACKWARD_RATIOS: Final = {"conv2d_backward_input": 1.0, "conv2d_backward_weight": 1.3}
-"""Over the forward pass: medians of the float32 rows of at least 0.2 ms in DeepBench, on eight GPUs (0.99 to 1.09 for
-the input; 1.04 to 1.52 for the weight)."""
-
 KERNELS_BETWEEN_STEPS: Final = 8
 """Shortest kernels that a step of a recurrent layer takes as long as, beside its product and its gates. DeepBench's
 smallest layers (256 hidden units, LSTM, V100) take 20 to 26 microseconds a step more than those, in both dtypes."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Part:
-    """So many times this problem."""
-
-    times: float
-    problem: Problem
 
 
 Reduction = Callable[[Problem], tuple[Part, ...]]
@@ -51,16 +33,12 @@ Reduction = Callable[[Problem], tuple[Part, ...]]
 def reduced(problem: Problem) -> tuple[Part, ...]:
     """Parts whose times add up to the problem's; empty where there is no reduction."""
     reduction = _REDUCTIONS.get(problem.operation)
-    return () if reduction is None else reduction(problem)
-
-
-def _words(problem: Problem) -> dict[str, float]:
-    return dict(zip(operation_kind(problem.operation).words, problem.dims, strict=True))
+    return proxies_of(problem) if reduction is None else reduction(problem)
 
 
 def _attention(problem: Problem) -> tuple[Part, ...]:
     """Two batched products; the softmax between them is fused."""
-    w = _words(problem)
+    w = problem.shape
     b = w["batch"] * w["heads"]
     visible = 0.5 if w["causal"] else 1.0
     scores = Problem("bmm", problem.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
@@ -70,55 +48,6 @@ def _attention(problem: Problem) -> tuple[Part, ...]:
 
 def _attention_backward(problem: Problem) -> tuple[Part, ...]:
     return (Part(ATTENTION_BACKWARD_RATIO, Problem("attention", problem.dtype, problem.dims)),)
-
-
-def _convolution(problem: Problem) -> tuple[Part, ...]:
-    """Implicit matrix product: (N·H'·W', C·Kh·Kw / groups) x (..., O / groups), once a group."""
-    w = _words(problem)
-    columns = {word: np.array([value]) for word, value in w.items()}
-    positions = w["batch"] * float(output_height(columns)[0]) * float(output_width(columns)[0])
-    taps = w["in_channels"] / w["groups"] * w["kernel_height"] * w["kernel_width"]
-    filters = w["out_channels"] / w["groups"]
-    m, n, k = positions, filters, taps
-    if problem.operation == "conv2d_backward_weight":
-        m, n, k = filters, taps, positions
-    if w["groups"] == 1:
-        return (Part(1.0, Problem("linear", problem.dtype, (1.0, m, n, k))),)
-    return (Part(1.0, Problem("bmm", problem.dtype, (w["groups"], m, n, k))),)
-
-
-def as_product(problem: Problem) -> Problem | None:
-    """Give the implicit matrix product that computes an ungrouped two-dimensional convolution or half of its gradient.
-
-    None for anything else. Libraries always have this algorithm, whatever others they have (cuDNN's developer guide,
-    "implicit GEMM").
-    """
-    if problem.operation != "conv2d" and problem.operation not in CONVOLUTION_BACKWARD_RATIOS:
-        return None
-    product = _convolution(problem)[0].problem
-    if product.operation != "linear":
-        return None
-    if problem.operation == "conv2d_backward_input":
-        batch, positions, filters, taps = product.dims
-        return Problem("linear", problem.dtype, (batch, positions, taps, filters))
-    return product
-
-
-def _convolution_backward(problem: Problem) -> tuple[Part, ...]:
-    ratio = CONVOLUTION_BACKWARD_RATIOS[problem.operation]
-    return (Part(ratio, Problem("conv2d", problem.dtype, problem.dims)),)
-
-
-def _convolution_variant(variant: Variant) -> Reduction:
-    """The two-dimensional convolution that this one amounts to."""
-
-    def reduction(problem: Problem) -> tuple[Part, ...]:
-        columns = {word: np.array([value]) for word, value in _words(problem).items()}
-        plane = plane_columns(variant, columns)
-        name = f"conv2d{variant.plane_passes[problem.operation.removeprefix(variant.name)]}"
-        return (Part(1.0, Problem(name, problem.dtype, tuple(float(values[0]) for values in plane.values()))),)
-
-    return reduction
 
 
 def _product_backward(problem: Problem) -> tuple[Part, ...]:
@@ -137,7 +66,7 @@ def _eager_attention(problem: Problem) -> tuple[Part, ...]:
 
     Backward: two products for each of the forward's, the gradient of the softmax, and the scaling.
     """
-    w = _words(problem)
+    w = problem.shape
     b, dtype = w["batch"] * w["heads"], problem.dtype
     scores = Problem("bmm", dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
     values = Problem("bmm", dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
@@ -169,7 +98,7 @@ def _recurrent(problem: Problem) -> tuple[Part, ...]:
     step is a small product, a pass over its gates, and the kernels in between. The gradients of both weights are again
     one product for all steps.
     """
-    w = _words(problem)
+    w = problem.shape
     is_backward = problem.operation.endswith("_backward")
     gates = GATES[problem.operation.removesuffix("_backward")] * w["hidden"]
     rows, steps, hidden, dtype = w["batch"] * w["steps"], w["steps"], w["hidden"], problem.dtype
@@ -210,8 +139,6 @@ def _as_transfer(problem: Problem) -> tuple[Part, ...]:
 _REDUCTIONS: Final[dict[str, Reduction]] = {
     "attention": _attention,
     "attention_backward": _attention_backward,
-    "conv2d": _convolution,
-    **dict.fromkeys(CONVOLUTION_BACKWARD_RATIOS, _convolution_backward),
     **dict.fromkeys(NORM_BACKWARD_RATIOS, _norm_backward),
     **dict.fromkeys([name + suffix for name in GATES for suffix in ("", "_backward")], _recurrent),
     **dict.fromkeys(
@@ -225,5 +152,4 @@ _REDUCTIONS: Final[dict[str, Reduction]] = {
     **dict.fromkeys(("log_softmax", "log_softmax_backward"), _log_softmax),
     **dict.fromkeys(("linear_backward", "bmm_backward"), _product_backward),
     **dict.fromkeys(("eager_attention", "eager_attention_backward"), _eager_attention),
-    **{variant.name + suffix: _convolution_variant(variant) for variant in VARIANTS for suffix in PASSES},
 }

@@ -23,12 +23,12 @@ from lightning_predict.tracing.trace import Operation, TensorInfo
 register(
     OperationKind(
         name="sparse_product",
-        words=("read_bytes", "write_bytes", "flops"),
+        shape=("read_bytes", "write_bytes", "flops"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
         units="vector",
         flops=lambda c: c["flops"],
-        elements_moved=lambda c: c["read_bytes"] + c["write_bytes"],
-        fixed_element_bytes=1,
+        reads=lambda c: c["read_bytes"] + c["write_bytes"],
+        element_bytes=1,
         # Rows are gathered, many more than once. Assumptions: no table of such products was at hand.
         typical_utilisation=0.3,
         typical_spread=2.5,

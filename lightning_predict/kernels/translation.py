@@ -19,20 +19,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.free_operations import is_free
-from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind, translator_of
 from lightning_predict.kernels.sparse import sparse_problems
 from lightning_predict.kernels.traffic import transfer_of, untranslated
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
-
-Translator = Callable[[Operation, Flags], tuple[Problem, ...] | None]
-
-_TRANSLATORS: Final[dict[str, Translator]] = {}
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
 """Environment variable that lets a translator's error through, for tests: `1` does, nothing or `0` does not."""
@@ -48,31 +43,6 @@ COMPUTE_DTYPES: Final = {
 
 COMPLEX_PRODUCTS: Final = 4
 """Products of real numbers in one of complex numbers."""
-
-
-def translates(*names: str) -> Callable[[Translator], Translator]:
-    """Register a translator for these operations.
-
-    Raises:
-        InvalidArgumentError: One of them has a translator already.
-    """
-
-    def add(translator: Translator) -> Translator:
-        for name in names:
-            if name in _TRANSLATORS:
-                raise InvalidArgumentError(
-                    f"Operation {name!r} has the translator {_TRANSLATORS[name].__name__}; {translator.__name__} "
-                    "cannot be a second one."
-                )
-            _TRANSLATORS[name] = translator
-        return translator
-
-    return add
-
-
-def has_translator(name: str) -> bool:
-    """True where the operation is known by its own formula, not only by the bytes it touches."""
-    return name in _TRANSLATORS
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
@@ -96,7 +66,7 @@ def _translated(operation: Operation, flags: Flags) -> tuple[Problem, ...] | Non
     """What the operation's translator says; None without one, and for a call that it does not know."""
     if any(tensor.stored_bytes is not None for tensor in operation.inputs):
         return sparse_problems(operation)
-    translator = _TRANSLATORS.get(operation.name)
+    translator = translator_of(operation.name)
     return translator(operation, flags) if translator is not None and operation.inputs else None
 
 

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.kernels.free_operations import is_free
-from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.operations import Array, translator_of
 from lightning_predict.kernels.traffic import (
     FUSED_OPTIMIZERS,
     LOOK_UPS,
@@ -25,7 +25,7 @@ from lightning_predict.kernels.traffic import (
     TENSOR_LISTS,
     WRITE_ONLY,
 )
-from lightning_predict.kernels.translation import WorkItem, has_translator
+from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.tracing.trace import Operation, Trace
 
 UNKNOWN_SPREAD: Final = 10.0
@@ -99,7 +99,7 @@ _FUSED_BY_COMPILER: Final = ("triton", "inductor")
 
 def is_known(operation: Operation) -> bool:
     """True where the operation's work is known, or takes about as long as its bytes."""
-    if has_translator(operation.name) or is_free(operation):
+    if translator_of(operation.name) is not None or is_free(operation):
         return True
     namespace, _, name = operation.name.rpartition("::")
     if namespace.startswith(_FUSED_BY_COMPILER):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
@@ -28,32 +28,15 @@ from lightning_predict.errors import UnknownOperationError, WeightsFormatError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels import features_matmul
 from lightning_predict.kernels.arrays import BoolArray, IndexArray
-from lightning_predict.kernels.features import Family, reference_seconds
-from lightning_predict.kernels.features_attention import ATTENTION
-from lightning_predict.kernels.features_convolution import CONVOLUTION, TENSOR_CONVOLUTION
-from lightning_predict.kernels.features_vector import VECTOR
+from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.growth import MOST_UTILISATION, held_by_growth
 from lightning_predict.kernels.lesser_gpus import WEAKER, beats, longest_seconds, weakened
 from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, odd_size_seconds
-from lightning_predict.kernels.operations import Array, ProblemBatch
+from lightning_predict.kernels.operations import Array, Family, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.weights.records import FloatArray, LoadedWeights, NetworkWeights
-
-FAMILIES: Final = {
-    family.name: family
-    for family in (
-        features_matmul.SINGLE_PRECISION,
-        features_matmul.HALF_PRECISION,
-        CONVOLUTION,
-        TENSOR_CONVOLUTION,
-        ATTENTION,
-        VECTOR,
-    )
-}
-"""Families by name."""
 
 
 @final
@@ -72,14 +55,6 @@ class Estimate:
     low_seconds: Array
     high_seconds: Array
     by_base: BoolArray | None = None
-
-
-def family_of(operation: str, dtype: str) -> Family | None:
-    """The family that serves an operation and dtype; None where there is none."""
-    for family in FAMILIES.values():
-        if operation in family.operations and dtype in family.dtypes:
-            return family
-    return None
 
 
 @final
@@ -127,7 +102,7 @@ class UtilisationModels:
         if family is None or family.name not in self._weights.base.families:
             raise UnknownOperationError(
                 f"No utilisation model serves {batch.operation!r} in {batch.dtype!r}. Families: "
-                + "; ".join(f"{f.name} ({', '.join(f.operations)}; {', '.join(f.dtypes)})" for f in FAMILIES.values())
+                + "; ".join(f"{f.name} ({', '.join(f.operations)}; {', '.join(f.dtypes)})" for f in families().values())
             )
         networks = [self._network(family, gpu, batch) for gpu in gpus]
 

@@ -3,7 +3,7 @@
 Each is a row of a table: elements read and written, and floating-point operations, per element of a (rows, cols)
 tensor. `transfer` is the general one, counted in bytes: whatever is known only by what it reads and writes. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.operations import problem_batch
     >>> float(problem_batch("add", "float32", rows=2, cols=3).bytes_moved[0])  # (2 reads + 1 write) x 6 x 4 bytes
     72.0
 """
@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_predict.kernels.features_vector import VECTOR
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
 from lightning_predict.kernels.traffic import UNTRANSLATED
 
@@ -68,11 +69,13 @@ def _elements(c: Columns) -> Array:
 def _vector_kind(name: str, reads: float, writes: float, flops: float) -> OperationKind:
     return OperationKind(
         name=name,
-        words=("rows", "cols"),
+        shape=("rows", "cols"),
         defaults={},
         units="vector",
         flops=lambda c: flops * _elements(c),
-        elements_moved=lambda c: (reads + writes) * _elements(c),
+        reads=lambda c: reads * _elements(c),
+        writes=lambda c: writes * _elements(c),
+        families=() if name in {*NORM_BACKWARD_RATIOS, *TRANSFER_RATIOS} else (VECTOR,),
     )
 
 
@@ -81,32 +84,34 @@ register(*(_vector_kind(name, *counts) for name, counts in VECTOR_OPERATIONS.ite
 register(
     OperationKind(
         name="transfer",
-        words=("read_bytes", "write_bytes", "flops"),
+        shape=("read_bytes", "write_bytes", "flops"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
         units="vector",
         flops=lambda c: c["flops"],
-        elements_moved=lambda c: c["read_bytes"] + c["write_bytes"],
-        fixed_element_bytes=1,
+        reads=lambda c: c["read_bytes"],
+        writes=lambda c: c["write_bytes"],
+        families=(VECTOR,),
+        element_bytes=1,
     ),
     # What a call whose translator failed touches. Its work is not known: an addmm taken for its bytes was 42 times
     # faster than a product of that size.
     OperationKind(
         name=UNTRANSLATED,
-        words=("read_bytes", "write_bytes", "flops"),
+        shape=("read_bytes", "write_bytes", "flops"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
         units="vector",
         flops=lambda c: c["flops"],
-        elements_moved=lambda c: c["read_bytes"] + c["write_bytes"],
-        fixed_element_bytes=1,
+        reads=lambda c: c["read_bytes"] + c["write_bytes"],
+        element_bytes=1,
         typical_spread=40.0,
     ),
     OperationKind(
         name="host_copy",
-        words=("size_bytes",),
+        shape=("size_bytes",),
         defaults={},
         units="link",
         flops=lambda c: np.zeros_like(c["size_bytes"]),
-        elements_moved=lambda c: c["size_bytes"],
-        fixed_element_bytes=1,
+        reads=lambda c: c["size_bytes"],
+        element_bytes=1,
     ),
 )

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lightning_predict.kernels.operations import Problem
-from lightning_predict.kernels.translation import compute_dtype, rows_and_columns, translates
+from lightning_predict.kernels.operations import Problem, translates
+from lightning_predict.kernels.translation import compute_dtype, rows_and_columns
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 BINARY: Final = {"aten::add": "add", "aten::mul": "mul", "aten::div": "div", "aten::pow": "pow", "aten::sub": "add"}

@@ -118,7 +118,7 @@ def _name_of(device: str, gpu: str | None) -> str:
 
 def _written(file: TextIO, operation: str, rows: Iterator[dict[str, object]]) -> Iterator[int]:
     """Write each row as it comes; 1 for each."""
-    columns = ["gpu", "op", "dtype", *operation_kind(operation).words, *EXTRA_COLUMNS]
+    columns = ["gpu", "op", "dtype", *operation_kind(operation).shape, *EXTRA_COLUMNS]
     writer = csv.DictWriter(file, columns, restval="")
     writer.writeheader()
     for row in rows:
@@ -130,7 +130,7 @@ def _rows(
     gpu: str, operation: str, shapes: Sequence[Words], dtypes: Sequence[str], device: torch.device, skipped: list[str]
 ) -> Iterator[dict[str, object]]:
     # Where bytes alone decide, all dtypes are one.
-    counts_bytes = operation_kind(operation).fixed_element_bytes is not None
+    counts_bytes = operation_kind(operation).element_bytes is not None
     for dtype in dtypes[:1] if counts_bytes else dtypes:
         with _tf32(allowed=dtype == "tf32"):
             for words in shapes:

@@ -24,8 +24,8 @@ from joblib import Parallel, delayed
 
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.features import Family, reference_seconds
-from lightning_predict.kernels.operations import Array, problem_batch
+from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.operations import Array, Family, problem_batch
 from lightning_predict.kernels.utilisation import log_utilisation_of
 from lightning_predict.training.networks import TrainingPlan, TrainingRows, collect_rows, doubling_pairs, train_network
 from lightning_predict.training.recipes import Recipe

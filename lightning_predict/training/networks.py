@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.features import MACHINE_FEATURES, Family, reference_seconds
-from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.kernels.features import MACHINE_FEATURES, reference_seconds
+from lightning_predict.kernels.operations import Array, Family, ProblemBatch, problem_batch
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import FloatArray, Layer, NetworkWeights
 

@@ -1,7 +1,7 @@
 """How good the detours are: operations without a network of their own, against published times that no fit saw.
 
 A recurrent layer is predicted through matrix products, the backward pass of a norm through its forward pass
-(`kernels/reductions.py`). A few hundred of them were measured, by others and on a few GPUs: too few to train on, enough
+(`kernels/families`). A few hundred of them were measured, by others and on a few GPUs: too few to train on, enough
 to say how far such times are off; one's own measurements add to them. A factor of a detour may rest on some of the
 rows: that of attention's backward pass on the H200's, those of norms and convolutions on their medians. Example::
 

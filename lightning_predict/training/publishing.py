@@ -17,7 +17,8 @@ from rich import box
 from rich.table import Table
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.utilisation import FAMILIES, UtilisationModels
+from lightning_predict.kernels.operations import families as families_of_networks
+from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.training.families import FamilyResult
 from lightning_predict.training.recipes import RECIPE_NAME
 from lightning_predict.training.scores import BESIDE, FEWEST_SCORED, RawNetwork, Score, score_groups, score_markdown
@@ -173,9 +174,9 @@ def model_card(manifest: Manifest, scores: Sequence[Score], families: Iterable[s
         f"| `{name}` | {entry.bytes / 1000:.0f} kB | {', '.join(entry.dtypes)} | {entry.rows} | `{entry.sha256[:16]}` |"
         for name, entry in sorted(manifest.files.items())
     )
+    known = families_of_networks()
     described = "\n".join(
-        f"- `{FAMILIES[name].name}`: {', '.join(FAMILIES[name].operations)}; {', '.join(FAMILIES[name].dtypes)}"
-        for name in families
+        f"- `{name}`: {', '.join(known[name].operations)}; {', '.join(known[name].dtypes)}" for name in families
     )
     return f"""# Weights of the utilisation models
 

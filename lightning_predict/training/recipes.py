@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from lightning_predict.kernels.features import Family
-from lightning_predict.kernels.utilisation import FAMILIES
+from lightning_predict.kernels.operations import Family, families
 from lightning_predict.training.networks import ShapeRange, TrainingPlan
 from lightning_predict.training.tables import Group
 
@@ -102,7 +101,7 @@ def _convolutions(*dtypes: str) -> tuple[ShapeRange, ...]:
             fixed={"kernel_size": (1.0, 3.0, 3.0, 5.0, 7.0), "stride": (1.0, 1.0, 2.0), "padding": (1.0,)},
         )
         for dtype in dtypes
-        for operation in FAMILIES["convolution"].operations
+        for operation in families()["convolution"].operations
     )
 
 
@@ -174,8 +173,8 @@ _CONVOLUTION_OWN: Final = TrainingPlan(steps=800, batch_rows=512, learning_rate=
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     "matmul_half": Recipe(
-        family=FAMILIES["matmul_half"],
-        kin=(FAMILIES["matmul_single"],),
+        family=families()["matmul_half"],
+        kin=(families()["matmul_single"],),
         shapes=_PRODUCT_SHAPES,
         base=_PRODUCT_BASE,
         start=TrainingPlan(steps=8000, batch_rows=2048),
@@ -187,8 +186,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         scored_calls_from_seconds=2e-4,
     ),
     "matmul_single": Recipe(
-        family=FAMILIES["matmul_single"],
-        kin=(FAMILIES["matmul_half"],),
+        family=families()["matmul_single"],
+        kin=(families()["matmul_half"],),
         shapes=_PRODUCT_SHAPES,
         base=_PRODUCT_BASE,
         start=TrainingPlan(steps=6000),
@@ -200,7 +199,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         scored_calls_from_seconds=2e-4,
     ),
     "convolution": Recipe(
-        family=FAMILIES["convolution"],
+        family=families()["convolution"],
         shapes=_convolutions("float32"),
         base=_CONVOLUTION_BASE,
         own=_CONVOLUTION_OWN,
@@ -225,7 +224,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     ),
     # A few hundred rows of an old cuDNN on Volta and Turing would stand for all GPUs: only one's own count.
     "convolution_tensor": Recipe(
-        family=FAMILIES["convolution_tensor"],
+        family=families()["convolution_tensor"],
         sources=frozenset({"own"}),
         shapes=_convolutions("bfloat16", "float16"),
         base=_CONVOLUTION_BASE,
@@ -236,7 +235,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         scored_calls_from_seconds=2e-4,
     ),
     "attention": Recipe(
-        family=FAMILIES["attention"],
+        family=families()["attention"],
         shapes=_ATTENTIONS,
         base=_BLIND_BASE,
         start=TrainingPlan(steps=7000),
@@ -247,7 +246,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         scored_calls_from_seconds=2e-4,
     ),
     "vector": Recipe(
-        family=FAMILIES["vector"],
+        family=families()["vector"],
         shapes=_VECTORS,
         base=_BLIND_BASE,
         start=TrainingPlan(steps=4000),

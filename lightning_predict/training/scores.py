@@ -25,9 +25,9 @@ from rich import box
 from rich.table import Table
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import Array, ProblemBatch
+from lightning_predict.kernels.operations import Array, ProblemBatch, family_of
 from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
-from lightning_predict.kernels.utilisation import UtilisationModels, family_of
+from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.training.recipes import RECIPES, Recipe
 from lightning_predict.training.tables import Group, problem_shares, split_rows
 from lightning_predict.units import milliseconds_to_seconds, seconds_to_milliseconds
@@ -72,7 +72,7 @@ def raw_inputs(batch: ProblemBatch, gpu: Gpu) -> Array:
         gpu.streaming_multiprocessors,
         float(compute_peak(batch, [gpu])[0, 0]),
     )
-    columns = [batch.columns[word] for word in batch.kind.words]
+    columns = [batch.columns[word] for word in batch.kind.shape]
     return np.stack([*columns, *(np.full(len(batch), figure) for figure in figures)], axis=1)
 
 

@@ -174,7 +174,7 @@ def _same(*words: str) -> dict[str, str]:
 
 
 OWN_TABLES: Final = tuple(
-    TableKind(file=f"own_{name}.csv.gz", words=_same(*operation_kind(name).words), times={"latency_ms": ""})
+    TableKind(file=f"own_{name}.csv.gz", words=_same(*operation_kind(name).shape), times={"latency_ms": ""})
     for name in BENCHMARKS
 )
 """What `measuring/run.py` writes: one file an operation, all of its words, backward passes under their own names. Where
@@ -326,6 +326,6 @@ def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) ->
     """Every shape word of the operation, in its own spelling, with defaults filled in."""
     given = {word: shapes[:, index] for index, word in enumerate(words)}
     known = operation_kind(operation)
-    accepted = set(known.words) | set(known.spellings or {})
+    accepted = set(known.shape) | set(known.spellings or {})
     batch = problem_batch(operation, dtype, **{word: value for word, value in given.items() if word in accepted})
     return {word: np.ascontiguousarray(column) for word, column in batch.columns.items()}

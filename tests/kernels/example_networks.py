@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from lightning_predict.kernels.operations import ProblemBatch, problem_batch
-from lightning_predict.kernels.utilisation import FAMILIES
+from lightning_predict.kernels.operations import ProblemBatch, families, problem_batch
 from lightning_predict.weights.records import BASE, GpuWeights, Layer, LoadedWeights, NetworkWeights
 from tests.example_gpu import SMALL
 
@@ -22,7 +21,7 @@ def _any_problem(family: str) -> ProblemBatch:
         "vector": {"rows": 8, "cols": 8},
         "convolution": {"batch": 1, "in_channels": 1, "out_channels": 1, "kernel_size": 1, "image_size": 8},
     }
-    chosen = FAMILIES[family]
+    chosen = families()[family]
     return problem_batch(chosen.operations[0], chosen.dtypes[0], **words[family])
 
 
@@ -30,7 +29,7 @@ def constant_network(
     family: str, *, utilisation: float, interval: float, trained: tuple[tuple[str, str], ...] = ()
 ) -> NetworkWeights:
     """One layer whose weights are zero: log(utilisation) = log(LOWEST) x sigmoid(bias)."""
-    names = FAMILIES[family].feature_names(_any_problem(family), [SMALL])
+    names = families()[family].feature_names(_any_problem(family), [SMALL])
     share = math.log(utilisation) / math.log(LOWEST)
     bias = math.log(share / (1 - share))
     count = len(names)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict as lp
-from lightning_predict.kernels.convolution_variants import PASSES
+from lightning_predict.kernels.families.convolution import PASSES
 from lightning_predict.kernels.operations import batch_of, problem
 from lightning_predict.kernels.reductions import reduced
 from lightning_predict.kernels.translation import translate

@@ -19,9 +19,9 @@ from lightning_predict.kernels.estimates import (
     float32_stands_in,
     problem_times,
 )
+from lightning_predict.kernels.families.convolution import as_product
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, problem
-from lightning_predict.kernels.reductions import as_product
 from lightning_predict.kernels.roofline import roofline_seconds
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed

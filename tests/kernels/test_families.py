@@ -128,7 +128,7 @@ def test_a_transfer_is_counted_in_bytes_whatever_the_dtype() -> None:
 def test_every_operation_has_positive_work_that_grows_with_its_shape() -> None:
     for name in operation_names():
         kind = operation_kind(name)
-        required = [word for word in kind.words if word not in kind.defaults] or list(kind.words)
+        required = [word for word in kind.shape if word not in kind.defaults] or list(kind.shape)
         small = problem_batch(name, "float32", **dict.fromkeys(required, 4))
         large = problem_batch(name, "float32", **dict.fromkeys(required, 8))
         assert np.all(small.bytes_moved > 0), name

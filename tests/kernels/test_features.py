@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.gpus import gpu
+from lightning_predict.kernels.families.convolution import convolution_features
 from lightning_predict.kernels.features import (
     LAUNCH_SECONDS,
     MACHINE_FEATURES,
@@ -18,11 +19,9 @@ from lightning_predict.kernels.features import (
     tile_features,
     wave_quantisation,
 )
-from lightning_predict.kernels.features_convolution import convolution_features
 from lightning_predict.kernels.features_matmul import HALF_PRECISION, canonical_shape, matmul_features
 from lightning_predict.kernels.features_vector import vector_features
-from lightning_predict.kernels.operations import ProblemBatch, problem_batch
-from lightning_predict.kernels.utilisation import FAMILIES, family_of
+from lightning_predict.kernels.operations import ProblemBatch, families, family_of, problem_batch
 from tests.example_gpu import BIG, OLD, SMALL
 
 CONVOLUTIONS = {
@@ -44,7 +43,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_matrix_has_one_finite_column_a_name(name: str) -> None:
-    family, batch, gpus = FAMILIES[name], EXAMPLES[name], [SMALL, BIG, OLD]
+    family, batch, gpus = families()[name], EXAMPLES[name], [SMALL, BIG, OLD]
     matrix = family.feature_matrix(batch, gpus)
     assert matrix.shape == (3, 2, len(family.feature_names(batch, gpus)))
     assert matrix.dtype == np.float32
@@ -53,14 +52,14 @@ def test_a_matrix_has_one_finite_column_a_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_features_of_one_gpu_do_not_depend_on_its_neighbours(name: str) -> None:
-    family, batch = FAMILIES[name], EXAMPLES[name]
+    family, batch = families()[name], EXAMPLES[name]
     together = family.feature_matrix(batch, [SMALL, BIG])
     np.testing.assert_array_equal(together[1:], family.feature_matrix(batch, [BIG]))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_operation_of_a_family_has_the_same_features(name: str) -> None:
-    family = FAMILIES[name]
+    family = families()[name]
     expected = family.feature_names(EXAMPLES[name], [SMALL])
     for operation in family.operations:
         words = {"read_bytes": 4096.0, "write_bytes": 4096.0} if operation == "transfer" else None

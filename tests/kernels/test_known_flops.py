@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 import lightning_predict as lp
-from lightning_predict.kernels.operations import batch_of
-from lightning_predict.kernels.translation import has_translator, translate
+from lightning_predict.kernels.operations import batch_of, translator_of
+from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 from tests.workloads.catalogue import WORKLOADS
 from tests.workloads.test_workloads import on_meta, step_of
@@ -171,4 +171,4 @@ def test_torch_has_no_formula_for_an_operation_that_is_not_translated() -> None:
         for key in flop_registry
         if not hasattr(key, "fn")  # kernels of Triton, which a process registers for itself
     }
-    assert {name for name in names if not has_translator(name)} == set()
+    assert {name for name in names if translator_of(name) is None} == set()

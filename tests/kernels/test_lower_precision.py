@@ -59,7 +59,7 @@ def models() -> BundledModels:
 
 
 def of_every_size(name: str) -> list[Problem]:
-    words = operation_kind(name).words
+    words = operation_kind(name).shape
     return [
         problem(name, "float32", **{word: SIZES[word][size] for word in words if word in SIZES}) for size in range(3)
     ]

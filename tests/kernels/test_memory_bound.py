@@ -31,7 +31,7 @@ def test_traffic_by_hand() -> None:
 @pytest.mark.parametrize("gpu", ["T4", "H100-SXM-80GB", "RTX-4090"])
 def test_every_one_has_a_time_between_its_bound_and_ten_times_it(operation: str, gpu: str) -> None:
     kind = operation_kind(operation)
-    words = {word: 256 for word in kind.words if word not in kind.defaults}
+    words = {word: 256 for word in kind.shape if word not in kind.defaults}
     if "parameters" in words:
         words["parameters"] = 10**8
     if "rows" in words:

@@ -45,7 +45,7 @@ def test_an_unknown_operation_lists_the_known_ones() -> None:
 
 
 def test_a_missing_and_a_strange_word_are_named_with_all_words() -> None:
-    message = r"'linear' does not take \['x'\] and needs \['k'\]. Its shape words: b=1, m, n, k\."
+    message = r"'linear' does not take \['x'\] and needs \['k'\]. Its shape parameters: b=1, m, n, k\."
     with pytest.raises(UnknownOperationError, match=message):
         problem_batch("linear", "float32", m=1, n=1, x=1)
 
@@ -83,11 +83,11 @@ def test_a_kind_cannot_be_registered_twice() -> None:
 def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:
     kind = OperationKind(
         name="strange",
-        words=("rows",),
+        shape=("rows",),
         defaults={"cols": 1},
         units="vector",
         flops=lambda c: c["rows"],
-        elements_moved=lambda c: c["rows"],
+        reads=lambda c: c["rows"],
     )
     with pytest.raises(InvalidArgumentError, match=r"'strange' has defaults for \['cols'\]"):
         register(kind)

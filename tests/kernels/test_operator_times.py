@@ -29,7 +29,7 @@ COMPUTING = [name for name in operation_names() if operation_kind(name).units !=
 
 def example(operation: str) -> dict[str, float]:
     kind = operation_kind(operation)
-    words = {word: 16.0 for word in kind.words if word not in kind.defaults}
+    words = {word: 16.0 for word in kind.shape if word not in kind.defaults}
     return words | {word: 3.0 for word in words if word.startswith("kernel")} or {"read_bytes": 64.0}
 
 
@@ -61,6 +61,6 @@ def test_errors_list_the_names_and_the_shape_words() -> None:
     with pytest.raises(UnknownOperationError, match=r"'conv4d' is not known\. Known operations: .*conv1d.*conv3d"):
         lp.operator_seconds("conv4d", "T4", batch=1)
     with pytest.raises(
-        UnknownOperationError, match=r"'conv1d' does not take \['height'\].*needs .*'length'.*Its shape words"
+        UnknownOperationError, match=r"'conv1d' does not take \['height'\].*needs .*'length'.*Its shape parameters"
     ):
         lp.operator_seconds("conv1d", "T4", batch=1, height=3)

@@ -5,9 +5,9 @@ import math
 import pytest
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
-from lightning_predict.kernels.operations import Problem, batch_of, problem
-from lightning_predict.kernels.reductions import as_product, reduced
-from lightning_predict.kernels.utilisation import family_of
+from lightning_predict.kernels.families.convolution import as_product
+from lightning_predict.kernels.operations import Problem, batch_of, family_of, problem
+from lightning_predict.kernels.reductions import reduced
 from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, TRANSFER_RATIOS
 
 CONVOLUTION = {"batch": 2, "in_channels": 8, "out_channels": 16, "image_size": 10, "kernel_size": 3, "padding": 1}
@@ -38,9 +38,8 @@ def test_the_gradient_to_the_input_sums_over_the_filters() -> None:
     assert product == problem("linear", "float32", m=200, n=72, k=16)
 
 
-def test_grouped_convolutions_and_products_are_no_one_product() -> None:
+def test_a_grouped_convolution_is_no_one_product() -> None:
     assert as_product(problem("conv2d", "float32", **CONVOLUTION, groups=4)) is None
-    assert as_product(problem("linear", "float32", m=8, n=8, k=8)) is None
 
 
 def test_the_implicit_product_has_positions_filters_and_taps() -> None:

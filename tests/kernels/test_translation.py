@@ -9,10 +9,10 @@ import torch
 import lightning_predict as lp
 import lightning_predict.kernels  # registers the translators
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels import translation
+from lightning_predict.kernels import operations
 from lightning_predict.kernels.free_operations import FREE_OPERATIONS
-from lightning_predict.kernels.operations import Problem, batch_of, problem
-from lightning_predict.kernels.translation import translate, translates, work_items
+from lightning_predict.kernels.operations import Problem, batch_of, problem, translates
+from lightning_predict.kernels.translation import translate, work_items
 from lightning_predict.tracing.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
 
 
@@ -211,7 +211,7 @@ def test_an_unknown_operation_is_timed_by_its_bytes() -> None:
     assert translate(operation, Flags()) == (problem("transfer", "float32", read_bytes=400, write_bytes=200, flops=50),)
 
 
-@pytest.mark.parametrize("name", sorted(translation._TRANSLATORS))
+@pytest.mark.parametrize("name", sorted(operations._TRANSLATORS))
 def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing(name: str) -> None:
     """Whatever is asked for with one tensor of one dimension, no tensor or a scalar, no translator raises."""
     got = translated(name, tensor(8))
@@ -233,7 +233,7 @@ def _break_addmm(monkeypatch: pytest.MonkeyPatch) -> Trace:
     def broken(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
         raise KeyError("mat3")
 
-    monkeypatch.setitem(translation._TRANSLATORS, "aten::addmm", broken)
+    monkeypatch.setitem(operations._TRANSLATORS, "aten::addmm", broken)
     product = Operation(
         name="aten::addmm",
         phase="forward",
@@ -288,7 +288,7 @@ def test_views_of_every_kind_are_free() -> None:
 
 
 def test_two_translators_for_one_operation_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="'aten::mm' has the translator _plain_product; other cannot"):
+    with pytest.raises(InvalidArgumentError, match="'aten::mm' has a translator already"):
 
         @translates("aten::mm")
         def other(operation: Operation, flags: Flags) -> tuple[Problem, ...]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.operations import Array, problem_batch
-from lightning_predict.kernels.utilisation import FAMILIES, log_utilisation_of
+from lightning_predict.kernels.operations import Array, families, problem_batch
+from lightning_predict.kernels.utilisation import log_utilisation_of
 from lightning_predict.training.networks import ShapeRange, TrainingPlan, collect_rows, doubling_pairs, train_network
 from lightning_predict.training.recipes import RECIPES
 from lightning_predict.training.tables import Group
@@ -14,7 +14,7 @@ from lightning_predict.weights.records import NetworkWeights
 from tests.example_gpu import BIG, SMALL
 from tests.training.example import GPUS
 
-SINGLE = FAMILIES["matmul_single"]
+SINGLE = families()["matmul_single"]
 SIDES = {"m": (1.0, 4096.0), "n": (1.0, 4096.0), "k": (1.0, 4096.0)}
 SHAPES = (ShapeRange(operation="linear", dtype="float32", sides=SIDES, fixed={}),)
 

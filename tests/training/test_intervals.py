@@ -7,8 +7,7 @@ import pytest
 
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.operations import problem_batch
-from lightning_predict.kernels.utilisation import FAMILIES
+from lightning_predict.kernels.operations import families, problem_batch
 from lightning_predict.training.families import (
     UNMEASURED_HALF_WIDTH,
     interval_of,
@@ -36,7 +35,7 @@ def spread_group(rows: int, width: float, *, operation: str = "linear") -> Group
 
 def test_the_error_is_that_of_the_network() -> None:
     timed = spread_group(50, 0.0)
-    np.testing.assert_allclose(log_errors(FAMILIES["matmul_single"], HALF, timed, SMALL), 0.0, atol=1e-5)
+    np.testing.assert_allclose(log_errors(families()["matmul_single"], HALF, timed, SMALL), 0.0, atol=1e-5)
 
 
 def test_the_half_width_holds_nine_tenths_of_rows_that_it_never_saw() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lightning_predict.kernels.features import MACHINE_FEATURES
-from lightning_predict.kernels.operations import problem_batch
-from lightning_predict.kernels.utilisation import FAMILIES, log_utilisation_of
+from lightning_predict.kernels.operations import families, problem_batch
+from lightning_predict.kernels.utilisation import log_utilisation_of
 from lightning_predict.training.families import log_errors
 from lightning_predict.training.networks import TrainingPlan, collect_rows, lowest_utilisation, train_network
 from lightning_predict.training.recipes import RECIPES, Recipe
@@ -16,7 +16,7 @@ from lightning_predict.training.tables import Group, split_rows
 from tests.example_gpu import BIG, SMALL
 from tests.training.example import GPUS, group, law, measured, products, train_family
 
-SINGLE = FAMILIES["matmul_single"]
+SINGLE = families()["matmul_single"]
 QUICK = TrainingPlan(steps=600, batch_rows=256, hidden=(32, 32))
 
 

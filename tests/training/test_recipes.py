@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.operations import ProblemBatch, problem_batch
-from lightning_predict.kernels.utilisation import FAMILIES, UtilisationModels
+from lightning_predict.kernels.operations import ProblemBatch, families, problem_batch
+from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.recipes import RECIPES
 from lightning_predict.training.tables import Group
@@ -42,9 +42,9 @@ def test_a_recipe_takes_its_operations_dtypes_and_sources() -> None:
 
 
 def test_every_family_has_a_recipe_and_its_kin_share_its_features() -> None:
-    assert set(RECIPES) == set(FAMILIES)
+    assert set(RECIPES) == set(families())
     for name, recipe in RECIPES.items():
-        assert recipe.family is FAMILIES[name]
+        assert recipe.family is families()[name]
         assert all(kin.describe is recipe.family.describe for kin in recipe.kin)
 
 

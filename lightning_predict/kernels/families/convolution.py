@@ -1,0 +1,496 @@
+"""Convolutions in one, two and three dimensions, transposed ones, and the two halves of their backward pass.
+
+One pass multiplies every output position with every filter tap: 2·N·O·H'·W'·(I/groups)·Kh·Kw, the same for the gradient
+to the input and to the weight. `H' = floor((H + 2p - d(K - 1) - 1) / s) + 1`. A 3 x 3 stride-1 filter may go through
+Winograd's F(2x2, 3x3), which needs 16 multiplications where the textbook needs 36, so 2.25 times fewer is the least.
+
+One and three dimensions amount to two: a line is an image of height 1, and a volume folds its output depth into the
+batch and its taps' depth into the channels, which keeps the FLOPs. A transposed convolution computes what the gradient
+to the input of a convolution does: its input is that convolution's output. Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> batch = problem_batch("conv2d", "float32", batch=1, in_channels=3, out_channels=8, kernel_size=3,
+    ...                       image_size=4, padding=1)
+    >>> float(batch.flops[0])  # 2 x 8 x 4 x 4 x 3 x 3 x 3
+    6912.0
+    >>> line = problem_batch("conv1d", "float32", batch=1, in_channels=2, out_channels=3, length=8, kernel_size=3)
+    >>> float(line.flops[0])  # 2 x 3 x 6 positions x 2 x 3 taps
+    216.0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.features import (
+    alignment,
+    log2,
+    machine_features,
+    multiprocessors,
+    per_gpu,
+    reference_seconds,
+    tile_features,
+    wave_quantisation,
+    work_features,
+)
+from lightning_predict.kernels.operations import (
+    COMPUTE_BYTES,
+    Array,
+    Columns,
+    Family,
+    NamedFeatures,
+    OperationKind,
+    Part,
+    Problem,
+    ProblemBatch,
+    batch_of,
+    register,
+    translates,
+)
+from lightning_predict.kernels.roofline import compute_peak
+from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+
+PASSES: Final = ("", "_backward_input", "_backward_weight")
+"""What stands behind the name of a convolution: nothing for the forward pass, and the halves of the backward pass."""
+
+_SETTINGS: Final = ("kernel", "stride", "padding", "dilation")
+_PLANE: Final = ("height", "width")
+
+
+# --- Work and traffic of two dimensions
+
+WINOGRAD_GAIN: Final = 2.25
+"""Multiplications of the textbook over those of F(2x2, 3x3): 36 / 16."""
+
+
+def output_size(c: Columns, side: str) -> Array:
+    """Positions of the output along `height`, `width` or `depth`, at least 1, shape (problems,)."""
+    reach = c[f"dilation_{side}"] * (c[f"kernel_{side}"] - 1) + 1
+    steps = (c[side] + 2 * c[f"padding_{side}"] - reach) / c[f"stride_{side}"]
+    positions: Array = np.maximum(np.floor(steps) + 1, 1)
+    return positions
+
+
+def _flops(c: Columns) -> Array:
+    taps = c["in_channels"] / c["groups"] * c["kernel_height"] * c["kernel_width"]
+    return 2 * c["batch"] * c["out_channels"] * output_size(c, "height") * output_size(c, "width") * taps
+
+
+def _has_winograd_filter(c: Columns) -> Array:
+    """Where a 3 x 3 filter moves by single steps, booleans of shape (problems,)."""
+    steps = [c[f"{setting}_{side}"] == 1 for setting in ("stride", "dilation") for side in _PLANE]
+    found: Array = np.logical_and.reduce([c["kernel_height"] == 3, c["kernel_width"] == 3, *steps])
+    return found
+
+
+def _least_flops(c: Columns) -> Array:
+    return _flops(c) / np.where(_has_winograd_filter(c), WINOGRAD_GAIN, 1.0)
+
+
+def _elements(c: Columns) -> dict[str, Array]:
+    """Elements of the three tensors, each of shape (problems,)."""
+    taps = c["kernel_height"] * c["kernel_width"]
+    return {
+        "images": c["batch"] * c["in_channels"] * c["height"] * c["width"],
+        "filters": c["out_channels"] * c["in_channels"] / c["groups"] * taps,
+        "outputs": c["batch"] * c["out_channels"] * output_size(c, "height") * output_size(c, "width"),
+    }
+
+
+_READ: Final = {
+    "": ("images", "filters"),
+    "_backward_input": ("outputs", "filters"),
+    "_backward_weight": ("images", "outputs"),
+}
+"""Tensors that each pass reads; it writes the third. Of `outputs` a backward pass reads the gradient."""
+
+
+# --- Features
+
+TILES: Final = ((32, 128), (64, 64), (128, 32), (128, 64), (128, 128))
+"""Output tiles (positions x channels) of cuDNN's convolution kernels."""
+
+WINOGRAD_TILES: Final = ((32, 128), (64, 64), (128, 64), (128, 128))
+"""Output tiles (squares x channels) of the products inside an unfused Winograd."""
+
+
+def _implicit_product(operation: str, c: Columns) -> tuple[Array, Array, Array]:
+    """Rows, columns and depth of the matrix product of one group, each of shape (problems,)."""
+    taps = c["kernel_height"] * c["kernel_width"]
+    in_channels, out_channels = c["in_channels"] / c["groups"], c["out_channels"] / c["groups"]
+    outputs = c["batch"] * output_size(c, "height") * output_size(c, "width")
+    if operation == "conv2d_backward_input":
+        return c["batch"] * c["height"] * c["width"], in_channels, out_channels * taps
+    if operation == "conv2d_backward_weight":
+        return out_channels, in_channels * taps, outputs
+    return outputs, out_channels, in_channels * taps
+
+
+def _may_winograd(c: Columns) -> Array:
+    allowed: Array = (_has_winograd_filter(c) & (c["groups"] == 1)).astype(np.float64)
+    return allowed
+
+
+def _winograd_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
+    """What 3 x 3 filters cost through Winograd, 0 for all others.
+
+    Unfused F(4x4, 3x3): 36 products of (squares of 4 x 4) x (output channels) x (input channels), between transforms
+    that pass through memory. Fused F(2x2, 3x3): blocks of 16 x 8 outputs of one image by 32 channels. The launch grids
+    in the public tables are exactly these.
+    """
+    c = batch.columns  # each (problems,)
+    allowed = _may_winograd(c)
+    height, width = output_size(c, "height"), output_size(c, "width")
+    squares = c["batch"] * np.ceil(height / 4) * np.ceil(width / 4)
+    copies = 36 * np.ones_like(squares)
+    tiles = tile_features(squares, c["out_channels"], copies, gpus, WINOGRAD_TILES)
+    named = {f"winograd_{name}": values * allowed for name, values in tiles.items()}  # (gpus, problems)
+    element_bytes = COMPUTE_BYTES[batch.dtype]
+    transformed = 2 * 36 * (squares * (c["in_channels"] + c["out_channels"]) + c["in_channels"] * c["out_channels"])
+    traffic = transformed * element_bytes + batch.bytes_moved  # (problems,)
+    compute = 2 * 36 * squares * c["in_channels"] * c["out_channels"] / compute_peak(batch, gpus)  # (gpus, problems)
+    memory = traffic[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
+    reference = log2(reference_seconds(batch, gpus))
+    named["winograd_compute"] = allowed * (log2(compute) - reference)
+    named["winograd_memory"] = allowed * (log2(memory) - reference)
+    named["winograd_over_cache"] = allowed * log2(traffic[None, :] / per_gpu(gpus, lambda gpu: gpu.l2_bytes))
+    fused = c["batch"] * np.ceil(height / 16) * np.ceil(width / 8) * np.ceil(c["out_channels"] / 32)
+    waves, tail = wave_quantisation(fused[None, :], multiprocessors(gpus))
+    named["fused_waves"] = allowed * log2(waves)
+    named["fused_tail"] = allowed * log2(tail)
+    outputs = c["batch"] * height * width * c["out_channels"]
+    named["fused_filled"] = (allowed * log2(outputs / (fused * 16 * 8 * 32)))[None, :]
+    return named
+
+
+def _plane_features(c: Columns) -> dict[str, Array]:
+    """What the shape alone says, each of shape (1, problems)."""
+    height, width = output_size(c, "height"), output_size(c, "width")
+    named = {
+        "image_height": log2(c["height"]),
+        "image_width": log2(c["width"]),
+        "kernel_taps": log2(c["kernel_height"] * c["kernel_width"]),
+        "kernel_aspect": log2(c["kernel_height"] / c["kernel_width"]),
+        "strides": log2(c["stride_height"] * c["stride_width"]),
+        "dilations": log2(c["dilation_height"] * c["dilation_width"]),
+        "groups": log2(c["groups"]),
+        "output_over_image": log2(height * width / (c["height"] * c["width"])),
+    }
+    for square in (2, 4, 6):
+        covered = np.ceil(height / square) * np.ceil(width / square) * square**2
+        named[f"filled_squares_{square}"] = log2(height * width / covered)
+    fourier = 2.0 ** np.ceil(log2(np.maximum(height, width) + 2))
+    named["fourier_filled"] = log2(height * width / fourier**2)
+    named["may_winograd"] = _may_winograd(c)
+    return {name: values[None, :] for name, values in named.items()}
+
+
+def convolution_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
+    """Describe two-dimensional convolutions to a network, by name.
+
+    A convolution is a matrix product of the output positions by the output channels over the filter taps (implicit
+    GEMM); 3 x 3 filters may also go through Winograd, which works on output squares of 2 x 2 or 4 x 4.
+    """
+    c = batch.columns
+    rows, cols, depth = _implicit_product(batch.operation, c)
+    shape = {"rows": rows, "cols": cols, "depth": depth}
+    shape |= {name: c[name] for name in ("batch", "in_channels", "out_channels")}
+    named: dict[str, Array] = {name: log2(values)[None, :] for name, values in shape.items()}  # (1, problems)
+    for name in ("batch", "in_channels", "out_channels"):
+        named[f"{name}_alignment"] = alignment(c[name])
+    named |= _plane_features(c)
+    named["backward_input"] = np.full((1, 1), float(batch.operation == "conv2d_backward_input"))
+    named["backward_weight"] = np.full((1, 1), float(batch.operation == "conv2d_backward_weight"))
+    named["half"] = np.full((1, 1), float(batch.dtype in ("float16", "bfloat16")))
+    named |= tile_features(rows, cols, c["groups"], gpus, TILES)
+    named |= _winograd_features(batch, gpus)
+    return named | work_features(batch, gpus) | machine_features(batch, gpus)
+
+
+CONVOLUTION: Final = Family(name="convolution", dtypes=("float32",), describe=convolution_features)
+TENSOR_CONVOLUTION: Final = Family(
+    name="convolution_tensor", dtypes=("tf32", "float16", "bfloat16"), describe=convolution_features
+)
+"""On matrix units. No public table has them on current GPUs, so the bundled weights hold none; whoever measures some
+can train them."""
+
+
+# --- Proxies
+
+BACKWARD_RATIOS: Final = {"conv2d_backward_input": 1.0, "conv2d_backward_weight": 1.3}
+"""Over the forward pass: medians of the float32 rows of at least 0.2 ms in DeepBench, on eight GPUs (0.99 to 1.09 for
+the input; 1.04 to 1.52 for the weight)."""
+
+PROXY_SPREAD: Final = 2.1
+"""Factor by which the implicit product widens the interval of a convolution: nine in ten of DeepBench's float16
+convolutions on the V100 and T4 lie within it."""
+
+
+def _as_products(problem: Problem) -> tuple[Part, ...]:
+    """Implicit matrix product: (N·H'·W', C·Kh·Kw / groups) x (..., O / groups), once a group."""
+    groups = problem.shape["groups"]
+    sides = _implicit_product(problem.operation, batch_of([problem]).columns)
+    name, copies = ("linear", 1.0) if groups == 1 else ("bmm", groups)
+    return (Part(1.0, Problem(name, problem.dtype, (copies, *(float(side[0]) for side in sides)))),)
+
+
+def _as_forward_pass(problem: Problem) -> tuple[Part, ...]:
+    return (Part(BACKWARD_RATIOS[problem.operation], Problem("conv2d", problem.dtype, problem.dims)),)
+
+
+def as_product(problem: Problem) -> Problem | None:
+    """Give the implicit matrix product that computes an ungrouped two-dimensional convolution or half of its gradient.
+
+    None for a grouped one. Libraries always have this algorithm, whatever others they have (cuDNN's developer guide,
+    "implicit GEMM"). The gradient to the input sums over the filters, at the output's positions.
+    """
+    if problem.shape["groups"] != 1:
+        return None
+    if problem.operation != "conv2d_backward_input":
+        return _as_products(problem)[0].problem
+    rows, filters, taps = (float(s[0]) for s in _implicit_product("conv2d", batch_of([problem]).columns))
+    return Problem("linear", problem.dtype, (1.0, rows, taps, filters))
+
+
+# --- The operations
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """A kind of convolution and the two-dimensional one that it amounts to.
+
+    Attributes:
+        name: Its name, without the pass.
+        sides: Its sides: `height`, `width` and, for a volume, `depth`; none for a line, which has a length.
+        as_plane: Its columns as those of `conv2d`.
+        plane_passes: Its passes -> those of `conv2d`.
+    """
+
+    name: str
+    sides: tuple[str, ...]
+    as_plane: Callable[[Columns], Columns]
+    plane_passes: Mapping[str, str]
+
+    def elements(self, c: Columns) -> dict[str, Array]:
+        """Elements of the tensors; folding a volume must not count its input for every tap of depth."""
+        own = _elements(self.as_plane(c))
+        if "depth" in self.sides:
+            own["images"] = c["batch"] * c["in_channels"] * c["depth"] * c["height"] * c["width"]
+        return own
+
+
+def _on_plane(c: Columns) -> dict[str, Array]:
+    """Columns that a variant shares with `conv2d`."""
+    settings = [f"{setting}_{side}" for setting in _SETTINGS for side in _PLANE]
+    return {name: c[name] for name in ("out_channels", *_PLANE, *settings, "groups")}
+
+
+def _line_as_plane(c: Columns) -> Columns:
+    one = np.ones_like(c["length"])
+    across = {"height": one, "kernel_height": one, "stride_height": one, "dilation_height": one}
+    along = {"kernel_width": "kernel_size", "stride_width": "stride", "dilation_width": "dilation"}
+    along |= {"width": "length", "padding_width": "padding"}
+    shared = {name: c[name] for name in ("batch", "in_channels", "out_channels", "groups")}
+    return {**shared, **across, "padding_height": 0 * one, **{name: c[own] for name, own in along.items()}}
+
+
+def _volume_as_plane(c: Columns) -> Columns:
+    folded = {"batch": c["batch"] * output_size(c, "depth"), "in_channels": c["in_channels"] * c["kernel_depth"]}
+    return _on_plane(c) | folded
+
+
+def _transposed_as_plane(c: Columns) -> Columns:
+    def written(side: str) -> Array:
+        reach = c[f"dilation_{side}"] * (c[f"kernel_{side}"] - 1) + 1 + c[f"padding_output_{side}"]
+        size: Array = np.maximum((c[side] - 1) * c[f"stride_{side}"] - 2 * c[f"padding_{side}"] + reach, 1)
+        return size
+
+    channels = {"in_channels": c["out_channels"], "out_channels": c["in_channels"]}
+    return _on_plane(c) | {"batch": c["batch"], **channels, **{side: written(side) for side in _PLANE}}
+
+
+_SAME: Final = {name: name for name in PASSES}
+_SWAPPED: Final = {"": "_backward_input", "_backward_input": "", "_backward_weight": "_backward_weight"}
+_VARIANTS: Final = (
+    _Variant(name="conv2d", sides=_PLANE, as_plane=lambda c: c, plane_passes=_SAME),
+    _Variant(name="conv1d", sides=(), as_plane=_line_as_plane, plane_passes=_SAME),
+    _Variant(name="conv3d", sides=("depth", *_PLANE), as_plane=_volume_as_plane, plane_passes=_SAME),
+    _Variant(name="conv_transpose2d", sides=_PLANE, as_plane=_transposed_as_plane, plane_passes=_SWAPPED),
+)
+
+
+def _shape(variant: _Variant) -> tuple[tuple[str, ...], dict[str, float | str], dict[str, tuple[str, ...]]]:
+    """Shape parameters, their defaults, and the spellings that set several of them."""
+    if not variant.sides:
+        shape = ("batch", "in_channels", "out_channels", "length", "kernel_size", "stride", "padding", "dilation")
+        return (*shape, "groups"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}, {"image_size": ("length",)}
+    first, *others = variant.sides
+    settings = [f"{setting}_{side}" for setting in _SETTINGS for side in variant.sides]
+    defaults: dict[str, float | str] = {f"stride_{first}": 1, f"dilation_{first}": 1, "groups": 1}
+    defaults |= dict.fromkeys(others, first)
+    for setting in ("kernel", "stride", "dilation"):
+        defaults |= dict.fromkeys((f"{setting}_{side}" for side in others), f"{setting}_{first}")
+    defaults |= {f"padding_{side}": 0 for side in variant.sides}
+    spellings = {"image_size": variant.sides, "kernel_size": tuple(f"kernel_{side}" for side in variant.sides)}
+    spellings |= {name: tuple(f"{name}_{side}" for side in variant.sides) for name in ("stride", "padding", "dilation")}
+    if variant.name == "conv_transpose2d":
+        extra = tuple(f"padding_output_{side}" for side in variant.sides)
+        settings += extra
+        defaults |= dict.fromkeys(extra, 0)
+        spellings["output_padding"] = extra
+    return ("batch", "in_channels", "out_channels", *variant.sides, *settings, "groups"), defaults, spellings
+
+
+def _kind(variant: _Variant, suffix: str) -> OperationKind:
+    shape, defaults, spellings = _shape(variant)
+    plane_pass = variant.plane_passes[suffix]
+
+    def added(c: Columns, *, read: bool) -> Array:
+        sizes = [size for name, size in variant.elements(c).items() if (name in _READ[plane_pass]) is read]
+        total: Array = np.sum(sizes, axis=0)
+        return total
+
+    def as_plane(problem: Problem) -> tuple[Part, ...]:
+        plane = variant.as_plane(batch_of([problem]).columns)
+        dims = tuple(float(plane[name][0]) for name in _PLANE_SHAPE)
+        return (Part(1.0, Problem(f"conv2d{plane_pass}", problem.dtype, dims)),)
+
+    is_plane = variant.name == "conv2d"
+    is_forward = suffix == ""
+    return OperationKind(
+        name=variant.name + suffix,
+        shape=shape,
+        defaults=defaults,
+        spellings=spellings,
+        units="tensor",
+        flops=lambda c: _flops(variant.as_plane(c)),
+        least_flops=lambda c: _least_flops(variant.as_plane(c)),
+        reads=lambda c: added(c, read=True),
+        writes=lambda c: added(c, read=False),
+        families=(CONVOLUTION, TENSOR_CONVOLUTION) if is_plane else (),
+        proxy=(_as_products if is_forward else _as_forward_pass) if is_plane else as_plane,
+        proxy_spread=PROXY_SPREAD if is_plane and is_forward else None,
+        alternative=as_product if is_plane else None,
+    )
+
+
+_PLANE_SHAPE: Final = _shape(_VARIANTS[0])[0]
+register(*(_kind(variant, suffix) for variant in _VARIANTS for suffix in PASSES))
+
+
+# --- The dispatcher's calls
+
+
+def _numbers(operation: Operation, name: str, dimensions: int, default: float) -> list[float]:
+    """A convolution argument as one number a dimension."""
+    value = operation.arguments.get(name)
+    if value is None:
+        return [default] * dimensions
+    numbers = [float(item) for item in value] if isinstance(value, (list, tuple)) else [float(value)]
+    return numbers * dimensions if len(numbers) == 1 else numbers
+
+
+def _convolution_problem(
+    name: str, operation: Operation, flags: Flags, images: TensorInfo, weight: TensorInfo
+) -> Problem:
+    """A convolution of `images` (N, C, *sizes) by `weight` (O, C / groups, *taps), reduced to two dimensions.
+
+    A volume is folded: its output depth goes into the batch and its taps' depth into the channels, which keeps FLOPs.
+    """
+    sizes, taps = list(images.shape[2:]), list(weight.shape[2:])
+    dimensions = len(sizes)
+    stride = _numbers(operation, "stride", dimensions, 1)
+    padding = _numbers(operation, "padding", dimensions, 0)
+    dilation = _numbers(operation, "dilation", dimensions, 1)
+    # Calls without an argument for groups (depthwise ones) have as many as the channels ask for.
+    groups = float(operation.arguments.get("groups", max(images.shape[1] // max(weight.shape[1], 1), 1)))
+    batch, channels = float(images.shape[0]), float(weight.shape[1]) * groups
+    if dimensions == 3:
+        reach = dilation[0] * (taps[0] - 1) + 1
+        batch *= max(math.floor((sizes[0] + 2 * padding[0] - reach) / stride[0]) + 1, 1)
+        channels *= taps[0]
+    if dimensions == 1:
+        sizes, taps = [1, *sizes], [1, *taps]
+        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+    pairs = (sizes[-2:], taps[-2:], stride[-2:], padding[-2:], dilation[-2:])
+    flat = [float(value) for pair in pairs for value in pair]
+    dtype = compute_dtype(images, tf32=flags.cudnn_tf32)
+    if is_complex(images):
+        batch *= COMPLEX_PRODUCTS
+    return Problem(name, dtype, (batch, channels, float(weight.shape[0]), *flat, groups))
+
+
+def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInfo) -> TensorInfo:
+    """The large side of a transposed convolution: what it writes, which the matching convolution would read."""
+    dimensions = len(data.shape) - 2
+    stride = _numbers(operation, "stride", dimensions, 1)
+    padding = _numbers(operation, "padding", dimensions, 0)
+    dilation = _numbers(operation, "dilation", dimensions, 1)
+    extra = _numbers(operation, "output_padding", dimensions, 0)
+    spread = [(data.shape[2 + i] - 1) * stride[i] - 2 * padding[i] for i in range(dimensions)]
+    reach = [dilation[i] * (weight.shape[2 + i] - 1) + extra[i] + 1 for i in range(dimensions)]
+    sizes = [int(a + b) for a, b in zip(spread, reach, strict=True)]
+    channels = weight.shape[1] * int(operation.arguments.get("groups", 1))
+    return TensorInfo((data.shape[0], channels, *sizes), data.dtype)
+
+
+def _are_images(images: TensorInfo, weight: TensorInfo) -> bool:
+    """True for (N, C, *sizes) and (O, C, *taps) of one, two or three dimensions."""
+    return len(images.shape) == len(weight.shape) and len(images.shape) in (3, 4, 5)
+
+
+@translates(
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::convolution_overrideable",
+    "aten::cudnn_convolution",
+    "aten::cudnn_convolution_relu",
+    "aten::cudnn_convolution_add_relu",
+    "aten::mkldnn_convolution",
+    "aten::_slow_conv2d_forward",
+    "aten::slow_conv3d_forward",
+    "aten::slow_conv_dilated2d",
+    "aten::slow_conv_dilated3d",
+    "aten::_conv_depthwise2d",
+    "aten::conv_depthwise3d",
+    "aten::cudnn_convolution_transpose",
+    "aten::slow_conv_transpose2d",
+    "aten::slow_conv_transpose3d",
+)
+def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 2 or not _are_images(*operation.inputs[:2]):
+        return None
+    data, weight = operation.inputs[:2]
+    if operation.arguments.get("transposed") or "transpose" in operation.name:
+        # A transposed convolution computes what the gradient to the input of a convolution does.
+        images = _transposed_images(operation, data, weight)
+        return (_convolution_problem("conv2d_backward_input", operation, flags, images, weight),)
+    return (_convolution_problem("conv2d", operation, flags, data, weight),)
+
+
+@translates("aten::convolution_backward", "aten::convolution_backward_overrideable")
+def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 3 or not _are_images(*operation.inputs[1:3]):
+        return None
+    gradient, data, weight = operation.inputs[:3]
+    wanted = operation.arguments.get("output_mask", (True, True, True))
+    transposed = bool(operation.arguments.get("transposed"))
+    images = gradient if transposed else data
+    problems: list[Problem] = []
+    if wanted[0]:
+        name = "conv2d" if transposed else "conv2d_backward_input"
+        problems.append(_convolution_problem(name, operation, flags, images, weight))
+    if wanted[1]:
+        problems.append(_convolution_problem("conv2d_backward_weight", operation, flags, images, weight))
+    if wanted[2]:
+        read = float(gradient.size_bytes)
+        problems.append(Problem("transfer", "float32", (read, 0.0, float(gradient.elements))))
+    return tuple(problems)
