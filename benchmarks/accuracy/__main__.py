@@ -8,6 +8,8 @@ Example::
     python -m benchmarks.accuracy measurements --of pairs
     python -m benchmarks.accuracy traces --of recordings
     python -m benchmarks.accuracy validation --of operators
+    python -m benchmarks.accuracy validation --of timm --sample 40 --cache traces-of-timm
+    python -m benchmarks.accuracy validation --of torchvision --cache traces-of-torchvision
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.accuracy import gpu_pairs, operator_tables, recordings, regressions, report, studies
+from benchmarks.accuracy import gpu_pairs, operator_tables, recordings, regressions, report, studies, vision
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.kernels.models import kernel_models
@@ -35,15 +37,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="folder of the tables")
     parser.add_argument(
         "--of",
-        choices=("iterations", "correlations", "regressions", "pairs", "recordings", "operators", "compiled"),
+        choices=(
+            "iterations",
+            "correlations",
+            "regressions",
+            "pairs",
+            "recordings",
+            "operators",
+            "compiled",
+            "timm",
+            "torchvision",
+        ),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
-        "small modules, eager and compiled (default: %(default)s)",
+        "small modules, eager and compiled; whole steps of either package's vision models (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
     parser.add_argument("--measure-cpu", action="store_true", help="with regressions: measure a sweep here, too")
+    parser.add_argument(
+        "--cache", type=Path, default=None, help="with timm or torchvision: folder that keeps the traces"
+    )
+    parser.add_argument("--sample", type=int, default=None, help="with timm: so many models, not all")
     options = parser.parse_args(arguments)
     try:
         _run(options, Console(width=WIDTH))
@@ -73,6 +89,13 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     elif options.of == "pairs":
         models = kernel_models((), None if options.weights is None else str(options.weights))
         console.print(gpu_pairs.studies_table(gpu_pairs.exponent_studies(gpu_pairs.measured_pairs(folder, models))))
+    elif options.of in ("timm", "torchvision"):
+        steps = (
+            vision.read_timm_cases(folder / vision.TIMM_TABLE, sample=options.sample)
+            if options.of == "timm"
+            else vision.read_torchvision_cases(folder / vision.TORCHVISION_TABLE)
+        )
+        vision.print_report(vision.evaluate_vision(steps, cache=options.cache, weights=options.weights), console)
     else:
         published = report.evaluate_published(folder, weights=options.weights)
         report.print_report(published, console)

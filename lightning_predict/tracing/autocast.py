@@ -79,9 +79,16 @@ _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
         torch.chain_matmul,
         torch.linalg.multi_dot,
         torch.linalg.vecdot,
+        # Convolutions check above autograd that images and bias are of one dtype.
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+        torch.conv_transpose1d,
+        torch.conv_transpose2d,
+        torch.conv_transpose3d,
     }
 )
-"""Functions that autocast runs in 16 bits and that torch takes apart above the level of `cast`."""
+"""Functions that autocast runs in 16 bits and that torch takes apart, or checks, above the level of `cast`."""
 
 _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {

@@ -1,9 +1,9 @@
 """The two torch modes that show a recorder what a step does, and the operators' schemas.
 
 `OperationMode` shows each operation below autograd; `WholeCallMode` shows the calls that are recorded whole, before
-torch takes them apart. Both run every call unchanged, but for autocast on the meta device (`autocast.py`). Tensor
-subclasses that run Python of their own (jagged tensors, DTensor, quantized weights) take their operations apart first,
-and the operations inside are shown. Example::
+torch takes them apart. Both run every call unchanged, but for autocast (`autocast.py`) and the memory format of
+convolutions (`memory_format.py`) on the meta device. Tensor subclasses that run Python of their own (jagged tensors,
+DTensor, quantized weights) take their operations apart first, and the operations inside are shown. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
         model(batch)         # recorder.saw_operation(...) and recorder.run_whole(...) are called
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_predict.tracing.memory_format import as_on_cuda
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, runs_python, tensors_in
 
@@ -161,7 +162,7 @@ class OperationMode(TorchDispatchMode):
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         args, kwargs = self._recorder.cast(func, args, kwargs)
-        output = func(*args, **kwargs)
+        output = as_on_cuda(schema_of(func).name, args, func(*args, **kwargs))
         self._recorder.saw_operation(func, args, kwargs, output)
         return output
 

@@ -36,11 +36,13 @@ class Agreed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(3, 8, 3, padding=1)
+        self.pointwise = nn.Conv2d(8, 8, 1)  # reads 16 bits, with a bias in float32
         self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 10)
         self.free = nn.Parameter(torch.ones(16, 16))
 
     def forward(self, images: Tensor) -> Tensor:
-        data = functional.relu(self.convolution(images)).flatten(2).transpose(1, 2).contiguous()
+        data = functional.relu(self.pointwise(self.convolution(images)))
+        data = data.flatten(2).transpose(1, 2).contiguous()
         data = functional.gelu(self.first(data))
         heads = data.unflatten(-1, (2, 8)).transpose(1, 2)
         data = data + functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)

@@ -7,8 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
+import lightning_predict as lp
 from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
+from lightning_predict.tracing.memory_format import as_on_cuda
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.trace import Operation
 from tests.tracing.test_dispatch import operations_of
@@ -39,6 +42,53 @@ def test_the_profiler_records_it_as_well(layout: torch.memory_format, is_last: b
     recorder.stop()
     found = convolutions(recorder.trace().operations)
     assert found == {"aten::convolution": is_last, "aten::convolution_backward": is_last}
+
+
+class Block(nn.Module):
+    """What lies between two convolutions of a residual network, and a transposed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.pointwise = nn.Conv2d(8, 8, 1)
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        data = functional.relu(self.norm(self.first(images)))
+        data = data + self.pointwise(self.depthwise(data))
+        result: torch.Tensor = self.up(functional.max_pool2d(data, 2))
+        return result
+
+
+@pytest.mark.parametrize("precision", [None, "16-mixed"])
+@pytest.mark.parametrize(("layout", "is_last"), [(torch.contiguous_format, False), (torch.channels_last, True)])
+def test_the_layout_reaches_every_convolution_on_meta(
+    layout: torch.memory_format, is_last: bool, precision: str | None
+) -> None:
+    with torch.device("meta"):
+        model: nn.Module = Block().to(memory_format=layout)  # type: ignore[call-overload]
+        images = torch.empty(2, 4, 8, 8).to(memory_format=layout)
+    trace = lp.capture(lambda: model(images).sum().backward(), precision=precision)
+    found = [bool(o.arguments.get(CHANNELS_LAST)) for o in trace.operations if o.name in IMAGES_AT]
+    assert found == [is_last] * 8  # four, forward and backward
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 6, 6), (2, 4, 5, 6, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_meta_lays_a_convolution_out_as_a_gpu_does(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+    images = torch.empty(sizes, device="meta", dtype=dtype)
+    weight = torch.empty(8, 4, *(3 for _ in sizes[2:]), device="meta", dtype=dtype).to(memory_format=layout)
+    output = torch.empty(2, 8, *(size - 2 for size in sizes[2:]), device="meta", dtype=dtype)
+    gradients = (torch.empty_like(images), torch.empty_like(weight), None)
+    # Channels last where either lies so, and never in float64: `cudnn_conv_suggest_memory_format`.
+    forward = as_on_cuda("aten::convolution", (images, weight), output)
+    backward = as_on_cuda("aten::convolution_backward", (output, images, weight), gradients)
+    for result in (forward, backward[0]):
+        assert is_channels_last(result.shape, result.stride()) == (dtype is torch.float32)
+    assert as_on_cuda("aten::relu", (images,), output) is output
 
 
 @given(st.lists(st.integers(2, 5), min_size=4, max_size=5))
