@@ -1,6 +1,6 @@
-"""The whole pipeline in one call: a Trace and GPU names give Predictions.
+"""Run the whole pipeline in one call: a Trace and GPU names give Predictions.
 
-`trace -> timed work (kernels) -> Iteration (timeline) -> Run (scaling) -> Quote (cost) -> Prediction`. Example::
+`trace -> timed work (kernels) -> Iteration (timeline, distributed) -> Run -> Price and memory (cost)`. Example::
 
     import lightning_predict as lp
 
@@ -11,21 +11,20 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lightning_predict.cost.memory import StepMemory, memory_notes, step_memory
+from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.cost.memory import StepMemory, memory_need, memory_notes, step_memory
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import UserPrice, check_price, prediction_of, quote_of
+from lightning_predict.cost.prediction import Prediction, UserPrice, price_of
 from lightning_predict.distributed.layout_steps import Setting, SingleSteps, shared_steps, single_steps
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
-from lightning_predict.kernels.choice import check_method
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes
 from lightning_predict.reports.predictions import Predictions
@@ -39,7 +38,7 @@ from lightning_predict.run.history import (
 )
 from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.run.totals import run_of
-from lightning_predict.run.workload import Loader, Workload
+from lightning_predict.run.workload import Loader, Run, Workload
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.tracing.code_paths import code_path_notes
@@ -48,6 +47,7 @@ from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
 
+@documents_assumptions
 def predict(
     trace: Trace,
     gpus: Sequence[str] = DEFAULT_GPUS,
@@ -72,16 +72,14 @@ def predict(
         iterations: Steps still to come on as many GPUs as were recorded; a layout of more does the same samples in
             fewer. None predicts the step alone.
         num_nodes: Machines of the layouts that do not say.
-        strategy: How several GPUs share the work, see `distributed/strategy.py`: `ddp`, `fsdp`, `zero2`, ...; without
-            effect on one.
-        method: `auto`, `mlp` or `wave` (see `kernels/choice.py`).
-        offers: Offers to take prices from; None takes those that ship with the package.
-        usd_per_hour: Your own price, one for all GPUs or by GPU name; it comes first.
-        weights: Folder or file of weights; None searches the cache and the bundled files.
+        strategy: See `Assumptions`.
+        method: See `Assumptions`.
+        offers: See `Assumptions`.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
         history: Learn from earlier runs of this very step (see `run/history.py`).
-        interconnect: What you know of the links between GPUs; None takes the catalogue's.
-        host_factor: Time that the processor beside those GPUs takes to launch a step over that of the one in use; below
-            1 for a faster one.
+        interconnect: See `Assumptions`.
+        host_factor: See `Assumptions`.
 
     Returns:
         One Prediction a GPU or layout, in the order asked.
@@ -93,20 +91,10 @@ def predict(
             and without shapes is an UnknownGpuError.
         WeightsError: Weights that cannot be found or trusted.
     """
-    if iterations is not None and iterations < 0:
-        raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of steps still to come.")
-    waits = trace.loader_seconds
-    workload = Workload(
-        training_iterations=iterations,
-        samples_per_iteration=trace.samples,
-        loader=Loader(seconds_per_batch=statistics.mean(waits) if waits else 0.0),
-    )
-    return predict_workload(
-        trace,
-        gpus,
-        workload=workload,
-        num_nodes=num_nodes,
-        strategy=strategy,
+    workload = steps_to_come(trace, iterations)
+    layouts = layouts_of(gpus, num_nodes=num_nodes)
+    assumptions = Assumptions(
+        strategy=strategy_of(strategy),
         method=method,
         offers=offers,
         usd_per_hour=usd_per_hour,
@@ -115,118 +103,111 @@ def predict(
         interconnect=interconnect,
         host_factor=host_factor,
     )
+    return predict_workload(trace, layouts, workload, assumptions)
+
+
+def steps_to_come(trace: Trace, iterations: int | None) -> Workload:
+    """Describe a run of so many of the recorded steps, with the waits for the loader that were recorded.
+
+    Args:
+        trace: One training step.
+        iterations: Steps still to come; None if their number is unknown.
+
+    Raises:
+        InvalidArgumentError: A negative number.
+    """
+    if iterations is not None and iterations < 0:
+        raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of steps still to come.")
+    waits = trace.loader_seconds
+    return Workload(
+        training_iterations=iterations,
+        samples_per_iteration=trace.samples,
+        loader=Loader(seconds_per_batch=statistics.mean(waits) if waits else 0.0),
+    )
 
 
 def predict_workload(
     trace: Trace,
-    gpus: Sequence[str],
-    *,
+    layouts: Sequence[Layout],
     workload: Workload,
+    assumptions: Assumptions,
+    *,
     validation: Trace | None = None,
-    num_nodes: int = 1,
-    strategy: str | Strategy = "ddp",
-    method: str = "auto",
-    offers: Sequence[Offer] | None = None,
-    usd_per_hour: UserPrice = None,
-    weights: str | None = None,
-    history: Sequence[HistoryRecord] = (),
-    interconnect: Interconnect | None = None,
-    cores_per_node: int | None = None,
-    host_factor: float = 1.0,
 ) -> Predictions:
     """Predict a run that is still to come: `predict` with validation and everything else that a Trainer knows.
 
     Args:
         trace: One training step.
-        gpus: Names of GPUs or layouts.
+        layouts: Where to run it.
         workload: Steps and validation batches still to come on each GPU of the recorded run.
+        assumptions: What is assumed.
         validation: One validation batch; None takes the forward share of the training step.
-        num_nodes: See `predict`.
-        strategy: See `predict`.
-        method: See `predict`.
-        offers: See `predict`.
-        usd_per_hour: See `predict`.
-        weights: See `predict`.
-        history: Earlier runs; those of the same model on the same GPU correct its prediction.
-        interconnect: See `predict`.
-        cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None where not said.
-        host_factor: See `predict`.
 
     Raises:
         LightningPredictError: As `predict`.
     """
-    layouts = layouts_of(gpus, num_nodes=num_nodes)
-    sharing = strategy_of(strategy)
-    check_method(method)
-    check_price(usd_per_hour)
-    if not 0 < host_factor < math.inf:
-        raise InvalidArgumentError(
-            f"host_factor={host_factor} is no ratio of times; give a number above 0, for example 0.5 for a host that "
-            "is twice as fast."
-        )
     check_predictable(trace)
+    sharing = assumptions.strategy
     targets = list(dict.fromkeys(layout.gpu for layout in layouts))
     origin = gpu_in_use(trace)
     in_use = None if origin is None else layout_in_use(trace, origin)
     needed = targets if origin is None else (*targets, origin)
-    models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), weights)
-    setting = Setting(tuple(targets), origin, models, method, host_factor, interconnect or CATALOGUE)
+    models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)
+    setting = Setting(tuple(targets), origin, models, assumptions.method, assumptions.host_factor, assumptions.links)
     kinds, shares = weighted_kinds(trace)
     singles = [single_steps(kind, setting) for kind in kinds]
     checks = _validation_steps(validation, layouts, sharing, setting)
     alone = [mean_step(steps, shares) for steps in zip(*(single.steps for single in singles), strict=True)]
-    learnt = _learnt(trace.changed(without_collectives), alone, history, origin)
+    learnt = _learnt(trace.changed(without_collectives), alone, assumptions.history, origin)
     by_kind = [_on_layouts(single, learnt, layouts, in_use, sharing, setting) for single in singles]
     shared = [mean_step(steps, shares) for steps in zip(*by_kind, strict=True)]
     same_gpu = mean_check([single.check for single in singles], shares)
-    measured = measured_seconds(trace)
     memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
     predictions = []
     for layout, step, check in zip(layouts, shared, checks, strict=True):
-        row, is_used = targets.index(layout.gpu), layout == in_use
-        own = shared_workload(workload, replicas=sharing.replicas(layout), recorded=trace.world_size)
-        own = crowded_workload(
-            own,
-            gpus_per_node=layout.gpus_per_node,
-            recorded=trace.world_size // trace.num_nodes,
-            cores_per_node=cores_per_node,
-        )
-        run = run_of(step, own, check, batches=trace.batches)
-        correction = learnt[row]
-        run = (run if correction is None else correction.run_of(run)).cut_off(own.time_limit_seconds)
-        quote = quote_of(
-            run,
-            layout,
-            memory_bytes=_memory_bytes(memory, layout, sharing),
-            reported_bytes=trace.gpu_memory_bytes if layout.gpu == origin else None,
-            offers=offers,
-            usd_per_hour=usd_per_hour,
-        )
-        found = prediction_of(
-            step,
-            run,
-            quote,
-            workload=own,
-            layout=layout,
-            replicas=sharing.replicas(layout),
-            measured_seconds=measured if is_used else None,
-            same_gpu=same_gpu if is_used else None,
-        )
-        predictions.append(found)
+        if layout == in_use:
+            unmeasured = None if same_gpu is None else same_gpu.predicted_seconds
+            step = replace(step, measured_seconds=measured_seconds(trace), unmeasured_seconds=unmeasured)
+        run = _run_on(layout, step, check, workload, trace, assumptions)
+        correction = learnt[targets.index(layout.gpu)]
+        run = (run if correction is None else correction.run_of(run)).cut_off(workload.time_limit_seconds)
+        price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
+        reported = trace.gpu_memory_bytes if layout.gpu == origin else None
+        need = memory_need(layout, _memory_bytes(memory, layout, sharing), reported_bytes=reported)
+        predictions.append(Prediction(layout, step, run, price, need))
     unknown_gpu = unknown_gpu_note(trace)
     notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(kinds), *kinds_note(trace))
     return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
 
 
+def _run_on(
+    layout: Layout,
+    step: Iteration,
+    validation: Iteration | None,
+    workload: Workload,
+    trace: Trace,
+    assumptions: Assumptions,
+) -> Run:
+    """Predict the rest of the run on a layout, whose replicas share it and whose loaders share the cores."""
+    replicas = assumptions.strategy.replicas(layout)
+    own = crowded_workload(
+        shared_workload(workload, replicas=replicas, recorded=trace.world_size),
+        gpus_per_node=layout.gpus_per_node,
+        recorded=trace.world_size // trace.num_nodes,
+        cores_per_node=assumptions.cores_per_node,
+    )
+    return run_of(step, own, validation, batches=trace.batches, replicas=replicas)
+
+
 def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
-    """The GPUs that the recorded processes trained on."""
+    """Find the GPUs that the recorded processes trained on."""
     return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
 
 
 def _validation_steps(
     validation: Trace | None, layouts: Sequence[Layout], sharing: Strategy, setting: Setting
 ) -> Sequence[Iteration | None]:
-    """One validation batch on each layout; replicas work by themselves, the GPUs of one together."""
+    """Predict one validation batch on each layout; replicas work by themselves, the GPUs of one together."""
     if validation is None:
         return [None] * len(layouts)
     single = single_steps(validation, setting)
@@ -239,7 +220,7 @@ def _validation_steps(
 def _learnt(
     trace: Trace, steps: Sequence[Iteration], history: Sequence[HistoryRecord], origin: Gpu | None
 ) -> list[Correction | None]:
-    """What earlier runs say of the step on each GPU."""
+    """Find what earlier runs say of the step on each GPU."""
     if not history:
         return [None] * len(steps)
     fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
@@ -264,7 +245,7 @@ def _on_layouts(
     sharing: Strategy,
     setting: Setting,
 ) -> list[Iteration]:
-    """One kind of step on each layout, corrected by earlier runs, and as measured on the layout in use."""
+    """Predict one kind of step on each layout, corrected by earlier runs, and as measured on the layout in use."""
     steps = [
         step if correction is None else correction.step_of(step)
         for step, correction in zip(single.steps, learnt, strict=True)
@@ -278,14 +259,14 @@ def _on_layouts(
 
 
 def _memory_bytes(memory: Iterable[tuple[Trace, StepMemory]], layout: Layout, sharing: Strategy) -> float | None:
-    """Peak memory of each GPU of a layout in the kind of step that needs most; None where that of no kind is known."""
+    """Find the peak memory of each GPU of a layout in the kind of step that needs most; None if no kind's is known."""
     return max(
         (shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing) for kind, one in memory), default=None
     )
 
 
 def _notes(kinds: Iterable[Trace]) -> tuple[str, ...]:
-    """What is to be said of the kinds of step, each sentence once."""
+    """Collect what is to be said of the kinds of step, each sentence once."""
     notes = [
         note
         for kind in kinds

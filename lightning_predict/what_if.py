@@ -14,14 +14,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.cost.memory import MARGIN, step_memory, usable_bytes
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import DEFAULT_GPUS
-from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus import DEFAULT_GPUS, Gpu
+from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.kernels.fusion import fused
-from lightning_predict.prediction import predict
+from lightning_predict.prediction import predict, predict_workload, steps_to_come
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption, Line, largest_power_of_two, line_through
@@ -30,6 +31,7 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import MEGA, seconds_to_hours
 
 
+@documents_assumptions
 def batch_size_what_if(
     traces: Mapping[int, Trace],
     gpus: Sequence[str] = DEFAULT_GPUS,
@@ -39,15 +41,15 @@ def batch_size_what_if(
     usd_per_hour: UserPrice = None,
     weights: str | None = None,
 ) -> tuple[BatchSizeOption, ...]:
-    """The largest power of two that fits as batch size on each GPU, with its throughput and cost.
+    """Find the largest power of two that fits as batch size on each GPU, with its throughput and cost.
 
     Args:
         traces: One step each, by the samples in it; at least two. Best on the meta device.
         gpus: Names of GPUs.
-        method: See `predict`.
-        offers: See `predict`.
-        usd_per_hour: See `predict`.
-        weights: See `predict`.
+        method: See `Assumptions`.
+        offers: See `Assumptions`.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
 
     Returns:
         One option a GPU, in the order asked.
@@ -56,27 +58,39 @@ def batch_size_what_if(
         InvalidArgumentError: Fewer than two batch sizes, or traces from which no memory can be derived.
         LightningPredictError: As `predict`.
     """
+    assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
+    return batch_sizes_that_fit(traces, layouts_of(gpus), assumptions)
+
+
+def batch_sizes_that_fit(
+    traces: Mapping[int, Trace], layouts: Sequence[Layout], assumptions: Assumptions
+) -> tuple[BatchSizeOption, ...]:
+    """Find the largest power of two that fits as batch size on each GPU; see `batch_size_what_if`.
+
+    Args:
+        traces: One step each, by the samples in it; at least two.
+        layouts: Single GPUs.
+        assumptions: What is assumed.
+
+    Raises:
+        LightningPredictError: As `batch_size_what_if`.
+    """
     by_size = {
-        size: predict(
-            trace,
-            gpus,
-            method=method,
-            offers=offers,
-            usd_per_hour=usd_per_hour,
-            weights=weights,
-            history=False,  # two sizes must be predicted alike
-        )
+        size: predict_workload(trace, layouts, steps_to_come(trace, None), assumptions)
         for size, trace in sorted(traces.items())
     }
     if not by_size:
         line_through({})  # says what is missing
-    names = next(iter(by_size.values()))
+    first = next(iter(by_size.values()))
     return tuple(
-        _option({size: predictions[name] for size, predictions in by_size.items()}, _memory_lines(traces, name))
-        for name in names
+        _option(
+            {size: predictions[name] for size, predictions in by_size.items()}, _memory_lines(traces, one.layout.gpu)
+        )
+        for name, one in first.items()
     )
 
 
+@documents_assumptions
 def precision_what_if(
     trace: Trace,
     gpus: Sequence[str] = DEFAULT_GPUS,
@@ -92,9 +106,9 @@ def precision_what_if(
         trace: A step in float32.
         gpus: Names of GPUs.
         dtype: `bfloat16` or `float16`.
-        iterations: See `predict`.
-        usd_per_hour: See `predict`.
-        weights: See `predict`.
+        iterations: Steps still to come; None predicts the step alone.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
 
     Raises:
         InvalidArgumentError: A dtype that is neither, or a trace under autocast.
@@ -104,6 +118,7 @@ def precision_what_if(
     return predict(half, gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
 
 
+@documents_assumptions
 def compile_what_if(
     trace: Trace,
     gpus: Sequence[str] = DEFAULT_GPUS,
@@ -117,9 +132,9 @@ def compile_what_if(
     Args:
         trace: An eager step, recorded on the CPU or the meta device.
         gpus: Names of GPUs.
-        iterations: See `predict`.
-        usd_per_hour: See `predict`.
-        weights: See `predict`.
+        iterations: Steps still to come; None predicts the step alone.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
 
     Raises:
         InvalidArgumentError: A step that was compiled already, or whose tensors were not followed.
@@ -130,7 +145,7 @@ def compile_what_if(
 
 
 def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:
-    """The options as lines for a terminal."""
+    """Write the options as lines for a terminal."""
     width = max((len(option.gpu) for option in options), default=0)
     return tuple(f"{option.gpu:<{width}}  {_in_words(option)}" for option in options)
 
@@ -151,7 +166,7 @@ def _in_words(option: BatchSizeOption) -> str:
 def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line]) -> BatchSizeOption:
     first = next(iter(by_size.values()))
     device = line_through({size: one.device_seconds for size, one in by_size.items()})
-    available = usable_bytes(find_gpu(first.gpu)) / (1 + MARGIN)
+    available = usable_bytes(first.layout.gpu) / (1 + MARGIN)
     sizes = [size for line in memory if (size := largest_power_of_two(line, available)) is not None]
     if len(sizes) < len(memory):
         return BatchSizeOption(gpu=first.gpu, batch_size=None, usd_per_hour=first.usd_per_hour)
@@ -172,10 +187,10 @@ def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line]) -> BatchS
     )
 
 
-def _memory_lines(traces: Mapping[int, Trace], name: str) -> tuple[Line, ...]:
-    """Of the passes and of the update: the larger counts, and each is straight by itself."""
+def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[Line, ...]:
+    """Fit the memory of the passes and of the update, each a straight line by itself; the larger counts."""
     memory = {size: step_memory(trace) for size, trace in traces.items()}
-    moments = {size: one.moments_on(find_gpu(name)) for size, one in memory.items() if one is not None}
+    moments = {size: one.moments_on(gpu) for size, one in memory.items() if one is not None}
     if len(moments) < len(memory):
         raise InvalidArgumentError(
             "The memory of a step is not known for every batch size; capture steps whose model the recorder sees."

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
+from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.prediction import predict_workload
@@ -85,12 +87,12 @@ def test_coverage_adds_up_to_one() -> None:
 def test_validation_is_part_of_the_total() -> None:
     workload = Workload(training_iterations=10, validation_iterations=4)
     check = replace(TRACE, operations=(PRODUCT,))
-    row = predict_workload(TRACE, ["T4"], workload=workload, validation=check)["T4"]
+    row = predict_workload(TRACE, layouts_of(["T4"]), workload, Assumptions(), validation=check)["T4"]
     assert row.validation_seconds is not None
     assert row.total_seconds is not None
     assert math.isclose(row.validation_seconds, 4 * row.iteration_seconds / 3)
     assert math.isclose(row.total_seconds, 10 * row.iteration_seconds + row.validation_seconds)
-    estimated = predict_workload(TRACE, ["T4"], workload=workload)["T4"]
+    estimated = predict_workload(TRACE, layouts_of(["T4"]), workload, Assumptions())["T4"]
     assert estimated.validation_is_estimated
     assert math.isclose(estimated.validation_seconds or 0, row.validation_seconds)  # a third is forward
 

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.offers import Offer
 from lightning_predict.distributed.overlap import FRICTION, slowest_of
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
@@ -111,7 +113,9 @@ def test_a_run_of_several_processes_is_measured_under_its_layout() -> None:
     used = replace(
         TRACE, device="cuda", gpu_reported_name="NVIDIA L4", step_seconds=(0.5, 0.6, 0.7), world_size=4, num_nodes=2
     )
-    found = predict_workload(used, ["L4", "2x2xL4", "8xL4"], workload=Workload(training_iterations=100))
+    found = predict_workload(
+        used, layouts_of(["L4", "2x2xL4", "8xL4"]), Workload(training_iterations=100), Assumptions()
+    )
     assert found.used_gpu == "2x2xL4"
     assert found["2x2xL4"].measured_seconds == found["2x2xL4"].iteration_seconds == 0.6
     assert found["L4"].measured_seconds is None

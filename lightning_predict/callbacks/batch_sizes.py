@@ -26,7 +26,7 @@ from lightning_predict.reports.loggers import LoggedTable, log_table
 from lightning_predict.run.batch_size import BatchSizeOption
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.what_if import batch_size_lines, batch_size_what_if
+from lightning_predict.what_if import batch_size_lines, batch_sizes_that_fit
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -48,7 +48,7 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
 
     Raises:
         CaptureError: The batch size in use is not known, or a step ran elsewhere than on the meta device.
-        LightningPredictError: As `batch_size_what_if`.
+        LightningPredictError: As `batch_sizes_that_fit`.
     """
     if trace.samples is None:
         raise CaptureError("the batch size in use could not be read from the batch")
@@ -62,9 +62,7 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
     elsewhere = {one.device for one in traces.values()} - {"meta"}
     if elsewhere:
         raise CaptureError(f"meta_step ran on {', '.join(sorted(elsewhere))}; make its tensors on the meta device")
-    return batch_size_what_if(
-        traces, question.gpus, method=question.method, usd_per_hour=question.usd_per_hour, weights=question.weights
-    )
+    return batch_sizes_that_fit(traces, question.layouts, question.assumptions)
 
 
 def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:

@@ -2,31 +2,31 @@
 
 Example::
 
-    question = Question(gpus=("T4", "L4"))
+    question = Question(layouts=layouts_of(["T4", "L4"]))
     answer = predict_rest(trainer, question, trace, validation=None, pace=Pace(), clock=clock)
     answer.predictions["T4"].total_seconds, answer.expected.total_seconds
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
-from lightning_predict.distributed.strategy import DataStrategy, Strategy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, Final, final
+
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.callbacks.outcome import Expected, expected_of, with_tempo
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.distributed.strategy import DataStrategy, Strategy
+from lightning_predict.gpus.layouts import Layout
 from lightning_predict.prediction import layout_in_use, predict_workload
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, read_history
 from lightning_predict.run.workload import Workload
-from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
@@ -74,28 +74,20 @@ class Question:
     """What the user wants to know.
 
     Attributes:
-        gpus: Our names of the GPUs.
-        method: How kernels are predicted.
-        weights: File or folder of weights; None for those that come with the package.
-        usd_per_hour: The user's own price of one GPU.
+        layouts: GPUs and layouts to predict.
+        assumptions: What is assumed; its strategy and history are filled in when the question is asked.
         batches_per_epoch: Length of an epoch of a loader that has none; None where not said.
         samples_per_epoch: The same in samples, over all processes.
         learns: Earlier runs of the same model count.
         strategy: How several GPUs share the work; None for the Trainer's own way.
-        interconnect: What is known of the links between GPUs; None takes the catalogue's.
-        cores_per_node: Processor cores of the machines that are predicted; None where not said.
     """
 
-    gpus: tuple[str, ...]
-    method: str = "auto"
-    weights: str | None = None
-    usd_per_hour: float | Mapping[str, float] | None = None
+    layouts: tuple[Layout, ...]
+    assumptions: Assumptions = Assumptions()
     batches_per_epoch: int | None = None
     samples_per_epoch: int | None = None
     learns: bool = True
     strategy: Strategy | None = None
-    interconnect: Interconnect | None = None
-    cores_per_node: int | None = None
 
 
 @final
@@ -154,19 +146,12 @@ def predict_rest(
     )
     work = rest.workload
     trace = with_tempo(trace, rest.tempo).changed(lambda step: of_processes(step, trainer))
-    predictions = predict_workload(
-        trace,
-        question.gpus,
-        workload=work,
-        validation=validation,
+    assumptions = replace(
+        question.assumptions,
         strategy=strategy_of_trainer(trainer) if question.strategy is None else question.strategy,
-        interconnect=question.interconnect,
-        cores_per_node=question.cores_per_node,
-        method=question.method,
-        usd_per_hour=question.usd_per_hour,
-        weights=question.weights,
         history=_history(question, trace, is_renewed=is_renewed),
     )
+    predictions = predict_workload(trace, question.layouts, work, assumptions, validation=validation)
     predictions = replace(predictions, notes=(*predictions.notes, *_notes(trainer, given, work)))
     return Answer(
         predictions=predictions,

@@ -19,7 +19,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_predict.callbacks.outcome import Outcome
+from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps, check_trace_file, check_weights
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
@@ -27,26 +27,26 @@ from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.guard import never_raises
+from lightning_predict.callbacks.outcome import Outcome
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.run_clock import run_clock_of
 from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, reason_for_no_extras
-from lightning_predict.cost.prediction import check_price
+from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import TraceFormatError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
-from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption
-from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
+@documents_assumptions
 class RuntimePredictor(Callback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
@@ -60,9 +60,9 @@ class RuntimePredictor(Callback):
         warmup_steps: Steps to time before one is recorded; a few more where they have not settled by then, fewer where
             the run, or the warm-up of a CostBudget, is too short.
         capture_steps: Steps to record, one after the other; the one of middle length counts.
-        weights: File or folder of model weights; None takes those that come with the package.
-        method: How kernels are predicted: `auto`, `mlp` or `wave`.
-        usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
+        weights: See `Assumptions`.
+        method: See `Assumptions`.
+        usd_per_hour: See `Assumptions`.
         print_table: Print the table of predictions and the ranking below it.
         deadline_hours: Time that the rest of the run may take; the ranking names the cheapest GPU within it.
         batches_per_epoch: Batches of an epoch on one process, where the loader has no length.
@@ -70,9 +70,8 @@ class RuntimePredictor(Callback):
         learn_from_history: Let earlier runs of the same model on the same GPU correct predictions, and remember this
             one (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's folder for data).
         strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None: as the Trainer does.
-        interconnect: What you know of the links between GPUs; None takes what their names promise.
-        cores_per_node: Processor cores of the machines to predict, which the loaders of their GPUs share; None: each
-            loader has cores enough.
+        interconnect: See `Assumptions`.
+        cores_per_node: See `Assumptions`.
         meta_step: Makes a training step on the meta device from a batch size (see `callbacks/batch_sizes.py`), for the
             largest batch size that fits on each GPU; None leaves that out.
         save_trace: File for the recorded step, `.json` or `.json.gz`, from which `lp.Trace.load` and the command line
@@ -121,8 +120,6 @@ class RuntimePredictor(Callback):
     ) -> None:
         check_steps("warmup_steps", warmup_steps)
         check_steps("capture_steps", capture_steps)
-        check_method(method)
-        check_price(usd_per_hour)
         check_amount("deadline_hours", deadline_hours)
         if cores_per_node is not None:
             check_steps("cores_per_node", cores_per_node)
@@ -131,7 +128,8 @@ class RuntimePredictor(Callback):
         check_trace_file("save_trace", save_trace)
         if isinstance(usd_per_hour, dict):
             usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
-        self.gpus = tuple(layout.name for layout in layouts_of(gpus))
+        layouts = layouts_of(gpus)
+        self.gpus = tuple(layout.name for layout in layouts)
         self.warmup_steps = warmup_steps
         self.capture_steps = capture_steps
         self.usd_per_hour = usd_per_hour
@@ -140,16 +138,18 @@ class RuntimePredictor(Callback):
         self.meta_step = meta_step
         self.save_trace = None if save_trace is None else fspath(save_trace)
         self._question = Question(
-            gpus=self.gpus,
-            method=method,
-            weights=weights,
-            usd_per_hour=usd_per_hour,
+            layouts=layouts,
+            assumptions=Assumptions(
+                method=method,
+                weights=weights,
+                usd_per_hour=usd_per_hour,
+                interconnect=interconnect,
+                cores_per_node=cores_per_node,
+            ),
             batches_per_epoch=batches_per_epoch,
             samples_per_epoch=samples_per_epoch,
             learns=learn_from_history,
             strategy=None if strategy is None else strategy_of(strategy),
-            interconnect=interconnect,
-            cores_per_node=cores_per_node,
         )
         self.batch_sizes: tuple[BatchSizeOption, ...] = ()
         self.predictions: Predictions | None = None

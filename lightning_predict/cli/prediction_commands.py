@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from lightning_predict.cli.answers import Answer, json_value
 
 if TYPE_CHECKING:
+    from lightning_predict.assumptions import Assumptions
     from lightning_predict.cost.energy import Energy
     from lightning_predict.cost.offers import Offer
     from lightning_predict.gpus.layouts import Layout
@@ -75,13 +76,29 @@ def predict(
         markdown: Write the tables in Markdown to this file.
         sky: Write a SkyPilot task that rents the recommended GPU to this file.
     """
+    from lightning_predict.assumptions import Assumptions
+    from lightning_predict.distributed.strategy import strategy_of
     from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.gpus import DEFAULT_GPUS
+    from lightning_predict.gpus.layouts import layouts_of
+    from lightning_predict.run.history import read_history
 
     if output is not None and output.suffix not in (".html", ".md", ".json"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .md or .json; give one.")
+    asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
+    layouts = layouts_of(asked, num_nodes=nodes)
     prices = Prices(usd_per_hour, offers, region, spot, watts, usd_per_kwh)
-    shared = Shared(strategy, nodes)
-    findings = _findings(trace, gpus, iterations, shared, deadline_hours, prices, method, weights, host_factor)
+    listed, notes = prices.offers(layouts)
+    assumptions = Assumptions(
+        strategy=strategy_of(strategy),
+        method=method,
+        weights=None if weights is None else str(weights),
+        offers=listed,
+        usd_per_hour=usd_per_hour,
+        history=read_history(),
+        host_factor=host_factor,
+    )
+    findings = _findings(trace, layouts, iterations, deadline_hours, assumptions, notes)
     if energy or output is not None or grid_grams_per_kwh is not None:
         findings = findings.with_energy(grid_grams_per_kwh)
     files: dict[str, str] = {}
@@ -92,15 +109,6 @@ def predict(
             files[kind if form in files else form] = str(path)
     show = partial(findings.show, files) if output is None else partial(print, *files.values(), sep="\n")
     return Answer(data=lambda: findings.as_dict() | {"written": files}, show=show)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Hold the options that say how several GPUs share the work."""
-
-    strategy: str
-    nodes: int
 
 
 @final
@@ -155,7 +163,7 @@ class Findings:
 
     predictions: Predictions
     ranking: Ranking
-    offers: tuple[Offer, ...]
+    offers: Sequence[Offer]
     energies: Mapping[str, Energy | None] | None = None
 
     def with_energy(self, grid_grams_per_kwh: float | None) -> Findings:
@@ -215,7 +223,7 @@ class Findings:
         chosen = ranking.cheapest if ranking.deadline_hours is None else ranking.within_deadline
         if chosen is None:
             raise InvalidArgumentError("No GPU can be recommended, so there is no machine to rent; see the ranking.")
-        return sky_task(machine_to_rent(chosen.gpu, self.offers), prediction=chosen.prediction)
+        return sky_task(machine_to_rent(chosen.prediction.layout, self.offers), prediction=chosen.prediction)
 
     def show(self, files: Mapping[str, str]) -> None:
         """Print the table, the ranking, and which files were written."""
@@ -230,41 +238,22 @@ class Findings:
 
 def _findings(
     trace: Path,
-    gpus: str | None,
+    layouts: Sequence[Layout],
     iterations: int | None,
-    shared: Shared,
     deadline_hours: float | None,
-    prices: Prices,
-    method: str,
-    weights: Path | None,
-    host_factor: float,
+    assumptions: Assumptions,
+    notes: Sequence[str],
 ) -> Findings:
-    """Predict and rank; a deadline or a price that cannot be is refused before the trace is read."""
+    """Predict and rank; a deadline that cannot be is refused before the trace is read."""
     from dataclasses import replace
 
-    from lightning_predict.gpus import DEFAULT_GPUS
-    from lightning_predict.gpus.layouts import layouts_of
-    from lightning_predict.prediction import predict as predict_trace
+    from lightning_predict.prediction import predict_workload, steps_to_come
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank
     from lightning_predict.tracing.trace import Trace
 
-    asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
-    layouts = layouts_of(asked, num_nodes=shared.nodes)
-    names = tuple(layout.name for layout in layouts)
     rank(Predictions(()), deadline_hours=deadline_hours)
-    offers, notes = prices.offers(layouts)
-    found = predict_trace(
-        Trace.load(str(trace)),
-        names,
-        iterations=iterations,
-        num_nodes=shared.nodes,
-        strategy=shared.strategy,
-        method=method,
-        offers=offers,
-        usd_per_hour=prices.usd_per_hour,
-        weights=None if weights is None else str(weights),
-        host_factor=host_factor,
-    )
+    step = Trace.load(str(trace))
+    found = predict_workload(step, layouts, steps_to_come(step, iterations), assumptions)
     found = replace(found, notes=(*found.notes, *notes))
-    return Findings(found, rank(found, deadline_hours=deadline_hours), offers)
+    return Findings(found, rank(found, deadline_hours=deadline_hours), assumptions.offers or ())

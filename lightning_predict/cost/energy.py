@@ -24,7 +24,6 @@ from typing import Any, Final, final
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import Gpu
-from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
 
 IDLE_SHARE: Final = 0.2
@@ -116,11 +115,10 @@ def prediction_energy(
 
     Raises:
         InvalidArgumentError: A number outside its range.
-        UnknownGpuError: The prediction is of no GPU of the catalogue.
     """
     if prediction.total_seconds is None:
         return None
-    layout = layout_of(prediction.gpu)
+    layout = prediction.layout
     found = energy(
         prediction.total_seconds,
         layout.gpu,

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal, final
 
+from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
@@ -170,15 +171,52 @@ def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
     return max(0.0, reported_bytes - CONTEXT_BYTES)
 
 
-def memory_fit(needed_bytes: float | None, usable: float) -> MemoryFit | None:
-    """Judge whether a step fits; None where its need is not known.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """State how much memory a step needs on each GPU.
+
+    Attributes:
+        memory_bytes: Peak of a step; None if unknown.
+        memory_fit: `fits` with a margin, `tight` without, or `exceeds`; None if the need is unknown.
+        memory_free_bytes: What a step leaves free of what a process can use, below 0 if it does not fit.
+    """
+
+    memory_bytes: float | None = None
+    memory_fit: MemoryFit | None = None
+    memory_free_bytes: float | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Tell whether it fits, perhaps narrowly; None if the need is unknown."""
+        return None if self.memory_fit is None else self.memory_fit != "exceeds"
+
+
+def memory_need(layout: Layout, needed_bytes: float | None, *, reported_bytes: float | None = None) -> MemoryNeed:
+    """Judge whether a step fits on each GPU of a layout.
+
+    Args:
+        layout: The GPUs.
+        needed_bytes: Peak memory of a step on each; None if unknown.
+        reported_bytes: Memory that the GPU itself reports; None if it is not at hand.
+    """
+    if needed_bytes is None:
+        return MemoryNeed()
+    usable = usable_bytes(layout.gpu, reported_bytes)
+    return MemoryNeed(
+        memory_bytes=needed_bytes,
+        memory_fit=memory_fit(needed_bytes, usable),
+        memory_free_bytes=usable - needed_bytes,
+    )
+
+
+def memory_fit(needed_bytes: float, usable: float) -> MemoryFit:
+    """Judge whether a step fits.
 
     Args:
         needed_bytes: Peak memory of a step.
         usable: See `usable_bytes`.
     """
-    if needed_bytes is None:
-        return None
     if needed_bytes * (1 + MARGIN) <= usable:
         return "fits"
     return "tight" if needed_bytes <= usable else "exceeds"

@@ -1,176 +1,277 @@
-"""Price a run, and flatten all that is known of one GPU or layout into the `Prediction` that users get.
+"""Price a run, and compose the `Prediction` that users get: layout, step, run, price and memory.
 
 The user's own price comes first, then the cheapest offer that is listed. Example::
 
-    quote = quote_of(run, layout_of("T4"), memory_bytes=3e9, usd_per_hour=0.50)
-    quote.cost_usd  # hours x 0.50
-    prediction_of(step, run, quote, workload=workload, layout=layout_of("T4")).cost_usd
+    layout = layout_of("T4")
+    price = price_of(run, layout, usd_per_hour=0.50)
+    price.cost_usd  # hours x 0.50
+    Prediction(layout, step, run, price, memory_need(layout, 3e9)).cost_usd
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any, Final, final
 
-from lightning_predict.cost.memory import MemoryFit, memory_fit, usable_bytes
+from lightning_predict.cost.memory import MemoryFit, MemoryNeed
 from lightning_predict.cost.offers import Offer, cheapest_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.run.workload import Run, Workload
+from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.same_gpu import SameGpuCheck
 from lightning_predict.timeline.verdict import Verdict
 from lightning_predict.units import seconds_to_hours
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quote:
-    """A run at a price.
+class Price:
+    """State what a run costs.
 
     Attributes:
-        gpu: Name of the GPU.
-        usd_per_hour: Price; None where no offer is known.
-        offer: Where the price comes from; None where no offer is known.
-        cost_usd: Of the whole run; None where its length or its price is unknown.
-        memory_bytes: Needed on one GPU; None where unknown.
-        fits: It fits in the GPU's memory, perhaps narrowly; None where `memory_bytes` is unknown.
-        memory_fit: Whether it fits with a margin (`cost/memory.py`).
-        memory_free_bytes: What it leaves free, below 0 where it does not fit.
+        usd_per_hour: Price of all machines of the layout; None if no offer is known.
+        cost_usd: Cost of the whole run; None if its length or its price is unknown.
+        offer: Source of the price, with its date; None if no offer is known.
     """
 
-    gpu: str
-    usd_per_hour: float | None
-    offer: Offer | None
-    cost_usd: float | None
-    memory_bytes: float | None
-    fits: bool | None
-    memory_fit: MemoryFit | None = None
-    memory_free_bytes: float | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """All that is predicted for one GPU or layout; what is not known is None.
-
-    Attributes:
-        gpu: Name of the GPU or layout as asked for, in our spelling.
-        num_gpus: GPUs of the layout.
-        iteration: Seconds of one training step, by parts as `iteration_seconds`, `..._low` and `..._high`.
-        device_seconds: Time of a step in which the device computes.
-        host_seconds: Time that the host needs to launch a step.
-        measured_seconds: The step as measured, where this is the GPU in use.
-        unmeasured_seconds: The step as it would be predicted without any measurement, where this is the GPU in use.
-        iterations: Training steps still to come.
-        total: Seconds of the run still to come, validation included, by parts as `total_seconds` and so on.
-        validation_seconds: Validation's part of `total_seconds`.
-        validation_is_estimated: Validation's time is the forward share of a training step.
-        cycle_seconds: A step with its wait for the loader.
-        epoch_seconds: Training of one epoch.
-        loader_seconds: What the loader takes for the batches of a step; where it is the longer, it bounds the step.
-        checkpoint_seconds: The part of `total_seconds` in which checkpoints are written.
-        checkpoint_is_estimated: That part follows from the size of the state, and was not timed.
-        at_most: The run may end earlier.
-        is_cut_off: The Trainer's time limit ends the run; the totals are what is left until then.
-        communication_seconds: Time of a step's collectives between GPUs, hidden or not; 0 on one.
-        added_seconds: By how much a step is longer than on one GPU: communication that no work hides, and the wait for
-            the slowest.
-        samples_per_second: Throughput of all GPUs.
-        usd_per_hour: Price of the whole machine that is rented for it.
-        cost_usd: Of the run still to come.
-        offer: Where the price comes from, with its date.
-        memory_bytes: Peak memory of a step on each GPU.
-        fits: It fits in the GPU's memory, perhaps narrowly.
-        memory_fit: `fits` with a margin, `tight` without, or `exceeds`.
-        memory_free_bytes: What the step leaves free of what a process can use; below 0 where it does not fit.
-        coverage: Share of the device time by method; sums to 1. See `timeline.records.Iteration`.
-        base_share: Share of the device time by networks that saw no measurement of this GPU.
-        verdict: What bounds the step, what a faster GPU gains, and the critical path by module.
-        notes: What was not covered, in words.
-    """
-
-    gpu: str
-    iteration: Interval
-    device_seconds: float
-    host_seconds: float
-    num_gpus: int = 1
-    communication_seconds: float = 0.0
-    added_seconds: float = 0.0
-    measured_seconds: float | None = None
-    unmeasured_seconds: float | None = None
-    iterations: int | None = None
-    total: Interval | None = None
-    validation_seconds: float | None = None
-    validation_is_estimated: bool = False
-    cycle_seconds: float | None = None
-    epoch_seconds: float | None = None
-    loader_seconds: float | None = None
-    checkpoint_seconds: float | None = None
-    checkpoint_is_estimated: bool = False
-    at_most: bool = False
-    is_cut_off: bool = False
-    samples_per_second: float | None = None
     usd_per_hour: float | None = None
     cost_usd: float | None = None
     offer: str | None = None
-    memory_bytes: float | None = None
-    fits: bool | None = None
-    memory_fit: MemoryFit | None = None
-    memory_free_bytes: float | None = None
-    coverage: Mapping[str, float] = field(default_factory=dict)
-    base_share: float = 0.0
-    verdict: Verdict | None = None
-    notes: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """All that is predicted for one GPU or layout; what is not known is None.
+
+    The five parts hold the values; each value has a flat name, too.
+
+    Attributes:
+        layout: The GPUs.
+        step: One training step.
+        run: The run still to come.
+        price: What the run costs.
+        memory: Whether a step fits.
+    """
+
+    layout: Layout
+    step: Iteration
+    run: Run
+    price: Price
+    memory: MemoryNeed
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU or layout, in our spelling."""
+        return self.layout.name
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs of the layout."""
+        return self.layout.count
+
+    @property
+    def iteration(self) -> Interval:
+        """Seconds of one training step, with their 90 % interval."""
+        return Interval(self.step.low_seconds, self.step.seconds, self.step.high_seconds)
 
     @property
     def iteration_seconds(self) -> float:
-        """Time of one training step."""
-        return self.iteration.middle
+        """Seconds of one training step."""
+        return self.step.seconds
 
     @property
     def iteration_seconds_low(self) -> float:
         """Lower end of the 90 % interval of a training step."""
-        return self.iteration.low
+        return self.step.low_seconds
 
     @property
     def iteration_seconds_high(self) -> float:
         """Upper end of the 90 % interval of a training step."""
-        return self.iteration.high
+        return self.step.high_seconds
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of a step in which the device computes."""
+        return self.step.device_seconds
+
+    @property
+    def host_seconds(self) -> float:
+        """Seconds that the host needs to launch a step."""
+        return self.step.host_seconds
+
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds of a step's collectives between GPUs, hidden or not; 0 on one GPU."""
+        return self.step.communication_seconds
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds that a step takes longer than on one GPU: exposed communication and the wait for the slowest."""
+        return self.step.added_seconds
+
+    @property
+    def measured_seconds(self) -> float | None:
+        """Seconds of a step as measured; None except on the GPU in use."""
+        return self.step.measured_seconds
+
+    @property
+    def unmeasured_seconds(self) -> float | None:
+        """Seconds of a step as predicted without any measurement; None except on the GPU in use."""
+        return self.step.unmeasured_seconds
+
+    @property
+    def iterations(self) -> int | None:
+        """Training steps still to come."""
+        return self.run.iterations
+
+    @property
+    def total(self) -> Interval | None:
+        """Seconds of the run still to come, validation included, with their 90 % interval."""
+        return self.run.total
 
     @property
     def total_seconds(self) -> float | None:
-        """Time of the run still to come, validation included; None where its length is unknown."""
-        return None if self.total is None else self.total.middle
+        """Seconds of the run still to come, validation included."""
+        return self.run.total_seconds
 
     @property
     def total_seconds_low(self) -> float | None:
-        """Lower end of the 90 % interval of the run; None where its length is unknown."""
-        return None if self.total is None else self.total.low
+        """Lower end of the 90 % interval of the run."""
+        return None if self.run.total is None else self.run.total.low
 
     @property
     def total_seconds_high(self) -> float | None:
-        """Upper end of the 90 % interval of the run; None where its length is unknown."""
-        return None if self.total is None else self.total.high
+        """Upper end of the 90 % interval of the run."""
+        return None if self.run.total is None else self.run.total.high
+
+    @property
+    def validation_seconds(self) -> float | None:
+        """Validation's part of `total_seconds`."""
+        return self.run.validation_seconds
+
+    @property
+    def validation_is_estimated(self) -> bool:
+        """Tell whether validation is timed by the forward share of a training step."""
+        return self.run.validation_is_estimated
+
+    @property
+    def cycle_seconds(self) -> float:
+        """Seconds of a step with its wait for the loader."""
+        return self.run.cycle_seconds
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Seconds of the training of one epoch."""
+        return self.run.epoch_seconds
+
+    @property
+    def loader_seconds(self) -> float:
+        """Seconds in which the loader makes the batches of a step; the longer of the two bounds the step."""
+        return self.run.loader_seconds
+
+    @property
+    def checkpoint_seconds(self) -> float | None:
+        """Part of `total_seconds` in which checkpoints are written."""
+        return self.run.checkpoint_seconds
+
+    @property
+    def checkpoint_is_estimated(self) -> bool:
+        """Tell whether checkpoints are timed by the size of the state, as none was measured."""
+        return self.run.checkpoint_is_estimated
+
+    @property
+    def at_most(self) -> bool:
+        """Tell whether the run may end earlier."""
+        return self.run.at_most
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Tell whether the Trainer's time limit ends the run; the totals are what is left until then."""
+        return self.run.is_cut_off
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Throughput of all GPUs."""
+        samples = self.run.samples_per_iteration
+        return None if samples is None else samples / self.step.seconds
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price of all machines that are rented for the layout."""
+        return self.price.usd_per_hour
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Cost of the run still to come."""
+        return self.price.cost_usd
+
+    @property
+    def offer(self) -> str | None:
+        """Source of the price, with its date."""
+        return self.price.offer
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Peak memory of a step on each GPU."""
+        return self.memory.memory_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Tell whether a step fits in the GPU's memory, perhaps narrowly."""
+        return self.memory.fits
+
+    @property
+    def memory_fit(self) -> MemoryFit | None:
+        """Judge the memory: `fits` with a margin, `tight` without, or `exceeds`."""
+        return self.memory.memory_fit
+
+    @property
+    def memory_free_bytes(self) -> float | None:
+        """Memory that a step leaves free to a process; below 0 if it does not fit."""
+        return self.memory.memory_free_bytes
+
+    @property
+    def coverage(self) -> Mapping[str, float]:
+        """Share of the device time by method; the shares add up to 1. See `Iteration`."""
+        return self.step.coverage
+
+    @property
+    def base_share(self) -> float:
+        """Share of the device time by networks that saw no measurement of this GPU."""
+        return self.step.base_share
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Bound of the step, gain of a faster GPU, and critical path by module."""
+        return self.step.verdict
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not covered, in words."""
+        return self.step.notes
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all fields as JSON values, intervals by their flat names."""
-        fields = asdict(self) | {"coverage": dict(self.coverage), "notes": list(self.notes)}
-        values: dict[str, Any] = {}
-        for name, value in fields.items():
-            if name in ("iteration", "total"):
-                ends = value or {}
-                values[f"{name}_seconds"] = ends.get("middle")
-                values |= {f"{name}_seconds_{end}": ends.get(end) for end in ("low", "high")}
-            else:
-                values[name] = value
+        """Give all values as JSON values by their flat names."""
+        values = {name: getattr(self, name) for name in FLAT_NAMES}
+        values |= {"coverage": dict(self.coverage), "notes": list(self.notes)}
         if self.verdict is not None:
-            values["verdict"]["sentence"] = self.verdict.sentence
+            values["verdict"] = asdict(self.verdict) | {"sentence": self.verdict.sentence}
         return values
+
+
+FLAT_NAMES: Final = tuple(
+    "gpu iteration_seconds iteration_seconds_low iteration_seconds_high device_seconds host_seconds num_gpus "
+    "communication_seconds added_seconds measured_seconds unmeasured_seconds iterations total_seconds "
+    "total_seconds_low total_seconds_high validation_seconds validation_is_estimated cycle_seconds epoch_seconds "
+    "loader_seconds checkpoint_seconds checkpoint_is_estimated at_most is_cut_off samples_per_second usd_per_hour "
+    "cost_usd offer memory_bytes fits memory_fit memory_free_bytes coverage base_share verdict notes".split()
+)
+"""Names of a prediction's values in JSON, in their order."""
 
 
 UserPrice = float | Mapping[str, float] | None
@@ -218,98 +319,23 @@ def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:
     return None if usd_per_hour is None else usd_per_hour * layout.count
 
 
-def quote_of(
-    run: Run,
-    layout: Layout,
-    *,
-    memory_bytes: float | None,
-    reported_bytes: float | None = None,
-    offers: Sequence[Offer] | None = None,
-    usd_per_hour: UserPrice = None,
-) -> Quote:
-    """Price the run on a layout, and judge whether it fits.
+def price_of(
+    run: Run, layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None
+) -> Price:
+    """Price the run on a layout. Whole machines are paid, however many of their GPUs are used.
 
     Args:
         run: What is still to come.
         layout: The GPUs it runs on.
-        memory_bytes: Peak memory of a step on each of them; None where unknown.
-        reported_bytes: Memory that the GPU itself reports; None where it is not at hand.
         offers: Offers to choose from; None takes those that ship with the package.
         usd_per_hour: The user's own price, which comes first.
     """
     offer = offer_for(layout, offers=offers, usd_per_hour=usd_per_hour)
-    # Whole machines are paid, however many of their GPUs are used.
-    price = None if offer is None else offer.usd_per_hour * layout.nodes
-    known = price is not None and run.total_seconds is not None
-    usable = usable_bytes(layout.gpu, reported_bytes)
-    fit = memory_fit(memory_bytes, usable)
-    return Quote(
-        gpu=layout.name,
+    if offer is None:
+        return Price()
+    price, seconds = offer.usd_per_hour * layout.nodes, run.total_seconds
+    return Price(
         usd_per_hour=price,
-        offer=offer,
-        cost_usd=seconds_to_hours(run.total_seconds or 0.0) * (price or 0.0) if known else None,
-        memory_bytes=memory_bytes,
-        fits=None if fit is None else fit != "exceeds",
-        memory_fit=fit,
-        memory_free_bytes=None if memory_bytes is None else usable - memory_bytes,
-    )
-
-
-def prediction_of(
-    step: Iteration,
-    run: Run,
-    quote: Quote,
-    *,
-    workload: Workload,
-    layout: Layout,
-    replicas: int = 1,
-    measured_seconds: float | None = None,
-    same_gpu: SameGpuCheck | None = None,
-) -> Prediction:
-    """Flatten all that is known of a layout into the record that users get.
-
-    Args:
-        step: Its step.
-        run: The rest of the run on it.
-        quote: The run at a price.
-        workload: What one replica has still to do.
-        layout: The GPUs.
-        replicas: Groups of them that work through samples of their own.
-        measured_seconds: The step as measured, where this is what is in use.
-        same_gpu: How the step would have been predicted without that; likewise.
-    """
-    samples = workload.samples_per_iteration
-    return Prediction(
-        gpu=step.gpu,
-        num_gpus=layout.count,
-        iteration=Interval(step.low_seconds, step.seconds, step.high_seconds),
-        device_seconds=step.device_seconds,
-        host_seconds=step.host_seconds,
-        communication_seconds=step.communication_seconds,
-        added_seconds=step.added_seconds,
-        measured_seconds=measured_seconds,
-        unmeasured_seconds=None if same_gpu is None else same_gpu.predicted_seconds,
-        iterations=workload.training_iterations,
-        total=run.total,
-        validation_seconds=run.validation_seconds,
-        validation_is_estimated=run.validation_is_estimated,
-        cycle_seconds=run.cycle_seconds,
-        epoch_seconds=run.epoch_seconds,
-        loader_seconds=run.loader_seconds,
-        checkpoint_seconds=run.checkpoint_seconds,
-        checkpoint_is_estimated=run.checkpoint_is_estimated,
-        at_most=run.at_most,
-        is_cut_off=run.is_cut_off,
-        samples_per_second=None if samples is None else replicas * samples / step.seconds,
-        usd_per_hour=quote.usd_per_hour,
-        cost_usd=quote.cost_usd,
-        offer=None if quote.offer is None else quote.offer.label,
-        memory_bytes=quote.memory_bytes,
-        fits=quote.fits,
-        memory_fit=quote.memory_fit,
-        memory_free_bytes=quote.memory_free_bytes,
-        coverage=dict(step.coverage),
-        base_share=step.base_share,
-        verdict=step.verdict,
-        notes=step.notes,
+        cost_usd=None if seconds is None else seconds_to_hours(seconds) * price,
+        offer=offer.label,
     )

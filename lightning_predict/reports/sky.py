@@ -22,7 +22,7 @@ from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 
@@ -87,11 +87,11 @@ _SAME_INSTANCE_NAMES: Final = frozenset({"aws", "gcp", "lambda"})
 _GEFORCE: Final = re.compile(r"RTX-")
 
 
-def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
+def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) -> Offer:
     """Choose the current machine with enough of this GPU for a layout that costs the least as a whole.
 
     Args:
-        gpu: Any name of the GPU, or of a layout.
+        gpu: A layout, or any name of one or of a GPU.
         offers: Offers to choose from; None takes those that ship with the package.
 
     Raises:
@@ -99,7 +99,7 @@ def machine_to_rent(gpu: str, offers: Sequence[Offer] | None = None) -> Offer:
         UnknownOfferError: No current offer has it.
     """
     table = load_offers() if offers is None else tuple(offers)
-    layout = layout_of(gpu)
+    layout = layout_of(gpu) if isinstance(gpu, str) else gpu
     name = layout.gpu.name
     newest = max((offer.date for offer in table), default="0000")
     oldest = f"{int(newest[:4]) - CURRENT_YEARS:04d}{newest[4:]}"
@@ -122,7 +122,7 @@ def sky_task(
         prediction: What it takes, for the comment at the top.
     """
     cloud = CLOUDS.get(offer.provider.casefold())
-    layout = None if prediction is None else layout_of(prediction.gpu)
+    layout = None if prediction is None else prediction.layout
     return write_sky_task(
         name=name,
         run=run,
@@ -222,7 +222,7 @@ def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
 
 def _predicted(predictions: Predictions, name: str, count: float) -> Prediction:
     for one in predictions.values():
-        layout = layout_of(one.gpu)
+        layout = one.layout
         names = (layout.gpu.name, sky_accelerator(layout.gpu.name), sky_accelerator(layout.gpu.name, "runpod"))
         if layout.nodes == 1 and layout.gpus_per_node == count and (name in names or _is_called(layout.gpu, name)):
             return one
@@ -256,10 +256,10 @@ def _comment(offer: Offer, cloud: str | None, prediction: Prediction | None) -> 
     lines = [f"{offer.label}: {usd_per_hour(offer.usd_per_hour)} for {offer.num_gpus} x {offer.gpu}."]
     if prediction is not None and prediction.total_seconds is not None:
         cost = "" if prediction.cost_usd is None else f", {usd(prediction.cost_usd)}"
-        layout = layout_of(prediction.gpu)
+        layout = prediction.layout
         where = f"one {offer.gpu}" if layout.count == 1 else layout.name
         lines.append(f"Predicted on {where}: {duration(prediction.total_seconds)}{cost}.")
-    if offer.num_gpus > (1 if prediction is None else layout_of(prediction.gpu).gpus_per_node):
+    if offer.num_gpus > (1 if prediction is None else prediction.layout.gpus_per_node):
         lines.append(f"The machine has {offer.num_gpus} GPUs, all of which are paid for.")
     if cloud is None:
         lines.append(f"SkyPilot has no cloud named {offer.provider}: it will look for the GPU elsewhere.")

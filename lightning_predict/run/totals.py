@@ -17,7 +17,14 @@ from lightning_predict.run.workload import Batches, Run, Workload
 from lightning_predict.timeline.iteration import Iteration
 
 
-def run_of(step: Iteration, workload: Workload, validation: Iteration | None = None, *, batches: int = 1) -> Run:
+def run_of(
+    step: Iteration,
+    workload: Workload,
+    validation: Iteration | None = None,
+    *,
+    batches: int = 1,
+    replicas: int = 1,
+) -> Run:
     """Predict the time of the run still to come on the GPU of the step.
 
     The step's own interval scales training and validation; what the host does (loader, checkpoints, ends of epochs) was
@@ -28,7 +35,9 @@ def run_of(step: Iteration, workload: Workload, validation: Iteration | None = N
         workload: What is still to come.
         validation: One validation batch; None takes the forward share of one training batch instead.
         batches: Batches of one training step.
+        replicas: Groups of GPUs that work through samples of their own.
     """
+    samples = workload.samples_per_iteration
     low, high = (step.low_seconds / step.seconds, step.high_seconds / step.seconds) if step.seconds > 0 else (1.0, 1.0)
     validating = _validation_seconds(step, workload, validation, batches)
     waiting = (workload.validation_iterations or 0) * workload.validation_wait_seconds
@@ -44,6 +53,8 @@ def run_of(step: Iteration, workload: Workload, validation: Iteration | None = N
         total = Interval(*computing).added(added)
     return Run(
         gpu=step.gpu,
+        iterations=workload.training_iterations,
+        samples_per_iteration=None if samples is None else replicas * samples,
         training_seconds=None if training is None else _paced(step, training, workload, batches),
         validation_seconds=None if training is None or validating is None else validating + waiting,
         total=total,

@@ -131,6 +131,8 @@ class Run:
 
     Attributes:
         gpu: Name of the GPU.
+        iterations: Training steps still to come; None where their number is unknown.
+        samples_per_iteration: Samples of one training step on all GPUs; None where unknown.
         training_seconds: Of all training steps still to come, waits for the loader included; None where their number is
             unknown.
         validation_seconds: Of all validation batches still to come, waits for them included; None where their number or
@@ -151,6 +153,8 @@ class Run:
     validation_seconds: float | None
     total: Interval | None
     cycle_seconds: float
+    iterations: int | None = None
+    samples_per_iteration: int | None = None
     epoch_seconds: float | None = None
     loader_seconds: float = 0.0
     checkpoint_seconds: float | None = 0.0

@@ -56,6 +56,8 @@ class Iteration:
             the slowest. Below 0 where a shared update saves more than that.
         notes: What was not covered, in words for the user.
         base_share: Share of the device time by networks that saw no measurement of this GPU.
+        measured_seconds: The step as measured; None except on the GPU in use.
+        unmeasured_seconds: The step as predicted without any measurement; None except on the GPU in use.
     """
 
     gpu: str
@@ -72,6 +74,8 @@ class Iteration:
     added_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     base_share: float = 0.0
+    measured_seconds: float | None = None
+    unmeasured_seconds: float | None = None
 
     @property
     def idle_seconds(self) -> float:

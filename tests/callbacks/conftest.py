@@ -43,9 +43,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """The calls of `predict_workload`, which are made all the same."""
     seen: list[Call] = []
 
-    def noting(trace: Trace, gpus: Any, *, workload: Workload, validation: Trace | None, **options: Any) -> Any:
+    def noting(
+        trace: Trace, layouts: Any, workload: Workload, assumptions: Any, *, validation: Trace | None
+    ) -> Any:
         seen.append(Call(trace, workload, validation))
-        return predict_workload(trace, gpus, workload=workload, validation=validation, **options)
+        return predict_workload(trace, layouts, workload, assumptions, validation=validation)
 
     monkeypatch.setattr(predicting, "predict_workload", noting)
     return seen

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.cost.energy import IDLE_SHARE, energy, prediction_energy
-from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
+from lightning_predict.testing import changed, example_prediction
 
 T4 = gpu("T4")  # 70 W
 
-RUN = Prediction(
-    gpu="T4",
+RUN = example_prediction(
+    "T4",
     iteration=Interval(0.009, 0.010, 0.012),
     device_seconds=0.005,
     host_seconds=0.010,
@@ -46,11 +44,11 @@ def test_overhead_and_gpus_multiply() -> None:
 
 
 def test_a_run_of_unknown_length_has_no_energy() -> None:
-    assert prediction_energy(replace(RUN, total=None)) is None
+    assert prediction_energy(changed(RUN, total=None)) is None
 
 
 def test_a_device_is_never_busier_than_all_the_time() -> None:
-    found = prediction_energy(replace(RUN, device_seconds=0.02))
+    found = prediction_energy(changed(RUN, device_seconds=0.02))
     assert found is not None
     assert found.watts == 70.0
 
@@ -80,13 +78,12 @@ def test_numbers_out_of_range(arguments: dict[str, float], words: str) -> None:
 
 def test_a_layout_takes_the_energy_of_all_its_gpus() -> None:
     # Eight T4 of 70 W, busy throughout, for one hour.
-    one = Prediction(
-        gpu="8xT4",
+    one = example_prediction(
+        "8xT4",
         iteration=Interval(1.0, 1.0, 1.0),
         device_seconds=1.0,
         host_seconds=0.1,
         total=Interval(3600.0, 3600.0, 3600.0),
-        num_gpus=8,
     )
     found = prediction_energy(one)
     assert found is not None

@@ -91,9 +91,9 @@ def test_storages_that_were_not_seen_count_for_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("needed", "answer"),
-    [(90.9, "fits"), (91.0, "tight"), (100.0, "tight"), (100.1, "exceeds"), (None, None)],  # 100 / 1.1 = 90.909...
+    [(90.9, "fits"), (91.0, "tight"), (100.0, "tight"), (100.1, "exceeds")],  # 100 / 1.1 = 90.909...
 )
-def test_with_a_margin_of_ten_percent_narrowly_or_not(needed: float | None, answer: str | None) -> None:
+def test_with_a_margin_of_ten_percent_narrowly_or_not(needed: float, answer: str) -> None:
     assert MARGIN == 0.1
     assert memory_fit(needed, 100.0) == answer
 

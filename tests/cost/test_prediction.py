@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import pickle
+from dataclasses import replace
 from datetime import date
 
 import pytest
 
+from lightning_predict.cost.memory import memory_need
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import check_price, offer_for, prediction_of, quote_of
+from lightning_predict.cost.prediction import FLAT_NAMES, Prediction, check_price, offer_for, price_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
@@ -16,7 +21,6 @@ from lightning_predict.interval import Interval
 from lightning_predict.run.totals import run_of
 from lightning_predict.run.workload import Run, Workload
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.same_gpu import SameGpuCheck
 
 T4 = Layout(gpu("T4"))
 TWO_HOURS = Run(
@@ -39,17 +43,15 @@ OFFER = Offer(
 
 
 def test_a_run_costs_its_hours_times_the_price_of_the_whole_machine() -> None:
-    quote = quote_of(TWO_HOURS, T4, memory_bytes=1e9, offers=[OFFER])
-    assert (quote.usd_per_hour, quote.cost_usd) == (2.0, 4.0)
-    assert quote.fits is True
+    price = price_of(TWO_HOURS, T4, offers=[OFFER])
+    assert (price.usd_per_hour, price.cost_usd) == (2.0, 4.0)
 
 
 def test_the_users_price_comes_first() -> None:
-    assert quote_of(TWO_HOURS, T4, memory_bytes=None, offers=[OFFER], usd_per_hour=3.0).cost_usd == 6.0
-    by_name = quote_of(TWO_HOURS, T4, memory_bytes=None, offers=[OFFER], usd_per_hour={"T4": 4.0})
+    assert price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour=3.0).cost_usd == 6.0
+    by_name = price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour={"T4": 4.0})
     assert by_name.cost_usd == 8.0
-    assert by_name.offer is not None
-    assert by_name.offer.label == f"user own price ({date.today().isoformat()})"
+    assert by_name.offer == f"user own price ({date.today().isoformat()})"
 
 
 def test_a_price_for_another_gpu_leaves_the_listed_offer() -> None:
@@ -58,9 +60,9 @@ def test_a_price_for_another_gpu_leaves_the_listed_offer() -> None:
 
 
 def test_without_an_offer_or_a_length_the_cost_is_unknown() -> None:
-    nothing = quote_of(TWO_HOURS, T4, memory_bytes=None, offers=[])
-    assert (nothing.usd_per_hour, nothing.cost_usd, nothing.offer, nothing.fits) == (None, None, None, None)
-    assert quote_of(UNKNOWN, T4, memory_bytes=None, offers=[OFFER]).cost_usd is None
+    nothing = price_of(TWO_HOURS, T4, offers=[])
+    assert (nothing.usd_per_hour, nothing.cost_usd, nothing.offer) == (None, None, None)
+    assert price_of(UNKNOWN, T4, offers=[OFFER]).cost_usd is None
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, math.inf, math.nan, {"T4": -2.0}])
@@ -85,31 +87,39 @@ STEP = Iteration(
 LAYOUT = Layout(gpu("T4"), 2)
 
 
-def test_every_part_finds_its_place() -> None:
-    workload = Workload(training_iterations=7200, samples_per_iteration=16)
-    run = run_of(STEP, workload)
-    quote = quote_of(run, LAYOUT, memory_bytes=2**30, usd_per_hour=0.25)
-    check = SameGpuCheck(gpu="2xT4", measured_seconds=0.5, predicted_seconds=0.45, bound_by="device")
-    found = prediction_of(
-        STEP, run, quote, workload=workload, layout=LAYOUT, replicas=2, measured_seconds=0.5, same_gpu=check
-    )
+def test_every_part_has_its_values_by_flat_names() -> None:
+    run = run_of(STEP, Workload(training_iterations=7200, samples_per_iteration=16), replicas=2)
+    step = replace(STEP, measured_seconds=0.5, unmeasured_seconds=0.45)
+    found = Prediction(LAYOUT, step, run, price_of(run, LAYOUT, usd_per_hour=0.25), memory_need(LAYOUT, 2**30))
     assert (found.gpu, found.num_gpus, found.communication_seconds, found.added_seconds) == ("2xT4", 2, 0.3, 0.1)
     assert (found.iterations, found.total_seconds) == (7200, 3600)
     assert found.cost_usd == 0.5  # an hour of two GPUs
     assert found.samples_per_second == pytest.approx(2 * 16 / 0.5)
     assert (found.measured_seconds, found.unmeasured_seconds) == (0.5, 0.45)
+    assert (found.memory_bytes, found.fits, found.memory_fit) == (2**30, True, "fits")
     values = found.as_dict()
-    step = ("iteration_seconds", "iteration_seconds_low", "iteration_seconds_high")
-    assert [values[name] for name in step] == [found.iteration.middle, found.iteration.low, found.iteration.high]
+    seconds = ("iteration_seconds", "iteration_seconds_low", "iteration_seconds_high")
+    assert [values[name] for name in seconds] == [found.iteration.middle, found.iteration.low, found.iteration.high]
     assert (values["total_seconds"], values["total_seconds_low"]) == (found.total_seconds, found.total_seconds_low)
     assert not {"iteration", "total"} & values.keys()
     assert values["coverage"] == {"mlp": 1.0}
+    assert json.loads(json.dumps(values)) == values
 
 
 def test_what_is_not_known_is_none() -> None:
-    workload = Workload()
-    run = run_of(STEP, workload)
-    quote = quote_of(run, LAYOUT, memory_bytes=None, offers=[])
-    found = prediction_of(STEP, run, quote, workload=workload, layout=LAYOUT)
+    run = run_of(STEP, Workload())
+    found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT, offers=[]), memory_need(LAYOUT, None))
     assert (found.total_seconds, found.cost_usd, found.samples_per_second, found.fits) == (None, None, None, None)
     assert found.unmeasured_seconds is None
+
+
+def test_every_value_of_a_prediction_but_its_parts_and_intervals_is_in_its_json() -> None:
+    properties = {name for name, value in vars(Prediction).items() if isinstance(value, property)}
+    assert properties - {"iteration", "total"} == set(FLAT_NAMES)
+    assert len(FLAT_NAMES) == len(set(FLAT_NAMES))
+
+
+def test_a_prediction_can_be_pickled_and_copied() -> None:
+    run = run_of(STEP, Workload(training_iterations=10))
+    found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
+    assert pickle.loads(pickle.dumps(found)) == found == copy.deepcopy(found)

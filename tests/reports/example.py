@@ -7,19 +7,20 @@ from dataclasses import replace
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.testing import changed, example_prediction
 
 GIBIBYTE = 2**30
 
-MINIMAL = Prediction(
-    gpu="L4",
+MINIMAL = example_prediction(
+    "L4",
     iteration=Interval(0.0180, 0.0200, 0.0230),
     device_seconds=0.0200,
     host_seconds=0.0050,
 )
 """Only what every prediction knows."""
 
-T4 = Prediction(
-    gpu="T4",
+T4 = example_prediction(
+    "T4",
     iteration=Interval(0.0450, 0.0480, 0.0520),
     device_seconds=0.0480,
     host_seconds=0.0050,
@@ -31,15 +32,14 @@ T4 = Prediction(
     cost_usd=1.12,  # 3.2 h × $0.35
     offer="Google n1-standard-4 (2026-10-01)",
     memory_bytes=7.81 * GIBIBYTE,
-    fits=True,
     memory_fit="fits",
     memory_free_bytes=6.29 * GIBIBYTE,
     coverage={"mlp": 0.92, "roofline": 0.08},
 )
 
-H100 = replace(
+H100 = changed(
     T4,
-    gpu="H100-SXM-80GB",
+    layout="H100-SXM-80GB",
     iteration=Interval(0.0051, 0.0060, 0.0074),
     device_seconds=0.0042,
     host_seconds=0.0060,
@@ -53,7 +53,7 @@ H100 = replace(
     notes=("No kernel model knows aten::foo; its 3 calls count as roofline.",),
 )
 
-K80 = replace(
+K80 = changed(
     T4,
     gpu="K80",
     iteration=Interval(0.9, 1.2, 1.7),
@@ -64,7 +64,6 @@ K80 = replace(
     cost_usd=None,
     offer=None,
     memory_bytes=12.5 * GIBIBYTE,
-    fits=False,
     memory_fit="exceeds",
     memory_free_bytes=-2.0 * GIBIBYTE,
     coverage={"proxy": 0.55, "bytes": 0.30, "roofline": 0.15},
@@ -79,12 +78,12 @@ FULL = Predictions(
 """Every kind of cell: known and unknown, fitting and not, in use and not, bound by host and by device."""
 
 BARE = Predictions(
-    items_in_order=(MINIMAL, replace(MINIMAL, gpu="A10", iteration=replace(MINIMAL.iteration, middle=0.0100)))
+    items_in_order=(MINIMAL, changed(MINIMAL, layout="A10", iteration=replace(MINIMAL.iteration, middle=0.0100)))
 )
 """Nothing but iteration times."""
 
 AT_MOST = Predictions(
-    items_in_order=tuple(replace(one, at_most=True, validation_is_estimated=True) for one in FULL.values()),
+    items_in_order=tuple(changed(one, at_most=True, validation_is_estimated=True) for one in FULL.values()),
     used_gpu="A100-SXM-80GB",
 )
 """A run that may end earlier, recorded on a GPU that was not asked for."""
@@ -93,7 +92,7 @@ AT_MOST = Predictions(
 def with_total(one: Prediction, seconds: float) -> Prediction:
     """The prediction with another time of the run, its interval as it is."""
     assert one.total is not None
-    return replace(one, total=replace(one.total, middle=seconds))
+    return changed(one, total=replace(one.total, middle=seconds))
 
 
 _RENTED = {
@@ -111,9 +110,9 @@ _RENTED = {
 
 TEN = Predictions(
     items_in_order=tuple(
-        replace(
+        changed(
             T4,
-            gpu=name,
+            layout=name,
             measured_seconds=0.0475 if name == "T4" else None,
             usd_per_hour=price,
             cost_usd=3.2 * price,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,14 @@ from lightning_predict.errors import LightningPredictError, MissingDependencyErr
 from lightning_predict.interval import Interval
 from lightning_predict.reports.figures import LOG_AXIS_SPREAD, figure_pixels, iteration_figure
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.testing import changed
 from tests.reports.example import BARE, FULL, MINIMAL
 
 
 def with_times(*iteration_seconds: float) -> Predictions:
     return Predictions(
         tuple(
-            replace(
+            changed(
                 MINIMAL,
                 gpu=f"GPU{number}",
                 iteration=Interval(0.9 * value, value, 1.1 * value),

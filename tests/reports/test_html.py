@@ -30,6 +30,7 @@ from lightning_predict.reports.html import (
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import energy_columns, markdown_table, plain_table
+from lightning_predict.testing import changed
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
 
@@ -91,7 +92,7 @@ def test_the_page_says_what_to_rent_and_why() -> None:
 
 
 def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
-    narrow = replace(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
+    narrow = changed(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
     text = page(Predictions((narrow, H100))).text
     assert "90 % interval: 3 h to 3 h 28 min Memory: fits narrowly, 7.81 of 8.06 GiB Google n1-standard-4" in text
     assert "T4 cheapest narrow" in text
@@ -123,7 +124,7 @@ def test_the_page_has_a_light_and_a_dark_form() -> None:
 
 def test_nothing_in_a_name_or_note_is_taken_for_markup() -> None:
     nasty = '<script>alert("&")</script>'
-    one = replace(T4, gpu=nasty, offer=f"{nasty} (2026)", notes=(nasty,))
+    one = changed(T4, gpu=nasty, offer=f"{nasty} (2026)", notes=(nasty,))
     document = html_report(Predictions((one,), used_gpu=nasty, notes=(nasty,)), rank(Predictions((one,))), title=nasty)
     shown = Page(document)
     assert "script" not in shown.tags
@@ -132,7 +133,7 @@ def test_nothing_in_a_name_or_note_is_taken_for_markup() -> None:
 
 @given(st.text(min_size=1, max_size=40))
 def test_any_text_leaves_the_page_well_formed(text: str) -> None:
-    one = replace(T4, gpu=text, offer=text, notes=(text,))
+    one = changed(T4, gpu=text, offer=text, notes=(text,))
     predictions = Predictions((one, K80), used_gpu=text)
     Page(html_report(predictions, rank(predictions), title=text, made_on=DAY))
 
@@ -140,11 +141,11 @@ def test_any_text_leaves_the_page_well_formed(text: str) -> None:
 def test_prices_lead_to_their_sources() -> None:
     offer = cheapest_offer("T4")
     assert offer is not None
-    priced = Predictions((replace(T4, offer=offer.label), H100))
+    priced = Predictions((changed(T4, offer=offer.label), H100))
     shown = page(priced)
     assert offer.source in shown.links
     own = replace(offer, provider="Us", source="javascript:1")
-    shown = page(Predictions((replace(T4, offer=own.label),)), offers=[own])
+    shown = page(Predictions((changed(T4, offer=own.label),)), offers=[own])
     assert shown.links == []
     assert "javascript:1" in shown.text
 
@@ -184,7 +185,7 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 def test_the_critical_path_is_shown_by_module() -> None:
     verdict = Verdict(bound_by="host", idle_share=0.3, gain=0.04, critical_path={"blocks.*": 0.75, "<head>": 0.25})
-    shown = page(Predictions((replace(H100, verdict=verdict), T4)))
+    shown = page(Predictions((changed(H100, verdict=verdict), T4)))
     assert "What takes the time" in shown.text
     assert "H100-SXM-80GB: blocks.* 75 %" in shown.text
     assert "host: 4 %" in shown.text

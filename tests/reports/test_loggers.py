@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.reports.loggers import QUANTITIES, log_predictions, metrics, write_json
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import markdown_table
+from lightning_predict.testing import changed
 from tests.reports.example import BARE, FULL, MINIMAL
 
 MLFLOW_KEY = re.compile(r"[a-zA-Z0-9_/. -]+")
@@ -50,7 +50,7 @@ def test_what_is_not_known_is_not_logged() -> None:
 
 
 def test_a_cost_of_nothing_is_a_known_value() -> None:
-    assert metrics(Predictions((replace(MINIMAL, cost_usd=0.0),)))["predict/L4/cost_usd"] == 0.0
+    assert metrics(Predictions((changed(MINIMAL, cost_usd=0.0),)))["predict/L4/cost_usd"] == 0.0
 
 
 def test_the_separator_is_the_loggers() -> None:
@@ -59,7 +59,7 @@ def test_the_separator_is_the_loggers() -> None:
 
 @given(st.lists(st.from_regex(r"[A-Za-z0-9.-]+", fullmatch=True), unique=True, max_size=5))
 def test_keys_of_any_allowed_gpu_name_are_distinct_and_allowed_by_mlflow(names: list[str]) -> None:
-    keys = metrics(Predictions(tuple(replace(MINIMAL, gpu=name) for name in names)))
+    keys = metrics(Predictions(tuple(changed(MINIMAL, gpu=name) for name in names)))
     assert len(keys) == 3 * len(names)
     assert all(MLFLOW_KEY.fullmatch(key) for key in keys)
 

@@ -14,6 +14,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, frontier, rank, ranking_lines, ranking_markdown
+from lightning_predict.testing import changed
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
 
@@ -40,7 +41,7 @@ def test_the_cheapest_that_meets_a_deadline(hours: float, best: str | None) -> N
 
 
 def test_a_gpu_on_which_the_run_does_not_fit_is_never_recommended() -> None:
-    tempting = replace(with_total(K80, 1.0), cost_usd=0.001, usd_per_hour=3.6)
+    tempting = changed(with_total(K80, 1.0), cost_usd=0.001, usd_per_hour=3.6)
     assert tempting.fits is False
     ranking = rank(Predictions((tempting, T4)), deadline_hours=10)
     assert names(ranking) == ("T4", "T4", "T4")
@@ -48,7 +49,7 @@ def test_a_gpu_on_which_the_run_does_not_fit_is_never_recommended() -> None:
 
 
 def test_a_gpu_on_which_it_fits_narrowly_is_recommended_with_a_remark() -> None:
-    narrow = replace(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
+    narrow = changed(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
     ranking = rank(Predictions((narrow, H100)))
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
     assert ranking.tight == ("T4",)
@@ -71,7 +72,7 @@ def test_where_it_fits_nowhere_nothing_is_recommended() -> None:
 
 
 def test_without_prices_the_fastest_is_still_known() -> None:
-    free = Predictions(tuple(replace(one, usd_per_hour=None, cost_usd=None, offer=None) for one in (T4, H100)))
+    free = Predictions(tuple(changed(one, usd_per_hour=None, cost_usd=None, offer=None) for one in (T4, H100)))
     ranking = rank(free, deadline_hours=1)
     assert names(ranking) == (None, "H100-SXM-80GB", "H100-SXM-80GB")
     assert ranking.without_price == ("T4", "H100-SXM-80GB")
@@ -79,7 +80,7 @@ def test_without_prices_the_fastest_is_still_known() -> None:
 
 
 def test_without_a_length_one_iteration_is_compared() -> None:
-    steps = Predictions(tuple(replace(one, total=None, cost_usd=None) for one in (T4, H100)))
+    steps = Predictions(tuple(changed(one, total=None, cost_usd=None) for one in (T4, H100)))
     ranking = rank(steps, deadline_hours=1)
     assert ranking.per_iteration
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
@@ -173,14 +174,14 @@ def test_nothing_that_fits_beats_what_is_recommended(predictions: list[Predictio
 
 
 def test_of_two_that_take_the_same_the_cheaper_is_on_the_frontier() -> None:
-    dear, cheap = replace(T4, gpu="Dear", cost_usd=2.0), replace(T4, gpu="Cheap", cost_usd=1.0)
+    dear, cheap = changed(T4, gpu="Dear", cost_usd=2.0), changed(T4, gpu="Cheap", cost_usd=1.0)
     ranking = rank(Predictions((dear, cheap)))
     assert [one.gpu for one in ranking.frontier] == ["Cheap"]
     assert frontier([]) == ()
 
 
 def run(name: str, seconds: float, cost: float | None) -> Prediction:
-    return replace(with_total(T4, seconds), gpu=name, cost_usd=cost, usd_per_hour=cost)
+    return changed(with_total(T4, seconds), gpu=name, cost_usd=cost, usd_per_hour=cost)
 
 
 def test_of_gpus_that_are_as_fast_to_one_percent_the_cheapest_is_named() -> None:

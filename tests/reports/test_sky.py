@@ -14,6 +14,7 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, Unkn
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.sky import CLOUDS, machine_to_rent, sky_accelerator, sky_task, sky_time_estimator
+from lightning_predict.testing import changed
 from tests.reports.example import FULL, H100, T4, with_total
 
 
@@ -155,7 +156,7 @@ def test_the_estimator_gives_seconds_of_the_run() -> None:
 
 
 def test_a_name_that_covers_several_forms_finds_the_one_that_was_predicted() -> None:
-    pcie = Predictions((replace(H100, gpu="A100-PCIe-80GB"),))
+    pcie = Predictions((changed(H100, layout="A100-PCIe-80GB"),))
     assert sky_time_estimator(pcie)(Resources({"A100-80GB": 1})) == 1_440
 
 
@@ -180,7 +181,7 @@ def test_what_cannot_be_estimated_is_refused(
 
 
 def test_a_run_of_unknown_length_cannot_be_estimated() -> None:
-    unknown = Predictions((replace(T4, total=None),))
+    unknown = Predictions((changed(T4, total=None),))
     with pytest.raises(InvalidArgumentError, match="length of the run on T4 is not known; predict it with a number"):
         sky_time_estimator(unknown)(Resources({"T4": 1}))
 
@@ -191,10 +192,10 @@ def test_a_layout_rents_machines_with_as_many_gpus_and_is_estimated_by_their_num
     assert machine_to_rent("4xT4", [two, eight]) == eight
     with pytest.raises(UnknownOfferError, match="No current offer of 16xT4"):
         machine_to_rent("16xT4", [two, eight])
-    layout = replace(T4, gpu="2x8xT4", num_gpus=16)
+    layout = changed(T4, layout="2x8xT4")
     task = sky_task(eight, prediction=layout)
     assert yaml.safe_load(task)["num_nodes"] == 2
     assert "Predicted on 2x8xT4: 3 h 12 min, $1.12." in task
     assert "all of which are paid for" not in task
-    estimate = sky_time_estimator(Predictions((T4, with_total(replace(T4, gpu="4xT4", num_gpus=4), 3000.0))))
+    estimate = sky_time_estimator(Predictions((T4, with_total(changed(T4, layout="4xT4"), 3000.0))))
     assert estimate(Resources({"T4": 4})) == 3000

@@ -27,6 +27,7 @@ from lightning_predict.reports.table import (
     total_notes,
     unknown_length_note,
 )
+from lightning_predict.testing import changed
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, H100, K80, MINIMAL, T4, TEN
 
@@ -37,7 +38,7 @@ def of(*predictions: object) -> Predictions:
 
 def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
     # 48 ms a step on the T4, 6 ms on the H100, and 20 ms for the loader on either.
-    slow, fast = replace(T4, loader_seconds=0.020), replace(H100, loader_seconds=0.020)
+    slow, fast = changed(T4, loader_seconds=0.020), changed(H100, loader_seconds=0.020)
     shown = grid(of(slow, fast))
     column = [one.title for one in shown.columns].index("bound by")
     assert [row[column] for row in shown.rows] == ["device", "loader"]
@@ -47,7 +48,7 @@ def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
 
 
 def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
-    used = Predictions((replace(T4, unmeasured_seconds=0.0380),), used_gpu="T4")
+    used = Predictions((changed(T4, unmeasured_seconds=0.0380),), used_gpu="T4")
     assert list(in_use_note(used)) == [
         "* In use now: an iteration takes 47.5 ms (measured); without that, 38.0 ms would be predicted (-20 %)."
     ]
@@ -56,43 +57,43 @@ def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
 def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
     host = Verdict(bound_by="host", idle_share=0.3, gain=0.042, critical_path={})
     device = Verdict(bound_by="device", idle_share=0.0, gain=0.5, critical_path={})
-    fast, slow = replace(H100, verdict=host), replace(T4, verdict=device)
-    stuck = replace(fast, gpu="B200-SXM-180GB", verdict=replace(host, gain=0.0))
-    twin = replace(stuck, gpu="H200-SXM-141GB")
+    fast, slow = changed(H100, verdict=host), changed(T4, verdict=device)
+    stuck = changed(fast, layout="B200-SXM-180GB", verdict=replace(host, gain=0.0))
+    twin = changed(stuck, layout="H200-SXM-141GB")
     assert list(bound_notes(of(slow, fast, stuck, twin))) == [
         "Bound by host: it cannot launch faster, so a GPU twice as fast gains 0 % (B200-SXM-180GB, H200-SXM-141GB), "
         "4 % (H100-SXM-80GB)."
     ]
     assert list(bound_notes(of(slow))) == []
-    (note,) = bound_notes(of(replace(fast, loader_seconds=1.0)))  # then the host is not the limit
+    (note,) = bound_notes(of(changed(fast, loader_seconds=1.0)))  # then the host is not the limit
     assert note.startswith("Bound by loader")
 
 
 def test_checkpoints_are_mentioned_where_they_count() -> None:
     # 11,520 s in all: 1 % are 115.2 s.
-    assert list(total_notes(of(replace(T4, checkpoint_seconds=100.0)))) == []
-    (note,) = total_notes(of(replace(T4, checkpoint_seconds=120.0, checkpoint_is_estimated=True)))
+    assert list(total_notes(of(changed(T4, checkpoint_seconds=100.0)))) == []
+    (note,) = total_notes(of(changed(T4, checkpoint_seconds=120.0, checkpoint_is_estimated=True)))
     assert note == "Total: 2 min for checkpoints, estimated from their size."
-    (note,) = total_notes(of(replace(T4, checkpoint_seconds=120.0)))
+    (note,) = total_notes(of(changed(T4, checkpoint_seconds=120.0)))
     assert note == "Total: 2 min for checkpoints."
 
 
 def test_an_unknown_length_has_the_time_of_steps_and_epochs() -> None:
-    unknown = replace(MINIMAL, cycle_seconds=0.025, epoch_seconds=90.0)
+    unknown = changed(MINIMAL, cycle_seconds=0.025, epoch_seconds=90.0)
     assert list(unknown_length_note(of(unknown))) == [
         "The length of this run is not known. 1,000 steps of training take: L4 25.0 s.",
         "An epoch of training takes: L4 1 min 30 s.",
     ]
-    assert list(unknown_length_note(of(replace(unknown, epoch_seconds=None)))) == [
+    assert list(unknown_length_note(of(changed(unknown, epoch_seconds=None)))) == [
         "The length of this run is not known. 1,000 steps of training take: L4 25.0 s."
     ]
     assert list(unknown_length_note(of(T4, MINIMAL))) == []
 
 
 def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> None:
-    alone = replace(MINIMAL, iteration=Interval(0.4, 0.4, 0.4))
-    four = replace(MINIMAL, gpu="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1, num_gpus=4)
-    eight = replace(MINIMAL, gpu="8xT4", iteration=Interval(1.0, 1.0, 1.0), added_seconds=0.6, num_gpus=8)
+    alone = changed(MINIMAL, iteration=Interval(0.4, 0.4, 0.4))
+    four = changed(MINIMAL, layout="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1)
+    eight = changed(MINIMAL, layout="8xT4", iteration=Interval(1.0, 1.0, 1.0), added_seconds=0.6)
     notes = list(links_note(of(alone, four, eight)))
     assert notes[0] == "Several GPUs: of an iteration, they wait for each other 20 % (4xT4), 60 % (8xT4)."
     assert "each copy of the model takes as many samples" in notes[1]
@@ -205,30 +206,30 @@ def test_every_price_is_given_with_its_source_and_date() -> None:
 
 def test_one_price_for_several_gpus_is_given_once() -> None:
     one_price = Predictions(
-        tuple(replace(T4, gpu=name, offer="user (2026-11-21)", usd_per_hour=1.0) for name in ("T4", "L4"))
+        tuple(changed(T4, gpu=name, offer="user (2026-11-21)", usd_per_hour=1.0) for name in ("T4", "L4"))
     )
     assert "Prices: T4, L4 $1.00/h, user (2026-11-21)." in plain_table(one_price)
 
 
 def test_a_price_without_a_source_says_so() -> None:
-    assert "T4 $0.35/h, source not stated." in plain_table(Predictions((replace(T4, offer=None),)))
+    assert "T4 $0.35/h, source not stated." in plain_table(Predictions((changed(T4, offer=None),)))
 
 
 def test_a_note_of_some_names_them_and_a_note_of_all_does_not() -> None:
-    noted = tuple(replace(MINIMAL, gpu=name, notes=("same", f"only {name}")) for name in ("L4", "A10"))
+    noted = tuple(changed(MINIMAL, gpu=name, notes=("same", f"only {name}")) for name in ("L4", "A10"))
     assert "\nsame\nL4: only L4\nA10: only A10\n" in plain_table(Predictions(noted))
 
 
 def test_a_method_without_an_explanation_is_still_named() -> None:
-    text = plain_table(Predictions((replace(MINIMAL, coverage={"new": 0.75, "mlp": 0.25}),)))
+    text = plain_table(Predictions((changed(MINIMAL, coverage={"new": 0.75, "mlp": 0.25}),)))
     assert "new 75 %, mlp 25 %" in text
     assert "(mlp: a network trained on the operation and dtype; new)" in text
 
 
 def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
-    seen = replace(MINIMAL, gpu="T4", coverage={"mlp": 1.0}, base_share=0.05)
-    partly = replace(MINIMAL, gpu="L4", coverage={"mlp": 0.6, "proxy": 0.4}, base_share=0.4)
-    unseen = [replace(MINIMAL, gpu=name, coverage={"mlp": 1.0}, base_share=1.0) for name in ("A10G", "GH200")]
+    seen = changed(MINIMAL, layout="T4", coverage={"mlp": 1.0}, base_share=0.05)
+    partly = changed(MINIMAL, layout="L4", coverage={"mlp": 0.6, "proxy": 0.4}, base_share=0.4)
+    unseen = [changed(MINIMAL, gpu=name, coverage={"mlp": 1.0}, base_share=1.0) for name in ("A10G", "GH200")]
     text = plain_table(Predictions((seen, partly, *unseen)))
     rows = {line.split()[0]: line for line in text.splitlines() if line}
     assert rows["T4"].endswith("mlp 100 %")

@@ -1,0 +1,100 @@
+"""State what a prediction assumes: one value, built at the doors from their keyword arguments and passed on whole.
+
+`predict`, the callback, the what-ifs and the command line each make `Assumptions` once; whatever computes takes the
+value. A new assumption is a field with its sentence here, and an argument of the doors that offer it::
+
+    assumptions = Assumptions(strategy=strategy_of("fsdp"), usd_per_hour=2.0)
+    predict_workload(trace, layouts_of(["8xL4"]), workload, assumptions)
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar, final
+
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import UserPrice, check_price
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.choice import check_method
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.run.history import HistoryRecord
+
+Door = TypeVar("Door")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """State what a prediction assumes of machines, their links and prices, and how they share the work.
+
+    Attributes:
+        strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options as in
+            `fsdp,tensor=8` (see `distributed/strategy.py`); without effect on one GPU.
+        method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/choice.py`).
+        weights: Folder or file of model weights; None searches the cache and those that come with the package.
+        offers: Offers to take prices from; None takes those that come with the package.
+        usd_per_hour: Your own price of one GPU, the same for all or by name; it comes before the offers.
+        history: Earlier runs; those of the same model on the same GPU correct its prediction (see `run/history.py`).
+        interconnect: Bandwidths that you know of the links between GPUs; None takes what their names promise.
+        host_factor: Time that the processor beside the GPUs takes to launch a step over that of the one in use; below
+            1 for a faster one.
+        cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None: each loader has
+            cores enough.
+
+    Raises:
+        InvalidArgumentError: An unknown method, a price that is not above 0, or a host factor that is no ratio.
+    """
+
+    strategy: Strategy = field(default_factory=Strategy)
+    method: str = "auto"
+    weights: str | None = None
+    offers: Sequence[Offer] | None = None
+    usd_per_hour: UserPrice = None
+    history: Sequence[HistoryRecord] = ()
+    interconnect: Interconnect | None = None
+    host_factor: float = 1.0
+    cores_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        check_price(self.usd_per_hour)
+        if not 0 < self.host_factor < math.inf:
+            raise InvalidArgumentError(
+                f"host_factor={self.host_factor} is no ratio of times; give a number above 0, for example 0.5 for a "
+                "host that is twice as fast."
+            )
+
+    @property
+    def links(self) -> Interconnect:
+        """The links between GPUs: as the user knows them, else as the catalogue has them."""
+        return self.interconnect or CATALOGUE
+
+
+_ENTRY: Final = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
+_REFERENCE: Final = re.compile(r"^( *)(\w+): See `Assumptions`\.$", re.MULTILINE)
+
+
+def documents_assumptions(door: Door) -> Door:
+    """Fill in a docstring's references to `Assumptions`, so that `help` says all of it and it is written once.
+
+    Args:
+        door: A function or class whose docstring has lines such as `method: See `Assumptions`.`
+
+    Returns:
+        The same.
+    """
+    if not (door.__doc__ and Assumptions.__doc__):  # python -OO has none
+        return door
+    entries = dict(_ENTRY.findall(inspect.cleandoc(Assumptions.__doc__)))
+
+    def filled(found: re.Match[str]) -> str:
+        indent, name = found.groups()
+        return f"{indent}{name}: " + re.sub(r"\n {8}", f"\n{indent}    ", entries[name])
+
+    door.__doc__ = _REFERENCE.sub(filled, door.__doc__)
+    return door
