@@ -117,12 +117,12 @@ def _checkpoint_share(prediction: Prediction) -> float:
 
 def is_bound_by_loader(prediction: Prediction) -> bool:
     """Tell whether the loader takes longer for the batches of a step than the step computes."""
-    return (prediction.loader_seconds or 0.0) > prediction.iteration_seconds
+    return prediction.loader_seconds > prediction.iteration_seconds
 
 
 def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Say what the loader takes, where it is the limit."""
-    bound = [prediction.loader_seconds or 0.0 for prediction in predictions.values() if is_bound_by_loader(prediction)]
+    bound = [prediction.loader_seconds for prediction in predictions.values() if is_bound_by_loader(prediction)]
     if bound:
         yield (
             f"Bound by loader: it takes {milliseconds(max(bound))} ms for the batches of an iteration on any GPU, so a "
@@ -167,10 +167,10 @@ def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
 
 def unknown_length_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Say what a thousand steps and an epoch take where the length of the run is not known."""
-    known = [one for one in predictions.values() if one.total_seconds is None and one.cycle_seconds is not None]
+    known = [one for one in predictions.values() if one.total_seconds is None]
     if not known:
         return
-    thousand = [f"{one.gpu} {duration(1000 * (one.cycle_seconds or 0.0))}" for one in known]
+    thousand = [f"{one.gpu} {duration(1000 * one.cycle_seconds)}" for one in known]
     yield f"The length of this run is not known. 1,000 steps of training take: {', '.join(thousand)}."
     epochs = [f"{one.gpu} {duration(one.epoch_seconds)}" for one in known if one.epoch_seconds is not None]
     if epochs:

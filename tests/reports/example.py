@@ -78,7 +78,10 @@ FULL = Predictions(
 """Every kind of cell: known and unknown, fitting and not, in use and not, bound by host and by device."""
 
 BARE = Predictions(
-    items_in_order=(MINIMAL, changed(MINIMAL, layout="A10", iteration=replace(MINIMAL.iteration, middle=0.0100)))
+    items_in_order=(
+        MINIMAL,
+        changed(MINIMAL, layout="A10", iteration=replace(MINIMAL.iteration, middle=0.0100), cycle_seconds=0.0100),
+    )
 )
 """Nothing but iteration times."""
 
@@ -112,7 +115,7 @@ TEN = Predictions(
     items_in_order=tuple(
         changed(
             T4,
-            layout=name,
+            gpu=name,
             measured_seconds=0.0475 if name == "T4" else None,
             usd_per_hour=price,
             cost_usd=3.2 * price,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -138,12 +137,12 @@ def test_a_deadline_must_be_above_zero(hours: float) -> None:
 
 
 runs = st.builds(
-    replace,
+    changed,
     st.sampled_from([T4, H100, K80]),
     gpu=st.from_regex(r"[A-Z][a-z0-9]{1,8}", fullmatch=True),
     total=st.builds(Interval, st.just(10_800.0), st.floats(1, 1e7), st.just(12_480.0)),
     cost_usd=st.none() | st.floats(0.01, 1e5),
-    fits=st.sampled_from([True, False, None]),
+    memory_fit=st.sampled_from(["fits", "exceeds", None]),
 )
 
 

@@ -87,7 +87,7 @@ def test_an_unknown_length_has_the_time_of_steps_and_epochs() -> None:
     assert list(unknown_length_note(of(changed(unknown, epoch_seconds=None)))) == [
         "The length of this run is not known. 1,000 steps of training take: L4 25.0 s."
     ]
-    assert list(unknown_length_note(of(T4, MINIMAL))) == []
+    assert list(unknown_length_note(of(T4))) == []
 
 
 def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> None:
@@ -133,7 +133,7 @@ shares = st.fixed_dictionaries(
 seconds = st.floats(min_value=1e-6, max_value=1e6)
 totals = st.floats(min_value=0, max_value=1e9)
 predictions_of_any_size = st.builds(
-    replace,
+    changed,
     st.sampled_from([MINIMAL, T4, H100, K80]),
     gpu=st.from_regex(r"[A-Za-z0-9.-]{1,30}", fullmatch=True),
     iteration=st.builds(Interval, seconds, seconds, seconds),
