@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from lightning_predict.planning.files import read_problem
 from lightning_predict.planning.study import read_study
 from lightning_predict.regression.run_tables import read_runs
 from lightning_predict.run.history import read_history
+from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import (
     Kernel,
     Memory,
@@ -38,6 +41,8 @@ from tests.cost.test_offers import GOOD
 from tests.cost.test_price_files import CATALOGUE, TWO_OFFERS
 from tests.gpus.test_catalogue import write_catalogue
 from tests.regression.test_run_tables import OWN
+from tests.tracing.kineto_files import steps
+from tests.tracing.kineto_files import write as write_profile
 from tests.weights.example import publish, weights
 
 NASTY = (
@@ -191,11 +196,25 @@ def csv_jobs(folder: Path) -> None:
     text("jobs.yaml", JOBS[: JOBS.index("jobs:")] + "jobs: jobs.csv\n")(folder)
 
 
+def profile(folder: Path) -> None:
+    links: list[dict[str, Any]] = [
+        {"ph": "s", "cat": "fwdbwd", "id": 1, "pid": 0, "tid": 1, "ts": 10.0},
+        {"ph": "f", "cat": "fwdbwd", "id": 1, "pid": 0, "tid": 2, "ts": 50.0},
+    ]
+    write_profile(folder / "k.json", [*steps([2, 1]), *links], distributedInfo={"world_size": 2})
+
+
+def execution_trace(folder: Path) -> None:
+    (folder / "e.json").write_bytes(gzip.decompress(Path("tests/traces/cpu_execution_trace.json.gz").read_bytes()))
+
+
 READERS = {
     "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),
     "packed trace": Reader(
         "t.json.gz", lambda folder: save_trace(TRACE, folder / "t.json.gz"), lambda f: load_trace(f / "t.json.gz")
     ),
+    "profile": Reader("k.json", profile, lambda folder: import_trace(folder / "k.json")),
+    "execution trace": Reader("e.json", execution_trace, lambda folder: import_trace(folder / "e.json")),
     "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offers(folder / "p.yaml")),
     "SkyPilot": Reader("vms.csv", text("vms.csv", CATALOGUE), lambda folder: read_offers(folder / "vms.csv")),
     "price lists": Reader("o.toml", text("o.toml", GOOD), lambda folder: load_offers(folder / "o.toml")),
@@ -263,6 +282,21 @@ HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
         lambda good: good.replace(b'"step_seconds":[0.1', b'"step_seconds":[' + LONG),
     ),
     "trace: nested": ("trace", lambda good: good.replace(b'"software":', b'"software":' + DEEP)),
+    "profile: correlation": ("profile", lambda good: good.replace(b'"correlation": 100', b'"correlation": []')),
+    "profile: sizes": ("profile", lambda good: good.replace(b"[64, 64]", b"[64, [64]]")),
+    "profile: sizes of another kind": ("profile", lambda good: good.replace(b"[64, 64]", b"true")),
+    "profile: types": ("profile", lambda good: good.replace(b'["float", "float"]', b'[["float"], "float"]')),
+    "profile: thread": ("profile", lambda good: good.replace(b'"tid": 1', b'"tid": {}')),
+    "profile: time of a link": ("profile", lambda good: good.replace(b'"ts": 50.0}', b'"ts": "soon"}')),
+    "profile: number of a link": ("profile", lambda good: good.replace(b'"id": 1,', b'"id": [1],')),
+    "execution trace: sequence number": (
+        "execution trace",
+        lambda good: re.sub(rb'("name": ?"seq_id", ?"type": ?"int64", ?"value": ?)', rb"\1[],", good, count=1),
+    ),
+    "execution trace: types": (
+        "execution trace",
+        lambda good: re.sub(rb'("types": ?\[)"[^"]*",?', rb"\1", good, count=1),
+    ),
     "own prices: number": ("own prices", lambda good: good.replace(b"12.40", LONG)),
     "own prices: nested": ("own prices", lambda good: DEEP),
     "own prices: tag": ("own prices", lambda good: good.replace(b"12.40", b"!!bool maybe")),
@@ -282,7 +316,7 @@ HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 def test_what_once_raised_something_else_is_refused(
     name: str, change: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    """They raised OverflowError, RecursionError, KeyError, UnicodeDecodeError or csv.Error."""
+    """They raised TypeError, ValueError, OverflowError, RecursionError, KeyError, UnicodeDecodeError or csv.Error."""
     reader = READERS[name]
     reader.write(tmp_path)
     path = tmp_path / reader.name

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
-from lightning_predict.tracing.events import Call
+from lightning_predict.tracing.events import NO_TENSORS, Call, is_shape
 from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, computes, is_cast_down, name_values, whole_arguments
 from lightning_predict.tracing.trace import TensorInfo
 
@@ -45,7 +45,6 @@ _DTYPES: Final[Mapping[str, str]] = {
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
 }
-_NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "GenericList", "TensorList", "None", "Device", "String"})
 
 _DTYPE_NUMBERS: Final = {
     0: "uint8",
@@ -146,9 +145,9 @@ def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
     for shape, kind in zip(sizes, types, strict=False):
         if kind == "TensorList":
             dtype = _list_dtype(call)
-            groups.append(tuple(TensorInfo(tuple(item), dtype) for item in shape if isinstance(item, list)) or None)
+            groups.append(tuple(TensorInfo(tuple(item), dtype) for item in shape if is_shape(item)) or None)
         else:
-            groups.append(None if kind in _NO_TENSORS else (TensorInfo(tuple(shape), dtype_of(kind)),))
+            groups.append(None if kind in NO_TENSORS else (TensorInfo(tuple(shape), dtype_of(kind)),))
     return groups
 
 
@@ -168,7 +167,7 @@ def _list_dtype(call: Call) -> str:
     """What files do not say of a list: the dtype of the first tensor beside it or inside the call, else float32."""
     for one in (call, *call.descendants()):
         for kind in one.details.get("input type", []):
-            if kind not in _NO_TENSORS:
+            if kind not in NO_TENSORS:
                 return dtype_of(kind)
     return "float32"
 

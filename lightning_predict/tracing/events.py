@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-from lightning_predict.checked import Checked, File
+from lightning_predict.checked import MAX_INTEGER, Checked, File, shown
 from lightning_predict.errors import TraceFormatError
 
 Thread = tuple[Any, Any]
@@ -36,7 +36,10 @@ _LAUNCHES: Final = frozenset({"cuda_runtime", "cuda_driver"})
 _HOST: Final = frozenset({"cpu_op", "user_annotation"}) | _LAUNCHES
 _DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _NUMBERS: Final = (int, float)
-_STEP: Final = re.compile(r"ProfilerStep#(\d+)")
+NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "GenericList", "TensorList", "None", "Device", "String"})
+"""Types of arguments that have no sizes of their own."""
+
+_STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 
 _WAITS_FOR_DEVICE: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"})
 """Runtime functions that return once the device has done what was launched before."""
@@ -194,14 +197,22 @@ def _split(rows: Checked) -> tuple[list[Call], list[DeviceWork]]:
         if category not in _HOST and category not in _DEVICE:
             continue
         name, start, duration, arguments = _fields(row)
-        details = {key.lower(): value for key, value in arguments.items()}
+        details = _details(row, arguments)
         if category in _DEVICE:
             work.append(DeviceWork(name, category == "kernel", start, duration, details))
             continue
-        thread = (event.get("pid"), event.get("tid"))
+        thread = _thread(row)
         is_annotation = category == "user_annotation" or "#" in name  # older files have one category for both
         calls.append(Call(name, category in _LAUNCHES, is_annotation, thread, start, start + duration, details))
     return calls, work
+
+
+def _thread(row: Checked) -> Thread:
+    """Process and thread of an event."""
+    thread = (row.value.get("pid"), row.value.get("tid"))
+    if not all(map(is_label, thread)):
+        raise row.problem(f"has {shown(thread)} as its process and thread; expected numbers or strings.")
+    return thread
 
 
 def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
@@ -218,6 +229,56 @@ def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
         row.optional("dur", Checked.any_number, 0.0),
         row.member("args").mapping(),
     )
+
+
+def _details(row: Checked, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event's arguments with keys in lower case, and refuse wrong kinds of those that are read."""
+    details = {key.lower(): value for key, value in arguments.items()}
+    for key in details.keys() & _CHECKS.keys():
+        is_good, expected = _CHECKS[key]
+        if not is_good(details[key]):
+            raise row.problem(f"has {shown(details[key])} as {key!r}; expected {expected}.")
+    for shape, kind in zip(details.get("input dims", ()), details.get("input type", ()), strict=False):
+        if kind not in NO_TENSORS and not is_shape(shape):
+            raise row.problem(f"has {shown(shape)} as sizes of a tensor; expected an array of integers of at least 0.")
+    return details
+
+
+def is_label(value: Any) -> bool:
+    """Tell whether a value of a file can stand for a process, thread, device or stream."""
+    return value is None or isinstance(value, str | int | float)
+
+
+def is_shape(value: Any) -> bool:
+    """Tell whether a value of a file is the sizes of a tensor."""
+    return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_INTEGER for size in value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in _NUMBERS and math.isfinite(value)
+
+
+def _are_arrays(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, list) for item in value)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_LABEL: Final = (is_label, "a number or a string")
+_CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "correlation": _LABEL,
+    "external id": (_is_number, "a finite number"),
+    "fwd thread id": _LABEL,
+    "device": _LABEL,
+    "stream": _LABEL,
+    "input dims": (_are_arrays, "an array of arrays"),
+    "input strides": (_are_arrays, "an array of arrays"),
+    "input type": (_are_texts, "an array of strings"),
+    "concrete inputs": (lambda value: isinstance(value, list), "an array"),
+}
+"""Kinds of the arguments that are read."""
 
 
 def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[DeviceWork]) -> int:
@@ -301,13 +362,16 @@ def _attach_device_work(calls: list[Call], inside: list[Call], work: list[Device
 
 
 def _flows(rows: Checked) -> Iterator[tuple[tuple[Thread, float], tuple[Thread, float]]]:
-    """Links from forward calls to backward calls: two events with one id."""
+    """Find links from forward calls to backward calls: two events with one id."""
     starts: dict[Any, tuple[Thread, float]] = {}
-    for event in rows.value:
+    for row in rows.items():
+        event = row.value
         if not isinstance(event, dict) or event.get("cat") not in ("fwdbwd", "forward_backward"):
             continue
-        place = ((event.get("pid"), event.get("tid")), float(event.get("ts", 0.0)))
+        place, number = (_thread(row), row.optional("ts", Checked.any_number, 0.0)), event.get("id")
+        if not is_label(number):
+            raise row.member("id").wrong("a number or a string")
         if event.get("ph") == "s":
-            starts[event.get("id")] = place
-        elif event.get("ph") == "f" and event.get("id") in starts:
-            yield starts[event.get("id")], place
+            starts[number] = place
+        elif event.get("ph") == "f" and number in starts:
+            yield starts[number], place

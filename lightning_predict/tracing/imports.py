@@ -17,7 +17,7 @@ from typing import Any, Final
 from lightning_predict.checked import Checked, File
 from lightning_predict.errors import TraceFormatError, TraceVersionError
 from lightning_predict.tracing.calls import RECORDED_OUTPUTS, RECORDED_TENSORS, dtype_of
-from lightning_predict.tracing.events import read_profile
+from lightning_predict.tracing.events import is_label, is_shape, read_profile
 from lightning_predict.tracing.kineto import step_notes, trace_of_kineto, trace_of_profile
 from lightning_predict.tracing.reported_gpu import with_named_gpu
 from lightning_predict.tracing.trace import FORMAT, Trace, read_json
@@ -118,7 +118,13 @@ def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
 
 def _attributes(node: Checked) -> dict[str, Any]:
     rows: list[Checked] = node.optional("attrs", lambda value: value.items(), [])
-    return {row.member("name").text(): row.mapping().get("value") for row in rows}
+    found = {row.member("name").text(): row for row in rows}
+    for name in ("tid", "fw_tid"):
+        if name in found and not is_label(found[name].mapping().get("value")):
+            raise found[name].member("value").wrong("a number or a string")
+    if "seq_id" in found:
+        found["seq_id"].member("value").any_number()
+    return {name: row.mapping().get("value") for name, row in found.items()}
 
 
 def _arguments(node: Checked, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -136,22 +142,30 @@ def _arguments(node: Checked, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_rows(group: Checked) -> list[list[list[Any]]]:
-    """For each position the tensors there: shape, dtype, storage number and kind of device."""
-    values, shapes, kinds = (group.member(key).items() for key in ("values", "shapes", "types"))
-    return [
-        list(_rows(value.value, shape.value, _TENSOR.findall(kind.text()), kind.text().startswith("Tensor(")))
-        for value, shape, kind in zip(values, shapes, kinds, strict=True)
-    ]
+    """Give, for each position, the tensors there: shape, dtype, storage number and kind of device."""
+    values = group.member("values").items()
+    shapes, kinds = (group.member(key).items(length=len(values)) for key in ("shapes", "types"))
+    return [list(_rows(*row)) for row in zip(values, shapes, kinds, strict=True)]
 
 
-def _rows(value: Any, shape: Any, kinds: list[str], is_single: bool) -> Iterator[list[Any]]:
+def _rows(value: Checked, shape: Checked, kind: Checked) -> Iterator[list[Any]]:
+    kinds = _TENSOR.findall(kind.text())
     if not kinds:
         return
-    values, shapes = ([value], [shape]) if is_single else (value, shape)
-    tensors = (pair for pair in zip(values, shapes, strict=False) if isinstance(pair[0], list) and len(pair[0]) == 6)
-    for (tensor, sizes), kind in zip(tensors, kinds, strict=False):
-        _, storage, _, _, _, device = tensor
-        yield [sizes, dtype_of(kind), storage, str(device).partition(":")[0]]
+    is_single = kind.text().startswith("Tensor(")
+    values, shapes = ([value], [shape]) if is_single else (value.items(), shape.items())
+    tensors = (pair for pair in zip(values, shapes, strict=False) if _is_tensor(pair[0].value))
+    for (tensor, sizes), dtype in zip(tensors, kinds, strict=False):
+        _, storage, _, _, _, device = tensor.value
+        if not is_shape(sizes.value):
+            raise sizes.wrong("an array of integers of at least 0")
+        if not is_label(storage):
+            raise tensor.wrong("a tensor whose storage is a number")
+        yield [sizes.value, dtype_of(dtype), storage, str(device).partition(":")[0]]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 6
 
 
 def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: str | None = None) -> Trace:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
+from lightning_predict.checked import MAX_INTEGER
 from lightning_predict.errors import TraceFormatError
 from lightning_predict.tracing.attribution import (
     CUDA_GRAPH,
@@ -260,8 +261,8 @@ def _three(value: Any) -> tuple[int, int, int]:
 
 
 def _whole(value: Any) -> int:
-    """A whole number; 0 where the file has none."""
-    return int(value) if isinstance(value, int | float) else 0
+    """Read a whole number; 0 if the file has none."""
+    return int(value) if isinstance(value, int | float) and 0 <= value <= MAX_INTEGER else 0
 
 
 def _device(operations: Sequence[Operation], devices: Counter[Any]) -> str:
