@@ -16,7 +16,7 @@ from typing import Final, final
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy.workloads.bert import BERT_BASE, BERT_LARGE, Bert, BertConfig
+from benchmarks.accuracy.workloads.bert import BERT_BASE, BERT_LARGE, Bert, BertAdam, BertConfig
 from benchmarks.accuracy.workloads.gnmt import GNMT, Gnmt
 from benchmarks.accuracy.workloads.ncf import MOVIELENS_20M, NeuMf
 from benchmarks.accuracy.workloads.resnet import ResNet50
@@ -87,8 +87,12 @@ def _resnet50(batch: int, dtype: torch.dtype) -> Benchmark:
     return Benchmark(ResNet50(), loss, _momentum, batch)
 
 
+def _bert_adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return BertAdam(parameters)
+
+
 def _bert(config: BertConfig) -> Callable[[int, torch.dtype], Benchmark]:
-    def build(batch: int, _dtype: torch.dtype) -> Benchmark:
+    def build(batch: int, dtype: torch.dtype) -> Benchmark:
         tokens = torch.zeros(batch, SQUAD_LENGTH, dtype=torch.int64)
         places = torch.zeros(batch, dtype=torch.int64)
 
@@ -96,7 +100,8 @@ def _bert(config: BertConfig) -> Callable[[int, torch.dtype], Benchmark]:
             start, end = module(tokens).unbind(-1)
             return (nn.functional.cross_entropy(start, places) + nn.functional.cross_entropy(end, places)) / 2
 
-        return Benchmark(Bert(config, head="questions"), loss, _adam, batch)
+        optimizer = _bert_adam if dtype == torch.float32 else _adam
+        return Benchmark(Bert(config, head="questions"), loss, optimizer, batch)
 
     return build
 
