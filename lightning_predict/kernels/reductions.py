@@ -11,7 +11,7 @@ each widens the interval, since the detour is not calibrated. Example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from lightning_predict.kernels.memory_bound import MEMORY_BOUND
@@ -22,9 +22,15 @@ from lightning_predict.kernels.vector import NORM_BACKWARD_RATIOS, TRANSFER_RATI
 ATTENTION_BACKWARD_RATIO: Final = 3.0
 """Backward over forward of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
 
-KERNELS_BETWEEN_STEPS: Final = 8
-"""Shortest kernels that a step of a recurrent layer takes as long as, beside its product and its gates. DeepBench's
-smallest layers (256 hidden units, LSTM, V100) take 20 to 26 microseconds a step more than those, in both dtypes."""
+KERNELS_BETWEEN_STEPS: Final = 5
+"""Shortest kernels that a step of a recurrent layer takes as long as, beside its product and its gates. With cuDNN 5 to
+7 it was 8 (DeepBench's smallest layers, LSTM on the V100); six layers of both directions with torch 2.5 (KernelBench,
+four GPUs) ask for 1 to 5. With 5, DeepBench's rows come out 9 % too fast in the median, at 24 % off instead of 22 %."""
+
+KERNELS_OF_A_NEIGHBOUR: Final = 2
+"""Shortest kernels more for each layer or direction that is computed beside the first, whose product and gates are
+launched, too. Six layers of a GRU of 256 hidden units take 32 to 60 microseconds a step (the same rows of KernelBench,
+which so are no test of it)."""
 
 
 Reduction = Callable[[Problem], tuple[Part, ...]]
@@ -92,37 +98,45 @@ def _norm_backward(problem: Problem) -> tuple[Part, ...]:
 
 
 def _recurrent(problem: Problem) -> tuple[Part, ...]:
-    """A layer, one layer and direction after the other.
+    """Products with the input, one for all steps of a layer, and steps that wait for each other.
 
-    The products with the input are one for all steps; those with the hidden state must wait for each other, so each
-    step is a small product, a pass over its gates, and the kernels in between. The gradients of both weights are again
-    one product for all steps.
+    A step is a small product, a pass over its gates, and the kernels in between. What a library computes beside each
+    other is one batched product: the layers of one direction, which follow each other as a wave, a step behind, or the
+    two directions of a layer, which both must end before the next layer begins (Appleyard et al., "Optimizing
+    Performance of Recurrent Neural Networks on GPUs", 2016). The gradients of both weights are again one product for
+    all steps.
     """
     w = problem.shape
     is_backward = problem.operation.endswith("_backward")
     gates = GATES[problem.operation.removesuffix("_backward")] * w["hidden"]
-    rows, steps, hidden, dtype = w["batch"] * w["steps"], w["steps"], w["hidden"], problem.dtype
+    rows, hidden, dtype = w["batch"] * w["steps"], w["hidden"], problem.dtype
     parts = []
     for layer in range(int(w["layers"])):
         features = w["input_size"] if layer == 0 else hidden * w["directions"]
         if is_backward:
             once = [(rows, features, gates), (gates, features, rows), (gates, hidden, rows)]
-            each_step = (w["batch"], hidden, gates)
         else:
-            once, each_step = [(rows, gates, features)], (w["batch"], gates, hidden)
-        products = [Part(w["directions"], Problem("linear", dtype, (1.0, *shape))) for shape in once]
-        products.append(Part(w["directions"] * steps, Problem("linear", dtype, (1.0, *each_step))))
-        parts += [*products, *_steps(w, gates, dtype)]
-    return tuple(parts)
+            once = [(rows, gates, features)]
+        parts += [Part(w["directions"], Problem("linear", dtype, (1.0, *shape))) for shape in once]
+    together = w["layers"] if w["directions"] == 1 else w["directions"]
+    chain = w["layers"] * w["directions"] * w["steps"] / together
+    step = (w["batch"], hidden, gates) if is_backward else (w["batch"], gates, hidden)
+    name = "linear" if together == 1 else "bmm"
+    parts.append(Part(chain, Problem(name, dtype, (together, *step))))
+    # A wave takes as many more steps as there are layers before the last.
+    waits = chain + (w["layers"] - 1 if w["directions"] == 1 else 0)
+    return (*parts, *_steps(w["batch"] * together, w["hidden"], gates, dtype, chain, waits, together))
 
 
-def _steps(w: Mapping[str, float], gates: float, dtype: str) -> tuple[Part, ...]:
-    """A step beside its product: both halves of the gates and the cell are read; gates, cell and state are written."""
-    count = w["directions"] * w["steps"]
-    size = w["batch"] * COMPUTE_BYTES[dtype]
-    dims = (size * (2 * gates + w["hidden"]), size * (gates + 2 * w["hidden"]), 0.0)
-    waiting = Part(count * KERNELS_BETWEEN_STEPS, Problem("transfer", "float32", (4.0, 4.0, 0.0)))
-    return Part(count, Problem("transfer", "float32", dims)), waiting
+def _steps(
+    rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
+) -> tuple[Part, ...]:
+    """Steps beside their products: both halves of the gates and the cell are read; gates, cell and state written."""
+    size = rows * COMPUTE_BYTES[dtype]
+    dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
+    kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
+    waiting = Part(waits * kernels, Problem("transfer", "float32", (4.0, 4.0, 0.0)))
+    return Part(chain, Problem("transfer", "float32", dims)), waiting
 
 
 def _as_transfer(problem: Problem) -> tuple[Part, ...]:

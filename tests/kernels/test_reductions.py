@@ -60,7 +60,25 @@ def test_a_recurrent_layer_has_one_small_product_a_step() -> None:
     assert (state.times, state.problem) == (7, problem("linear", "float16", m=4, n=256, k=64))
     # 4 rows of 2 bytes: 256 gates from the input, 256 from the state and 64 cells in; gates, cells and states out.
     assert (gates.times, gates.problem.dims) == (7, (4 * 2 * 576, 4 * 2 * 384, 0))
-    assert (waiting.times, sum(waiting.problem.dims)) == (56, 8)
+    assert (waiting.times, sum(waiting.problem.dims)) == (7 * 5, 8)
+
+
+def test_layers_of_one_direction_run_as_a_wave() -> None:
+    item = problem("gru", "float16", batch=4, steps=7, input_size=32, hidden=64, layers=3)
+    *inputs, state, gates, waiting = reduced(item)
+    assert [part.problem.dims for part in inputs] == [(1, 28, 192, 32), (1, 28, 192, 64), (1, 28, 192, 64)]
+    # Three layers at a time, each a step behind the one below it.
+    assert (state.times, state.problem) == (7, problem("bmm", "float16", b=3, m=4, n=192, k=64))
+    assert (gates.times, gates.problem.dims) == (7, (3 * 4 * 2 * 448, 3 * 4 * 2 * 320, 0))
+    # Two steps more until the last layer has begun; two kernels more for each of two neighbours.
+    assert waiting.times == (7 + 2) * (5 + 2 * 2)
+
+
+def test_directions_run_beside_each_other_and_layers_one_after_the_other() -> None:
+    item = problem("lstm", "float16", batch=4, steps=7, input_size=32, hidden=64, layers=3, directions=2)
+    state, _, waiting = reduced(item)[-3:]
+    assert (state.times, state.problem) == (3 * 7, problem("bmm", "float16", b=2, m=4, n=256, k=64))
+    assert waiting.times == 3 * 7 * (5 + 2)
 
 
 def test_the_weights_of_a_recurrent_layer_get_their_gradient_in_one_product() -> None:
@@ -69,7 +87,7 @@ def test_the_weights_of_a_recurrent_layer_get_their_gradient_in_one_product() ->
     assert (to_inputs.times, to_inputs.problem) == (2, problem("linear", "float16", m=28, n=32, k=256))
     assert (to_input_weight.times, to_input_weight.problem) == (2, problem("linear", "float16", m=256, n=32, k=28))
     assert (to_state_weight.times, to_state_weight.problem) == (2, problem("linear", "float16", m=256, n=64, k=28))
-    assert (to_state.times, to_state.problem) == (14, problem("linear", "float16", m=4, n=64, k=256))
+    assert (to_state.times, to_state.problem) == (7, problem("bmm", "float16", b=2, m=4, n=64, k=256))
 
 
 def test_attention_without_a_fused_model_is_two_products() -> None:
