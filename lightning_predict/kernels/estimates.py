@@ -428,7 +428,9 @@ def _by_model(batch: ProblemBatch, sibling: str | None, gpus: Sequence[Gpu], mod
         return models.estimate(batch, gpus)
     twin = ProblemBatch(batch.operation, sibling, batch.columns)
     found = models.estimate(twin, gpus)
-    ratio = roofline_seconds(batch, gpus) / roofline_seconds(twin, gpus)
+    # What a kernel takes that has nothing to do is the same in both.
+    own, other = (SHORTEST_KERNEL_SECONDS + roofline_seconds(each, gpus) for each in (batch, twin))
+    ratio = own / other
     return Estimate(found.seconds * ratio, found.low_seconds * ratio, found.high_seconds * ratio, found.by_base)
 
 
