@@ -1,13 +1,16 @@
 """`Layout`: so many GPUs of one kind in each of so many machines, and the grammar that names it.
 
-`"T4"` is one GPU, `"8xL4"` a machine of eight, `"2x8xH100-SXM-80GB"` two such machines. The name is the key of
-predictions, so it is canonical: `"1x8xL4"` is `8xL4`, `"1xT4"` is `T4`. Example::
+`"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) a machine of eight, `"2x8xH100-SXM-80GB"` two such machines, `"2xp4d.24xlarge"`
+two machines as a cloud calls them. The name is the key of predictions, so it is canonical: `"1x8xL4"` is `8xL4`,
+`"1xT4"` is `T4`. Example::
 
     >>> layout = layout_of("2x8xH100")
     >>> layout.name, layout.nodes, layout.gpus_per_node, layout.count
     ('2x8xH100-SXM-80GB', 2, 8, 16)
     >>> layout_of("1xT4").name
     'T4'
+    >>> layout_of("g5.48xlarge").name
+    '8xA10G'
 """
 
 from __future__ import annotations
@@ -19,9 +22,13 @@ from typing import Final, final
 
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.lookup import gpu as find_gpu
+from lightning_predict.gpus.machines import machine as find_machine
 from lightning_predict.gpus.records import Gpu
 
 _GRAMMAR: Final = re.compile(r"\s*(?:(?P<nodes>\d+)\s*[xX*]\s*)?(?P<per_node>\d+)\s*[xX*]\s*(?P<gpu>.*\S)\s*")
+
+_SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")
+"""SkyPilot's and Slurm's way: `H100:8` is `8xH100`."""
 
 MOST_GPUS: Final = 65_536
 """Above this a layout is taken to be a slip of the pen; the largest runs that were published have fewer GPUs."""
@@ -36,11 +43,13 @@ class Layout:
         gpu: The GPU.
         gpus_per_node: GPUs of each machine that take part.
         nodes: Machines.
+        machine: What a cloud calls such a machine, where it was asked for by that name: its price is then meant.
     """
 
     gpu: Gpu
     gpus_per_node: int = 1
     nodes: int = 1
+    machine: str | None = None
 
     @property
     def count(self) -> int:
@@ -55,22 +64,30 @@ class Layout:
         return f"{self.gpus_per_node}x{self.gpu.name}" if self.gpus_per_node > 1 else self.gpu.name
 
 
-def layout_of(name: str, *, num_nodes: int = 1) -> Layout:
-    """The layout of this name.
+def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
+    """Parse the name of a layout.
 
     Args:
-        name: A GPU by any of its names, `<GPUs>x<GPU>` or `<machines>x<GPUs>x<GPU>`.
+        name: A GPU by any of its names, `<GPUs>x<GPU>`, `<GPU>:<GPUs>` or `<machines>x<GPUs>x<GPU>`; a cloud's name for a
+            machine, perhaps `<machines>x` before it; or a GPU or a layout itself.
         num_nodes: Machines, where the name does not say.
 
     Raises:
         UnknownGpuError: The GPU is not in the catalogue.
-        InvalidArgumentError: A number that is zero or beyond reason, or two different numbers of machines.
+        InvalidArgumentError: A number that is zero or beyond reason, two different numbers of machines, or something
+            that is no name.
     """
     if num_nodes < 1:
         raise InvalidArgumentError(f"num_nodes={num_nodes}; a layout has at least one machine.")
-    parts = _GRAMMAR.fullmatch(name)
+    if isinstance(name, Layout):
+        return name
+    if isinstance(name, Gpu):
+        return Layout(name, 1, num_nodes)
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"{name!r} is no layout; expected a name such as 'T4' or '8xL4', a Gpu or a Layout.")
+    parts = _GRAMMAR.fullmatch(_SUFFIX.sub(r"\g<per_node>x\g<gpu>", name))
     if parts is None or _is_gpu(name):
-        return Layout(find_gpu(name), 1, num_nodes)
+        return _machines_of(name, num_nodes) or Layout(find_gpu(name), 1, num_nodes)
     per_node = int(parts["per_node"])
     nodes = num_nodes if parts["nodes"] is None else int(parts["nodes"])
     example = f"'8x{parts['gpu']}' (one machine of eight) or '2x8x{parts['gpu']}' (two of them)"
@@ -83,6 +100,12 @@ def layout_of(name: str, *, num_nodes: int = 1) -> Layout:
         raise InvalidArgumentError(
             f"The layout {name!r} has {nodes} machine(s), but num_nodes={num_nodes}; say it in one of the two places."
         )
+    if parts["nodes"] is None and (machines := _machines_of(parts["gpu"], per_node)) is not None:
+        if num_nodes not in (1, per_node):
+            raise InvalidArgumentError(
+                f"{name!r} asks for {per_node} machine(s), but num_nodes={num_nodes}; say it in one of the two places."
+            )
+        return machines
     try:
         found = find_gpu(parts["gpu"])
     except UnknownGpuError as error:
@@ -92,8 +115,8 @@ def layout_of(name: str, *, num_nodes: int = 1) -> Layout:
     return Layout(found, per_node, nodes)
 
 
-def layouts_of(names: Sequence[str], *, num_nodes: int = 1) -> tuple[Layout, ...]:
-    """The layouts of these names, in order, each once.
+def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tuple[Layout, ...]:
+    """Parse the names of layouts, in order, each once.
 
     Args:
         names: See `layout_of`.
@@ -110,8 +133,17 @@ def layouts_of(names: Sequence[str], *, num_nodes: int = 1) -> tuple[Layout, ...
     return tuple({layout.name: layout for layout in (layout_of(name, num_nodes=num_nodes) for name in names)}.values())
 
 
+def _machines_of(name: str, nodes: int) -> Layout | None:
+    """Return so many machines of a cloud's name; None where it is no such name."""
+    found = find_machine(name)
+    if found is None:
+        return None
+    count, gpu_name = found.gpus.split("x", 1)
+    return Layout(find_gpu(gpu_name), int(count), nodes, found.name)
+
+
 def _is_gpu(name: str) -> bool:
-    """A GPU's own name may look like a layout."""
+    """Tell whether a name that looks like a layout is a GPU's own."""
     try:
         find_gpu(name)
     except UnknownGpuError:

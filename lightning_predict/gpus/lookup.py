@@ -22,9 +22,19 @@ from typing import Final
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.gpus.slices import slice_of
 from lightning_predict.units import bytes_to_gibibytes
 
 SEPARATORS: Final = re.compile(r"[\s_-]+")
+
+_SLICE: Final = re.compile(r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>\d+g\.\d+gb)\s*", re.IGNORECASE)
+"""What CUDA reports for a slice of a GPU."""
+
+_OTHER_MAKERS: Final = re.compile(
+    r"amd|instinct|radeon|mi\d{2,3}[axp]?|intel|gaudi\w*|hpu|arc|tpu\w*|trainium\d?|trn\d|inferentia\d?|inf\d|apple|ascend",
+    re.IGNORECASE,
+)
+"""Words in the names of accelerators of other makers."""
 
 SMALLEST_REPORTED_SHARE: Final = 0.85
 """Drivers report less memory than is sold: ECC takes 6 %, the driver up to 0.6 GiB of the small cards."""
@@ -48,6 +58,8 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
     if memory_bytes is not None and not (math.isfinite(memory_bytes) and memory_bytes > 0):
         raise InvalidArgumentError(f"memory_bytes={memory_bytes!r} is not a size; expected bytes above 0.")
     candidates = _catalogue_index().get(normalise(name))
+    if candidates is None and (parts := _SLICE.fullmatch(name)) is not None:
+        return slice_of(gpu(parts["gpu"], memory_bytes=None), parts["profile"])
     if candidates is None:
         raise UnknownGpuError(_unknown_message(name))
     if len(candidates) == 1:
@@ -116,6 +128,9 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
 
 
 def _unknown_message(name: str) -> str:
+    """Say that no GPU has this name, and which come near it."""
+    if any(_OTHER_MAKERS.fullmatch(word) for word in re.split(r"[\s_-]+", name)):
+        return f"{name!r} is not made by NVIDIA; predictions are for NVIDIA's GPUs only, so far."
     index = _catalogue_index()
     words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)
     names = list(dict.fromkeys(row.name for word in words for row in index[word]))[:NEAREST_NAMES]

@@ -1,0 +1,96 @@
+"""Derive a slice of a GPU (Multi-Instance GPU) from its whole: fewer multiprocessors, a share of memory and cache.
+
+`catalogue/mig.toml` holds a line for each profile. What CUDA reports for a slice, `NVIDIA A100-SXM4-40GB MIG 3g.20gb`,
+names it, and so does our name of the GPU before ` MIG `. Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> half = gpu("A100-SXM-40GB MIG 3g.20gb")
+    >>> half.name, half.streaming_multiprocessors, half.memory_bytes / 2**30
+    ('A100-SXM-40GB-MIG-3g.20gb', 42, 20.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, final
+
+from lightning_predict.checked import read_toml
+from lightning_predict.errors import CatalogueError, UnknownGpuError
+from lightning_predict.gpus.catalogue import CATALOGUE_FOLDER
+from lightning_predict.gpus.records import Gpu
+
+SLICES_FILE: Final = "mig.toml"
+
+MEMORY_SLICES: Final = 8
+"""A GPU's memory, its bandwidth and its L2 cache are divided into eighths (NVIDIA, MIG User Guide)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A kind of slice.
+
+    Attributes:
+        name: As NVIDIA writes it, for example `3g.20gb`.
+        multiprocessors: SMs of the slice.
+        memory_share: Share of the whole GPU's memory, bandwidth and L2 cache.
+    """
+
+    name: str
+    multiprocessors: int
+    memory_share: float
+
+
+def slice_of(whole: Gpu, profile_name: str) -> Gpu:
+    """Derive the GPU that a program in a slice sees.
+
+    Its peaks are those of its multiprocessors at the same clock. Slices have no NVLink; the link to the host is shared
+    with the other slices, and counted whole.
+
+    Args:
+        whole: The GPU.
+        profile_name: The profile, for example `3g.20gb`.
+
+    Raises:
+        UnknownGpuError: The GPU has no such slice.
+    """
+    profiles = _profiles().get(whole.name, {})
+    profile = profiles.get(profile_name.casefold())
+    if profile is None:
+        known = f"it has {', '.join(profiles)}" if profiles else f"slices are known of {', '.join(_profiles())}"
+        raise UnknownGpuError(f"{whole.name} has no slice {profile_name!r} in the catalogue; {known}.")
+    compute = profile.multiprocessors / whole.streaming_multiprocessors
+    return replace(
+        whole,
+        name=f"{whole.name}-MIG-{profile.name}",
+        reported_names=tuple(f"{name} MIG {profile.name}" for name in whole.reported_names),
+        aliases=(),
+        streaming_multiprocessors=profile.multiprocessors,
+        peak_flops_per_second={dtype: peak * compute for dtype, peak in whole.peak_flops_per_second.items()},
+        dram_bytes_per_second=whole.dram_bytes_per_second * profile.memory_share,
+        l2_bytes=whole.l2_bytes * profile.memory_share,
+        l2_bytes_per_second=whole.l2_bytes_per_second * profile.memory_share,
+        memory_bytes=whole.memory_bytes * profile.memory_share,
+        nvlink_bytes_per_second=None,
+        power_watts=whole.power_watts * compute,
+    )
+
+
+@cache
+def _profiles() -> Mapping[str, Mapping[str, Profile]]:
+    """Read the profiles of each GPU that has slices."""
+    document = read_toml(CATALOGUE_FOLDER / SLICES_FILE, CatalogueError)
+    document.check_keys({"mig"})
+    found: dict[str, dict[str, Profile]] = {}
+    for family in document.member("mig").members().values():
+        family.check_keys({"gpus", "sources", "profiles"})
+        profiles = {}
+        for row in family.member("profiles").items(named=("name",)):
+            row.check_keys({"name", "multiprocessors", "memory_eighths"})
+            eighths = row.member("memory_eighths").integer(minimum=1, maximum=MEMORY_SLICES)
+            name = row.member("name").words()
+            profiles[name] = Profile(name, row.member("multiprocessors").integer(minimum=1), eighths / MEMORY_SLICES)
+        found |= dict.fromkeys(family.member("gpus").texts(), profiles)
+    return found
