@@ -46,7 +46,8 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+_keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+"""Whether the running backward pass keeps its graph; torch before 2.6 does not tell, and any might."""
 
 _OUTSIDE: Final = -1
 """What torch gives for the number of the running backward pass where none runs."""
