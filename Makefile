@@ -14,7 +14,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools wheel # dependency groups need pip 25.1
 	$(PIP) $(INDEX) torch
-	$(PIP) $(INDEX) --editable '.[cli,fitting,planning,tensorboard]' --group dev
+	$(PIP) $(INDEX) --editable '.[cli,fitting,planning,tensorboard]' --group dev --group docs
 	touch $@
 
 demo: $(VENV)/installed
@@ -31,6 +31,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

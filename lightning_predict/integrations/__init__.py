@@ -1,0 +1,1 @@
+"""Callbacks for training loops other than Lightning's."""
