@@ -1,8 +1,8 @@
 """`Layout`: so many GPUs of one kind in each of so many machines, and the grammar that names it.
 
-`"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) a machine of eight, `"2x8xH100-SXM-80GB"` two such machines, `"2xp4d.24xlarge"`
-two machines as a cloud calls them. The name is the key of predictions, so it is canonical: `"1x8xL4"` is `8xL4`,
-`"1xT4"` is `T4`. Example::
+`"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) a machine of eight, `"2x8xH100-SXM-80GB"` two such machines, and
+`"2xp4d.24xlarge"` two machines as a cloud calls them. The name is the key of predictions, so it is canonical:
+`"1x8xL4"` is `8xL4`, `"1xT4"` is `T4`. Example::
 
     >>> layout = layout_of("2x8xH100")
     >>> layout.name, layout.nodes, layout.gpus_per_node, layout.count
@@ -68,8 +68,8 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
     """Parse the name of a layout.
 
     Args:
-        name: A GPU by any of its names, `<GPUs>x<GPU>`, `<GPU>:<GPUs>` or `<machines>x<GPUs>x<GPU>`; a cloud's name for a
-            machine, perhaps `<machines>x` before it; or a GPU or a layout itself.
+        name: A GPU by any of its names, `<GPUs>x<GPU>`, `<GPU>:<GPUs>` or `<machines>x<GPUs>x<GPU>`; a cloud's name
+            for a machine, perhaps `<machines>x` before it; or a GPU or a layout itself.
         num_nodes: Machines, where the name does not say.
 
     Raises:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 import torch
 
@@ -45,33 +45,30 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-def _never_raises(
-    hook: Callable[Concatenate[RuntimePredictorCallback, P], None],
-) -> Callable[Concatenate[RuntimePredictorCallback, P], None]:
+def _never_raises(hook: Callable[P, None]) -> Callable[P, None]:
     """Turn whatever goes wrong in a hook into one warning, and switch the callback off: training goes on."""
 
     @wraps(hook)
-    def guarded(self: RuntimePredictorCallback, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            hook(self, *args, **kwargs)
+            hook(*args, **kwargs)
         except Exception as error:
-            self._deactivate()
+            cast("RuntimePredictorCallback", args[0])._deactivate()
+            words = f"RuntimePredictorCallback stopped, training goes on: {type(error).__name__}: {error}"
             try:
-                warnings.warn(
-                    f"RuntimePredictorCallback stopped, training goes on: {type(error).__name__}: {error}", stacklevel=2
-                )
+                warnings.warn(words, stacklevel=2)
             except Warning:  # where warnings are errors
-                print(f"RuntimePredictorCallback stopped, training goes on: {type(error).__name__}: {error}")
+                print(words)
 
     return guarded
 
 
-class RuntimePredictorCallback(TrainerCallback):  # type: ignore[misc]  # the package has no types
+class RuntimePredictorCallback(TrainerCallback):
     """Predict the rest of this run on GPUs, once, after its first steps.
 
-    A step is what lies between two optimizer updates. After `warmup_steps` of them one is recorded, the table is printed
-    on the main process, and the numbers are added to the Trainer's `state.log_history` (and so to `trainer_state.json`).
-    Whatever goes wrong becomes one warning.
+    A step is what lies between two optimizer updates. After `warmup_steps` of them one is recorded, the table is
+    printed on the main process, and the numbers are added to the Trainer's `state.log_history` (and so to
+    `trainer_state.json`). Whatever goes wrong becomes one warning.
 
     Args:
         gpus: Names of the GPUs or layouts to predict.
@@ -88,6 +85,11 @@ class RuntimePredictorCallback(TrainerCallback):  # type: ignore[misc]  # the pa
         UnknownGpuError: A name that the catalogue does not hold.
         InvalidArgumentError: No GPUs, or a `warmup_steps` below 1.
     """
+
+    _session: CaptureSession | None = None
+    _is_on: bool = False
+    _seconds: list[float]
+    _started_at: float = 0.0
 
     def __init__(
         self,
@@ -133,9 +135,7 @@ class RuntimePredictorCallback(TrainerCallback):  # type: ignore[misc]  # the pa
             self._started_at = _now(args)
 
     @_never_raises
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Predict once the step was recorded."""
         if not self._is_on:
             return
@@ -170,13 +170,11 @@ class RuntimePredictorCallback(TrainerCallback):  # type: ignore[misc]  # the pa
 
     def _deactivate(self) -> None:
         """Stop a recording that is under way, and do nothing from here on."""
-        session: CaptureSession | None = getattr(self, "_session", None)
+        session, self._session = self._session, None
+        self._is_on = False
+        self._seconds = []
         if session is not None:
             session.stop()
-        self._session: CaptureSession | None = None
-        self._is_on = False
-        self._seconds: list[float] = []
-        self._started_at = 0.0
 
 
 def _now(args: TrainingArguments) -> float:

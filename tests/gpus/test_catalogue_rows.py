@@ -44,7 +44,7 @@ def test_there_are_more_than_a_hundred_gpus_and_the_defaults_are_among_them() ->
 def test_every_architecture_has_rows_in_its_own_file_and_no_other_file_lies_there() -> None:
     assert {row.architecture for row in CATALOGUE} == set(ARCHITECTURES)
     files = {path.stem for path in CATALOGUE_FOLDER.iterdir()}
-    assert files == {*ARCHITECTURES, "sources", "compute_capabilities"}
+    assert files == {*ARCHITECTURES, "sources", "compute_capabilities", "machines", "mig"}
 
 
 @every_gpu

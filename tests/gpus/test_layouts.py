@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +26,8 @@ from lightning_predict.gpus.layouts import MOST_GPUS, Layout, layout_of
         ("4*A100-SXM4-40GB", "A100-SXM-40GB", 4, 1, "4xA100-SXM-40GB"),
         ("2x8xH100-SXM-80GB", "H100-SXM-80GB", 8, 2, "2x8xH100-SXM-80GB"),
         ("2x1xT4", "T4", 1, 2, "2x1xT4"),
+        ("L4:8", "L4", 8, 1, "8xL4"),
+        (" H100 : 8 ", "H100-SXM-80GB", 8, 1, "8xH100-SXM-80GB"),
     ],
 )
 def test_each_form_of_the_grammar(name: str, gpu_name: str, per_node: int, nodes: int, canonical: str) -> None:
@@ -31,6 +35,17 @@ def test_each_form_of_the_grammar(name: str, gpu_name: str, per_node: int, nodes
     assert layout == Layout(gpu(gpu_name), per_node, nodes)
     assert layout.name == canonical
     assert layout.count == per_node * nodes
+
+
+def test_a_gpu_and_a_layout_stand_for_themselves() -> None:
+    own = replace(gpu("L4"), name="my-L4", dram_bytes_per_second=400e9)
+    assert layout_of(own) == Layout(own)
+    assert layout_of(own).gpu.dram_bytes_per_second == 400e9
+    assert layout_of(Layout(own, 4)).count == 4
+    with pytest.raises(
+        InvalidArgumentError, match="5 is no layout; expected a name such as 'T4' or '8xL4', a Gpu or a"
+    ):
+        layout_of(5)  # type: ignore[arg-type]
 
 
 def test_the_number_of_machines_may_be_said_beside_the_name() -> None:

@@ -20,9 +20,7 @@ STEPS = 7
 
 def trained(folder: Path, *callbacks: RuntimePredictorCallback, steps: int = STEPS) -> Trainer:
     torch.manual_seed(0)
-    config = GPT2Config(
-        n_layer=1, n_embd=32, n_head=2, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0
-    )
+    config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0)
     tokens = torch.randint(0, 50, (STEPS * BATCH * ACCUMULATED, 8))
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -65,9 +63,14 @@ def test_the_rest_of_the_run_is_predicted_printed_and_logged(
     assert logged["predict/L4/iteration_ms"] == pytest.approx(one.iteration_seconds * 1e3)
 
 
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    assert trainer.model is not None
+    return dict(trainer.model.state_dict())
+
+
 def test_training_is_bit_identical_with_and_without_it(tmp_path: Path) -> None:
-    plain = trained(tmp_path).model.state_dict()
-    watched = trained(tmp_path, RuntimePredictorCallback(gpus=["T4"], print_table=False)).model.state_dict()
+    plain = weights_of(trained(tmp_path))
+    watched = weights_of(trained(tmp_path, RuntimePredictorCallback(gpus=["T4"], print_table=False)))
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
 

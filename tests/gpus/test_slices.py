@@ -1,0 +1,53 @@
+"""Slices of a GPU (MIG): what they have, how they are named, and what is refused in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_predict.errors import UnknownGpuError
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.slices import slice_of
+
+
+def test_a_slice_has_its_multiprocessors_and_its_eighths_of_memory() -> None:
+    whole, half = gpu("A100-SXM-40GB"), gpu("NVIDIA A100-SXM4-40GB MIG 3g.20gb")
+    assert half.name == "A100-SXM-40GB-MIG-3g.20gb"
+    assert half.streaming_multiprocessors == 42  # three sevenths of the 98 that slices share
+    assert half.memory_bytes == whole.memory_bytes / 2
+    assert half.dram_bytes_per_second == whole.dram_bytes_per_second / 2
+    assert half.l2_bytes == whole.l2_bytes / 2
+    # 312 TFLOP/s on 108 multiprocessors are 121.3 on 42.
+    assert half.peak_flops_per_second["bfloat16"] == pytest.approx(312e12 * 42 / 108)
+    assert half.nvlink_bytes_per_second is None
+    assert half.ridge_flops_per_byte("bfloat16") == pytest.approx(121.33e12 / 777.5e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["A100-SXM-40GB-MIG-1g.5gb", "a100 sxm4 40gb mig 1G.5GB", "A100-40GB MIG 1g.5gb"])
+def test_a_slice_is_found_by_each_name_of_its_gpu(name: str) -> None:
+    assert gpu(name).name == "A100-SXM-40GB-MIG-1g.5gb"
+
+
+def test_slices_of_a_kind_are_never_more_than_the_gpu() -> None:
+    whole = gpu("H100-SXM-80GB")
+    smallest = slice_of(whole, "1g.10gb")
+    assert 7 * smallest.streaming_multiprocessors <= whole.streaming_multiprocessors
+    assert 7 * smallest.memory_bytes <= whole.memory_bytes
+
+
+def test_a_slice_that_a_gpu_does_not_have_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(
+        UnknownGpuError, match=r"A30 has no slice '3g\.20gb' in the catalogue; it has 1g\.6gb, 2g\.12gb,"
+    ):
+        gpu("A30 MIG 3g.20gb")
+    with pytest.raises(
+        UnknownGpuError, match=r"T4 has no slice '1g\.5gb' in the catalogue; slices are known of A100-SXM"
+    ):
+        gpu("T4 MIG 1g.5gb")
+
+
+@pytest.mark.parametrize("name", ["MI300X", "AMD Instinct MI250X", "TPU v4", "Gaudi2", "trn1"])
+def test_accelerators_of_other_makers_are_refused_as_such(name: str) -> None:
+    with pytest.raises(
+        UnknownGpuError, match=rf"'{name}' is not made by NVIDIA; predictions are for NVIDIA's GPUs only"
+    ):
+        gpu(name)
