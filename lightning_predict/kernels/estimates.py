@@ -1,7 +1,7 @@
 """Seconds of problems on GPUs, from the best source that there is for each, and which source that was.
 
 In this order: a model trained on the operation and dtype; the same model for a sibling dtype, scaled by the ratio of
-the rooflines; a reduction to operations that have a model (`reductions.py`); the roofline at a typical utilisation.
+the rooflines; proxies that have a model (`families/`); the roofline at a typical utilisation.
 Where a GPU computes a dtype no faster than float32, float32 stands in. Nothing goes below the least-work bound, and no
 interval is narrower than `LEAST_SPREAD`. Example::
 
@@ -23,8 +23,7 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
-from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind
-from lightning_predict.kernels.reductions import reduced
+from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind, proxies_of
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
@@ -44,8 +43,8 @@ SHORTEST_KERNEL_SECONDS: Final = 2 * MICROSECOND
 ROOFLINE_SPREAD: Final = 1.6
 """Factor up and down around a prediction from the roofline alone. An assumption, wide on purpose."""
 
-DETOUR_SPREAD: Final = 1.3
-"""Extra factor where a sibling dtype or a reduction stands in. An assumption, but no bold one: with it the intervals
+PROXY_SPREAD: Final = 1.3
+"""Extra factor where a sibling dtype or a proxy stands in. An assumption, but no bold one: with it the intervals
 hold nine in ten of the recurrent layers, norms and backward passes that others timed (`training/proxies.py`)."""
 
 STAND_IN_SPREAD: Final = 2.0
@@ -134,13 +133,13 @@ class _Expansion:
 
     Attributes:
         parts: The leaves.
-        spread: Factor by which the detour widens the interval.
-        is_reduced: The leaves are other operations than the problem.
+        spread: Factor by which the proxy widens the interval.
+        is_proxy: The leaves are other operations than the problem.
     """
 
     parts: tuple[tuple[_Leaf, float], ...]
     spread: float
-    is_reduced: bool = False
+    is_proxy: bool = False
 
 
 def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
@@ -235,8 +234,8 @@ def _no_slower(
     shares["proxy"] = merged(own.shares["proxy"], 1 - float32.shares["roofline"])
     return ProblemTimes(
         seconds=merged(own.seconds, float32.seconds),
-        low_seconds=merged(own.low_seconds, np.maximum(float32.low_seconds * gain / DETOUR_SPREAD, bound)),
-        high_seconds=merged(own.high_seconds, float32.high_seconds * DETOUR_SPREAD),
+        low_seconds=merged(own.low_seconds, np.maximum(float32.low_seconds * gain / PROXY_SPREAD, bound)),
+        high_seconds=merged(own.high_seconds, float32.high_seconds * PROXY_SPREAD),
         shares=shares,
         base_share=merged(own.base_share, float32.base_share),
     )
@@ -371,20 +370,20 @@ def _alternative(problem: Problem) -> Problem | None:
 
 def _method(leaf: _Leaf, expansion: _Expansion) -> TimedBy:
     """A model of another operation is a proxy, whatever it knows of its own."""
-    return "proxy" if expansion.is_reduced and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
+    return "proxy" if expansion.is_proxy and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
 
 
 def _expand(problem: Problem, models: KernelModels | None) -> _Expansion:
-    """Leaves of a problem with how often each counts, and the factor by which the detour widens the interval."""
+    """Leaves of a problem with how often each counts, and the factor by which the proxy widens the interval."""
     leaf = _direct(problem, models)
     if leaf is not None:
-        return _Expansion(((leaf, 1.0),), DETOUR_SPREAD if leaf.timed_by == "proxy" else 1.0)
-    parts = reduced(problem)
+        return _Expansion(((leaf, 1.0),), PROXY_SPREAD if leaf.timed_by == "proxy" else 1.0)
+    parts = proxies_of(problem)
     if parts and models is not None:
         expanded = [(_expand(part.problem, models), part.times) for part in parts]
         leaves = tuple((leaf, count * times) for inner, times in expanded for leaf, count in inner.parts)
-        own = operation_kind(problem.operation).proxy_spread or DETOUR_SPREAD
-        return _Expansion(leaves, own * max(inner.spread for inner, _ in expanded), is_reduced=True)
+        own = operation_kind(problem.operation).proxy_spread or PROXY_SPREAD
+        return _Expansion(leaves, own * max(inner.spread for inner, _ in expanded), is_proxy=True)
     return _Expansion(((_Leaf(problem, None, "roofline", by_model=False), 1.0),), 1.0)
 
 

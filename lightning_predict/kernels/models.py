@@ -18,8 +18,8 @@ from typing import final
 from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.collective import UNMEASURED, CollectiveCurves, bundled_curves
-from lightning_predict.kernels.embedding import EmbeddingModel
 from lightning_predict.kernels.estimates import TimedBy
+from lightning_predict.kernels.families.embedding import EmbeddingModel
 from lightning_predict.kernels.operations import ProblemBatch
 from lightning_predict.kernels.utilisation import Estimate, UtilisationModels
 

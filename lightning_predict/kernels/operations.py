@@ -92,11 +92,23 @@ class Family:
         name: Its name in weights files.
         dtypes: Compute dtypes that it serves.
         describe: Features of a batch on GPUs.
+        growing: Shape parameters that whoever computes may pad: no problem takes much longer than one with one of them
+            doubled (`monotonicity.py`).
+        floor: Least seconds of problems that a rule of their own slows down, shape (gpus, problems), 0 for the others;
+            these are not held to larger ones.
+        floor_spread: Extra factor upwards around those.
     """
 
     name: str
     dtypes: tuple[str, ...]
     describe: Callable[[ProblemBatch, Sequence[Gpu]], NamedFeatures]
+    growing: tuple[str, ...] = ()
+    floor: Callable[[ProblemBatch, Sequence[Gpu]], Array] | None = None
+    floor_spread: float = 1.0
+
+    def least_seconds(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+        """Seconds of `floor`, shape (gpus, problems)."""
+        return np.zeros((len(gpus), len(batch))) if self.floor is None else self.floor(batch, gpus)
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -145,6 +157,7 @@ class OperationKind:
         translator: Gives the problems of such a call from this operation's name, the call and the trace's flags. Calls
             that compute several operations are registered by `translates` instead.
         families: Networks that serve it, each in its own dtypes.
+        reduces_rows: Its kernels keep a whole row of (rows, cols) together.
         proxy: Problems whose times add up to its own, for want of a network.
         proxy_spread: Factor by which the proxy widens the interval; the usual one where None.
         alternative: Another algorithm that libraries always have; it may give None for a problem without one.
@@ -167,6 +180,7 @@ class OperationKind:
     aten: tuple[str, ...] = ()
     translator: Callable[[str, Operation, Flags], tuple[Problem, ...] | None] | None = None
     families: tuple[Family, ...] = ()
+    reduces_rows: bool = False
     proxy: Callable[[Problem], tuple[Part, ...]] | None = None
     proxy_spread: float | None = None
     alternative: Callable[[Problem], Problem | None] | None = None

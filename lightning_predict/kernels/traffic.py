@@ -65,7 +65,7 @@ FUSED_OPTIMIZERS: Final = {
 
 
 UNTRANSLATED: Final = "untranslated"
-"""Kind of an operation whose translator failed (`vector.py`)."""
+"""Kind of an operation whose translator failed (`families/copies.py`)."""
 
 
 def untranslated(operation: Operation) -> tuple[Problem, ...]:

@@ -23,9 +23,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from lightning_predict.kernels.families.sparse import sparse_problems
 from lightning_predict.kernels.free_operations import is_free
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind, translator_of
-from lightning_predict.kernels.sparse import sparse_problems
 from lightning_predict.kernels.traffic import transfer_of, untranslated
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 

@@ -3,8 +3,13 @@
 `seconds = reference / utilisation`. The reference (`features.reference_seconds`) is a time that no kernel beats; the
 utilisation is the geometric mean of a small ensemble of networks, each bounded by 1 above and by the lowest that was
 measured below. Features are kept inside the range that was trained on, so shapes far outside it get the utilisation of
-its edge and a time that still follows the roofline; products are held to their larger neighbours (`growth.py`),
-and GPUs without measurements to lesser ones that have them (`lesser_gpus.py`). Example::
+its edge and a time that still follows the roofline; products are held to their larger neighbours (`monotonicity.py`).
+
+A GPU without measurements is no slower than a measured one that it beats in every figure: the base may err where no GPU
+like the one asked for was measured; a lesser GPU's own measurements then say what is slow enough. Its 90 % interval is
+granted on top, because its measurements may be of a throttled card. Nor is it slower than the base says of the same GPU
+with every figure a third less, and a third less again, but for half of the interval: where the tables show only
+launches, the base wavers between GPUs that never were. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem_batch
@@ -19,8 +24,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Final, final
 
 import numpy as np
 
@@ -30,10 +35,8 @@ from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import BoolArray, IndexArray
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.growth import MOST_UTILISATION, held_by_growth
-from lightning_predict.kernels.lesser_gpus import WEAKER, beats, longest_seconds, weakened
+from lightning_predict.kernels.monotonicity import MOST_UTILISATION, held_by_monotonicity
 from lightning_predict.kernels.networks import log_utilisations
-from lightning_predict.kernels.odd_sizes import ODD_SIZE_SPREAD, odd_size_seconds
 from lightning_predict.kernels.operations import Array, Family, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.weights.records import FloatArray, LoadedWeights, NetworkWeights
@@ -55,6 +58,64 @@ class Estimate:
     low_seconds: Array
     high_seconds: Array
     by_base: BoolArray | None = None
+
+
+WEAKER: Final = (1.5, 2.25)
+"""How much stronger a GPU must be, in every figure, before the base may not call it slower. The second is the first
+twice: where one rise follows another, both are taken back."""
+
+
+def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
+    """True where no figure that decides a kernel's time is below the other's; power counts, since it throttles."""
+    return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
+
+
+def weakened(gpu: Gpu, factor: float) -> Gpu:
+    """The GPU with every figure divided by the factor."""
+    return replace(
+        gpu,
+        streaming_multiprocessors=max(round(gpu.streaming_multiprocessors / factor), 1),
+        base_clock_hz=gpu.base_clock_hz / factor,
+        boost_clock_hz=gpu.boost_clock_hz / factor,
+        peak_flops_per_second={dtype: peak / factor for dtype, peak in gpu.peak_flops_per_second.items()},
+        dram_bytes_per_second=gpu.dram_bytes_per_second / factor,
+        l2_bytes=gpu.l2_bytes / factor,
+        l2_bytes_per_second=gpu.l2_bytes_per_second / factor,
+        memory_bytes=gpu.memory_bytes / factor,
+        power_watts=gpu.power_watts / factor,
+    )
+
+
+def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
+    major, minor = gpu.compute_capability
+    return (
+        gpu.streaming_multiprocessors,
+        gpu.boost_clock_hz,
+        gpu.peak(dtype) or 0.0,
+        gpu.dram_bytes_per_second,
+        gpu.l2_bytes,
+        gpu.l2_bytes_per_second,
+        gpu.power_watts,
+        10 * major + minor,
+    )
+
+
+def longest_seconds(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Array, dtype: str) -> Array:
+    """Upper end of the interval of the fastest GPU that each one beats.
+
+    Args:
+        gpus: GPUs without measurements.
+        lesser: GPUs with measurements.
+        high_seconds: Upper ends of the latter, shape (lesser, problems).
+        dtype: What is computed in.
+
+    Returns:
+        Shape (gpus, problems); infinite where a GPU beats none of them.
+    """
+    beaten = np.array([[beats(gpu, other, dtype) for other in lesser] for gpu in gpus], dtype=np.bool_)
+    limits = np.where(beaten.reshape(len(gpus), len(lesser), 1), high_seconds[None], np.inf)
+    least: Array = limits.min(axis=1, initial=np.inf)
+    return least
 
 
 @final
@@ -112,12 +173,12 @@ class UtilisationModels:
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
         flat, half_widths, by_base = self._wanted_seconds(family, networks, batch, gpus, everything)
         predicted = flat.reshape(everything.shape)
-        seconds = held_by_growth(batch, gpus, predicted, timed)
+        seconds = held_by_monotonicity(family, batch, gpus, predicted, timed)
         seconds = np.minimum(seconds, self._longest(batch, gpus))
         seconds = self._held_to_weaker(family, batch, gpus, seconds)
         bound = roofline_seconds(batch, gpus, least=True)
         spread = np.exp(half_widths).reshape(everything.shape)
-        high = seconds * spread * np.where(odd_size_seconds(batch, gpus) > 0, ODD_SIZE_SPREAD, 1.0)
+        high = seconds * spread * np.where(family.least_seconds(batch, gpus) > 0, family.floor_spread, 1.0)
         return Estimate(seconds, np.maximum(seconds / spread, bound), high, by_base.reshape(everything.shape))
 
     def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
@@ -174,7 +235,7 @@ class UtilisationModels:
         owners = _serving(serving, np.nonzero(asked)[0], features)
         log_utilisation = log_utilisations(serving, owners, features)
         widths = np.array([network.half_width(batch.operation, batch.dtype) for network in serving])
-        floor = np.maximum(roofline_seconds(part, cards, least=True), odd_size_seconds(part, cards))
+        floor = np.maximum(roofline_seconds(part, cards, least=True), family.least_seconds(part, cards))
         seconds: Array = np.maximum(reference_seconds(part, cards)[asked] * np.exp(-log_utilisation), floor[asked])
         is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)
         return seconds, widths[owners], is_base[owners]

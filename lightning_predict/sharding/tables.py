@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.embedding import SECTOR_BYTES
+from lightning_predict.kernels.families.embedding import SECTOR_BYTES
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.translation import compute_dtype, translate
 from lightning_predict.tracing.trace import Operation, Trace

@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict as lp
 from lightning_predict.kernels.families.convolution import PASSES
-from lightning_predict.kernels.operations import batch_of, problem
-from lightning_predict.kernels.reductions import reduced
+from lightning_predict.kernels.operations import batch_of, problem, proxies_of
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags
 
@@ -66,14 +65,14 @@ def test_it_amounts_to_what_a_recorded_call_is_translated_to(name: str, settings
     layer, data = layer_and_data(name, settings)
     trace = lp.capture(lambda: layer(data), warmup_steps=0)
     (operation,) = (one for one in trace.operations if one.name == "aten::convolution")
-    (part,) = reduced(problem(name, "float32", **words_of(name, settings)))
+    (part,) = proxies_of(problem(name, "float32", **words_of(name, settings)))
     assert (part.times, (part.problem,)) == (1.0, translate(operation, Flags(cudnn_tf32=False)))
 
 
 def test_the_passes_of_a_transposed_convolution_change_places() -> None:
     words = words_of("conv_transpose2d", {})
     names = [
-        reduced(problem(f"conv_transpose2d{suffix}", "float32", **words))[0].problem.operation for suffix in PASSES
+        proxies_of(problem(f"conv_transpose2d{suffix}", "float32", **words))[0].problem.operation for suffix in PASSES
     ]
     assert names == ["conv2d_backward_input", "conv2d", "conv2d_backward_weight"]
 
@@ -96,5 +95,5 @@ def test_output_padding_makes_the_output_larger() -> None:
     }
     layer = torch.nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1, bias=False, device="meta")
     image = layer(torch.empty(1, 4, 7, 7, device="meta"))
-    (part,) = reduced(problem("conv_transpose2d", "float32", output_padding=1, **words))
+    (part,) = proxies_of(problem("conv_transpose2d", "float32", output_padding=1, **words))
     assert part.problem.dims[3:5] == tuple(image.shape[2:])

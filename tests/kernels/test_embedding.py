@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.kernels.embedding import EmbeddingModel, hit_rate
+from lightning_predict.kernels.families.embedding import EmbeddingModel, hit_rate
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from tests.example_gpu import BIG, SMALL

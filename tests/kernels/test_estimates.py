@@ -11,7 +11,7 @@ import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.kernels.estimates import (
-    DETOUR_SPREAD,
+    PROXY_SPREAD,
     ROOFLINE_SPREAD,
     SHORTEST_KERNEL_SECONDS,
     STAND_IN_SPREAD,
@@ -50,7 +50,7 @@ def test_a_sibling_dtype_is_scaled_by_the_rooflines_and_widens_the_interval() ->
     times = problem_times([item], [SMALL], half_speed("linear/bfloat16"))
     # SMALL: tf32 at half of bfloat16's rate, so 2 x (2 · 4096³ / 4 TFLOP/s), but for a launch.
     np.testing.assert_allclose(times.seconds, [[2 * 2 * 4096**3 / 4e12]], rtol=1e-4)
-    np.testing.assert_allclose(times.high_seconds / times.seconds, 1.1 * DETOUR_SPREAD)
+    np.testing.assert_allclose(times.high_seconds / times.seconds, 1.1 * PROXY_SPREAD)
     assert times.shares["proxy"][0, 0] == 1
 
 
@@ -78,7 +78,7 @@ def test_float8_is_scaled_from_bfloat16_with_a_wider_interval() -> None:
     items = [problem("linear", "float8", **words), problem("linear", "bfloat16", **words)]
     times = problem_times(items, [eight], half_speed("linear/bfloat16"))
     np.testing.assert_allclose(times.seconds[0], [2 * 2 * 4096**3 / 16e12, 2 * 2 * 4096**3 / 8e12], rtol=2e-4)
-    np.testing.assert_allclose(times.high_seconds / times.seconds, [[1.1 * DETOUR_SPREAD, 1.1]])
+    np.testing.assert_allclose(times.high_seconds / times.seconds, [[1.1 * PROXY_SPREAD, 1.1]])
 
 
 def test_float8_without_units_for_it_is_refused() -> None:
@@ -92,7 +92,7 @@ def test_a_reduction_counts_its_parts_and_widens_the_interval() -> None:
     forward = problem("attention", "bfloat16", batch=2, heads=8, seq=1024, head_dim=64)
     times = problem_times([item, forward], [SMALL], models)
     np.testing.assert_allclose(times.seconds[0, 0], 3 * times.seconds[0, 1])
-    np.testing.assert_allclose(times.high_seconds[0, 0] / times.seconds[0, 0], 1.1 * DETOUR_SPREAD)
+    np.testing.assert_allclose(times.high_seconds[0, 0] / times.seconds[0, 0], 1.1 * PROXY_SPREAD)
 
 
 def test_parts_through_other_operations_are_proxies_and_those_without_a_model_rooflines() -> None:
@@ -111,7 +111,7 @@ def test_a_model_that_was_not_trained_on_the_dtype_is_a_proxy_with_a_wider_inter
     stranger = replace(half_speed("linear/float32"), served_as="proxy")
     times = problem_times([LINEAR], [SMALL], stranger)
     assert times.shares["proxy"][0, 0] == 1
-    assert times.high_seconds[0, 0] == pytest.approx(DETOUR_SPREAD * known)
+    assert times.high_seconds[0, 0] == pytest.approx(PROXY_SPREAD * known)
 
 
 def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.families.convolution import convolution_features
+from lightning_predict.kernels.families.elementwise import vector_features
+from lightning_predict.kernels.families.matmul import HALF_PRECISION, canonical_shape, matmul_features
 from lightning_predict.kernels.features import (
     LAUNCH_SECONDS,
     MACHINE_FEATURES,
@@ -19,8 +21,6 @@ from lightning_predict.kernels.features import (
     tile_features,
     wave_quantisation,
 )
-from lightning_predict.kernels.features_matmul import HALF_PRECISION, canonical_shape, matmul_features
-from lightning_predict.kernels.features_vector import vector_features
 from lightning_predict.kernels.operations import ProblemBatch, families, family_of, problem_batch
 from tests.example_gpu import BIG, OLD, SMALL
 

@@ -11,7 +11,7 @@ import pytest
 import lightning_predict as lp
 import lightning_predict.kernels  # registers the operations
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.kernels.estimates import DETOUR_SPREAD, LEAST_SPREAD, float32_stands_in, problem_times
+from lightning_predict.kernels.estimates import LEAST_SPREAD, PROXY_SPREAD, float32_stands_in, problem_times
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, operation_names, problem
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -120,7 +120,7 @@ def test_the_interval_reaches_down_as_far_as_the_dtypes_own_kernels_may(models: 
     )
     # Half of the bytes, and bytes decide: its own kernels may take half as long, though never less than the bytes do.
     bound = roofline_seconds(batch_of([problem("conv2d", "float16", image_size=56, **words)]), [gpu("A100-SXM-40GB")])
-    expected = max(single.low_seconds[0, 0] / 2 / DETOUR_SPREAD, bound[0, 0])
+    expected = max(single.low_seconds[0, 0] / 2 / PROXY_SPREAD, bound[0, 0])
     assert half.low_seconds[0, 0] == pytest.approx(expected, rel=0.05)
     assert half.shares["proxy"][0, 0] == 1
-    assert half.high_seconds[0, 0] == single.high_seconds[0, 0] * DETOUR_SPREAD
+    assert half.high_seconds[0, 0] == single.high_seconds[0, 0] * PROXY_SPREAD

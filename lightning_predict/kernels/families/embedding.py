@@ -1,4 +1,4 @@
-"""Embedding bags: rows looked up and summed, many of them found in L2 because others asked for them before.
+"""Embeddings: rows looked up, and bags of them, summed; many are found in L2 because others asked for them before.
 
 A batch of B bags looks up L rows each of a table of E rows of D float32 numbers. The share that L2 serves (Lin et al.,
 HiPC 2022, section on embedding lookup):
@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
@@ -59,7 +60,15 @@ SPREAD: Final = 1.35
 """Factor up and down. Lin et al. report errors below 10 % on the GPUs they fitted; ours are not fitted."""
 LAUNCH_SECONDS: Final = 2 * MICROSECOND
 
-_WORDS = ("bags", "lookups", "rows", "dim")
+
+def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    if len(operation.inputs) < 2 or len(operation.inputs[0].shape) != 2:
+        return None
+    table, indices = operation.inputs[:2]
+    return of_matrix(name, table, indices.elements, table.shape[-1])
+
+
+_SHAPE = ("bags", "lookups", "rows", "dim")
 
 
 def _least_elements(c: Columns) -> Array:
@@ -71,7 +80,7 @@ register(
     *(
         OperationKind(
             name=name,
-            shape=_WORDS,
+            shape=_SHAPE,
             defaults={"lookups": 1},
             units="vector",
             flops=lambda c: c["bags"] * c["lookups"] * c["dim"],
@@ -79,6 +88,13 @@ register(
         )
         for name in OPERATIONS
     )
+)
+
+
+register(
+    replace(by_element("embedding", 1, 1, 0), aten=("aten::embedding",), translator=_look_up, families=(VECTOR,)),
+    # Scatter-add of gradient rows into a zeroed table: the rows are read, and read and written where they land.
+    replace(by_element("embedding_backward", 2, 1), families=(VECTOR,)),
 )
 
 
@@ -154,3 +170,15 @@ def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
         return ()
     dims = (bags, max(indices.elements / bags, 1.0), table.shape[0], table.shape[1])
     return (Problem("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
+
+
+@translates("aten::embedding_dense_backward")
+def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """The whole table's gradient is zeroed; then each row is read, and read and written where it lands."""
+    gradient = operation.inputs[0]
+    if not gradient.shape or "num_weights" not in operation.arguments:
+        return None
+    rows = float(operation.arguments["num_weights"])
+    table_bytes = rows * gradient.size_bytes / max(gradient.elements, 1) * gradient.shape[-1]
+    size = float(gradient.size_bytes)
+    return (Problem("transfer", "float32", (2 * size, table_bytes + size, float(gradient.elements))),)

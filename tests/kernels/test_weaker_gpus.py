@@ -9,9 +9,8 @@ import pytest
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.lesser_gpus import beats, longest_seconds, weakened
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
-from lightning_predict.kernels.utilisation import UtilisationModels
+from lightning_predict.kernels.utilisation import UtilisationModels, beats, longest_seconds, weakened
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_networks import LOWEST, constant_weights, with_own

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -8,13 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.gpus import gpu
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.growth import LEAST_SHARE, held_by_growth
-from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.kernels.monotonicity import LEAST_SHARE, held_by_monotonicity
+from lightning_predict.kernels.operations import Array, ProblemBatch, family_of, problem_batch
 from tests.example_gpu import BIG, SMALL
 
 PRODUCT = problem_batch("linear", "float32", m=64, n=64, k=64)
+
+
+def hold(
+    batch: ProblemBatch, gpus: Sequence[Gpu], seconds: Array, timed: Callable[[ProblemBatch, BoolArray], Array]
+) -> Array:
+    family = family_of(batch.operation, batch.dtype)
+    assert family is not None
+    return held_by_monotonicity(family, batch, gpus, seconds, timed)
 
 
 def on_both(seconds: Callable[[Array], Array]) -> Callable[[ProblemBatch, BoolArray], Array]:
@@ -32,16 +41,14 @@ def test_a_slow_product_takes_no_longer_than_a_doubled_one_allows() -> None:
     def timed(flops: Array) -> Array:
         return np.array([times[int(value)] for value in flops / PRODUCT.flops])
 
-    held = held_by_growth(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))
+    held = hold(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))
     assert held[0, 0] == pytest.approx(0.5 / LEAST_SHARE)
     times |= {2: 0.9, 4: 0.25}  # two drops, one after the other: 0.25 counts for both
-    assert held_by_growth(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))[0, 0] == pytest.approx(
-        0.25 / LEAST_SHARE**2
-    )
+    assert hold(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))[0, 0] == pytest.approx(0.25 / LEAST_SHARE**2)
 
 
 def test_a_product_that_grows_as_it_should_is_left_alone() -> None:
-    held = held_by_growth(PRODUCT, [SMALL, BIG], np.array([[1.0], [0.7]]), on_both(lambda flops: flops / PRODUCT.flops))
+    held = hold(PRODUCT, [SMALL, BIG], np.array([[1.0], [0.7]]), on_both(lambda flops: flops / PRODUCT.flops))
     assert held.tolist() == [[1.0], [0.7]]
 
 
@@ -53,9 +60,9 @@ def test_neighbours_that_cannot_undercut_are_not_computed() -> None:
         return np.full(int(wanted.sum()), 9.0)
 
     reference = reference_seconds(PRODUCT, [SMALL])
-    held_by_growth(PRODUCT, [SMALL], reference, timed)  # at full utilisation already
+    hold(PRODUCT, [SMALL], reference, timed)  # at full utilisation already
     assert asked == []
-    held_by_growth(PRODUCT, [SMALL], 3.5 * reference, timed)
+    hold(PRODUCT, [SMALL], 3.5 * reference, timed)
     assert set(asked) == {2.0}  # 3.5 x 0.72 x 0.6 leaves room for one doubling, 3.5 x 0.72² x 0.6 for none
 
 
@@ -66,8 +73,8 @@ def test_only_even_products_are_held() -> None:
     slow = np.array([[1.0]])
     odd = problem_batch("linear", "bfloat16", m=64, n=50257, k=64)  # the next even size is faster, as in life
     for batch in (odd, problem_batch("softmax", "float32", rows=64, cols=64)):
-        assert held_by_growth(batch, [gpu("A100-SXM-80GB")], slow, never) is not None
-        np.testing.assert_array_equal(held_by_growth(batch, [gpu("A100-SXM-80GB")], slow, never), slow)
+        assert hold(batch, [gpu("A100-SXM-80GB")], slow, never) is not None
+        np.testing.assert_array_equal(hold(batch, [gpu("A100-SXM-80GB")], slow, never), slow)
 
 
 @given(st.dictionaries(st.tuples(*[st.integers(0, 3)] * 3), st.floats(LEAST_SHARE**2, 1.0)))
@@ -83,7 +90,7 @@ def test_no_doubling_is_thirty_per_cent_faster_whatever_the_model_says(drops: di
     m, n, k = (axis.ravel() for axis in np.meshgrid(sides, sides, sides, indexing="ij"))
     batch = problem_batch("bmm", "float32", b=1, m=m, n=n, k=k)
     raw = timed(batch, np.ones((1, 8), dtype=np.bool_))
-    held = held_by_growth(batch, [SMALL], raw[None, :], timed).reshape(2, 2, 2)
+    held = hold(batch, [SMALL], raw[None, :], timed).reshape(2, 2, 2)
     for axis in range(3):
         small, large = np.take(held, 0, axis), np.take(held, 1, axis)
         assert (large >= LEAST_SHARE * small * (1 - 1e-9)).all()

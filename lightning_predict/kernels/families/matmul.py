@@ -12,9 +12,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
-from lightning_predict.kernels.features_matmul import HALF_PRECISION, SINGLE_PRECISION
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.features import (
+    alignment,
+    clock_features,
+    log2,
+    machine_features,
+    multiprocessors,
+    tile_features,
+    work_features,
+)
+from lightning_predict.kernels.operations import (
+    Array,
+    Columns,
+    Family,
+    NamedFeatures,
+    OperationKind,
+    Part,
+    Problem,
+    ProblemBatch,
+    register,
+    translates,
+)
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -23,13 +46,86 @@ def _flops(c: Columns) -> Array:
     return 2 * c["b"] * c["m"] * c["n"] * c["k"]
 
 
-def _bmm_elements(c: Columns) -> Array:
-    return c["b"] * (c["m"] * c["k"] + c["k"] * c["n"] + c["m"] * c["n"])
+def _outputs(c: Columns) -> Array:
+    return c["b"] * c["m"] * c["n"]
 
 
-def _linear_elements(c: Columns) -> Array:
-    # The weight (k, n) is one for all b.
-    return c["b"] * c["m"] * (c["k"] + c["n"]) + c["k"] * c["n"]
+TILES: Final = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (256, 256))
+"""Output tiles of the kernels that cuBLAS and CUTLASS pick most."""
+
+
+def canonical_shape(batch: ProblemBatch) -> tuple[Array, Array, Array, Array]:
+    """Copies, rows, columns and depth: the weight of a linear layer is shared, so its copies are rows."""
+    c = batch.columns
+    if batch.operation == "linear":
+        return np.ones_like(c["b"]), c["b"] * c["m"], c["n"], c["k"]
+    return c["b"], c["m"], c["n"], c["k"]
+
+
+def matmul_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
+    """Describe products to a network, by name.
+
+    A linear layer is one product with all rows folded together; a batched product is `b` separate ones.
+    """
+    copies, rows, cols, depth = canonical_shape(batch)  # each (problems,)
+    shape = {"copies": copies, "rows": rows, "cols": cols, "depth": depth}
+    named: dict[str, Array] = {name: log2(values)[None, :] for name, values in shape.items()}
+    named["narrow"] = log2(np.minimum(rows, cols))[None, :]
+    # Few output tiles over a long depth are split along it; the ratio says how much there is to split.
+    named["depth_per_slot"] = log2(depth[None, :] * multiprocessors(gpus)) - log2(copies * rows * cols)[None, :]
+    for name in ("rows", "cols", "depth"):
+        named[f"{name}_alignment"] = alignment(shape[name])
+    named["batched"] = np.full((1, 1), float(batch.operation == "bmm"))
+    named["float16"] = np.full((1, 1), float(batch.dtype == "float16"))
+    named |= tile_features(rows, cols, copies, gpus, TILES)
+    return named | work_features(batch, gpus) | clock_features(gpus) | machine_features(batch, gpus)
+
+
+MISALIGNED_FLOPS_PER_CLOCK: Final = 768.0
+"""FLOPs that a multiprocessor computes in a clock at odd sizes: three quarters of what Volta's tensor cores do. From
+one account, on the A100: nanoGPT trains a quarter faster with 50304 words than with 50257."""
+
+MISALIGNED_SPREAD: Final = 2.0
+"""Extra factor upwards: the library may be one that leaves the tensor cores."""
+
+
+def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+    """Give the least seconds of each 16-bit product of odd sizes, shape (gpus, problems); 0 where no size is odd.
+
+    Tensor cores are fed with such products one element at a time: a row-major matrix with an odd number of columns has
+    rows that start at addresses which no wider load may use. cuBLAS 11 and later have kernels for that, at a rate of
+    their own that newer tensor cores do not raise; before, such products did not run on tensor cores at all. No public
+    table measured them.
+    """
+    sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
+    is_odd = ((sizes % 2 == 1) & (sizes > 1)).any(axis=0)
+    rates = [gpu.streaming_multiprocessors * gpu.boost_clock_hz * MISALIGNED_FLOPS_PER_CLOCK for gpu in gpus]
+    seconds: Array = np.where(is_odd, batch.flops, 0.0)[None, :] / np.array(rates)[:, None]
+    return seconds
+
+
+SINGLE_PRECISION: Final = Family(
+    name="matmul_single", dtypes=("float32",), describe=matmul_features, growing=("m", "n", "k")
+)
+HALF_PRECISION: Final = Family(
+    name="matmul_half",
+    dtypes=("float16", "bfloat16"),
+    describe=matmul_features,
+    growing=("m", "n", "k"),
+    floor=misaligned_seconds,
+    floor_spread=MISALIGNED_SPREAD,
+)
+
+
+def _product_backward(problem: Problem) -> tuple[Part, ...]:
+    """Two products: gradient x weight for the data, data x gradient for the weight."""
+    b, m, n, k = problem.dims
+    if problem.operation == "linear_backward":
+        shapes = ((1.0, b * m, k, n), (1.0, k, n, b * m))
+    else:
+        shapes = ((b, m, k, n), (b, k, n, m))
+    name = problem.operation.removesuffix("_backward")
+    return tuple(Part(1.0, Problem(name, problem.dtype, shape)) for shape in shapes)
 
 
 register(
@@ -39,7 +135,8 @@ register(
         defaults={"b": 1},
         units="tensor",
         flops=_flops,
-        reads=_linear_elements,
+        reads=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],  # the weight is one for all b
+        writes=_outputs,
         families=(SINGLE_PRECISION, HALF_PRECISION),
     ),
     OperationKind(
@@ -48,17 +145,20 @@ register(
         defaults={},
         units="tensor",
         flops=_flops,
-        reads=_bmm_elements,
+        reads=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
+        writes=_outputs,
         families=(SINGLE_PRECISION, HALF_PRECISION),
     ),
-    # Gradient and factors read, the gradients to both factors written: each factor counts twice.
+    # Gradient and factors read, the gradients to both factors written.
     OperationKind(
         name="linear_backward",
         shape=("b", "m", "n", "k"),
         defaults={"b": 1},
         units="tensor",
         flops=lambda c: 2 * _flops(c),
-        reads=lambda c: 2 * _linear_elements(c) - c["b"] * c["m"] * c["n"],
+        reads=lambda c: _outputs(c) + c["b"] * c["m"] * c["k"] + c["k"] * c["n"],
+        writes=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],
+        proxy=_product_backward,
     ),
     OperationKind(
         name="bmm_backward",
@@ -66,7 +166,9 @@ register(
         defaults={},
         units="tensor",
         flops=lambda c: 2 * _flops(c),
-        reads=lambda c: 2 * _bmm_elements(c) - c["b"] * c["m"] * c["n"],
+        reads=lambda c: _outputs(c) + c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
+        writes=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
+        proxy=_product_backward,
     ),
 )
 

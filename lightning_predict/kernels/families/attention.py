@@ -20,12 +20,24 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.kernels.features_attention import ATTENTION
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.features import alignment, log2, machine_features, tile_features, work_features
+from lightning_predict.kernels.operations import (
+    Array,
+    Columns,
+    Family,
+    NamedFeatures,
+    OperationKind,
+    Part,
+    Problem,
+    ProblemBatch,
+    register,
+    translates,
+)
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
-_WORDS = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
+_SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq", "causal": 0}
 BACKWARD_PRODUCTS = 2.5
 """Matrix products of the backward pass over those of the forward: five against two."""
@@ -60,40 +72,122 @@ def _keys(c: Columns) -> Array:
     return c["batch"] * c["kv_heads"] * c["kv_seq"] * c["head_dim"]
 
 
+QUERY_STRIPS: Final = (64, 128, 256)
+"""Queries that one block of a fused attention kernel keeps."""
+
+HEAD_DIM_STEPS: Final = (32, 64, 128, 256)
+"""Head sizes that kernels are built for; others are padded to the next."""
+
+
+def attention_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
+    """Describe fused attention to a network, by name.
+
+    A block of the kernel keeps a strip of queries of one head and walks over the keys, so the blocks are
+    batch x heads x ceil(seq / strip).
+    """
+    c = batch.columns  # each (problems,)
+    names = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim")
+    named: dict[str, Array] = {name: log2(c[name])[None, :] for name in names}
+    named["copies"] = log2(c["batch"] * c["heads"])[None, :]
+    named["query_groups"] = log2(c["heads"] / c["kv_heads"])[None, :]
+    named["causal"] = c["causal"][None, :]
+    named["causal_seq"] = (c["causal"] * log2(c["seq"]))[None, :]
+    steps = np.array(HEAD_DIM_STEPS, dtype=np.float64)
+    padded = steps[np.minimum(np.searchsorted(steps, c["head_dim"]), len(steps) - 1)]
+    named["head_dim_filled"] = log2(np.minimum(c["head_dim"] / padded, 1.0))[None, :]
+    named["head_dim_alignment"] = alignment(c["head_dim"])
+    named["seq_alignment"] = alignment(c["seq"])
+    one = np.ones_like(c["seq"])
+    named |= tile_features(c["seq"], one, c["batch"] * c["heads"], gpus, [(strip, 1) for strip in QUERY_STRIPS])
+    packed = c["seq"] * c["heads"] / c["kv_heads"]
+    named |= {
+        f"packed_{k}": v for k, v in tile_features(packed, one, c["batch"] * c["kv_heads"], gpus, [(128, 1)]).items()
+    }
+    return named | work_features(batch, gpus) | machine_features(batch, gpus)
+
+
+ATTENTION: Final = Family(name="attention", dtypes=("float16", "bfloat16"), describe=attention_features)
+
+
+BACKWARD_RATIO: Final = 3.0
+"""Backward over forward of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
+
+
+def _as_products(problem: Problem) -> tuple[Part, ...]:
+    """Two batched products; the softmax between them is fused."""
+    w = problem.shape
+    b = w["batch"] * w["heads"]
+    visible = 0.5 if w["causal"] else 1.0
+    scores = Problem("bmm", problem.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
+    values = Problem("bmm", problem.dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
+    return Part(visible, scores), Part(visible, values)
+
+
+def _as_forward_pass(problem: Problem) -> tuple[Part, ...]:
+    return (Part(BACKWARD_RATIO, Problem("attention", problem.dtype, problem.dims)),)
+
+
+def _eager_attention(problem: Problem) -> tuple[Part, ...]:
+    """Scores, their scaling, the mask where there is one, softmax, and the product with the values.
+
+    Backward: two products for each of the forward's, the gradient of the softmax, and the scaling.
+    """
+    w = problem.shape
+    b, dtype = w["batch"] * w["heads"], problem.dtype
+    scores = Problem("bmm", dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
+    values = Problem("bmm", dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
+    matrix = (b * w["seq"], w["kv_seq"])
+    scaling = Part(1.0, Problem("mul_scalar", dtype, matrix))
+    if problem.operation.endswith("_backward"):
+        softmax = Part(1.0, Problem("softmax_backward", dtype, matrix))
+        transposed = Problem("bmm", dtype, (b, w["kv_seq"], w["head_dim"], w["seq"]))
+        return Part(1.0, scores), Part(1.0, values), Part(2.0, transposed), softmax, scaling
+    mask = (Part(1.0, Problem("add_scalar", dtype, matrix)),) if w["causal"] else ()
+    return Part(1.0, scores), scaling, *mask, Part(1.0, Problem("softmax", dtype, matrix)), Part(1.0, values)
+
+
 register(
     OperationKind(
         name="attention",
-        shape=_WORDS,
+        shape=_SHAPE,
         defaults=_DEFAULTS,
         units="tensor",
         flops=_flops,
-        reads=lambda c: 2 * _queries(c) + 2 * _keys(c),
+        reads=lambda c: _queries(c) + 2 * _keys(c),
+        writes=_queries,
         families=(ATTENTION,),
+        proxy=_as_products,
     ),
     OperationKind(
         name="attention_backward",
-        shape=_WORDS,
+        shape=_SHAPE,
         defaults=_DEFAULTS,
         units="tensor",
         flops=lambda c: BACKWARD_PRODUCTS * _flops(c),
-        reads=lambda c: 4 * _queries(c) + 4 * _keys(c),
+        reads=lambda c: 3 * _queries(c) + 2 * _keys(c),
+        writes=lambda c: _queries(c) + 2 * _keys(c),
+        proxy=_as_forward_pass,
     ),
     # Eager: all scores are computed and pass through memory, masked or not; the backward pass keeps them.
     OperationKind(
         name="eager_attention",
-        shape=_WORDS,
+        shape=_SHAPE,
         defaults=_DEFAULTS,
         units="tensor",
         flops=_all_flops,
-        reads=lambda c: 2 * _queries(c) + 2 * _keys(c) + _scores(c),
+        reads=lambda c: _queries(c) + 2 * _keys(c),
+        writes=lambda c: _queries(c) + _scores(c),
+        proxy=_eager_attention,
     ),
     OperationKind(
         name="eager_attention_backward",
-        shape=_WORDS,
+        shape=_SHAPE,
         defaults=_DEFAULTS,
         units="tensor",
         flops=lambda c: 2 * _all_flops(c),
-        reads=lambda c: 4 * _queries(c) + 4 * _keys(c) + _scores(c),
+        reads=lambda c: 3 * _queries(c) + 2 * _keys(c) + _scores(c),
+        writes=lambda c: _queries(c) + 2 * _keys(c),
+        proxy=_eager_attention,
     ),
 )
 

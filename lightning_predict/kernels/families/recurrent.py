@@ -15,7 +15,16 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.operations import (
+    COMPUTE_BYTES,
+    Array,
+    Columns,
+    OperationKind,
+    Part,
+    Problem,
+    register,
+    translates,
+)
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 
@@ -35,6 +44,59 @@ def _activations(c: Columns) -> Array:
     return c["batch"] * c["steps"] * (c["input_size"] + outputs)
 
 
+KERNELS_BETWEEN_STEPS: Final = 5
+"""Shortest kernels that a step of a recurrent layer takes as long as, beside its product and its gates. With cuDNN 5 to
+7 it was 8 (DeepBench's smallest layers, LSTM on the V100); six layers of both directions with torch 2.5 (KernelBench,
+four GPUs) ask for 1 to 5. With 5, DeepBench's rows come out 9 % too fast in the median, at 24 % off instead of 22 %."""
+
+KERNELS_OF_A_NEIGHBOUR: Final = 2
+"""Shortest kernels more for each layer or direction that is computed beside the first, whose product and gates are
+launched, too. Six layers of a GRU of 256 hidden units take 32 to 60 microseconds a step (the same rows of KernelBench,
+which so are no test of it)."""
+
+
+def _as_products(problem: Problem) -> tuple[Part, ...]:
+    """Products with the input, one for all steps of a layer, and steps that wait for each other.
+
+    A step is a small product, a pass over its gates, and the kernels in between. What a library computes beside each
+    other is one batched product: the layers of one direction, which follow each other as a wave, a step behind, or the
+    two directions of a layer, which both must end before the next layer begins (Appleyard et al., "Optimizing
+    Performance of Recurrent Neural Networks on GPUs", 2016). The gradients of both weights are again one product for
+    all steps.
+    """
+    w = problem.shape
+    is_backward = problem.operation.endswith("_backward")
+    gates = GATES[problem.operation.removesuffix("_backward")] * w["hidden"]
+    rows, hidden, dtype = w["batch"] * w["steps"], w["hidden"], problem.dtype
+    parts = []
+    for layer in range(int(w["layers"])):
+        features = w["input_size"] if layer == 0 else hidden * w["directions"]
+        if is_backward:
+            once = [(rows, features, gates), (gates, features, rows), (gates, hidden, rows)]
+        else:
+            once = [(rows, gates, features)]
+        parts += [Part(w["directions"], Problem("linear", dtype, (1.0, *shape))) for shape in once]
+    together = w["layers"] if w["directions"] == 1 else w["directions"]
+    chain = w["layers"] * w["directions"] * w["steps"] / together
+    step = (w["batch"], hidden, gates) if is_backward else (w["batch"], gates, hidden)
+    name = "linear" if together == 1 else "bmm"
+    parts.append(Part(chain, Problem(name, dtype, (together, *step))))
+    # A wave takes as many more steps as there are layers before the last.
+    waits = chain + (w["layers"] - 1 if w["directions"] == 1 else 0)
+    return (*parts, *_steps(w["batch"] * together, w["hidden"], gates, dtype, chain, waits, together))
+
+
+def _steps(
+    rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
+) -> tuple[Part, ...]:
+    """Steps beside their products: both halves of the gates and the cell are read; gates, cell and state written."""
+    size = rows * COMPUTE_BYTES[dtype]
+    dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
+    kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
+    waiting = Part(waits * kernels, Problem("transfer", "float32", (4.0, 4.0, 0.0)))
+    return Part(chain, Problem("transfer", "float32", dims)), waiting
+
+
 def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
     passes = 2.0 if backward else 1.0
     return OperationKind(
@@ -44,6 +106,7 @@ def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
         units="tensor",
         flops=lambda c: passes * 2 * c["batch"] * c["steps"] * _weights(c, gates),
         reads=lambda c: passes * (_weights(c, gates) + _activations(c)),
+        proxy=_as_products,
     )
 
 

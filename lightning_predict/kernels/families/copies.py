@@ -1,0 +1,64 @@
+"""Copies, and whatever is known by the bytes that it moves alone.
+
+`transfer` is the general one, counted in bytes. Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> float(problem_batch("cast", "float32", rows=2, cols=3).bytes_moved[0])  # 4 bytes read, 2 written
+    36.0
+"""
+
+from __future__ import annotations
+
+from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
+from lightning_predict.kernels.operations import OperationKind, register
+from lightning_predict.kernels.traffic import UNTRANSLATED
+
+register(
+    OperationKind(
+        name="transfer",
+        shape=("read_bytes", "write_bytes", "flops"),
+        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
+        units="vector",
+        flops=lambda c: c["flops"],
+        reads=lambda c: c["read_bytes"],
+        writes=lambda c: c["write_bytes"],
+        element_bytes=1,
+        families=(VECTOR,),
+    ),
+    # What a call whose translator failed touches. Its work is not known: an addmm taken for its bytes was 42 times
+    # faster than a product of that size.
+    OperationKind(
+        name=UNTRANSLATED,
+        shape=("read_bytes", "write_bytes", "flops"),
+        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
+        units="vector",
+        flops=lambda c: c["flops"],
+        reads=lambda c: c["read_bytes"],
+        writes=lambda c: c["write_bytes"],
+        element_bytes=1,
+        typical_spread=40.0,
+    ),
+    OperationKind(
+        name="host_copy",
+        shape=("size_bytes",),
+        units="link",
+        flops=lambda c: 0 * c["size_bytes"],
+        reads=lambda c: c["size_bytes"],  # once over the link
+        element_bytes=1,
+    ),
+    by_element("concat", 1, 1),
+    by_element("copy", 1, 1),
+    by_element("gather", 1, 1),
+    by_element("scatter", 1, 2),  # what is there already is read with its sector
+    OperationKind(
+        name="cast",
+        shape=("rows", "cols", "source_bytes", "target_bytes"),
+        defaults={"source_bytes": 4, "target_bytes": 2},
+        units="vector",
+        flops=lambda c: c["rows"] * c["cols"],
+        reads=lambda c: c["rows"] * c["cols"] * c["source_bytes"],
+        writes=lambda c: c["rows"] * c["cols"] * c["target_bytes"],
+        element_bytes=1,
+        proxy=as_transfer(),
+    ),
+)

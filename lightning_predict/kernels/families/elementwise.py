@@ -1,0 +1,173 @@
+"""Element-wise operations, and what networks see of every operation that memory binds.
+
+Each moves so many elements, and computes so much, per element of a (rows, cols) tensor. On equal shapes the measured
+model of the operation serves; with broadcasting, or with an operator that no table measured, the bytes decide
+(`copies.py`). Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> from lightning_predict.kernels.translation import translate
+    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> float(problem_batch("add", "float32", rows=2, cols=3).bytes_moved[0])  # (2 reads + 1 write) x 6 x 4 bytes
+    72.0
+    >>> x = TensorInfo((8, 16), "float32")
+    >>> translate(Operation(name="aten::relu", phase="forward", inputs=(x,)), Flags())[0].dims
+    (8.0, 16.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.features import (
+    alignment,
+    log2,
+    machine_features,
+    multiprocessors,
+    per_gpu,
+    wave_quantisation,
+    work_features,
+)
+from lightning_predict.kernels.operations import (
+    Array,
+    Family,
+    NamedFeatures,
+    OperationKind,
+    Part,
+    Problem,
+    ProblemBatch,
+    batch_of,
+    register,
+)
+from lightning_predict.kernels.translation import compute_dtype, rows_and_columns
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+
+ELEMENTS_PER_BLOCK: Final = 1024
+"""Elements that one block of an element-wise kernel takes (256 threads, 4 elements each)."""
+
+
+STACKED_MEMORY: Final = frozenset({(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
+"""Compute capabilities of dies with HBM, which delivers more of its bandwidth than GDDR does. The P100's, the first, is
+not among them: in the public tables it delivers as little as GDDR."""
+
+
+def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
+    """Describe operations bound by memory to a network, by name.
+
+    An operation is known by its counts, not by its name, so that one which was never measured is served as well:
+    `transfer` (bytes read, bytes written, FLOPs) is the element-wise case. Kernels that reduce each row (softmax,
+    normalisations) see the row's length as well.
+    """
+    read, written = batch.bytes_read, batch.bytes_written
+    total = np.maximum(read + written, 1.0)  # (problems,)
+    named: dict[str, Array] = {
+        "bytes": log2(total)[None, :],
+        "written_share": (written / total)[None, :],
+        "flops_per_byte": np.log2(batch.flops / total + 2.0**-4)[None, :],
+    }
+    reduces_rows = batch.kind.reduces_rows
+    ones = np.ones_like(total)
+    rows = batch.columns["rows"] if reduces_rows else ones
+    cols = batch.columns["cols"] if reduces_rows else ones
+    slots = multiprocessors(gpus)
+    waves, tail = wave_quantisation(rows[None, :], slots)
+    named["reduces_rows"] = np.full((1, 1), float(reduces_rows))
+    named["rows"] = log2(rows)[None, :]
+    named["cols"] = log2(cols)[None, :]
+    named["cols_alignment"] = alignment(cols, 32)
+    named["row_waves"] = log2(waves) * reduces_rows
+    named["row_tail"] = log2(tail) * reduces_rows
+    element_waves, element_tail = wave_quantisation(np.ceil(total / 4 / ELEMENTS_PER_BLOCK)[None, :], slots * 8)
+    named["element_waves"] = log2(element_waves)
+    named["element_tail"] = log2(element_tail)
+    named["stacked_memory"] = per_gpu(gpus, lambda gpu: gpu.compute_capability in STACKED_MEMORY)
+    return named | work_features(batch, gpus) | machine_features(batch, gpus)
+
+
+VECTOR: Final = Family(name="vector", dtypes=("float32", "float16", "bfloat16"), describe=vector_features)
+
+
+def as_transfer(times: float = 1.0) -> Callable[[Problem], tuple[Part, ...]]:
+    """Make a proxy of which only the bytes are known: half of the traffic read, half written, whatever the true split.
+
+    Args:
+        times: How much longer than such a transfer it takes, where that was measured.
+    """
+
+    def proxy(problem: Problem) -> tuple[Part, ...]:
+        batch = batch_of([problem])
+        half = float(batch.bytes_moved[0]) / 2
+        return (Part(times, Problem("transfer", "float32", (half, half, float(batch.flops[0])))),)
+
+    return proxy
+
+
+def by_element(name: str, reads: float, writes: float, flops: float = 1) -> OperationKind:
+    """Describe an operation on a (rows, cols) tensor by its counts per element, timed as a transfer of its bytes."""
+    return OperationKind(
+        name=name,
+        shape=("rows", "cols"),
+        units="vector",
+        flops=lambda c: flops * (c["rows"] * c["cols"]),
+        reads=lambda c: reads * (c["rows"] * c["cols"]),
+        writes=lambda c: writes * (c["rows"] * c["cols"]),
+        proxy=as_transfer(),
+    )
+
+
+def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
+    """Give the problem of an operation on a tensor taken as (rows, columns); none where it is empty."""
+    if rows < 1 or columns < 1:
+        return ()
+    return (Problem(name, compute_dtype(tensor), (float(rows), float(columns))),)
+
+
+def _is_float(tensor: TensorInfo) -> bool:
+    return tensor.dtype.startswith(("float", "bfloat"))
+
+
+def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    first = operation.inputs[0]
+    seconds = [tensor for tensor in operation.inputs[1:] if tensor.shape]
+    if not _is_float(first) or any(tensor.shape != first.shape or not _is_float(tensor) for tensor in seconds):
+        return None
+    return of_matrix(name if seconds else f"{name}_scalar", first, *rows_and_columns(first.shape))
+
+
+def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    data = operation.inputs[0]
+    return of_matrix(name, data, *rows_and_columns(data.shape)) if _is_float(data) else None
+
+
+def _calls(*names: str) -> tuple[str, ...]:
+    """Calls of these names, and those that change their tensor in place."""
+    return tuple(f"aten::{name}{suffix}" for name in names for suffix in ("", "_"))
+
+
+# Transcendental counts follow Lin et al.'s measured equivalents for gelu and tanh. powf takes a logarithm and an
+# exponential in extended precision: twice a tanh.
+register(
+    replace(by_element("add", 2, 1), aten=_calls("add", "sub"), translator=_binary, families=(VECTOR,), proxy=None),
+    replace(by_element("add_scalar", 1, 1), families=(VECTOR,), proxy=None),
+    replace(by_element("mul", 2, 1), aten=_calls("mul"), translator=_binary, families=(VECTOR,), proxy=None),
+    replace(by_element("mul_scalar", 1, 1), families=(VECTOR,), proxy=None),
+    replace(by_element("div", 2, 1), aten=_calls("div"), translator=_binary, families=(VECTOR,), proxy=None),
+    replace(by_element("div_scalar", 1, 1), families=(VECTOR,), proxy=None),
+    replace(by_element("pow", 2, 1, 40), aten=_calls("pow"), translator=_binary, families=(VECTOR,), proxy=None),
+    replace(by_element("pow_scalar", 1, 1, 40), families=(VECTOR,), proxy=None),
+    replace(by_element("relu", 1, 1), aten=_calls("relu"), translator=_unary, families=(VECTOR,), proxy=None),
+    replace(by_element("gelu", 1, 1, 20), aten=_calls("gelu"), translator=_unary, families=(VECTOR,), proxy=None),
+    replace(by_element("tanh", 1, 1, 20), aten=_calls("tanh"), translator=_unary, families=(VECTOR,), proxy=None),
+    # The mask has a byte an element; `translation.work_items` finds the calls that draw, scale and apply it.
+    replace(by_element("dropout", 1, 1.25, 2), families=(VECTOR,)),
+    by_element("dropout_backward", 1.25, 1),
+    *(by_element(name, 1, 1) for name in ("neg", "exp", "log", "sqrt", "sigmoid", "silu", "leaky_relu")),
+    by_element("sub", 2, 1),
+    by_element("where", 2, 1),
+    # Gradient and what the forward pass kept.
+    *(by_element(f"{name}_backward", 2, 1) for name in ("relu", "gelu", "tanh", "sigmoid", "silu")),
+)

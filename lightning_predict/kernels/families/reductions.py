@@ -1,0 +1,112 @@
+"""Reductions, sorts, searches and distances.
+
+Example::
+
+    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> float(problem_batch("sum", "float32", rows=2, cols=3).bytes_moved[0])  # read once; the sums are few
+    24.0
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.kernels.families.elementwise import by_element, of_matrix
+from lightning_predict.kernels.families.norm import along
+from lightning_predict.kernels.operations import Problem, register, translates
+from lightning_predict.kernels.translation import compute_dtype
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+
+
+def _select(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    data = operation.inputs[0]
+    whole = "median" in operation.name and "dim" not in operation.arguments
+    rows, columns = (1, data.elements) if whole else along(data, operation)
+    return of_matrix(name, data, rows, columns)
+
+
+register(
+    *(by_element(name, 1, 0) for name in ("sum", "mean", "max", "argmax")),
+    # Radix select by 8 bits a pass (PyTorch's for long rows): four passes over 4-byte keys count, one collects.
+    replace(
+        by_element("topk", 5, 0),
+        aten=("aten::topk", "aten::kthvalue", "aten::median", "aten::nanmedian"),
+        translator=_select,
+    ),
+    # Radix sort of 4-byte keys with 8-byte indices: four passes, each reads and writes three times the key.
+    by_element("sort", 12, 12),
+)
+
+
+INDEX_BYTES: Final = 8
+"""Of the places that sorting and selecting write."""
+
+LONGEST_ROW_IN_A_BLOCK: Final = 4096
+"""Elements of a row that one block sorts by itself (PyTorch's `sortKeyValueInplace`); longer ones go through a radix
+sort in memory."""
+
+
+def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
+    """A sort of each row: in one block, log2² comparisons a pair; or a radix sort, of whatever dtype the keys are."""
+    if rows < 1 or columns < 1:
+        return ()
+    if columns > LONGEST_ROW_IN_A_BLOCK:
+        return (Problem("sort", compute_dtype(data), (float(rows), float(columns))),)
+    size = float(data.size_bytes)
+    steps = math.ceil(math.log2(columns)) if columns > 1 else 0
+    compared = data.elements * steps * (steps + 1) / 4
+    return (Problem("transfer", "float32", (size, size + INDEX_BYTES * data.elements, compared)),)
+
+
+@translates("aten::sort", "aten::argsort", "aten::msort", "aten::mode")
+def _sort(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    data = operation.inputs[0]
+    return _sorted(data, *along(data, operation, default=0 if operation.name == "aten::msort" else -1))
+
+
+@translates("aten::_unique", "aten::_unique2", "aten::unique_dim")
+def _unique(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """A sort, then a pass that marks neighbours which differ, one that counts and one that collects them."""
+    data = operation.inputs[0]
+    size, places = float(data.size_bytes), float(INDEX_BYTES * data.elements)
+    passes = Problem("transfer", "float32", (2 * size + 2 * places, size + 2 * places, float(data.elements)))
+    return (*_sorted(data, 1, data.elements), passes) if data.elements else ()
+
+
+@translates("aten::searchsorted", "aten::bucketize")
+def _search(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """A binary search of each value: log2 reads of the boundaries, mostly from a cache."""
+    if len(operation.inputs) < 2:
+        return None
+    boundaries, values = operation.inputs[:2]
+    if operation.name == "aten::bucketize":
+        values, boundaries = boundaries, values
+    steps = math.log2(max(boundaries.shape[-1] if boundaries.shape else 1, 2))
+    read = float(values.size_bytes + boundaries.size_bytes)
+    dims = (read, float(INDEX_BYTES * values.elements), values.elements * steps)
+    return (Problem("transfer", "float32", dims),) if values.elements else ()
+
+
+@translates("aten::_cdist_forward", "aten::_euclidean_dist", "aten::_pdist_forward")
+def _distances(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """Every row against every other: a difference, a power and a sum for each of their numbers."""
+    if not operation.inputs[0].shape or not operation.outputs:
+        return None
+    written = operation.outputs[0]
+    read = float(sum(tensor.size_bytes for tensor in operation.inputs))
+    flops = 3.0 * written.elements * operation.inputs[0].shape[-1]
+    dtype = compute_dtype(operation.inputs[0])
+    return (Problem("transfer", dtype, (read, float(written.size_bytes), flops)),) if written.elements else ()
+
+
+@translates("aten::_cdist_backward", "aten::_pdist_backward")
+def _distances_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """As many differences again, each scaled by its gradient over its distance."""
+    if len(operation.inputs) < 2 or not operation.inputs[1].shape:
+        return None
+    gradient, data = operation.inputs[:2]
+    read = float(sum(tensor.size_bytes for tensor in operation.inputs))
+    flops = 4.0 * gradient.elements * data.shape[-1]
+    return (Problem("transfer", compute_dtype(data), (read, float(data.size_bytes), flops)),) if flops else ()
