@@ -3,6 +3,7 @@
 The public surface, lazily imported (nothing here loads torch until `capture` is called):
 
 * `capture(step)` runs a training step and returns its `Trace`; `Trace.load` and `Trace.save` keep it in a file.
+* `import_trace(path)` reads a profile of `torch.profiler` as a Trace.
 * `predict(trace, gpus)` returns `Predictions`: one `Prediction` a GPU, and a table when printed.
 * `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
 * `gpu(name)` finds a `Gpu` of the catalogue; `gpu_names()` lists them.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_predict.kernels.operator_times import operator_seconds
     from lightning_predict.prediction import predict
     from lightning_predict.reports.predictions import Predictions
+    from lightning_predict.tracing.imports import import_trace
     from lightning_predict.tracing.recording import capture
     from lightning_predict.tracing.trace import Trace
 
@@ -41,6 +43,7 @@ __all__ = [
     "capture",
     "gpu",
     "gpu_names",
+    "import_trace",
     "operator_seconds",
     "predict",
 ]
@@ -54,6 +57,7 @@ _HOMES = {
     "capture": "lightning_predict.tracing.recording",
     "gpu": "lightning_predict.gpus",
     "gpu_names": "lightning_predict.gpus",
+    "import_trace": "lightning_predict.tracing.imports",
     "operator_seconds": "lightning_predict.kernels.operator_times",
     "predict": "lightning_predict.prediction",
 }

@@ -20,6 +20,7 @@ CARD = [
     "capture",
     "gpu",
     "gpu_names",
+    "import_trace",
     "operator_seconds",
     "predict",
 ]
@@ -48,7 +49,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_no_module_bears_the_name_of_a_public_function() -> None:
-    functions = {"capture", "predict", "operator_seconds", "gpu", "gpu_names"}
+    functions = {"capture", "predict", "operator_seconds", "gpu", "gpu_names", "import_trace"}
     package = Path(lightning_predict.__file__).parent
     assert not functions & {path.stem for path in package.rglob("*.py")}
     assert not functions & {path.name for path in package.rglob("*") if path.is_dir()}

@@ -13,12 +13,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.errors import UnknownGpuError
+from lightning_predict.errors import MissingDependencyError, UnknownGpuError
 from lightning_predict.reports.ranking import Ranking, rank
-from lightning_predict.reports.table import AbstractPredictions, plain_table
+from lightning_predict.reports.table import AbstractPredictions, html_table, plain_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _Default = TypeVar("_Default")
 
@@ -71,6 +74,10 @@ class Predictions(AbstractPredictions):
     def __str__(self) -> str:
         return plain_table(self)
 
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        return html_table(self)
+
     def ranking(self, *, deadline_hours: float | None = None) -> Ranking:
         """Name the cheapest, the fastest, and the cheapest within a deadline; prints as lines.
 
@@ -93,3 +100,17 @@ class Predictions(AbstractPredictions):
     def to_json(self) -> str:
         """Give everything as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Give a data frame: a row a GPU, by name, and a column for each value of `Prediction.as_dict`.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingDependencyError(
+                "to_pandas() needs pandas, which is not installed: pip install pandas; as_dict() does without it."
+            ) from error
+        return pd.DataFrame([prediction.as_dict() for prediction in self.items_in_order]).set_index("gpu")

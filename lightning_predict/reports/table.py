@@ -16,6 +16,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Literal, final
 
@@ -526,6 +527,24 @@ def markdown_table(predictions: AbstractPredictions, *, extra: Sequence[Column] 
     ]
     lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
     return "\n".join([*lines, "", *(f"- {markdown_text(note)}" for note in _notes(predictions, shown))])
+
+
+def html_table(predictions: AbstractPredictions) -> str:
+    """Write the table and its footnotes as a fragment of HTML, as notebooks show values."""
+    shown = grid(predictions)
+
+    def line(kind: str, texts: Iterable[str], **attributes: str) -> str:
+        given = "".join(f' {name}="{value}"' for name, value in attributes.items())
+        cells = (
+            f'<{kind}{given} style="text-align: {column.justify}">{escape(text)}</{kind}>'
+            for column, text in zip(shown.columns, texts, strict=True)
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    head = line("th", (column.title.replace("\n", " ") for column in shown.columns), scope="col")
+    body = "".join(line("td", row) for row in shown.rows)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in _notes(predictions, shown))
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
 
 def _notes(predictions: AbstractPredictions, shown: Grid) -> Iterable[str]:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from lightning_predict.errors import UnknownGpuError
+from lightning_predict.errors import MissingDependencyError, UnknownGpuError
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.testing import changed
 from lightning_predict.timeline.verdict import Verdict
@@ -68,3 +69,26 @@ def test_the_ranking_prints_as_lines() -> None:
 
 def test_str_is_the_plain_table() -> None:
     assert "18.0–23.0" in str(BARE)  # noqa: RUF001 (an en dash is meant)
+
+
+def test_a_notebook_shows_the_table_with_its_notes_and_nothing_of_a_name_is_markup() -> None:
+    shown = FULL._repr_html_()
+    assert shown.count("<tr>") == 1 + 3
+    assert '<th scope="col" style="text-align: left">GPU</th>' in shown
+    assert "<li>2 of 418 operations were not timed on the host.</li>" in shown
+    hostile = Predictions((T4,), notes=("<script>alert(1)</script>",))._repr_html_()
+    assert "<script>" not in hostile
+    assert "&lt;script&gt;" in hostile
+
+
+def test_a_data_frame_has_a_row_a_gpu_and_a_column_a_value() -> None:
+    frame = FULL.to_pandas()
+    assert list(frame.index) == ["H100-SXM-80GB", "T4", "K80"]
+    assert frame.loc["T4", "iteration_seconds"] == 0.0480
+    assert set(frame.columns) == set(T4.as_dict()) - {"gpu"}
+
+
+def test_without_pandas_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependencyError, match="pip install pandas; as_dict\\(\\) does without it"):
+        FULL.to_pandas()
