@@ -1,4 +1,4 @@
-"""A predicted value with its 90 % interval, as one value instead of three loose numbers.
+"""A predicted value with its 90 % interval, as one value instead of three loose ones: numbers, or arrays of one shape.
 
 Example::
 
@@ -11,13 +11,22 @@ Example::
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
+
+Value = TypeVar("Value", "float", "Array")
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Generic[Value]):
     """A predicted value and what it may be instead.
 
     Attributes:
@@ -26,30 +35,55 @@ class Interval:
         high: Upper end of the 90 % interval.
     """
 
-    low: float
-    middle: float
-    high: float
+    low: Value
+    middle: Value
+    high: Value
 
-    def scaled(self, factor: float) -> Interval:
+    def scaled(self, factor: Value | float) -> Interval[Value]:
         """Multiply the value and its ends by a factor.
 
         Args:
             factor: At least 0, so that the ends stay in order.
         """
-        return Interval(self.low * factor, self.middle * factor, self.high * factor)
+        return self._each(lambda value: value * factor)
 
-    def added(self, amount: float) -> Interval:
-        """Add an amount that is known for certain.
+    def added(self, amount: Value | float | Interval[Value]) -> Interval[Value]:
+        """Add an amount: to all three what is known for certain, or end by end another value that errs along with it.
 
         Args:
             amount: In the unit of the value.
         """
-        return Interval(self.low + amount, self.middle + amount, self.high + amount)
+        if isinstance(amount, Interval):
+            return Interval(self.low + amount.low, self.middle + amount.middle, self.high + amount.high)
+        return self._each(lambda value: value + amount)
 
-    def at_most(self, limit: float) -> Interval:
+    def at_most(self, limit: Value | float) -> Interval[Value]:
         """Cap the value and its ends.
 
         Args:
             limit: In the unit of the value.
         """
-        return Interval(min(self.low, limit), min(self.middle, limit), min(self.high, limit))
+        return self._each(lambda value: _chosen(value, limit, takes_smaller=True))
+
+    def at_least(self, limit: Value | float) -> Interval[Value]:
+        """Raise the value and its ends to a limit.
+
+        Args:
+            limit: In the unit of the value.
+        """
+        return self._each(lambda value: _chosen(value, limit, takes_smaller=False))
+
+    def holds(self, value: float) -> bool:
+        """Tell whether a number lies between the ends."""
+        return bool(self.low <= value <= self.high)
+
+    def _each(self, change: Callable[[Any], Any]) -> Interval[Value]:
+        return Interval(change(self.low), change(self.middle), change(self.high))
+
+
+def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
+    if isinstance(value, float | int) and isinstance(limit, float | int):
+        return min(value, limit) if takes_smaller else max(value, limit)
+    import numpy as np
+
+    return np.minimum(value, limit) if takes_smaller else np.maximum(value, limit)

@@ -62,7 +62,7 @@ def changed(prediction: Prediction, **values: Any) -> Prediction:
         named = replace(prediction.layout, gpu=replace(prediction.layout.gpu, name=values.pop("gpu")))
         prediction = replace(prediction, layout=named)
     if "iteration" in values:
-        ends: Interval = values.pop("iteration")
+        ends: Interval[float] = values.pop("iteration")
         values |= {"seconds": ends.middle, "low_seconds": ends.low, "high_seconds": ends.high}
     if "samples_per_second" in values:
         rate = values.pop("samples_per_second")

@@ -15,7 +15,10 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from lightning_predict.interval import Interval
 
 GAP = 2
 
@@ -50,7 +53,11 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
 def json_value(value: object) -> Any:
     """Frozen values as JSON values: records as objects, sets sorted, numbers that JSON has no word for as null."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
+        values: dict[str, Any] = {}
+        for field in fields(value):
+            own = getattr(value, field.name)
+            values |= _ends(own) if field.name == "time" else {field.name: json_value(own)}
+        return values
     if isinstance(value, Mapping):
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, frozenset | set):
@@ -62,6 +69,12 @@ def json_value(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _ends(time: Interval[float] | None) -> dict[str, float | None]:
+    """Give the seconds of a record and their interval by flat names; None is not known."""
+    ends = (None, None, None) if time is None else (time.middle, time.low, time.high)
+    return dict(zip(("seconds", "low_seconds", "high_seconds"), map(json_value, ends), strict=True))
 
 
 def _cells(line: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:

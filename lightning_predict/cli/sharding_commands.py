@@ -129,7 +129,7 @@ def _plan_row(plan: ShardingPlan) -> Sequence[str]:
         plan.layout,
         plan.name,
         milliseconds(plan.seconds),
-        milliseconds_interval(plan.low_seconds, plan.high_seconds),
+        milliseconds_interval(plan.time.low, plan.time.high),
         milliseconds(plan.compute_seconds),
         f"{plan.imbalance:.2f}",
         milliseconds(plan.communication_seconds),

@@ -75,7 +75,7 @@ class Prediction:
         return self.layout.count
 
     @property
-    def iteration(self) -> Interval:
+    def iteration(self) -> Interval[float]:
         """Seconds of one training step, with their 90 % interval."""
         return Interval(self.step.low_seconds, self.step.seconds, self.step.high_seconds)
 
@@ -130,7 +130,7 @@ class Prediction:
         return self.run.iterations
 
     @property
-    def total(self) -> Interval | None:
+    def total(self) -> Interval[float] | None:
         """Seconds of the run still to come, validation included, with their 90 % interval."""
         return self.run.total
 

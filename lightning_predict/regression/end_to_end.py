@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.interval import Interval
 from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 
 if TYPE_CHECKING:
@@ -145,17 +146,28 @@ class RunEstimate:
 
     Attributes:
         setting: Of the run.
-        seconds: Time; None where the regression falls to 0 or below, so far outside its range.
-        low_seconds: Lower end of the 90 % interval; 0 where the regression's is below. None with `seconds`.
-        high_seconds: Upper end; None with `seconds`.
+        time: Its seconds, the lower end at least 0; None so far outside the past runs that they fall to 0 or below.
         extrapolations: Variables outside the range of the past runs.
     """
 
     setting: RunSetting
-    seconds: float | None
-    low_seconds: float | None
-    high_seconds: float | None
+    time: Interval[float] | None
     extrapolations: tuple[Extrapolation, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted seconds; None so far outside the past runs that the regression falls to 0 or below."""
+        return None if self.time is None else self.time.middle
+
+    @property
+    def low_seconds(self) -> float | None:
+        """Lower end of the 90 % interval; None with `seconds`."""
+        return None if self.time is None else self.time.low
+
+    @property
+    def high_seconds(self) -> float | None:
+        """Upper end of the 90 % interval; None with `seconds`."""
+        return None if self.time is None else self.time.high
 
 
 CONFIDENCE: Final = 0.9
@@ -231,7 +243,7 @@ class EndToEndRegression:
         return tuple(found)
 
     def predict(self, setting: RunSetting) -> RunEstimate:
-        """Time of a run with another setting.
+        """Predict the time of a run with another setting.
 
         The interval is that of a new observation under the regression: spread of the residuals and uncertainty of the
         coefficients, by Student's t; it does not know how wrong the chosen terms are outside their range.
@@ -244,18 +256,10 @@ class EndToEndRegression:
         values = np.array([term.values(columns)[0] for term in self.terms])
         middle = self.intercept + float(values @ self.coefficients)
         if middle <= 0:
-            return RunEstimate(
-                setting=setting, seconds=None, low_seconds=None, high_seconds=None, extrapolations=outside
-            )
+            return RunEstimate(setting=setting, time=None, extrapolations=outside)
         half = self._half_width(np.array([1.0, *(values / self.scales)]), middle)
-        iterations = setting.iterations
-        return RunEstimate(
-            setting=setting,
-            seconds=middle * iterations,
-            low_seconds=max(0.0, middle - half) * iterations,
-            high_seconds=(middle + half) * iterations,
-            extrapolations=outside,
-        )
+        one = Interval(middle - half, middle, middle + half).at_least(0.0)
+        return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
 
     def _half_width(self, row: FloatArray, middle: float) -> float:
         """Half of the interval, in seconds per iteration."""

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.free_operations import is_free
 from lightning_predict.kernels.operations import Problem, batch_of, operation_kind
 from lightning_predict.kernels.translation import translate
@@ -241,22 +242,23 @@ class LayersEstimate:
     """The sum over the layers of a network.
 
     Attributes:
-        seconds: Of the layers whose kind was fitted.
-        low_seconds: Lower end of the 90 % interval.
-        high_seconds: Upper end of the 90 % interval.
+        time: Seconds of the layers whose kind was fitted.
         uncovered: Layers by kind and pass that no line is known for; their time is not in the sum.
         extrapolated_share: Share of the seconds in layers outside the complexities that were fitted.
     """
 
-    seconds: float
-    low_seconds: float
-    high_seconds: float
+    time: Interval[float]
     uncovered: Mapping[Group, int]
     extrapolated_share: float
 
     @property
+    def seconds(self) -> float:
+        """Predicted seconds of the layers whose kind was fitted."""
+        return self.time.middle
+
+    @property
     def note(self) -> str | None:
-        """What is not in the sum in words; None where everything is."""
+        """Say what is not in the sum; None if nothing is missing."""
         if not self.uncovered:
             return None
         named = ", ".join(f"{count} {kind} ({direction})" for (kind, direction), count in self.uncovered.items())
@@ -276,7 +278,7 @@ class LayerRegression:
         return tuple(dict.fromkeys(gpu for gpu, _, _ in self.lines))
 
     def predict(self, layers: Iterable[Layer], gpu: str) -> LayersEstimate:
-        """Seconds of a network, forward and backward, as the sum of its layers.
+        """Predict the seconds of a network, forward and backward, as the sum of its layers.
 
         The errors of layers of one kind are taken to be the same, those of different kinds independent.
 
@@ -302,11 +304,11 @@ class LayerRegression:
             sums[group] += seconds
             outside += 0.0 if line.lowest <= layer.complexity <= line.highest else seconds
         total = math.fsum(sums.values())
-        deviation = math.hypot(*(self.lines[(gpu, *group)].spread * value for group, value in sums.items()))
+        half = NORMAL_QUANTILE * math.hypot(
+            *(self.lines[(gpu, *group)].spread * value for group, value in sums.items())
+        )
         return LayersEstimate(
-            seconds=total,
-            low_seconds=max(0.0, total - NORMAL_QUANTILE * deviation),
-            high_seconds=total + NORMAL_QUANTILE * deviation,
+            time=Interval(total - half, total, total + half).at_least(0.0),
             uncovered=dict(uncovered),
             extrapolated_share=outside / total if total else 0.0,
         )

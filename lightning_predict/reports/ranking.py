@@ -39,7 +39,7 @@ class Candidate:
     """
 
     prediction: Prediction
-    time: Interval
+    time: Interval[float]
     cost_usd: float | None
 
     @property

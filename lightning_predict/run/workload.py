@@ -151,7 +151,7 @@ class Run:
     gpu: str
     training_seconds: float | None
     validation_seconds: float | None
-    total: Interval | None
+    total: Interval[float] | None
     cycle_seconds: float
     iterations: int | None = None
     samples_per_iteration: int | None = None

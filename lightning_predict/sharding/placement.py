@@ -25,7 +25,7 @@ import numpy as np
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.collective import COLLECTIVES
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.roofline import link_bandwidth
@@ -41,6 +41,7 @@ from lightning_predict.sharding.step import (
     load_at,
     messages_of,
     plan_of,
+    training_links,
 )
 from lightning_predict.sharding.tables import EmbeddingTable, OptimizerState
 
@@ -93,9 +94,8 @@ class Search:
     @cached_property
     def _log_seconds(self) -> Mapping[str, Array]:
         """Logarithm of the seconds of each collective at the messages of `LOG_MESSAGES`."""
-        messages = np.exp(LOG_MESSAGES)
-        times = {name: collective(name, messages, self.layout, interconnect=self.interconnect) for name in COLLECTIVES}
-        return {name: np.log(time.seconds) for name, time in times.items()}
+        links, messages = training_links(self.layout, self.interconnect), np.exp(LOG_MESSAGES).tolist()
+        return {name: np.log(np.stack(links.collective(name, messages))[:, 1]) for name in COLLECTIVES}
 
     def seconds(self, load: Load) -> float:
         """Time of a step; collectives are interpolated, as thousands of steps are compared."""

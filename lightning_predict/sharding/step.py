@@ -18,13 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.distributed.overlap import FRICTION, Links
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.sharding.loads import KINDS, Load, loads_of, no_load
@@ -61,17 +64,13 @@ class Exchange:
         carries: What is sent, in words.
         message_bytes: The whole message, as `kernels/fabric.py` counts it; of an uneven all-to-all that of an even one
             with as much on the busiest link.
-        seconds: Its time.
-        low_seconds: Lower end of the 90 % interval.
-        high_seconds: Upper end of the 90 % interval.
+        time: Its seconds.
     """
 
     operation: str
     carries: str
     message_bytes: float
-    seconds: float
-    low_seconds: float
-    high_seconds: float
+    time: Interval[float]
 
 
 @final
@@ -83,9 +82,7 @@ class ShardingPlan:
         layout: Name of the layout.
         samples: Of all GPUs together.
         assignments: How each table is sharded, in the order of the tables.
-        seconds: Of a step: slowest look-up, slowest update, and all exchanges.
-        low_seconds: Lower end of the 90 % interval.
-        high_seconds: Upper end of the 90 % interval.
+        time: Seconds of a step: slowest look-up, slowest update, and all exchanges.
         forward_seconds: Look-ups on each GPU.
         backward_seconds: Gradients and updates on each GPU.
         exchanges: In their order; none on one GPU.
@@ -95,17 +92,20 @@ class ShardingPlan:
     layout: str
     samples: int
     assignments: tuple[Assignment, ...]
-    seconds: float
-    low_seconds: float
-    high_seconds: float
+    time: Interval[float]
     forward_seconds: tuple[float, ...]
     backward_seconds: tuple[float, ...]
     exchanges: tuple[Exchange, ...]
     memory_bytes: tuple[float, ...]
 
     @property
+    def seconds(self) -> float:
+        """Predicted seconds of a step."""
+        return self.time.middle
+
+    @property
     def name(self) -> str:
-        """The kind of all its tables; `mixed` where they differ."""
+        """Kind of all its tables; `mixed` if they differ."""
         kinds = {assignment.kind for assignment in self.assignments}
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
@@ -122,7 +122,7 @@ class ShardingPlan:
     @property
     def communication_seconds(self) -> float:
         """All exchanges together."""
-        return sum(exchange.seconds for exchange in self.exchanges)
+        return sum(exchange.time.middle for exchange in self.exchanges)
 
     @property
     def imbalance(self) -> float:
@@ -179,7 +179,7 @@ def sharded_step(
 
 
 def load_at(assignment: Assignment, loads: Mapping[str, Load]) -> Load:
-    """The load of a table where it is assigned to."""
+    """Find the load of a table where it is assigned to."""
     load = loads[assignment.kind]
     return load if assignment.gpu is None else load.moved_to(assignment.gpu)
 
@@ -191,18 +191,17 @@ def plan_of(
     samples: int,
     interconnect: Interconnect,
 ) -> ShardingPlan:
-    """The plan of assignments with these loads."""
+    """Make the plan of assignments with these loads."""
     load = sum(loads, no_load(layout.count))
     exchanges = _exchanges(load, layout, interconnect)
     computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)
     middle, low, high = (float(value) for value in computing)
+    time = reduce(Interval.added, (exchange.time for exchange in exchanges), Interval(low, middle, high))
     return ShardingPlan(
         layout=layout.name,
         samples=samples,
         assignments=tuple(assignments),
-        seconds=middle + sum(exchange.seconds for exchange in exchanges),
-        low_seconds=low + sum(exchange.low_seconds for exchange in exchanges),
-        high_seconds=high + sum(exchange.high_seconds for exchange in exchanges),
+        time=time,
         forward_seconds=tuple(load.forward_seconds[0].tolist()),
         backward_seconds=tuple(load.backward_seconds[0].tolist()),
         exchanges=exchanges,
@@ -211,7 +210,7 @@ def plan_of(
 
 
 def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
-    """Collectives in their order, as (name, what it carries, bytes of the message); none where nothing is sent."""
+    """List the collectives in their order, as (name, what it carries, bytes of the message); none on one GPU."""
     if len(load.memory_bytes) == 1:
         return ()
     vectors, sums = alltoall_message(load.vector_bytes), float(load.partial_sum_bytes)
@@ -227,16 +226,21 @@ def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
 
 
 def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[Exchange, ...]:
+    links = training_links(layout, interconnect)
     found = []
     for operation, carries, message_bytes in messages_of(load):
-        time = collective(operation, message_bytes, layout, interconnect=interconnect)
-        ends = (float(values[0]) for values in (time.seconds, time.low_seconds, time.high_seconds))
-        found.append(Exchange(operation, carries, message_bytes, *ends))
+        (ends,) = links.collective(operation, [message_bytes])
+        found.append(Exchange(operation, carries, message_bytes, Interval(*ends.tolist())))
     return tuple(found)
 
 
+def training_links(layout: Layout, interconnect: Interconnect) -> Links:
+    """Time collectives as `predict` does: beside a training step, and on machines that nobody measured."""
+    return Links(layout, interconnect, FRICTION.slowdown)
+
+
 def alltoall_message(chunk_bytes: Array) -> float:
-    """Message of the even all-to-all that has as much on its links as the busiest link of this one (Lin et al.).
+    """Find the even all-to-all with as much on its links as the busiest link of this one (Lin et al.).
 
     The same formula holds where a GPU receives its chunk from every other instead of sending it.
 
@@ -249,7 +253,7 @@ def alltoall_message(chunk_bytes: Array) -> float:
 
 
 def checked_optimizer(name: str) -> OptimizerState:
-    """What the optimizer of this name keeps.
+    """Find what the optimizer of this name keeps.
 
     Raises:
         InvalidArgumentError: It is not known.
@@ -285,10 +289,10 @@ def _check_assignment(assignment: Assignment, layout: Layout) -> None:
 
 
 def in_milliseconds(seconds: float) -> str:
-    """Seconds as people read them."""
+    """Write seconds as people read them."""
     return f"{seconds_to_milliseconds(seconds):.3g} ms"
 
 
 def in_gibibytes(size_bytes: float) -> str:
-    """Bytes as people read them."""
+    """Write bytes as people read them."""
     return f"{bytes_to_gibibytes(size_bytes):,.3g} GiB"

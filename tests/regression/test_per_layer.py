@@ -49,7 +49,7 @@ def test_a_network_is_the_sum_of_its_layers() -> None:
     estimate = fit_layers(times()).predict(network, "T4")
     # 20 µs + 50 µs, 20 µs + 10 µs, 5 µs + 40 µs.
     assert estimate.seconds == pytest.approx(145e-6)
-    assert (estimate.low_seconds, estimate.high_seconds) == pytest.approx((145e-6, 145e-6))
+    assert (estimate.time.low, estimate.time.high) == pytest.approx((145e-6, 145e-6))
     assert (estimate.uncovered, estimate.note, estimate.extrapolated_share) == ({}, None, 0.0)
 
 
@@ -78,8 +78,8 @@ def test_errors_of_one_kind_add_up_and_those_of_others_do_not() -> None:
     same = found.predict([Layer("convolution", "forward", 1.0)] * 2, "T4")
     mixed = found.predict([Layer("convolution", "forward", 1.0), Layer("activation", "forward", 1.0)], "T4")
     assert same.seconds == mixed.seconds == pytest.approx(2.0)
-    assert same.high_seconds - same.seconds == pytest.approx(1.645 * 0.2)
-    assert mixed.high_seconds - mixed.seconds == pytest.approx(1.645 * 0.1 * math.sqrt(2))
+    assert same.time.high - same.time.middle == pytest.approx(1.645 * 0.2)
+    assert mixed.time.high - mixed.time.middle == pytest.approx(1.645 * 0.1 * math.sqrt(2))
 
 
 def test_a_network_of_other_depth_is_predicted() -> None:

@@ -6,12 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightning_predict as lp
+from lightning_predict.distributed.overlap import FRICTION
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels.fabric import collective
 from lightning_predict.sharding.loads import KINDS
 from lightning_predict.sharding.step import Assignment, ShardingPlan, alltoall_message, sharded_step
 from lightning_predict.sharding.tables import EmbeddingTable
+from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
 LARGE = EmbeddingTable(rows=1000, dim=64, pooling=10)
 SMALL = EmbeddingTable(rows=500, dim=32, pooling=5)
@@ -67,12 +69,12 @@ def test_the_step_is_the_slowest_look_up_the_slowest_update_and_all_exchanges() 
     plan = sharded_step([Assignment(LARGE, "table_wise", 0), Assignment(SMALL, "table_wise", 1)], FOUR, samples=1024)
     assert plan.compute_seconds == max(plan.forward_seconds) + max(plan.backward_seconds)
     layout = layout_of(FOUR)
-    exchanged = sum(
+    exchanged = FRICTION.slowdown * sum(  # beside a training step
         float(collective(operation, message, layout).seconds[0]) for (operation, _), message in messages(plan).items()
     )
     assert plan.communication_seconds == pytest.approx(exchanged)
     assert plan.seconds == pytest.approx(plan.compute_seconds + exchanged)
-    assert plan.low_seconds < plan.seconds < plan.high_seconds
+    assert plan.time.low < plan.seconds < plan.time.high
     busy = plan.gpu_seconds
     assert list(busy[2:]) == [0, 0]
     assert plan.imbalance == pytest.approx(busy[0] / (sum(busy) / 4))
@@ -165,3 +167,24 @@ def test_what_is_mis_specified_is_said(assignments: list[Assignment], words: dic
 def test_an_unknown_gpu_is_said() -> None:
     with pytest.raises(UnknownGpuError, match="In the layout '3xNOPE'"):
         sharded_step([Assignment(LARGE, "row_wise")], "3xNOPE", samples=1024)
+
+
+def test_dense_gradients_are_exchanged_as_fast_as_predict_has_them() -> None:
+    # One bucket of the table's 80 MB: the same message over the same links beside a training step.
+    table = EmbeddingTable(rows=200_000, dim=100, pooling=10)
+    plan = sharded_step([Assignment(table, "data_parallel")], FOUR, samples=1024)
+    (exchange,) = plan.exchanges
+    weight = TensorInfo((200_000, 100), "float32")
+    trace = Trace(
+        operations=(
+            Operation(name="aten::add", phase="forward", inputs=(weight, weight), outputs=(weight,), module="0"),
+            Operation(name="aten::mul", phase="backward", inputs=(weight, weight), outputs=(weight,), module="0"),
+            Operation(name="aten::mul", phase="optimizer", inputs=(weight, weight), outputs=(weight,), module="0"),
+        ),
+        device="meta",
+        recorder="dispatch",
+        parameters=(Parameter(name="0.weight", shape=(200_000, 100), dtype="float32", requires_grad=True),),
+    )
+    shared = lp.predict(trace, [FOUR], strategy="ddp,bucket_cap_mb=1000", history=False)[FOUR]
+    assert exchange.message_bytes == 200_000 * 100 * 4
+    assert exchange.time.middle == pytest.approx(shared.communication_seconds, rel=1e-9)
