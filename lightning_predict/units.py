@@ -30,7 +30,7 @@ def seconds_to_milliseconds(seconds: float) -> float:
 
 
 def milliseconds_to_seconds(milliseconds: float) -> float:
-    """Seconds in this many milliseconds."""
+    """Return the seconds in this many milliseconds."""
     return milliseconds / KILO
 
 
@@ -40,12 +40,12 @@ def seconds_to_microseconds(seconds: float) -> float:
 
 
 def microseconds_to_seconds(microseconds: float) -> float:
-    """Seconds in this many microseconds."""
+    """Return the seconds in this many microseconds."""
     return microseconds / MEGA
 
 
 def nanoseconds_to_seconds(nanoseconds: float) -> float:
-    """Seconds in this many nanoseconds."""
+    """Return the seconds in this many nanoseconds."""
     return nanoseconds / GIGA
 
 
@@ -55,7 +55,7 @@ def seconds_to_hours(seconds: float) -> float:
 
 
 def hours_to_seconds(hours: float) -> float:
-    """Seconds in this many hours."""
+    """Return the seconds in this many hours."""
     return hours * SECONDS_PER_HOUR
 
 

@@ -39,7 +39,7 @@ MetaStep = Callable[[int], Callable[[], object]]
 
 
 def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
-    """The largest batch size that fits on each GPU; random numbers and gradients of the run are left alone.
+    """Return the largest batch size that fits on each GPU; random numbers and gradients of the run are left alone.
 
     Args:
         meta_step: Makes the step.
@@ -66,7 +66,7 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
 
 
 def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
-    """The same; none, with a warning, where it fails: what does not work with the user's own step costs no prediction.
+    """Find the largest batch sizes, or none with a warning if that fails, so that the predictions stay.
 
     Args:
         meta_step: Makes the step.

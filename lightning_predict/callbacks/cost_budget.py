@@ -260,7 +260,7 @@ class CostBudget(Callback):
 
     @never_raises
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Workers that start are not a wait for a batch."""
+        """Exclude the start of workers from the wait for a batch."""
         if self._run_clock is not None:
             self._run_clock.epoch_starts()
         if self._watch is not None:

@@ -80,7 +80,7 @@ class FitRecording:
             pl_module: The module that it fits.
             warmup_steps: Steps to time before one is recorded.
             capture_steps: Steps to record.
-            must_predict_by: Steps after which something else may end the run; None where nothing does.
+            must_predict_by: Steps after which something else may end the run; None if nothing does.
         """
         device, compiled_before = trainer.strategy.root_device, self._compiled_before
 
@@ -105,7 +105,7 @@ class FitRecording:
         )
 
     def pause(self) -> None:
-        """Something else than a wait for the loader happens before the next batch."""
+        """Note that something else than a wait for the loader happens before the next batch."""
         if self._steps is not None:
             self._steps.pause()
 
@@ -131,7 +131,7 @@ class FitRecording:
         self._steps.batch_starts(full_windows_after=after, next_is_short=is_short)
 
     def optimizer_steps(self, optimizer: object) -> None:
-        """An optimizer's update is due.
+        """Note that an optimizer's update is due.
 
         Args:
             optimizer: One of the Trainer's.
@@ -156,14 +156,14 @@ class FitRecording:
         return trace
 
     def rest(self) -> Trace | None:
-        """The trace of what was recorded where training ended before all kinds of steps were; None where it was given."""
+        """The trace of what was recorded where training ended before all kinds of steps were; None if it was given."""
         trace = None if self._steps is None else self._steps.rest()
         if trace is not None and self._steps is not None:
             self.pace = self._steps.pace
         return trace
 
     def validation_starts(self) -> None:
-        """A validation run, or the sanity check, begins."""
+        """Note that a validation run, or the sanity check, begins."""
         self.pause()
         if self._validation is not None:
             self._validation.run_starts()
@@ -196,7 +196,7 @@ class FitRecording:
             self._validation.batch_ends(samples=samples_of(batch))
 
     def validation_trace(self) -> Trace | None:
-        """The recorded batch of validation; without one, validation is estimated, and the table says so."""
+        """Return the recorded batch of validation; without one, validation is estimated, and the table says so."""
         if self._validation is None or not self._validation.is_done:
             return None
         try:
@@ -211,7 +211,7 @@ class FitRecording:
         self._validation = None
 
     def unfinished_steps(self) -> tuple[int, int] | None:
-        """Batches and steps that were seen where none was recorded; None where one was."""
+        """Batches and steps that were seen where none was recorded; None if one was."""
         if self._steps is None or self._steps.has_given:
             return None
         return self._steps.watch.batches_seen, self._steps.watch.windows_seen

@@ -95,7 +95,7 @@ class FollowUp:
         Args:
             trainer: The Trainer that is fitting.
             trace: The recorded step; needed the first time.
-            validation: The recorded validation batch; None where there is none yet.
+            validation: The recorded validation batch; None if there is none yet.
             pace: How windows go by.
             moment: The hook that asks.
 
@@ -135,7 +135,7 @@ class FollowUp:
             moment: The hook that asks.
 
         Returns:
-            The new predictions, which were logged; None where no total has moved noticeably.
+            The new predictions, which were logged; None if no total has moved noticeably.
         """
         before, trace = self._answer, self._trace
         if before is None or trace is None:
@@ -167,7 +167,7 @@ class FollowUp:
         return predictions
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
-        """Say what the run took beside what was first predicted, and remember it; None where nothing was trained."""
+        """Say what the run took beside what was first predicted, and remember it; None if nothing was trained."""
         if self._aftermath is None:
             return None
         outcome = self._aftermath.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
@@ -200,7 +200,7 @@ class FollowUp:
         )
 
     def _has_moved(self, before: Rest, rest: Rest, now: float) -> bool:
-        """Whether this machine's run will end at another time than was said."""
+        """Tell whether this machine's run will end at another time than was said."""
         if rest.forecast is None or before.forecast is None:
             return rest.forecast is not before.forecast
         said = before.forecast.middle
@@ -209,7 +209,7 @@ class FollowUp:
 
 
 def _news(answer: Answer, instead_of_seconds: float | None) -> str:
-    """What is predicted now, in words, and what would be left by the prediction before."""
+    """Say what is predicted now, in words, and what would be left by the prediction before."""
     forecast, used = answer.rest.forecast, answer.predictions.used_gpu
     if forecast is None:
         return "the predictions were made again"
@@ -224,7 +224,7 @@ def _news(answer: Answer, instead_of_seconds: float | None) -> str:
 
 
 def host_has_moved(answer: Answer, now: Workload) -> bool:
-    """Whether the host adds so much more or less to every total than was predicted that it is worth saying.
+    """Tell whether the host adds so much more or less to every total than was predicted that it is worth saying.
 
     Args:
         answer: What was predicted.
@@ -240,7 +240,7 @@ def host_has_moved(answer: Answer, now: Workload) -> bool:
 
 
 def _host_seconds(workload: Workload) -> float:
-    """Seconds that the host adds on every GPU; a loader that overlaps adds what no GPU can hide."""
+    """Return the seconds that the host adds on every GPU; a loader that overlaps adds what no GPU can hide."""
     batches = 0 if workload.training is None else workload.training.batches
     return (
         workload.loader.seconds_per_batch * batches

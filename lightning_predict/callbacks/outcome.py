@@ -34,18 +34,18 @@ class Expected:
     """What is expected of the machine in use.
 
     Attributes:
-        gpu: Name of its GPU in the catalogue; None where it has none.
+        gpu: Name of its GPU in the catalogue; None if it has none.
         fingerprint: Of what a step computes.
         samples: Samples of a step.
         step_seconds: A step as measured.
         batch_seconds: A training batch with its wait for the loader.
-        batches: Training batches still to come; None where unknown.
-        total_seconds: The rest of the run from its measured steps; None where its length is unknown.
-        shown_seconds: The rest of the run as it was shown, which earlier runs may have corrected; None where this GPU
+        batches: Training batches still to come; None if unknown.
+        total_seconds: The rest of the run from its measured steps; None if its length is unknown.
+        shown_seconds: The rest of the run as it was shown, which earlier runs may have corrected; None if this GPU
             was not asked for.
-        usd_per_hour: Price; None where unknown.
+        usd_per_hour: Price; None if unknown.
         offer: Where the price comes from, with its date.
-        model: Fingerprint of the model whatever its batch size; None where unknown.
+        model: Fingerprint of the model whatever its batch size; None if unknown.
         num_gpus: GPUs that share the run.
     """
 
@@ -80,7 +80,7 @@ def with_tempo(trace: Trace, tempo: Tempo | None) -> Trace:
 
 
 def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus: int) -> Expected | None:
-    """Say what is expected of the machine in use; None where no step was timed.
+    """Say what is expected of the machine in use; None if no step was timed.
 
     Args:
         trace: The recorded step.
@@ -159,7 +159,7 @@ class Outcome:
         return values
 
     def record(self) -> HistoryRecord | None:
-        """What later predictions learn from; None for runs too short, and without a GPU that can be asked for."""
+        """Find what later predictions learn from; None for runs too short, and without a GPU that can be asked for."""
         if self.expected.gpu is None or self.batches < BATCHES_TO_LEARN_FROM:
             return None
         return HistoryRecord(
@@ -202,7 +202,7 @@ class Aftermath:
         self._start = clock()
 
     def ends(self, *, batches_seen: int) -> Outcome | None:
-        """Compare; None where nothing was trained since.
+        """Compare; None if nothing was trained since.
 
         Where more or fewer batches were trained than expected, or their number was unknown, the expectation is that of
         the batches that were.

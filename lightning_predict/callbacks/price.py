@@ -28,9 +28,9 @@ class RunPrice:
     """A price, and what the user should know about it.
 
     Attributes:
-        usd_per_hour: Of all machines of the run; None where no price is known.
-        warning: What is doubtful about it; None where nothing is.
-        source: Where it comes from, with its date; None where there is none, or the warning says it.
+        usd_per_hour: Of all machines of the run; None if no price is known.
+        warning: What is doubtful about it; None if nothing is.
+        source: Where it comes from, with its date; None if there is none, or the warning says it.
     """
 
     usd_per_hour: float | None
@@ -81,12 +81,12 @@ def gpu_in_use(device: torch.device) -> str | None:
 def price_of_run(
     *, usd_per_hour: float | None, offer: Offer | None, gpu: str | None, world_size: int, num_nodes: int
 ) -> RunPrice:
-    """What an hour of the run costs.
+    """Find what an hour of the run costs.
 
     Args:
         usd_per_hour: The user's own price of all machines; it comes first.
         offer: The offer that the user named; its whole machines are paid for.
-        gpu: The GPU in use; None where it is not known.
+        gpu: The GPU in use; None if it is not known.
         world_size: Processes of the run, each with one GPU.
         num_nodes: Machines of the run.
     """

@@ -54,7 +54,7 @@ class Kind:
     Attributes:
         batches: Batches of the window.
         optimizers: Positions of the optimizers whose update was due in it.
-        nodes: Nodes that autograd made; None where they vary with the data.
+        nodes: Nodes that autograd made; None if they vary with the data.
     """
 
     batches: int
@@ -72,7 +72,7 @@ class Window:
         loader_seconds: Waits for the loader before its batches, those that were seen.
         batches: Batches in it.
         optimizer_steps: Optimizer updates in it, as `trainer.global_step` counts them.
-        samples: Samples in it; None where the size of a batch could not be read.
+        samples: Samples in it; None if the size of a batch could not be read.
     """
 
     seconds: float
@@ -121,7 +121,7 @@ class WindowWatch:
         return steps / self.windows_seen if steps and self.windows_seen else 1.0
 
     def batch_starts(self, now: float) -> None:
-        """A batch was fetched and its training begins.
+        """Note that a batch was fetched and its training begins.
 
         Args:
             now: Seconds on any monotonic clock.
@@ -131,15 +131,15 @@ class WindowWatch:
         self._batch_start = now
 
     def batch_ends(self, now: float, *, optimizer_steps_done: int, samples: int | None = None) -> Window | None:
-        """A batch was trained.
+        """Note that a batch was trained.
 
         Args:
             now: Seconds on the same clock.
             optimizer_steps_done: `trainer.global_step`, which has counted this batch's updates.
-            samples: Samples of the batch; None where unknown.
+            samples: Samples of the batch; None if unknown.
 
         Returns:
-            The window that this batch closed; None where it goes on.
+            The window that this batch closed; None if it goes on.
         """
         if self._batch_start is None:
             return None
@@ -265,7 +265,7 @@ def next_action(
     full_windows_after: int | None,
     is_short: bool,
 ) -> Action:
-    """What to do with the window that is about to begin.
+    """Find what to do with the window that is about to begin.
 
     Warm-up ends after `warmup_steps` windows, later where the last one shows that steps have not settled yet, and
     earlier where the run is about to end: a short run is recorded in its last windows. A first window is never
@@ -273,11 +273,11 @@ def next_action(
 
     Args:
         step_seconds: Times of the windows so far that are of the last one's kind.
-        windows_timed: Windows of any kind that were timed; None where all are of one kind.
+        windows_timed: Windows of any kind that were timed; None if all are of one kind.
         warmup_steps: Windows to time before recording.
         extra_warmup_steps: Windows more to time at most, where the last one shows that steps have not settled.
         records_wanted: Windows still to record.
-        full_windows_after: Windows of full length that follow this one until the run ends; None where unknown.
+        full_windows_after: Windows of full length that follow this one until the run ends; None if unknown.
         is_short: The window is the shorter rest at the end of an epoch.
     """
     timed = len(step_seconds) if windows_timed is None else windows_timed
@@ -295,7 +295,7 @@ def next_action(
 
 
 def steady_seconds(step_seconds: Sequence[float]) -> tuple[float, ...]:
-    """The times without the slow ones at the beginning: those over 1.5 × the median of all that follow.
+    """Return the times without the slow ones at the beginning: those over 1.5 × the median of all that follow.
 
     Args:
         step_seconds: Times of windows in their order.
@@ -319,7 +319,7 @@ class Session(Protocol):
 
     @property
     def optimizers_seen(self) -> Sequence[object] | None:
-        """Optimizers that made an update while it recorded; None where that cannot be seen."""
+        """Optimizers that made an update while it recorded; None if that cannot be seen."""
 
     def start(self) -> None:
         """Begin to record, or go on after a stop.
@@ -340,7 +340,7 @@ class Session(Protocol):
         batches: int = 1,
         optimizer_steps: int | None = None,
     ) -> Trace:
-        """What was recorded."""
+        """Find what was recorded."""
 
 
 @final
@@ -393,7 +393,7 @@ class StepRecorder:
         extra_warmup_steps: Windows by which the warm-up is prolonged at most where steps have not settled.
         capture_steps: Windows to record, one after the other.
         latest_windows: Windows after which something else may end the run, so that the first trace is due with what is
-            recorded by then; None where nothing does.
+            recorded by then; None if nothing does.
         clock: Seconds, once the device has done its work.
         new_session: Makes the session that records one window.
         optimizers: Optimizers of the training; those that can make an update are waited for.
@@ -464,10 +464,10 @@ class StepRecorder:
         return Pace(batches_per_window=batches, steps_per_window=self.watch.steps_per_window)
 
     def batch_starts(self, *, full_windows_after: int | None, next_is_short: bool) -> None:
-        """A batch is about to be trained.
+        """Note that a batch is about to be trained.
 
         Args:
-            full_windows_after: Windows of full length that follow the one that begins; None where unknown.
+            full_windows_after: Windows of full length that follow the one that begins; None if unknown.
             next_is_short: The window that begins is the shorter rest of an epoch.
 
         Raises:
@@ -491,7 +491,7 @@ class StepRecorder:
         self.watch.batch_starts(now)
 
     def optimizer_steps(self, optimizer: object) -> None:
-        """An optimizer's update is due.
+        """Note that an optimizer's update is due.
 
         Args:
             optimizer: One of those that the recorder was given; others are ignored.
@@ -499,11 +499,11 @@ class StepRecorder:
         self._due |= self._positions([optimizer])
 
     def batch_ends(self, *, optimizer_steps_done: int, samples: int | None) -> Trace | None:
-        """A batch was trained.
+        """Note that a batch was trained.
 
         Args:
             optimizer_steps_done: `trainer.global_step`.
-            samples: Samples of the batch; None where unknown.
+            samples: Samples of the batch; None if unknown.
 
         Returns:
             The trace, once every kind of window is recorded; another one where a new kind turned up afterwards.
@@ -521,11 +521,11 @@ class StepRecorder:
         return self._trace_if_due()
 
     def rest(self) -> Trace | None:
-        """The trace of what was recorded where training ended before all was; None where it was given, or nothing is."""
+        """The trace of what was recorded where training ended before all was; None if it was given, or nothing is."""
         return self._give(kinds_of(self._windows)) if self._recorded and not self.has_given else None
 
     def pause(self) -> None:
-        """Something else than a wait for the loader happens before the next batch."""
+        """Note that something else than a wait for the loader happens before the next batch."""
         self._drop_unended_batch()
         self.watch.pause()
 
@@ -644,7 +644,7 @@ class StepRecorder:
         }
 
     def _pace_of_kinds(self) -> Pace:
-        """The pace of windows as long as those of the commonest kind."""
+        """Return the pace of windows as long as those of the commonest kind."""
         kinds = kinds_of(self._windows)
         shares = shares_of_kinds(kinds, self._kinds_recorded(kinds))
         windows = {kind: self._typical(kinds, kind).window for kind in shares}
@@ -666,7 +666,7 @@ class StepRecorder:
             self.stop()
 
     def _give(self, kinds: Sequence[Kind | None]) -> Trace:
-        """The commonest kind of window, the others beside it."""
+        """Return the commonest kind of window, the others beside it."""
         self._records_given = len(self._recorded)
         shares = shares_of_kinds(kinds, self._kinds_recorded(kinds))
         first, *others = sorted(shares, key=lambda kind: -shares[kind])
@@ -675,7 +675,7 @@ class StepRecorder:
         return replace(trace, notes=(*trace.notes, *self._notes()), other_steps=steps)
 
     def _trace_of(self, kinds: Sequence[Kind | None], kind: Kind) -> Trace:
-        """One kind of window, with the times of those that were not recorded."""
+        """Return one kind of window, with the times of those that were not recorded."""
         recorded = self._typical(kinds, kind)
         window = recorded.window
         timed = [(number, one.seconds) for number, one in self._timed if one.batches == window.batches]
@@ -694,7 +694,7 @@ class StepRecorder:
         )
 
     def _typical(self, kinds: Sequence[Kind | None], kind: Kind) -> Recorded:
-        """The recorded window of middle length of a kind (the shorter of two)."""
+        """Return the recorded window of middle length of a kind (the shorter of two)."""
         alike = [one for one in self._recorded if kinds[one.number] == kind]
         lengths = [one.window.seconds for one in alike]
         return alike[lengths.index(statistics.median_low(lengths))]
@@ -751,17 +751,17 @@ class ValidationRecorder:
         return self._session is not None
 
     def trace(self) -> Trace | None:
-        """The recorded batch; None before."""
+        """Return the recorded batch; None before."""
         if self._recorded is None:
             return None
         return self._recorded.trace(step_seconds=self._seconds, samples=self._samples, optimizer_steps=0)
 
     def run_starts(self) -> None:
-        """A validation run, or the sanity check, begins."""
+        """Note that a validation run, or the sanity check, begins."""
         self._batches_seen = 0
 
     def batch_starts(self, *, batches_in_run: float) -> None:
-        """A batch is about to be validated.
+        """Note that a batch is about to be validated.
 
         Args:
             batches_in_run: Batches of this run; `math.inf` where unknown.
@@ -781,10 +781,10 @@ class ValidationRecorder:
             self._batch_start = self._clock()
 
     def batch_ends(self, *, samples: int | None) -> None:
-        """A batch was validated.
+        """Note that a batch was validated.
 
         Args:
-            samples: Samples of the batch; None where unknown.
+            samples: Samples of the batch; None if unknown.
         """
         if self._session is not None:
             session, self._session = self._session, None

@@ -36,10 +36,10 @@ class Validation:
     """When validation runs, and how long.
 
     Attributes:
-        batches: Batches of one run; None where unknown.
+        batches: Batches of one run; None if unknown.
         every_batches: Training batches from one run to the next within an epoch (over the whole run if
             `every_epochs` is None); `math.inf` at the end of an epoch of unknown length; None by the clock.
-        every_epochs: Epochs from one with validation to the next; None where epochs do not matter.
+        every_epochs: Epochs from one with validation to the next; None if epochs do not matter.
         is_due: The run after the last batch done is still to come, if there is one.
     """
 
@@ -57,13 +57,13 @@ class Position:
     Attributes:
         epoch: Number of the current epoch, from 0.
         batches_done: Batches trained in this epoch.
-        batches_per_epoch: None where the loader has no length.
+        batches_per_epoch: None if the loader has no length.
         max_epochs: None without a limit.
         optimizer_steps_done: As `trainer.global_step` counts them.
         max_steps: Limit of the same; None without a limit.
         accumulation: Batches of one window, by the epoch from which that holds; has an entry for epoch 0.
         steps_per_window: Optimizer steps of one window.
-        validation: None where there is none.
+        validation: None if there is none.
         last_batch_share: Samples of the last batch of an epoch over those of the others.
         moment: Where between two batches the fit stands: what follows a batch (validation, checkpoints) may be to come.
         may_end_earlier: Early stopping or a time limit is set.
@@ -127,7 +127,7 @@ class Remaining:
 
 
 def remaining(position: Position) -> Remaining:
-    """What is left after the batches that are done.
+    """Find what is left after the batches that are done.
 
     Args:
         position: Where the fit stands, at the end of a window.
@@ -161,7 +161,7 @@ def remaining(position: Position) -> Remaining:
 
 
 def workload(left: Remaining, position: Position, *, batches_per_window: int, samples: int | None) -> Workload:
-    """The same for the predictor, in windows like the recorded one.
+    """Describe what is left for the predictor, in windows like the recorded one.
 
     Where accumulation changes between epochs, windows are not alike: there the batches are divided into windows of the
     recorded size.
@@ -170,7 +170,7 @@ def workload(left: Remaining, position: Position, *, batches_per_window: int, sa
         left: What is still to come.
         position: Where the fit stands.
         batches_per_window: Batches of the recorded window.
-        samples: Samples of the recorded window; None where unknown.
+        samples: Samples of the recorded window; None if unknown.
     """
     windows, share, per_epoch = left.windows, position.last_batch_share, position.batches_per_epoch
     if left.batches is not None and len(set(position.accumulation.values())) > 1:
@@ -202,7 +202,7 @@ def batches_so_far(position: Position) -> int:
 
 
 def batches_at_end(position: Position) -> int | None:
-    """Batches done when the fit ends, whichever limit comes first; None where no limit is known."""
+    """Batches done when the fit ends, whichever limit comes first; None if no limit is known."""
     now = batches_so_far(position)
     ends = []
     if position.max_epochs is not None and position.batches_per_epoch is not None:
@@ -292,7 +292,7 @@ class Saving:
 
 
 def files_left(savings: Sequence[Saving], position: Position) -> int | None:
-    """Checkpoint files that are still to be written, at most: with a monitor only the best are; None where unknown.
+    """Checkpoint files that are still to be written, at most: with a monitor only the best are; None if unknown.
 
     Args:
         savings: What writes them.
@@ -306,12 +306,12 @@ def files_left(savings: Sequence[Saving], position: Position) -> int | None:
 def checkpoints_left(
     savings: Sequence[Saving], position: Position, *, seconds: float | None, memory: Memory
 ) -> Checkpoints:
-    """The same with the time of one: as timed, else from the parameters and the optimizer's state.
+    """Count the checkpoints still to come and time one: as measured, else by its parameters and optimizer state.
 
     Args:
         savings: What writes them.
         position: Where the fit stands.
-        seconds: Of one file as timed; None where none was.
+        seconds: Of one file as timed; None if none was.
         memory: Sizes of what a checkpoint holds.
     """
     estimate = None

@@ -65,7 +65,7 @@ class ValidationTempo:
     Attributes:
         start_seconds: From the last training batch to the first of validation: workers that start.
         wait_seconds: Before each further batch.
-        batch_seconds: Of a batch; None where none was timed.
+        batch_seconds: Of a batch; None if none was timed.
     """
 
     start_seconds: float
@@ -97,7 +97,7 @@ class Blocks:
                 self._size *= 2
 
     def settled(self) -> list[float]:
-        """The means of equally many, without those in which a run settles."""
+        """Return the means of equally many, without those in which a run settles."""
         return self._means[int(SETTLING_SHARE * len(self._means)) :]
 
 
@@ -177,7 +177,7 @@ class RunClock:
         self._validation_start_seconds = self._validation_wait_seconds = self._validation_batch_seconds = 0.0
 
     def now(self) -> float:
-        """Seconds on the plain clock."""
+        """Return the seconds on the plain clock."""
         return self._clock()
 
     @property
@@ -211,7 +211,7 @@ class RunClock:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Something happens before the next batch that will not happen again: a prediction."""
+        """Note that something happens before the next batch that will not happen again: a prediction."""
         self._batch_end = self._paused_from = None
         self._is_new_epoch = False
         self._waits_to_skip = self._buffered
@@ -219,7 +219,7 @@ class RunClock:
     # Events of training.
 
     def batch_starts(self) -> bool:
-        """A batch was fetched and its training begins.
+        """Note that a batch was fetched and its training begins.
 
         Returns:
             It is the first of a new epoch, and what the end of the last one took is known.
@@ -243,7 +243,7 @@ class RunClock:
         return False
 
     def batch_ends(self) -> bool:
-        """A batch was trained.
+        """Note that a batch was trained.
 
         Returns:
             So many steps are done that a prediction should be made again.
@@ -265,16 +265,16 @@ class RunClock:
         return True
 
     def epoch_starts(self) -> None:
-        """An epoch begins; its loader may start workers."""
+        """Note that an epoch begins; its loader may start workers."""
         self._pauses()
         self._is_new_epoch = True
 
     def epoch_ends(self) -> None:
-        """An epoch has ended."""
+        """Note that an epoch has ended."""
         self._pauses()
 
     def checkpoint_is_collected(self, caller: object) -> None:
-        """A checkpoint's state is being collected; writing it follows.
+        """Note that a checkpoint's state is being collected; writing it follows.
 
         Args:
             caller: The callback that tells.
@@ -284,12 +284,12 @@ class RunClock:
     # Events of validation.
 
     def sanity_check_starts(self) -> None:
-        """The sanity check is about to start its loader's workers."""
+        """Note that the sanity check is about to start its loader's workers."""
         self.has_begun = True
         self._paused_from = self._clock()
 
     def validation_starts(self, *, is_check: bool) -> None:
-        """A validation run, or the sanity check, begins.
+        """Note that a validation run, or the sanity check, begins.
 
         Args:
             is_check: It is the sanity check.
@@ -306,7 +306,7 @@ class RunClock:
         self._validation = _ValidationRun(now if before is None else before, is_check=is_check)
 
     def validation_batch_starts(self) -> None:
-        """A batch is about to be validated."""
+        """Note that a batch is about to be validated."""
         run = self._validation
         if run is None or run.batch_start is not None:
             return
@@ -317,12 +317,12 @@ class RunClock:
             run.wait_seconds += now - run.last_end
 
     def validation_batch_is_recorded(self) -> None:
-        """The batch under way takes longer than others, as it is recorded."""
+        """Note that the batch under way takes longer than others, as it is recorded."""
         if self._validation is not None:
             self._validation.is_recorded = True
 
     def validation_batch_ends(self) -> None:
-        """A batch was validated."""
+        """Note that a batch was validated."""
         run = self._validation
         if run is None or run.batch_start is None:
             return
@@ -331,7 +331,7 @@ class RunClock:
         run.batch_start, run.is_recorded = None, False
 
     def validation_ends(self) -> None:
-        """The validation run has ended."""
+        """Note that the validation run has ended."""
         run, self._validation = self._validation, None
         if run is None:
             return
@@ -364,7 +364,7 @@ class RunClock:
         return statistics.mean(early) if early else 0.0
 
     def tempo(self, *, batches_per_window: int, overlaps: bool = False) -> Tempo | None:
-        """What a batch takes; None before any step was timed.
+        """Find what a batch takes; None before any step was timed.
 
         Of a few early steps the first is left out and the lower median counts, as they are rather too slow than too
         fast: allocators grow, and workers start beside them.
@@ -399,7 +399,7 @@ class RunClock:
         )
 
     def validation_tempo(self) -> ValidationTempo | None:
-        """What validation takes, from the runs so far or else from the sanity check; None where there was none."""
+        """Find what validation takes, from the runs so far or else from the sanity check; None if there was none."""
         if self._validated_batches:
             return ValidationTempo(
                 start_seconds=self._validation_start_seconds / self._validated_runs,
@@ -417,7 +417,7 @@ class RunClock:
         )
 
     def epoch_seconds(self, *, starts_workers: bool) -> float:
-        """What lies between two epochs, beside validation, checkpoints and the wait for a batch.
+        """Find what lies between two epochs, beside validation, checkpoints and the wait for a batch.
 
         Args:
             starts_workers: Each epoch starts the loader's workers anew; then the first epoch tells of the others.
@@ -428,7 +428,7 @@ class RunClock:
         return max(0.0, statistics.mean(found) - self.wait_seconds(overlaps=starts_workers)) if found else 0.0
 
     def _pauses(self) -> None:
-        """Something else than a wait for a batch begins."""
+        """Note that something else than a wait for a batch begins."""
         self.has_begun = True
         now = self._clock()
         if self.checkpoints.is_pending:
@@ -458,7 +458,7 @@ _CLOCKS: WeakKeyDictionary[Trainer, RunClock] = WeakKeyDictionary()
 
 
 def run_clock_of(trainer: Trainer, *, device_clock: Callable[[], float]) -> RunClock:
-    """The clock of the fit that begins, the same for all callbacks of the Trainer; to be asked for in `setup`.
+    """Return the clock of the fit that begins, the same for all callbacks of the Trainer; to be asked for in `setup`.
 
     Args:
         trainer: The Trainer that is about to fit.

@@ -197,7 +197,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Workers that start are not a wait for a batch."""
+        """Exclude the start of workers from the wait for a batch."""
         if self._follow_up is not None:
             self._follow_up.run_clock.epoch_starts()
         if self._recording is not None:
@@ -205,7 +205,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nor is what an epoch ends with."""
+        """Exclude what an epoch ends with from the wait for a batch."""
         if self._follow_up is not None:
             self._follow_up.run_clock.epoch_ends()
         if self._recording is not None:
@@ -213,7 +213,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Nor is a checkpoint."""
+        """Exclude a checkpoint from the wait for a batch, and time its writing."""
         if self._recording is not None:
             self._recording.checkpoint_is_collected()
         if self._follow_up is not None:
@@ -256,7 +256,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nor is validation."""
+        """Exclude validation from the wait for a batch."""
         if self._follow_up is not None:
             self._follow_up.run_clock.validation_starts(is_check=trainer.sanity_checking)
         if self._recording is not None:
@@ -283,7 +283,7 @@ class RuntimePredictor(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """End that recording."""
+        """End the recording of a validation batch."""
         if self._follow_up is not None:
             self._follow_up.run_clock.validation_batch_ends()
         if self._recording is not None:

@@ -101,7 +101,7 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
 
 
 def table_text(predictions: Predictions) -> str:
-    """What `print_table` prints on this standard output, colours included, as one text.
+    """Say what `print_table` prints on this standard output, colours included, as one text.
 
     A progress bar redraws its line; only the bar itself can print above it without breaking it, and it takes text.
     """

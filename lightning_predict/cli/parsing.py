@@ -60,7 +60,7 @@ _DESCRIPTION: Final = "How long a training run takes, and what it costs, on the 
 
 
 def parser() -> ArgumentParser:
-    """The parser of all commands.
+    """Return the parser of all commands.
 
     Raises:
         MissingDependencyError: jsonargparse is not installed.
@@ -119,7 +119,7 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
 
 
 def unknown_command(arguments: Sequence[str]) -> str | None:
-    """What is wrong where the first word is no command; None where it is one, or an option."""
+    """Say what is wrong where the first word is no command; None if it is one, or an option."""
     if not arguments or arguments[0] in (*COMMANDS, *ALIASES) or arguments[0].startswith("-"):
         return None
     near = difflib.get_close_matches(arguments[0], [*COMMANDS, *ALIASES], n=1)
@@ -128,7 +128,7 @@ def unknown_command(arguments: Sequence[str]) -> str | None:
 
 
 def in_words(problem: str, name: str) -> str:
-    """What jsonargparse says is wrong with a command's arguments, in one sentence and with what is near.
+    """Say what jsonargparse says is wrong with a command's arguments, in one sentence and with what is near.
 
     Args:
         problem: Its message.
@@ -157,7 +157,7 @@ def _flags(function: Callable[..., Answer]) -> set[str]:
 
 
 def _tidied(text: str) -> str:
-    """The help as people type it."""
+    """Return the help as people type it."""
     text = re.sub(r"(?m)^  (--\w+) \{true,false\}\s+", lambda match: f"  {match[1]:<20}  ", text)
     text = text.replace(" {true,false}", "").replace("<class 'Path'>", "Path")
     return re.sub(r"--\w+", _hyphens, text)
@@ -168,7 +168,7 @@ def _hyphens(match: re.Match[str]) -> str:
 
 
 def _paragraphs(details: str) -> list[str]:
-    """The paragraphs of a docstring before its sections."""
+    """Return the paragraphs of a docstring before its sections."""
     paragraphs = [" ".join(paragraph.split()) for paragraph in details.split("\n\n")]
     sections = [number for number, text in enumerate(paragraphs) if text.startswith(("Args:", "Raises:", "Returns:"))]
     return [text for text in paragraphs[: min(sections, default=len(paragraphs))] if text]

@@ -133,7 +133,7 @@ def _flops(gflops: float) -> float:
 
 
 def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tuple[RunSetting, ...]:
-    """All combinations of what is asked; what is not asked is as in all runs.
+    """Return all combinations of what is asked; what is not asked is as in all runs.
 
     Raises:
         InvalidArgumentError: Something is not asked that the runs differ in, or is asked twice.
@@ -162,7 +162,7 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
 
 
 def _cards(name: str) -> dict[str, Any]:
-    """A GPU of the catalogue, and how many of them where the name says so.
+    """Return a GPU of the catalogue, and how many of them where the name says so.
 
     Raises:
         UnknownGpuError: The catalogue does not hold it.
@@ -178,7 +178,7 @@ _OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "dis
 
 
 def _same(runs: Sequence[PastRun], name: str) -> Any:
-    """The value that all runs have.
+    """Return the value that all runs have.
 
     Raises:
         InvalidArgumentError: They differ.

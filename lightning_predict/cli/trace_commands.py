@@ -164,7 +164,7 @@ def _summary(recorded: Trace) -> dict[str, Any]:
 
 
 def _lines(recorded: Trace) -> Iterable[str]:
-    """The same for people."""
+    """Describe a trace in lines for people."""
     found = _summary(recorded)
     phases = ", ".join(f"{count} {phase}" for phase, count in found["operations_by_phase"].items())
     compiled = ", compiled" if recorded.compiled else ""

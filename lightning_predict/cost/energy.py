@@ -41,8 +41,8 @@ class Energy:
         gpu: Name of the GPU.
         watts: Mean power of one GPU.
         kilowatt_hours: Of all GPUs over the whole run.
-        grid_grams_per_kwh: Carbon intensity of the grid; None where not given.
-        co2_kilograms: CO2-equivalent at that intensity; None where not given.
+        grid_grams_per_kwh: Carbon intensity of the grid; None if not given.
+        co2_kilograms: CO2-equivalent at that intensity; None if not given.
     """
 
     gpu: str
@@ -105,7 +105,7 @@ def prediction_energy(
     idle_share: float = IDLE_SHARE,
     overhead: float = 1.0,
 ) -> Energy | None:
-    """Estimate the energy of a predicted run; None where its length is not known.
+    """Estimate the energy of a predicted run; None if its length is not known.
 
     Args:
         prediction: Of a GPU or a layout.

@@ -251,7 +251,7 @@ def _row(row: Checked) -> _Row:
 
 
 def _amount(cell: Checked) -> float | None:
-    """A number above 0; None where the catalogue leaves it empty or writes 0 for what is not on offer."""
+    """Return a number above 0; None if the catalogue leaves it empty or writes 0 for what is not on offer."""
     if not cell.value.strip() or cell.value.strip().lower() == "nan" or cell.parsed().value == 0:
         return None
     return _price(cell)
@@ -330,7 +330,7 @@ def _offers(machines: Iterable[_Row], provider: str, date: str, path: Path, left
 
 
 def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
-    """What was left out, each reason once; accelerators that the catalogue does not hold with their names."""
+    """Find what was left out, each reason once; accelerators that the catalogue does not hold with their names."""
     for reason in _REASONS:
         if left_out[reason]:
             yield f"{file}: left out {reason}: {left_out[reason]}."
@@ -341,7 +341,7 @@ def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
 
 
 def _name_of(accelerator: str, hints: str = "") -> str | None:
-    """Our name of an accelerator; None where the catalogue does not hold it (AMD, TPU, other NVIDIA cards)."""
+    """Our name of an accelerator; None if the catalogue does not hold it (AMD, TPU, other NVIDIA cards)."""
     try:
         name = find_gpu(accelerator).name
     except UnknownGpuError:
@@ -350,7 +350,7 @@ def _name_of(accelerator: str, hints: str = "") -> str | None:
 
 
 def _provider(path: Path) -> str:
-    """The file's name, or its folder's where the file has a generic one, spelled as in the shipped price lists."""
+    """Give the file's name, or its folder's where the file has a generic one, spelled as in the shipped price lists."""
     named = path.resolve().parent.name if path.stem.lower() in GENERIC_STEMS else path.stem
     spelled = {offer.provider.casefold(): offer.provider for offer in load_offers()}
     return spelled.get(named.casefold(), named)
@@ -364,7 +364,7 @@ OWN_MACHINE: Final = "own machine"
 def read_offers(
     path: str | os.PathLike[str], *, region: str | None = None, date: str | None = None
 ) -> tuple[Offer, ...]:
-    """The offers of a price file; `read_offer_file` also says what was left out of them.
+    """Return the offers of a price file; `read_offer_file` also says what was left out of them.
 
     Args:
         path: A YAML file (`user_offers_yaml` has an example) or a SkyPilot catalogue as CSV.
@@ -379,7 +379,7 @@ def read_offers(
 
 
 def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, date: str | None = None) -> OfferFile:
-    """The offers of a price file, and what was left out of them; arguments and errors as for `read_offers`."""
+    """Return the offers of a price file, and what was left out of them; arguments and errors as for `read_offers`."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise CatalogueError(f"{os.fspath(path)} does not exist; give a YAML file of offers or a SkyPilot CSV.")
@@ -397,7 +397,7 @@ def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, 
 
 
 def with_listed(own: Sequence[Offer]) -> tuple[Offer, ...]:
-    """The user's own offers, and the shipped ones of every GPU that these do not price."""
+    """Return the user's own offers, and the shipped ones of every GPU that these do not price."""
     priced = {offer.gpu for offer in own}
     return (*own, *(offer for offer in load_offers() if offer.gpu not in priced))
 
@@ -435,7 +435,7 @@ def own_machine_offer(
     name: str = OWN_MACHINE,
     date: str | None = None,
 ) -> Offer:
-    """What an hour of a machine of your own costs: a price that you set, or its electricity.
+    """Find what an hour of a machine of your own costs: a price that you set, or its electricity.
 
     Args:
         gpu: Any name of its GPU.

@@ -45,7 +45,7 @@ NEAREST_NAMES: Final = 5
 
 
 def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
-    """The GPU of this name.
+    """Return the GPU of this name.
 
     Args:
         name: Our name, an alias, or what `torch.cuda.get_device_name` reports; case and separators do not count.
@@ -74,7 +74,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def normalise(name: str) -> str:
-    """A name without what does not count: case, spaces, hyphens, underscores."""
+    """Return a name without what does not count: case, spaces, hyphens, underscores."""
     return SEPARATORS.sub("", name).casefold()
 
 
@@ -112,7 +112,7 @@ def _catalogue_index() -> Mapping[str, tuple[Gpu, ...]]:
 
 
 def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | None) -> Gpu:
-    """The candidate whose memory as sold is nearest to what the device reports."""
+    """Return the candidate whose memory as sold is nearest to what the device reports."""
     listed = " or ".join(f"{row.name} ({bytes_to_gibibytes(row.memory_bytes):g} GiB)" for row in candidates)
     if memory_bytes is None:
         raise UnknownGpuError(

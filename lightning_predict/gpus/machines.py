@@ -43,7 +43,7 @@ class Machine:
 
 
 def machine(name: str) -> Machine | None:
-    """Return the machine of this name; None where no provider of the catalogue has one."""
+    """Return the machine of this name; None if no provider of the catalogue has one."""
     return _machines().get(_key(name))
 
 

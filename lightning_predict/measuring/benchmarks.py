@@ -26,7 +26,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **
 
 
 def benchmark_of(operation: str) -> Benchmark:
-    """The benchmark of an operation.
+    """Return the benchmark of an operation.
 
     Raises:
         UnknownOperationError: There is none; the message lists those there are.

@@ -28,13 +28,13 @@ FLUSH_TIMES_L2: Final = 2
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Medians of repeated calls; None where a kind of timing is not possible.
+    """Medians of repeated calls; None if a kind of timing is not possible.
 
     Attributes:
         flushed_seconds: Graph replay after L2 was overwritten.
         warm_seconds: Graph replay after graph replay.
         eager_seconds: Ordinary calls, back to back, launches included.
-        clock_hz: SM clock right after the replays; None where the driver does not tell.
+        clock_hz: SM clock right after the replays; None if the driver does not tell.
     """
 
     flushed_seconds: float | None
@@ -88,7 +88,7 @@ def _event_times(call: Callable[[], object], replays: int, before: Callable[[], 
 
 
 def _captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
-    """The call as a graph; None where it cannot be captured."""
+    """Return the call as a graph; None if it cannot be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()

@@ -29,7 +29,7 @@ MULTIPLE_SHARE: Final = 0.7
 
 
 def size(draw: random.Random, low: int, high: int) -> int:
-    """A size between two bounds, even over its logarithm."""
+    """Return a size between two bounds, even over its logarithm."""
     value = round(low * math.exp(math.log(high / low) * draw.random()))
     if value >= 16 and draw.random() < MULTIPLE_SHARE:
         value = round(value / 8) * 8
@@ -57,12 +57,12 @@ class Benchmark:
 
 
 def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
-    """A tensor of random numbers."""
+    """Return a tensor of random numbers."""
     return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
 
 
 def both(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
-    """The forward pass without autograd's records, and the backward pass over one kept graph where it has a name.
+    """Give the forward pass without autograd's records, and the backward pass over one kept graph where it has a name.
 
     Args:
         operation: Its name.

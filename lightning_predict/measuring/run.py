@@ -145,7 +145,7 @@ def _rows(
 
 
 def _row(gpu: str, operation: str, dtype: str, words: Words, timing: Timing) -> dict[str, object]:
-    """One line; the device's own time, or the eager one where nothing else could be had (and `warm_ms` is empty)."""
+    """Give one line; the device's own time, or the eager one if nothing else could be had (and `warm_ms` is empty)."""
     columns = problem_batch(operation, dtype, **words).columns  # with the words that the shape leaves out
     full = {word: f"{values[0]:g}" for word, values in columns.items()}
     own = timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds

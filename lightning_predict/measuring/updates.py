@@ -31,7 +31,7 @@ def _draw_update(draw: random.Random) -> Words:
 
 
 def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer with one of its two implementations for many tensors."""
+    """Return the optimizer with one of its two implementations for many tensors."""
     options: dict[str, Any] = {"lr": 1e-4, "fused": True} if fused else {"lr": 1e-4, "foreach": True}
     match name:
         case "adam" | "adamw":

@@ -108,7 +108,7 @@ class _Nodes:
             self._occupy(placement.node, placement.configuration)
 
     def take(self, configuration: Configuration) -> int | None:
-        """A node for this configuration, the fullest that has room, or a new one; None where there is none."""
+        """Return a node for this configuration, the fullest that has room, or a new one; None if there is none."""
         open_nodes = [
             node
             for node, machine in self._type.items()

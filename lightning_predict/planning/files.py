@@ -121,7 +121,7 @@ def _machine(row: Checked) -> MachineType:
 
 
 def _offered(row: Checked, instance: str) -> MachineType:
-    """The newest offer of this instance that ships with the package."""
+    """Return the newest offer of this instance that ships with the package."""
     offers = [offer for offer in load_offers() if offer.instance == instance]
     if not offers:
         raise row.wrong(
@@ -169,7 +169,7 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, times_of
 def _seconds(
     row: Checked, machines: tuple[MachineType, ...], folder: Path, times_of_trace: TimesOfTrace | None
 ) -> Mapping[Configuration, float]:
-    """Seconds of the whole run by configuration, stated or predicted."""
+    """Return the seconds of the whole run by configuration, stated or predicted."""
     if row.has("hours") == row.has("trace"):
         raise row.problem("must state either hours (by machine and number of GPUs) or a trace with iterations.")
     if row.has("trace"):
@@ -191,7 +191,7 @@ def _seconds(
 
 
 def _csv_jobs(path: Path) -> list[Checked]:
-    """The lines of a CSV as jobs; what belongs to the job must agree on all of its lines."""
+    """Return the lines of a CSV as jobs; what belongs to the job must agree on all of its lines."""
     try:
         lines = list(read_csv(path, PlanningFormatError, name=path.name))
     except OSError as error:

@@ -68,7 +68,7 @@ class SearchState:
                 self.set(job, int(item))
 
     def copy(self) -> SearchState:
-        """An independent state of the same choice."""
+        """Return an independent state of the same choice."""
         other = SearchState.__new__(SearchState)
         other.__dict__.update(self.__dict__)
         other.choice = self.choice.copy()
@@ -106,7 +106,7 @@ class SearchState:
         return prices
 
     def total_usd(self) -> float:
-        """The objective of the choice; infinite where a job waits that must not."""
+        """Return the objective of the choice; infinite where a job waits that must not."""
         total = self.options.fixed_usd
         for job, item in enumerate(self.choice.tolist()):
             total += self._waiting[job] if item == WAITS else self._cells[job][item]
@@ -115,7 +115,7 @@ class SearchState:
         return total
 
     def bins(self) -> dict[int, list[list[int]]]:
-        """A packing of the choice, by machine type: open nodes first, in their order."""
+        """Return a packing of the choice, by machine type: open nodes first, in their order."""
         result = {}
         for machine, capacity in enumerate(self._capacity):
             sizes = [self._size[item] for item in self.choice if item != WAITS and self._machine[item] == machine]
@@ -131,7 +131,7 @@ class SearchState:
         return nodes_needed(counts, capacity=self._capacity[machine], open_free=self._open_free[machine])
 
     def _further_nodes(self) -> Table:
-        """How many further nodes one more job needs, by machine and size."""
+        """Find how many further nodes one more job needs, by machine and size."""
         for machine in self._outdated:
             counts, capacity = tuple(self._counts[machine]), self._capacity[machine]
             table = further_nodes(counts, capacity=capacity, open_free=self._open_free[machine])
@@ -140,7 +140,7 @@ class SearchState:
         return self._further
 
     def _spent_usd(self) -> float:
-        """What the budget counts of the choice; see `milp_constraints.budget`."""
+        """Find what the budget counts of the choice; see `milp_constraints.budget`."""
         rows = np.arange(len(self.choice))
         running = self.choice != WAITS
         cells = self.options.machine_usd[rows[running], self.choice[running]] - self._used[self.choice[running]]
@@ -148,7 +148,7 @@ class SearchState:
         return float(cells.sum() + self.options.reserved_usd[~running].sum()) + machines
 
     def _over_budget(self, job: int, further: Table) -> npt.NDArray[np.bool_]:
-        """Which configurations of a job that waits would break the budget, (K,)."""
+        """Find which configurations of a job that waits would break the budget, (K,)."""
         after = self._spent_usd() - self.options.reserved_usd[job] + self.options.machine_usd[job]
         over: npt.NDArray[np.bool_] = np.greater(after - self._used + further, self.options.budget_usd + _TOLERANCE_USD)
         return over
@@ -200,7 +200,7 @@ def improve_pairs(state: SearchState, random: np.random.Generator, *, pairs: int
 
 
 def _rearrange(state: SearchState, first: int, second: int) -> None:
-    """The cheapest of what both have and what both could have, if the first kept its machine type."""
+    """Take the cheapest of what both have and what both could have, if the first kept its machine type."""
     before = int(state.choice[first]), int(state.choice[second])
     if before[0] == WAITS:
         return
@@ -234,7 +234,7 @@ _TRIED: Final = 24
 
 
 def relink(start: SearchState, goal: SearchState) -> SearchState:
-    """The best plan between two, the ends included."""
+    """Return the best plan between two, the ends included."""
     walker = start.copy()
     best = min(start, goal, key=SearchState.total_usd).copy()
     while True:
@@ -293,7 +293,7 @@ class HeuristicPlanner:
     name: str = "planner"
 
     def decide(self, problem: Problem, situation: Situation) -> Decision:
-        """The best decision found."""
+        """Return the best decision found."""
         started = time.perf_counter()
         options = options_of(problem, situation)
         state = self._search(options, situation)
@@ -335,7 +335,7 @@ class HeuristicPlanner:
 
 
 def greedy(options: Options, node_usd: float, random: np.random.Generator) -> SearchState:
-    """A plan in which every job chose for itself, at a price of a node on top of its rent.
+    """Return a plan in which every job chose for itself, at a price of a node on top of its rent.
 
     Args:
         options: The table of the decision.
@@ -365,7 +365,7 @@ def _serve(state: SearchState, job: int, wish: Table, waiting_usd: float) -> Non
 
 
 def running_choice(options: Options, situation: Situation) -> Choice:
-    """The choice that changes nothing: running jobs keep what they have, the others wait."""
+    """Return the choice that changes nothing: running jobs keep what they have, the others wait."""
     index = {configuration: number for number, configuration in enumerate(options.configurations)}
     choice = np.full(len(options.jobs), WAITS, dtype=np.int64)
     for number, job in enumerate(options.jobs):

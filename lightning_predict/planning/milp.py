@@ -85,7 +85,7 @@ class Variables:
 
 
 def variables_of(options: Options) -> Variables:
-    """The columns for a decision."""
+    """Return the columns for a decision."""
     pairs = tuple((int(job), int(item)) for job, item in np.argwhere(np.isfinite(options.cost_usd)))
     ways: list[Filling] = []
     for index, machine in enumerate(options.machines):
@@ -102,7 +102,7 @@ def variables_of(options: Options) -> Variables:
 
 
 def one_configuration(options: Options, variables: Variables) -> LinearConstraint:
-    """A job runs on one configuration at most, and on exactly one where it must not wait: Σ_k x_jk ≤ 1, or = 1."""
+    """Constrain a job to one configuration at most, and to exactly one where it must not wait: Σ_k x_jk ≤ 1, or = 1."""
     rows = [[(column, 1.0) for column, (j, _) in enumerate(variables.pairs) if j == job] for job in _jobs(options)]
     lower = np.where(np.isfinite(options.postponed_usd), 0.0, 1.0)
     return _constraint(variables, rows, lower, np.ones(len(rows)))
@@ -147,7 +147,7 @@ def quotas(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def open_nodes(options: Options, variables: Variables) -> LinearConstraint:
-    """An open node is filled once: Σ_f u_of ≤ number of open nodes of kind o."""
+    """Constrain an open node to be filled once: Σ_f u_of ≤ number of open nodes of kind o."""
     kinds = Counter((node.machine, node.free_gpus) for node in options.open_nodes)
     rows = [
         [
@@ -182,7 +182,7 @@ def budget(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def has_budget(options: Options) -> bool:
-    """Whether the budget is a limit at all."""
+    """Tell whether the budget is a limit at all."""
     return math.isfinite(options.budget_usd)
 
 
@@ -196,7 +196,7 @@ def _constraint(
     lower: npt.NDArray[np.float64],
     upper: npt.NDArray[np.float64],
 ) -> LinearConstraint:
-    """The rows lower ≤ A · (x, z, u) ≤ upper, from the entries of A."""
+    """Return the rows lower ≤ A · (x, z, u) ≤ upper, from the entries of A."""
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array
 
@@ -222,7 +222,7 @@ class MilpPlanner:
     name: str = "MILP"
 
     def decide(self, problem: Problem, situation: Situation) -> Decision:
-        """The best decision within the time limit, and the gap that it left.
+        """Return the best decision within the time limit, and the gap that it left.
 
         Raises:
             MissingDependencyError: SciPy is not installed.
@@ -304,7 +304,7 @@ def _waiting_usd(options: Options) -> Table:
 
 
 def _constant_usd(options: Options) -> float:
-    """What every decision costs: all jobs waiting, and the jobs that are fixed."""
+    """Find what every decision costs: all jobs waiting, and the jobs that are fixed."""
     return float(_waiting_usd(options).sum()) + options.fixed_usd
 
 
@@ -319,7 +319,7 @@ def _costs(options: Options, variables: Variables) -> Table:
 
 
 def _read(options: Options, variables: Variables, x: Table) -> tuple[Choice, list[int], dict[int, list[list[int]]]]:
-    """The solver's numbers as a choice, the new nodes by type, and what each node holds (open ones first)."""
+    """Return the solver's numbers as a choice, the new nodes by type, and what each node holds (open ones first)."""
     choice = np.full(len(options.jobs), WAITS, dtype=np.int64)
     for column, (job, item) in enumerate(variables.pairs):
         if x[column] > 0.5:

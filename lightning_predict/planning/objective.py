@@ -63,7 +63,7 @@ def run_seconds(job: Job, configuration: Configuration, problem: Problem, situat
 
 
 def horizon_seconds(problem: Problem, situation: Situation) -> float:
-    """How long a machine that is rented now is counted: a few mean gaps between events, at most the period."""
+    """Find how long a machine that is rented now is counted: a few mean gaps between events, at most the period."""
     if problem.horizon_seconds is not None:
         return problem.horizon_seconds
     if situation.mean_gap_seconds is None:
@@ -72,7 +72,7 @@ def horizon_seconds(problem: Problem, situation: Situation) -> float:
 
 
 def lost_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
-    """Time that the job loses if it goes on with this configuration: none where it stays or has not run yet."""
+    """Give the time that the job loses if it goes on with this configuration: none if it stays or has not run yet."""
     current = situation.running.get(job.name)
     stays = current is not None and current.configuration == configuration
     return 0.0 if stays or job.name not in situation.started else problem.restart_seconds
@@ -135,7 +135,7 @@ class Row:
 
 
 def row_of(job: Job, problem: Problem, situation: Situation) -> Row:
-    """One job's row of the table."""
+    """Return one job's row of the table."""
     machines = {machine.name: machine for machine in problem.machines}
     horizon = horizon_seconds(problem, situation)
     seconds = {item: run_seconds(job, item, problem, situation) for item in _allowed(job, problem, situation)}
@@ -161,7 +161,7 @@ def row_of(job: Job, problem: Problem, situation: Situation) -> Row:
 
 
 def _allowed(job: Job, problem: Problem, situation: Situation) -> list[Configuration]:
-    """Where the job may run: everywhere, or, without migration, where it has started."""
+    """Find where the job may run: everywhere, or, without migration, where it has started."""
     started = situation.started.get(job.name)
     if started is not None and not problem.formulation.migrates:
         return [started]
@@ -237,7 +237,7 @@ class Options:
 
 
 def options_of(problem: Problem, situation: Situation) -> Options:
-    """The table of one decision."""
+    """Return the table of one decision."""
     machines = tuple(sorted(problem.machines, key=lambda machine: machine.name))
     by_name = {job.name: job for job in problem.jobs}
     fixed = dict(situation.running) if problem.formulation.fixes_running_jobs else {}
@@ -333,7 +333,7 @@ def _budget_left(
     by_name: Mapping[str, Job],
     machines: tuple[MachineType, ...],
 ) -> float:
-    """The budget without what is spent, what the fixed jobs will take and what later jobs will need."""
+    """Return the budget without what is spent, what the fixed jobs will take and what later jobs will need."""
     if problem.limits.budget_usd is None:
         return math.inf
     left = problem.limits.budget_usd - situation.spent_usd

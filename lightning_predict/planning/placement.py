@@ -59,14 +59,14 @@ def nodes_needed(counts: tuple[int, ...], *, capacity: int, open_free: tuple[int
 
 @lru_cache(maxsize=2**17)
 def further_nodes(counts: tuple[int, ...], *, capacity: int, open_free: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """How many more new nodes one more job needs, by its size; arguments as those of `nodes_needed`."""
+    """Find how many more new nodes one more job needs, by its size; arguments as those of `nodes_needed`."""
     before = nodes_needed(counts, capacity=capacity, open_free=open_free)
     with_one_more = ((*counts[:size], counts[size] + 1, *counts[size + 1 :]) for size in range(len(counts)))
     return tuple(nodes_needed(more, capacity=capacity, open_free=open_free) - before for more in with_one_more)
 
 
 def pack(sizes: Sequence[int], *, capacity: int, free: Sequence[int]) -> tuple[list[int], int]:
-    """The same packing, with names: the node of each job, and how many nodes were opened.
+    """Pack jobs onto nodes by name: the node of each job, and how many nodes were opened.
 
     Args:
         sizes: GPUs of each job.
@@ -87,7 +87,7 @@ def pack(sizes: Sequence[int], *, capacity: int, free: Sequence[int]) -> tuple[l
 
 @lru_cache(maxsize=256)
 def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ...]:
-    """All ways to fill a node as far as possible: counts by size, in the order of `sizes` (largest first).
+    """Return all ways to fill a node as far as possible: counts by size, in the order of `sizes` (largest first).
 
     With sizes 1 to 8 and 8 GPUs these are the 22 partitions of 8.
     """
@@ -229,7 +229,7 @@ def _packed_anew(
 
 
 def _node_kept(options: Options, situation: Situation, choice: Choice, job: int) -> int | None:
-    """The job's node, if it runs now and keeps its configuration."""
+    """Return the job's node, if it runs now and keeps its configuration."""
     current = situation.running.get(options.jobs[job])
     if current is None or current.configuration != options.configurations[choice[job]]:
         return None

@@ -83,7 +83,7 @@ class Plan:
         outcomes: One a job, by name.
         decisions: How many decisions were made.
         longest_decision_seconds: The slowest of them.
-        largest_gap: Largest gap of those that have a bound; None where none has.
+        largest_gap: Largest gap of those that have a bound; None if none has.
     """
 
     policy: str

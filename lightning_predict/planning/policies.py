@@ -38,7 +38,7 @@ PLANNERS: Final = ("milp", "heuristic")
 
 
 def policy(name: str) -> AbstractPolicy:
-    """The policy of this name: `milp`, `heuristic`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
+    """Give the policy of this name: `milp`, `heuristic`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
 
     Raises:
         InvalidArgumentError: There is none.
@@ -66,7 +66,7 @@ class Candidate:
     horizon_seconds: float | None
 
     def applied_to(self, problem: Problem) -> Problem:
-        """The problem with the candidate's freedom and horizon."""
+        """Return the problem with the candidate's freedom and horizon."""
         return replace(problem, formulation=self.formulation, horizon_seconds=self.horizon_seconds)
 
     @property
@@ -86,7 +86,7 @@ class Candidate:
 
 
 def candidates(problem: Problem, planner: str) -> tuple[Candidate, ...]:
-    """The planner with all, less and least of the freedom that the problem allows, and the queue rules.
+    """Return the planner with all, less and least of the freedom that the problem allows, and the queue rules.
 
     Args:
         problem: Whose formulation is the most that is allowed.
@@ -106,7 +106,7 @@ def candidates(problem: Problem, planner: str) -> tuple[Candidate, ...]:
 
 
 def cheapest_plan(problem: Problem, *, method: str = "milp", on_candidate: Callable[[], None] | None = None) -> Plan:
-    """The cheapest of all candidates' plans that keeps the budget; of near equals, the one with the fewest moves.
+    """Give the cheapest of all candidates' plans that keeps the budget; of near equals, the one with the fewest moves.
 
     Args:
         problem: Jobs, machines and limits.
@@ -133,7 +133,7 @@ def cheapest_plan(problem: Problem, *, method: str = "milp", on_candidate: Calla
 
 
 def candidates_of(problem: Problem, method: str) -> tuple[Candidate, ...]:
-    """All candidates of a planner; a queue rule is the only one of its method."""
+    """Return all candidates of a planner; a queue rule is the only one of its method."""
     return (
         candidates(problem, method)
         if method in PLANNERS

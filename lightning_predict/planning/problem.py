@@ -31,7 +31,7 @@ class MachineType:
         gpu: Name of its GPU.
         num_gpus: GPUs of one machine.
         usd_per_hour: Price of the whole machine, busy or not.
-        provider: Who rents it out, as SkyPilot spells it; None where it does not matter.
+        provider: Who rents it out, as SkyPilot spells it; None if it does not matter.
     """
 
     name: str
@@ -192,7 +192,7 @@ class Decision:
         placements: Where each job runs.
         postponed: Jobs that wait, by name.
         objective_usd: What the planner expects this to cost (see `objective.py`); None from a rule that has none.
-        bound_usd: No decision can cost less; None where the method proves nothing.
+        bound_usd: No decision can cost less; None if the method proves nothing.
         method: Name of the method.
         solve_seconds: Time it took.
     """
@@ -222,7 +222,7 @@ class AbstractPolicy(Protocol):
         """What tables call it."""
 
     def decide(self, problem: Problem, situation: Situation) -> Decision:
-        """What runs from this moment on."""
+        """Find what runs from this moment on."""
 
 
 def usd(*, seconds: float, usd_per_hour: float) -> float:

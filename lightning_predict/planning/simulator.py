@@ -116,7 +116,7 @@ class _Simulation:
         self.arrivals = sorted(self.problem.jobs, key=lambda job: (job.release_seconds, job.name), reverse=True)
 
     def next_event_seconds(self) -> float:
-        """The earliest of submission, end and period."""
+        """Return the earliest of submission, end and period."""
         ends = min((work.end_seconds for work in self.work.values()), default=math.inf)
         arrival = self.arrivals[-1].release_seconds if self.arrivals else math.inf
         patience = max((self.jobs[name].deadline_seconds for name in self.remaining), default=0.0)
@@ -195,7 +195,7 @@ class _Simulation:
                     self._start(name, wanted)
 
     def plan(self) -> Plan:
-        """All that happened."""
+        """Return all that happened."""
         gaps = [decision.gap for decision in self.decisions]
         known = [gap for gap in gaps if gap is not None]
         return Plan(

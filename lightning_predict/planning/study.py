@@ -49,7 +49,7 @@ _PASSES: Final = 3
 
 @cache
 def study_machines() -> tuple[MachineType, ...]:
-    """The nine machine types of the comparison.
+    """Return the nine machine types of the comparison.
 
     Raises:
         CatalogueError: The table breaks a rule.
@@ -69,7 +69,7 @@ def _tables(heading: str) -> dict[str, Checked]:
 
 @cache
 def job_seconds(kind: str, machines: tuple[MachineType, ...]) -> Mapping[Configuration, float]:
-    """Time of a whole run of one of the six jobs on 1, 2, ... GPUs of each machine type that can run it.
+    """Return the time of a whole run of one of the six jobs on 1, 2, ... GPUs of each machine type that can run it.
 
     More GPUs than samples in a batch are not offered, and neither are counts that are slower than a smaller one.
 
@@ -112,7 +112,7 @@ def _steps(job: Checked) -> int:
 
 
 def _step_seconds(document: Checked, job: Checked, network: Checked, gpu: str, num_gpus: int) -> float:
-    """One step: the share of the batch of one GPU, and the exchange of gradients with the others."""
+    """Time one step: the share of the batch of one GPU, and the exchange of gradients with the others."""
     peak = find_gpu(gpu).peak_flops_per_second["float32"]
     flops = _PASSES * _FLOPS_PER_MULTIPLY_ADD * network.member("forward_multiply_adds").positive()
     samples = math.ceil(_count(job, "batch") / num_gpus)
@@ -136,7 +136,7 @@ def random_problem(
     formulation: Formulation = WITH_ALL_FREEDOM,
     restart_seconds: float = 0.0,
 ) -> Problem:
-    """An instance of the fixed setting: ρ = 1, H = 300 s.
+    """Return an instance of the fixed setting: ρ = 1, H = 300 s.
 
     Args:
         nodes: Machines at one time.
@@ -277,7 +277,7 @@ class Comparison:
         tardiness_usd: Median over the seeds.
         total_usd: Median over the seeds.
         cut: Median over the seeds of the cost that it saves against the best queue rule of the same seed, as a share;
-            None where the study has no queue rules without sharing.
+            None if the study has no queue rules without sharing.
         deviation: Median over the seeds of how far real cost is from predicted cost, without sign.
         longest_decision_seconds: Over all seeds.
     """
@@ -348,7 +348,7 @@ def check_study(study: Study) -> None:
 def run_study(
     study: Study, *, workers: int | None = None, on_run: Callable[[StudyRun], None] | None = None
 ) -> tuple[StudyRun, ...]:
-    """All runs, sorted by setting, policy and seed.
+    """Return all runs, sorted by setting, policy and seed.
 
     Args:
         study: What to run.
@@ -373,7 +373,7 @@ def run_study(
 
 
 def run_once(study: Study, nodes: int, mean_gap_seconds: float, seed: int, name: str) -> StudyRun:
-    """One policy on one instance, with predicted and with real times."""
+    """Run one policy on one instance, with predicted and with real times."""
     problem = random_problem(
         nodes=nodes,
         mean_gap_seconds=mean_gap_seconds,

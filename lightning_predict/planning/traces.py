@@ -23,7 +23,7 @@ from lightning_predict.tracing.trace import Trace
 
 
 def times_of_trace(path: Path, iterations: int, machines: tuple[MachineType, ...]) -> Mapping[Configuration, float]:
-    """Seconds of the run that is still to come, by configuration.
+    """Return the seconds of the run that is still to come, by configuration.
 
     A configuration is left out where the step is known not to fit in its GPUs' memory. A trace that does not know its
     parameters gives configurations of one GPU, as nobody can say what several would exchange.

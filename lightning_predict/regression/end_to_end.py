@@ -61,7 +61,7 @@ class Term:
         return " / ".join(parts)
 
     def values(self, columns: Mapping[Variable, FloatArray]) -> FloatArray:
-        """The product for each run, shape (runs,).
+        """Return the product for each run, shape (runs,).
 
         Args:
             columns: Values of each variable, shape (runs,).
@@ -79,7 +79,7 @@ def terms_of(
     not_inverted: Collection[Variable] = (),
     only_inverted: Collection[Variable] = (),
 ) -> tuple[Term, ...]:
-    """All products of up to `degree` different variables, the short ones first.
+    """Return all products of up to `degree` different variables, the short ones first.
 
     Args:
         variables: Those that vary.
@@ -99,7 +99,7 @@ def terms_of(
 def _powers(
     name: Variable, inverses: bool, not_inverted: Collection[Variable], only_inverted: Collection[Variable]
 ) -> tuple[int, ...]:
-    """How a variable enters a product."""
+    """Find how a variable enters a product."""
     if not inverses or name in not_inverted:
         return (1,)
     return (-1,) if name in only_inverted else (1, -1)
@@ -124,7 +124,7 @@ class Extrapolation:
 
     @property
     def factor(self) -> float | None:
-        """Asked over the nearest end of the range, above 1 beyond it; None where that end is 0."""
+        """Asked over the nearest end of the range, above 1 beyond it; None if that end is 0."""
         nearest = self.highest if self.asked > self.highest else self.lowest
         return self.asked / nearest if nearest else None
 
@@ -277,7 +277,7 @@ def columns_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) ->
 
 
 def _after_number(name: str) -> str:
-    """A term's name behind its coefficient."""
+    """Return a term's name behind its coefficient."""
     return name[1:] if name.startswith("1 / ") else f" * {name}"
 
 
@@ -326,7 +326,7 @@ def fit_regression(
 
     Args:
         runs: Past runs.
-        model: Which model's; None where they are all of one.
+        model: Which model's; None if they are all of one.
         options: How features are made and selected.
 
     Raises:
@@ -375,7 +375,7 @@ def left_out_errors(
 
 
 def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
-    """One selection and fit, whose interval rests on its own residuals."""
+    """Return one selection and fit, whose interval rests on its own residuals."""
     known, notes = _known_variables(chosen)
     columns = columns_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
@@ -414,7 +414,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
 
 
 def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
-    """What selects among the terms, not yet fitted.
+    """Find what selects among the terms, not yet fitted.
 
     Raises:
         MissingDependencyError: scikit-learn or SciPy is not installed.
@@ -431,7 +431,7 @@ def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> 
 
 
 def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, ...]:
-    """The runs of a model.
+    """Return the runs of a model.
 
     Raises:
         InvalidArgumentError: Too few, or several models and none chosen.
@@ -482,7 +482,7 @@ def _left_out(
     zero: Sequence[Variable],
     columns: Mapping[Variable, FloatArray],
 ) -> tuple[str, ...]:
-    """Which variables, or their inverses, gave no features, in words."""
+    """Say which variables, or their inverses, gave no features, in words."""
     constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
     notes = [f"The same in all runs, and left out: {', '.join(constant)}."] if constant else []
     notes += [f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."] if zero else []

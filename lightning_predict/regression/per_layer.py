@@ -102,18 +102,18 @@ class Layer:
 
 
 def layers_of(trace: Trace) -> tuple[Layer, ...]:
-    """The layers of a step, one for each operation that computes something."""
+    """Return the layers of a step, one for each operation that computes something."""
     return tuple(layer for _, layer in layer_operations(trace))
 
 
 def layer_operations(trace: Trace) -> tuple[tuple[Operation, Layer], ...]:
-    """The operations of a step that compute something, each with its layer."""
+    """Return the operations of a step that compute something, each with its layer."""
     pairs = ((operation, layer_of(operation, trace.flags)) for operation in trace.operations)
     return tuple((operation, layer) for operation, layer in pairs if layer is not None)
 
 
 def layer_of(operation: Operation, flags: Flags = Flags()) -> Layer | None:  # noqa: B008  # frozen
-    """The layer of an operation; None where it computes nothing.
+    """Return the layer of an operation; None if it computes nothing.
 
     Args:
         operation: Of a trace.
@@ -175,7 +175,7 @@ def _pooled(operation: Operation, direction: Direction) -> float:
 
 
 def _sizes(operation: Operation, name: str) -> tuple[float, ...]:
-    """An argument as one number for each of two dimensions; empty where it is not given."""
+    """Return an argument as one number for each of two dimensions; empty where it is not given."""
     value = operation.arguments.get(name)
     if not value:
         return ()
@@ -228,11 +228,11 @@ class LayerLine:
     highest: float
 
     def at(self, complexity: float) -> float:
-        """Seconds of a layer."""
+        """Return the seconds of a layer."""
         return self.constant + self.slope * complexity
 
     def at_all(self, complexity: FloatArray) -> FloatArray:
-        """Seconds of layers, shape (layers,)."""
+        """Return the seconds of layers, shape (layers,)."""
         return self.constant + self.slope * complexity
 
 
@@ -367,20 +367,6 @@ def fit_line(complexity: FloatArray, seconds: FloatArray, *, relative: bool = Fa
         count=len(seconds),
         lowest=float(complexity.min()),
         highest=float(complexity.max()),
-    )
-
-
-def layer_times(trace: Trace, gpu: str) -> tuple[LayerTime, ...]:
-    """The layers of a step whose kernels were measured.
-
-    Args:
-        trace: With measured kernels.
-        gpu: Name of the GPU that it ran on.
-    """
-    return tuple(
-        LayerTime(layer=layer, gpu=gpu, seconds=math.fsum(kernel.seconds for kernel in operation.kernels))
-        for operation, layer in layer_operations(trace)
-        if operation.kernels
     )
 
 

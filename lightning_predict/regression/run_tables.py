@@ -147,7 +147,7 @@ def _columns(source: str, present: list[str], columns: Mapping[str, str], values
 
 
 def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[str, str]) -> Checked:
-    """One field of a run: a cell, or the value for all runs."""
+    """Return one field of a run: a cell, or the value for all runs."""
     if field in values:
         cell = Checked(values[field], row.file, f"the value of {field}", row.line)
     elif field in columns:
@@ -159,7 +159,7 @@ def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[
 
 
 def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
-    """One run.
+    """Return one run.
 
     Raises:
         MeasurementTableError: A cell is wrong.
@@ -199,7 +199,7 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
 
 
 def _elapsed(row: Checked) -> float:
-    """Seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
+    """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
 
     Raises:
         MeasurementTableError: One of them is neither.

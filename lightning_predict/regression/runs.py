@@ -57,12 +57,12 @@ class RunSetting:
     Attributes:
         iterations: Training iterations.
         batch_size: Samples of one iteration on one GPU.
-        gpu: Name of the GPU, or of several (`8xL4`); our name of one once made. None where only its computing power is
+        gpu: Name of the GPU, or of several (`8xL4`); our name of one once made. None if only its computing power is
             known.
         flops_per_second: Computing power of one GPU; where None, the catalogue's float32 peak of `gpu`.
         num_gpus: GPUs of the run, those that `gpu` names included.
-        threads: Processor threads (of the loaders); None where unknown.
-        disk_seconds: Delay of the disk; None where unknown.
+        threads: Processor threads (of the loaders); None if unknown.
+        disk_seconds: Delay of the disk; None if unknown.
         inner_modules: Repeated modules that the network has, for families of networks of several depths; None for one
             network.
 
@@ -100,7 +100,7 @@ class RunSetting:
             object.__setattr__(self, "flops_per_second", layout.gpu.peak_flops_per_second[POWER_DTYPE])
 
     def value(self, variable: Variable) -> float | None:
-        """A variable as a number; None where unknown."""
+        """Return a variable as a number; None if unknown."""
         value = getattr(self, variable)
         return None if value is None else float(value)
 

@@ -152,7 +152,7 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
 
 
 def _weights(given: Any, rows: int) -> FloatArray:
-    """A weight for each row.
+    """Return a weight for each row.
 
     Raises:
         ValueError: Not one for each, or one that is negative or no number; scikit-learn expects this kind of error.
@@ -174,7 +174,7 @@ def _entering(
     non_negative: Sequence[int],
     p_enter: float,
 ) -> list[int]:
-    """The feature with the highest partial correlation, where significant; none otherwise.
+    """Return the feature with the highest partial correlation, where significant; none otherwise.
 
     Adding z, the part of a feature that the model does not hold, takes (z·r)² / z·z off the residual sum of squares,
     with a coefficient of the sign of z·r.
@@ -209,7 +209,7 @@ def _of_wrong_sign(
 
 
 def _leaving(design: FloatArray, target: FloatArray, selected: list[int], p_remove: float) -> list[int]:
-    """The least significant feature of the model, where it is not significant; none otherwise."""
+    """Return the least significant feature of the model, where it is not significant; none otherwise."""
     freedom = len(target) - len(selected) - 1
     if not selected or freedom < 1:
         return []

@@ -41,7 +41,7 @@ QUANTITIES: Final[Mapping[str, Callable[[Prediction], float | None]]] = {
     "memory_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_bytes),
     "memory_free_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_free_bytes),
 }
-"""Logged name of each quantity, with its unit; None where it is not known."""
+"""Logged name of each quantity, with its unit; None if it is not known."""
 
 
 def metrics(predictions: Predictions, *, separator: str = "/") -> dict[str, float]:

@@ -35,7 +35,7 @@ class Candidate:
     Attributes:
         prediction: Everything that is known.
         time: Seconds of the run; of one iteration where the run's length is unknown.
-        cost_usd: Cost of that time; None where no price is known.
+        cost_usd: Cost of that time; None if no price is known.
     """
 
     prediction: Prediction
@@ -60,12 +60,12 @@ class Ranking:
 
     Attributes:
         per_iteration: The length of the run is unknown: times and costs are those of one iteration.
-        cheapest: The lowest cost; None where no price is known.
-        fastest: The least time; None where the run fits nowhere.
+        cheapest: The lowest cost; None if no price is known.
+        fastest: The least time; None if the run fits nowhere.
         as_fast: Names of the other GPUs that are as fast as `fastest`, in the order asked.
-        deadline_hours: Time that the run may take; None where not asked for.
+        deadline_hours: Time that the run may take; None if not asked for.
         within_deadline: The lowest cost (where no price is known, the least time) among those that meet the deadline;
-            None where none does, or none was asked for.
+            None if none does, or none was asked for.
         frontier: The GPUs that no other beats in both time and cost, the fastest first.
         does_not_fit: Names of the GPUs on which the run does not fit.
         tight: Names of the GPUs on which it fits narrowly.
@@ -89,7 +89,7 @@ class Ranking:
         return "\n".join(ranking_lines(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the names as JSON values; None where there is none."""
+        """Give the names as JSON values; None if there is none."""
         return {
             "per_iteration": self.per_iteration,
             "cheapest": None if self.cheapest is None else self.cheapest.gpu,
@@ -212,7 +212,7 @@ def _described(candidate: Candidate, ranking: Ranking) -> str:
 
 
 def memory_of(candidate: Candidate) -> str | None:
-    """Write the memory in words: `fits, 7.81 of 14.1 GiB`; None where it is not known."""
+    """Write the memory in words: `fits, 7.81 of 14.1 GiB`; None if it is not known."""
     one = candidate.prediction
     if one.memory_bytes is None or one.memory_free_bytes is None:
         return None
@@ -243,7 +243,7 @@ def _candidate(prediction: Prediction, per_iteration: bool) -> Candidate:
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Choose the lowest cost; of those that cost as much the fastest; None where no cost is known."""
+    """Choose the lowest cost; of those that cost as much the fastest; None if no cost is known."""
     return _fastest(_least([one for one in candidates if one.cost_usd is not None], _cost))
 
 

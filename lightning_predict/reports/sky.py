@@ -238,7 +238,7 @@ def _is_called(gpu: Gpu, name: str) -> bool:
 
 
 def _instance(cloud: str, offer: Offer) -> str | None:
-    """Give SkyPilot's name of the machine; None where the price list does not use that."""
+    """Give SkyPilot's name of the machine; None if the price list does not use that."""
     if offer.source.startswith(_CATALOGUE):
         return offer.instance
     if cloud in _SAME_INSTANCE_NAMES:  # but not "n1-highmem-8 + 1x V100", a machine with a card attached

@@ -35,7 +35,7 @@ class Line:
     per_sample: float
 
     def at(self, batch_size: float) -> float:
-        """Its value."""
+        """Return its value."""
         return self.constant + self.per_sample * batch_size
 
 
@@ -46,13 +46,13 @@ class BatchSizeOption:
 
     Attributes:
         gpu: Name of the GPU.
-        batch_size: Samples of a step, the largest power of two that fits; None where not even one does.
+        batch_size: Samples of a step, the largest power of two that fits; None if not even one does.
         step_seconds: Of a step of that size.
         memory_bytes: That it needs.
         samples_per_second: Throughput.
-        usd_per_hour: Price of the GPU; None where unknown.
-        offer: Where the price comes from, with its date; None where unknown.
-        usd_per_million_samples: Cost of training on a million samples; None where no price is known.
+        usd_per_hour: Price of the GPU; None if unknown.
+        offer: Where the price comes from, with its date; None if unknown.
+        usd_per_million_samples: Cost of training on a million samples; None if no price is known.
         is_extrapolated: The size is over those that were captured.
     """
 
@@ -68,7 +68,7 @@ class BatchSizeOption:
 
 
 def line_through(values: Mapping[int, float]) -> Line:
-    """The least-squares line through values by batch size; exact for two. What would fall is flat.
+    """Return the least-squares line through values by batch size; exact for two. What would fall is flat.
 
     Args:
         values: At least two.
@@ -88,7 +88,7 @@ def line_through(values: Mapping[int, float]) -> Line:
 
 
 def largest_power_of_two(memory: Line, available_bytes: float) -> int | None:
-    """The largest power of two as batch size that fits; None where not even 1 does.
+    """Return the largest power of two as batch size that fits; None if not even 1 does.
 
     Args:
         memory: Bytes by batch size.

@@ -47,7 +47,7 @@ class HistoryRecord:
     Attributes:
         fingerprint: Of what a step computes, from `fingerprint_of`.
         gpu: Name of the GPU in the catalogue.
-        samples: Samples of a step; None where unknown.
+        samples: Samples of a step; None if unknown.
         step_seconds: A step as measured, without waits for the loader.
         predicted_seconds: The run as predicted.
         actual_seconds: The run as it was.
@@ -90,7 +90,7 @@ class Correction:
     batch_sizes: tuple[int, ...] = ()
 
     def note(self, gpu: str) -> str:
-        """The correction in words."""
+        """Return the correction in words."""
         runs = "1 earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
         what, factor = ("step", self.step) if self.run == 1.0 else ("total", self.run)
         sizes = ", ".join(map(str, self.batch_sizes))
@@ -98,7 +98,7 @@ class Correction:
         return f"The {what} is corrected by a factor of {factor:.2f}, learnt from {runs} of this model {where}."
 
     def step_of(self, step: Iteration) -> Iteration:
-        """The step with all of its times corrected."""
+        """Return the step with all of its times corrected."""
         return replace(
             step,
             seconds=step.seconds * self.step,
@@ -112,7 +112,7 @@ class Correction:
         )
 
     def run_of(self, run: Run) -> Run:
-        """The run with its time corrected."""
+        """Return the run with its time corrected."""
         return replace(
             run,
             training_seconds=_times(run.training_seconds, self.run),
@@ -122,7 +122,7 @@ class Correction:
 
 
 def fingerprint_of(trace: Trace) -> str:
-    """A hash of what a step computes: its operations with their shapes and dtypes, and the optimizer's state.
+    """Return a hash of what a step computes: its operations with their shapes and dtypes, and the optimizer's state.
 
     Of the optimizer only the size of its state counts, as it runs other operations on a GPU than elsewhere.
     """
@@ -140,7 +140,7 @@ def fingerprint_of(trace: Trace) -> str:
 
 
 def model_fingerprint_of(trace: Trace) -> str | None:
-    """A hash of what is trained whatever its batch size: parameters and precision; None where no module was known."""
+    """Give a hash of what is trained whatever its batch size: parameters and precision; None if no module was known."""
     if not trace.parameters:
         return None
     parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
@@ -149,7 +149,7 @@ def model_fingerprint_of(trace: Trace) -> str | None:
 
 
 def history_path(path: str | Path | None = None) -> Path:
-    """The file: as given, else from `LIGHTNING_PREDICT_HISTORY`, else in the platform's folder for data."""
+    """Return the file: as given, else from `LIGHTNING_PREDICT_HISTORY`, else in the platform's folder for data."""
     named = path or os.environ.get(HISTORY_VARIABLE)
     return Path(named) if named else Path(platformdirs.user_data_dir("lightning-predict")) / "history.jsonl"
 
@@ -204,7 +204,7 @@ def correction_for(
     model: str | None = None,
     samples: int | None = None,
 ) -> Correction | None:
-    """What earlier runs of the same model on the step's GPU, or layout of GPUs, say; None without any.
+    """Find what earlier runs of the same model on the step's GPU, or layout of GPUs, say; None without any.
 
     Runs of this very step come first. Where there are none, runs of the model with at least two other batch sizes give
     the step by a line through their times, up to `REACH` times beyond them.
@@ -214,8 +214,8 @@ def correction_for(
         fingerprint: Of the trace.
         step: The step as predicted now.
         is_measured: The step was measured on this very GPU, so that only the rest of the run can be learnt.
-        model: From `model_fingerprint_of`; None where unknown.
-        samples: Samples of the step; None where unknown.
+        model: From `model_fingerprint_of`; None if unknown.
+        samples: Samples of the step; None if unknown.
     """
     there = [one for one in records if one.layout == step.gpu]
     alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
@@ -231,7 +231,7 @@ def correction_for(
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samples: int) -> Correction | None:
-    """A step with another batch size than the runs had; None where they have too few, or too different, sizes."""
+    """Give a step with another batch size than the runs had; None if they have too few, or too different, sizes."""
     times: dict[int, list[float]] = {}
     for one in records:
         if one.samples is not None:
@@ -263,7 +263,7 @@ def _records(source: Path) -> Iterator[HistoryRecord]:
 
 
 def _record(line: str, name: str) -> HistoryRecord:
-    """One line.
+    """Return one line.
 
     Raises:
         InvalidArgumentError: It is not a record.

@@ -160,7 +160,7 @@ def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> 
 
 
 def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, cores_per_node: int | None) -> Workload:
-    """The same work with the loaders of a machine's GPUs on one set of cores (`run/sharing.py`).
+    """Put the loaders of a machine's GPUs on one set of cores, which they share.
 
     Args:
         workload: What each GPU has still to do.

@@ -69,7 +69,7 @@ def run_of(
 
 
 def training_seconds(step: Iteration, work: Batches, *, batches_per_step: int) -> float:
-    """Time that the batches compute.
+    """Return the time that the batches compute.
 
     An update takes its share of a step whatever the window holds; the rest of a step goes by batches. A batch with
     fewer samples takes its share of the device's time, but no less than the host needs to launch it.
@@ -92,7 +92,7 @@ def _paced(step: Iteration, work: Batches, workload: Workload, batches: int, rat
 
 
 def _training(workload: Workload, batches: int) -> Batches | None:
-    """The batches still to come; whole windows where nothing else is known."""
+    """Return the batches still to come; whole windows where nothing else is known."""
     if workload.training is not None or workload.training_iterations is None:
         return workload.training
     return Batches(windows=workload.training_iterations, batches=workload.training_iterations * batches)

@@ -36,7 +36,7 @@ class Loader:
     overlaps: bool = False
 
     def paced(self, seconds: float, *, batches: float) -> float:
-        """Time of so many batches that compute for `seconds`, the loader included."""
+        """Return the time of so many batches that compute for `seconds`, the loader included."""
         loading = self.seconds_per_batch * batches
         return max(seconds, loading) if self.overlaps else seconds + loading
 
@@ -70,8 +70,8 @@ class Checkpoints:
     """Checkpoint files that are still to be written; the host writes them, so they take as long on every GPU.
 
     Attributes:
-        count: Files; None where unknown.
-        seconds: Time of one; None where unknown.
+        count: Files; None if unknown.
+        seconds: Time of one; None if unknown.
         is_estimated: `seconds` follows from the size of the state, and none was timed.
     """
 
@@ -81,7 +81,7 @@ class Checkpoints:
 
     @property
     def total_seconds(self) -> float | None:
-        """Time of all; None where unknown."""
+        """Time of all; None if unknown."""
         if self.count == 0:
             return 0.0
         return None if self.count is None or self.seconds is None else self.count * self.seconds
@@ -93,14 +93,14 @@ class Workload:
     """Steps still to come.
 
     Attributes:
-        training_iterations: Training steps (accumulation windows) still to come; None where the length is unknown.
+        training_iterations: Training steps (accumulation windows) still to come; None if the length is unknown.
         training: The same in batches, where short windows and uneven batches are known; None: all steps are whole.
-        training_iterations_per_epoch: Steps of one epoch; None where unknown.
-        epoch: One epoch in batches; None where unknown.
-        validation_iterations: Validation batches still to come; None where unknown.
-        samples_per_iteration: Samples of one training step on one GPU; None where unknown.
+        training_iterations_per_epoch: Steps of one epoch; None if unknown.
+        epoch: One epoch in batches; None if unknown.
+        validation_iterations: Validation batches still to come; None if unknown.
+        samples_per_iteration: Samples of one training step on one GPU; None if unknown.
         loader: Waits for batches.
-        loader_workers: Workers of each GPU's loader; None where unknown.
+        loader_workers: Workers of each GPU's loader; None if unknown.
         checkpoints: Checkpoints still to be written.
         validation_wait_seconds: Wait for a validation batch; the same on every GPU, as the host fetches it.
         between_seconds: Of all that lies between the epochs and before the validation runs still to come, such as
@@ -131,17 +131,17 @@ class Run:
 
     Attributes:
         gpu: Name of the GPU.
-        iterations: Training steps still to come; None where their number is unknown.
-        samples_per_iteration: Samples of one training step on all GPUs; None where unknown.
-        training_seconds: Of all training steps still to come, waits for the loader included; None where their number is
+        iterations: Training steps still to come; None if their number is unknown.
+        samples_per_iteration: Samples of one training step on all GPUs; None if unknown.
+        training_seconds: Of all training steps still to come, waits for the loader included; None if their number is
             unknown.
-        validation_seconds: Of all validation batches still to come, waits for them included; None where their number or
+        validation_seconds: Of all validation batches still to come, waits for them included; None if their number or
             time is unknown.
-        total: Seconds of all together, the known part of it; None where the number of training steps is unknown.
+        total: Seconds of all together, the known part of it; None if the number of training steps is unknown.
         cycle_seconds: From the beginning of a step to the beginning of the next: the step and its wait for the loader.
-        epoch_seconds: Training of one epoch; None where its length is unknown.
+        epoch_seconds: Training of one epoch; None if its length is unknown.
         loader_seconds: What the loader takes for the batches of one step; hidden behind the step where it overlaps.
-        checkpoint_seconds: Of all checkpoints still to come; None where unknown.
+        checkpoint_seconds: Of all checkpoints still to come; None if unknown.
         checkpoint_is_estimated: No checkpoint was timed.
         validation_is_estimated: The time of a validation batch comes from the forward share of a training step.
         at_most: The run may end earlier.
@@ -165,7 +165,7 @@ class Run:
 
     @property
     def total_seconds(self) -> float | None:
-        """Seconds of all together, as predicted; None where unknown."""
+        """Seconds of all together, as predicted; None if unknown."""
         return None if self.total is None else self.total.middle
 
     def cut_off(self, time_limit_seconds: float | None) -> Run:

@@ -55,7 +55,7 @@ class Part:
     holders: int
 
     def problem(self, operation: str, dtype: str) -> Problem:
-        """The look-up as a problem of the kernel models."""
+        """Return the look-up as a problem of the kernel models."""
         return Problem(operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim)))
 
 
@@ -153,7 +153,7 @@ class Load:
         return Load(*map(operator.sub, self._values, other._values))
 
     def moved_to(self, gpu: int) -> Load:
-        """The same with what the first GPU has to do on another, and so on around."""
+        """Move what the first GPU has to do to another, and so on around."""
         return Load(*(np.roll(value, gpu, axis=-1) if value.ndim else value for value in self._values))
 
     @property
@@ -180,7 +180,7 @@ def loads_of(
     optimizer: OptimizerState,
     models: KernelModels | None,
 ) -> tuple[Mapping[str, Load], ...]:
-    """The load of each table by kind; a whole table is on the first GPU.
+    """Return the load of each table by kind; a whole table is on the first GPU.
 
     Args:
         tables: The tables.
@@ -264,7 +264,7 @@ def _load(
 
 
 def _state_seconds(part: Part, update: Problem, layout: Layout, optimizer: OptimizerState) -> Array:
-    """The optimizer's state of the rows that were looked up, read and written in the kernel of the update."""
+    """Return the optimizer's state of the rows that were looked up, read and written in the kernel of the update."""
     rows = float(unique_rows(batch_of([update]).columns)[0])
     seconds = optimizer.traffic_bytes(rows, part.dim) / layout.gpu.dram_bytes_per_second
     return seconds * np.array([1.0, 1.0 / SPREAD, SPREAD])

@@ -139,7 +139,7 @@ class TracedTables:
 
 
 def tables_of_trace(trace: Trace) -> TracedTables:
-    """The tables that the forward pass looks up; several look-ups of one table add up.
+    """Return the tables that the forward pass looks up; several look-ups of one table add up.
 
     The number of samples is the trace's; where nobody said, it is the bags (or the first dimension of the indices) of
     the first look-up.

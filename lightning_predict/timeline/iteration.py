@@ -78,11 +78,6 @@ class Iteration:
     unmeasured_seconds: float | None = None
 
     @property
-    def idle_seconds(self) -> float:
-        """Time in which the device waits for the host."""
-        return max(self.seconds - self.device_seconds, 0.0)
-
-    @property
     def bound_by(self) -> Literal["device", "host"]:
         """Which queue ends last: a faster GPU does not help a step that is bound by the host."""
         return "host" if self.host_seconds > self.device_seconds else "device"

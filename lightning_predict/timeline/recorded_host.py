@@ -6,7 +6,7 @@ operations is Python code: PyTorch's own, microseconds long, or the user's (an e
 Example::
 
     host = recorded_host(trace)
-    host.overheads[7]          # T1 to T5 of the eighth operation as recorded; None where it was not timed
+    host.overheads[7]          # T1 to T5 of the eighth operation as recorded; None if it was not timed
     sum(host.python_seconds)   # 0.030 for a training_step that steps an environment for 30 ms
 """
 
@@ -63,7 +63,7 @@ class RecordedHost:
     """The host's part of each operation of a trace, in its order.
 
     Attributes:
-        overheads: T1 to T5 as recorded, without waits and the profiler's events; None where launches were not timed.
+        overheads: T1 to T5 as recorded, without waits and the profiler's events; None if launches were not timed.
         python_seconds: Host work of at least `PYTHON_SECONDS` outside of operations before it; else 0.
         waits: The host waits for the compute stream after it.
     """
@@ -182,7 +182,7 @@ def _less_one_event(values: Sequence[float]) -> float:
 
 
 def _needs_result(operation: Operation) -> bool:
-    """A number that the host reads, of a tensor on the device."""
+    """Tell whether the host reads a number of a tensor on the device."""
     return operation.name in WAITING_OPERATIONS and bool(operation.kernels)
 
 

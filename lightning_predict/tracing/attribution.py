@@ -118,7 +118,7 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d va
 
 
 def is_composite(name: str, child_names: Collection[str]) -> bool:
-    """True where the call only calls others.
+    """Tell whether the call only calls others.
 
     Args:
         name: Qualified name without the overload.
@@ -159,7 +159,7 @@ class Found:
         name: Its name in the Trace.
         call: The call whose tensors and arguments it has; None for device work without a call.
         start: Start on the host in microseconds.
-        duration: Time on the host in microseconds; None where no call is known.
+        duration: Time on the host in microseconds; None if no call is known.
         in_backward: An autograd node ran it.
         builds_graph: A backward node of this step belongs to it.
         grad_enabled: Gradients were on.
@@ -167,7 +167,7 @@ class Found:
         work: What it ran on the device, with the launch where one was recorded.
         whole_forward: The whole call whose backward pass this is; None for every other operation.
         accumulates: It adds to `.grad`.
-        module: Name of the module that called it, or whose backward pass it is; None where no call was marked.
+        module: Name of the module that called it, or whose backward pass it is; None if no call was marked.
     """
 
     name: str
@@ -198,7 +198,7 @@ class _Around:
 
 
 def select_operations(profile: Profile) -> list[Found]:
-    """The operations of a step in the order of the host."""
+    """Return the operations of a step in the order of the host."""
     selector = _Selector(_Nodes(profile))
     engine_threads = _engine_threads(profile)
     found = [
@@ -275,7 +275,7 @@ class _Nodes:
             self._whole_calls[thread] = sorted(regions, key=lambda region: region[0])
 
     def whole_call(self, node: Call) -> Call | None:
-        """The whole call that created a node."""
+        """Return the whole call that created a node."""
         number = node.sequence_number
         regions = self._whole_calls.get(self._forward_thread(node), [])
         if number is None:
@@ -288,7 +288,7 @@ class _Nodes:
         return self._modules.get((self._forward_thread(node), node.sequence_number))
 
     def builds_graph(self, call: Call) -> bool:
-        """True where a node of this step's backward pass was created by the call."""
+        """Tell whether a node of this step's backward pass was created by the call."""
         number = call.sequence_number
         if number is None:
             return False
@@ -323,7 +323,7 @@ class _Selector:
         self._nodes = nodes
 
     def select(self, call: Call, around: _Around) -> Iterator[Found]:
-        """The operations at or below a call."""
+        """Yield the operations at or below a call."""
         if call.name.startswith(LOADER_MARK):
             # What a loader computes on the processor is its own time; what it runs on the device delays the step.
             for child in call.children:
@@ -372,7 +372,7 @@ class _Selector:
         return is_composite(name, [child_name for child in call.children if (child_name := operator_name(child))])
 
     def _backward_part(self, node: Call, whole_forward: Call, around: _Around) -> Iterator[Found]:
-        """A node of a whole call's backward pass; a forward that checkpointing recomputes inside stands alone."""
+        """Yield a node of a whole call's backward pass; a forward that checkpointing recomputes inside stands alone."""
         recomputed = list(_recomputed(node))
         work = list(_work(node, leave_out=recomputed))
         inner = (call for call in node.descendants() if operator_name(call) is not None)
@@ -430,7 +430,7 @@ def _recomputed(node: Call) -> Iterator[Call]:
 
 
 def _stray_name(work: DeviceWork, launch: Call | None) -> str:
-    """A name for device work outside every operation."""
+    """Return a name for device work outside every operation."""
     if work.name.startswith(FUSED_PREFIX):
         return f"triton::{work.name}"
     around = launch

@@ -118,7 +118,7 @@ _CASTABLE: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def autocast_dtype() -> torch.dtype | None:
-    """The dtype of an autocast that is on, for CUDA or else for the CPU; None where none is."""
+    """Return the dtype of an autocast that is on, for CUDA or else for the CPU; None if none is."""
     if not torch._C._is_any_autocast_enabled():
         return None
     for device in ("cuda", "cpu"):
@@ -136,7 +136,7 @@ class AutocastOnMeta:
         number: Gives a tensor's storage a number.
 
     Attributes:
-        dtype: dtype of the autocast that is on; None where none is.
+        dtype: dtype of the autocast that is on; None if none is.
         has_cast: Autocast was on for an operation on the meta device.
     """
 
@@ -155,7 +155,7 @@ class AutocastOnMeta:
     def cast(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_backward: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments under autocast; the same where it is off or does not hold for the operation.
+        """Return the arguments under autocast; the same where it is off or does not hold for the operation.
 
         Args:
             name: Qualified name of the operation.
@@ -211,7 +211,7 @@ class AutocastOnMeta:
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The arguments of a function that torch takes apart above the level of `cast`, while it runs.
+        """Yield the arguments of a function that torch takes apart above the level of `cast`, while it runs.
 
         Args:
             func: The function.
@@ -232,7 +232,7 @@ class AutocastOnMeta:
             yield args, kwargs
 
     def _above_autograd(self, value: Any, dtype: torch.dtype) -> Any:
-        """A value with its tensors cast so that autograd knows of it; parameters once until the backward pass."""
+        """Give a value with its tensors cast so that autograd knows of it; parameters once until the backward pass."""
         match value:
             case torch.Tensor() if _is_castable(value) and value.dtype is not dtype:
                 self.has_cast = True
@@ -285,7 +285,7 @@ class AutocastOnMeta:
         return tuple(map(cast, args)), {word: cast(value) for word, value in kwargs.items()}
 
     def _to(self, tensor: torch.Tensor, dtype: torch.dtype, *, is_saved: bool, only_copied: bool) -> torch.Tensor:
-        """A tensor in another dtype; the copy is told unless the forward pass or an earlier operation made it."""
+        """Give a tensor in another dtype; the copy is told unless the forward pass or an earlier operation made it."""
         if tensor.dtype is dtype or not _is_castable(tensor):
             return tensor
         source = _whole_of(tensor)
@@ -311,6 +311,6 @@ def _castable(values: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def _whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a transposed or reshaped view shows all of: autocast casts before the view is taken."""
+    """Return the tensor that a transposed or reshaped view shows all of: autocast casts before the view is taken."""
     base = tensor._base if tensor._is_view() else None
     return tensor if base is None or base.numel() != tensor.numel() else base

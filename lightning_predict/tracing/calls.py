@@ -119,7 +119,7 @@ def arguments_of(call: Call) -> dict[str, Any]:
 
 
 def _layout(name: str, call: Call) -> dict[str, bool]:
-    """The layout of a convolution's images, as an argument; newer files have the strides."""
+    """Return the layout of a convolution's images, as an argument; newer files have the strides."""
     position = IMAGES_AT.get(name)
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
     if position is None or min(len(strides), len(sizes)) <= position:
@@ -135,7 +135,7 @@ def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool
 
 
 def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
-    """For each position the tensors there; None where there is no tensor."""
+    """For each position the tensors there; None if there is no tensor."""
     recorded = call.details.get(RECORDED_TENSORS)
     if recorded is not None:
         return _groups_of_rows(recorded)
@@ -164,7 +164,7 @@ def dtype_of(kind: str) -> str:
 
 
 def _list_dtype(call: Call) -> str:
-    """What files do not say of a list: the dtype of the first tensor beside it or inside the call, else float32."""
+    """Say what files do not say of a list: the dtype of the first tensor beside it or inside the call, else float32."""
     for one in (call, *call.descendants()):
         for kind in one.details.get("input type", []):
             if kind not in NO_TENSORS:
@@ -180,7 +180,7 @@ def _compute_dtype(call: Call) -> str | None:
 
 
 def _parse(text: str) -> Any:
-    """A value that the profiler printed: `1`, `0.5`, `True`, `[1, 1]`; None for nothing."""
+    """Return a value that the profiler printed: `1`, `0.5`, `True`, `[1, 1]`; None for nothing."""
     if text in ("", "None"):
         return None
     if text in ("True", "False"):

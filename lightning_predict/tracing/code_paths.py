@@ -34,7 +34,7 @@ IMAGES_AT: Final[Mapping[str, int]] = {
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True where neighbours in memory are channels; False where both layouts are the same, too.
+    """Tell whether neighbours in memory are channels; False where both layouts are the same, too.
 
     Args:
         shape: Sizes (N, C, *sizes) in two or three dimensions.

@@ -198,11 +198,11 @@ class DispatchRecorder:
         self.saw_operation(torch.ops.aten._to_copy.default, (source,), {"dtype": copy.dtype}, copy)
 
     def operation_begins(self) -> None:
-        """An operation begins, and with it ends what the step did outside of any."""
+        """Note that an operation begins, and with it ends what the step did outside of any."""
         self._pauses.ends(before=len(self.operations))
 
     def operation_ends(self) -> None:
-        """An operation has run and is recorded."""
+        """Note that an operation has run and is recorded."""
         self._pauses.begins()
 
     @property
@@ -211,12 +211,12 @@ class DispatchRecorder:
         return self._pauses.placed(self.operations)
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """An operation has run."""
+        """Note that an operation has run."""
         if self.failure is None:
             self._guarded(self._record, func, args, kwargs, output)
 
     def passed_over(self, func: Any) -> None:
-        """An operation has run that cannot be shown."""
+        """Note that an operation has run that cannot be shown."""
         if self.failure is None:
             self._guarded(self._pass_over, schema_of(func).name)
 
@@ -345,7 +345,7 @@ class DispatchRecorder:
         return operation
 
     def _node_number(self) -> int | None:
-        """Sequence number of the autograd node that runs; None where it is not known."""
+        """Sequence number of the autograd node that runs; None if it is not known."""
         # A graph that is kept may be chained to the next one: they count together.
         graph = _OUTSIDE if _keeps_graph() else _graph_task()
         if self._identified[graph] >= NODES_IDENTIFIED:

@@ -34,7 +34,7 @@ _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.T
 
 
 def read_flags(autocast_dtype: str | None) -> Flags:
-    """The global switches as they stand.
+    """Return the global switches as they stand.
 
     Args:
         autocast_dtype: What was seen of autocast while the step ran.
@@ -152,7 +152,7 @@ class Compilations:
         return self.frames - before.frames if self.frames >= before.frames else self.frames
 
     def seconds_since(self, before: Compilations) -> float | None:
-        """Seconds since then; None where it took none, or this torch does not say."""
+        """Return the seconds since then; None if it took none, or this torch does not say."""
         seconds = self.seconds - before.seconds if self.seconds >= before.seconds else self.seconds
         return seconds if seconds > 0 else None
 
@@ -162,7 +162,7 @@ NO_COMPILATIONS: Final = Compilations()
 
 
 def compilations() -> Compilations:
-    """What `torch.compile` has done in this process until now, by its own account."""
+    """Find what `torch.compile` has done in this process until now, by its own account."""
     utilities = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utilities, "counters", {})
     spent: dict[str, float] = getattr(utilities, "calculate_time_spent", dict)()
@@ -219,7 +219,7 @@ def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | Fu
 
 
 def _parts_of(step: Any) -> list[Any]:
-    """A model or a step's function, and the object that it is bound to or the arguments that it was given."""
+    """Return a model or a step's function, and the object that it is bound to or the arguments that it was given."""
     if isinstance(step, partial):
         return [*_parts_of(step.func), *step.args, *step.keywords.values()]
     if isinstance(step, MethodType):
@@ -240,7 +240,7 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def _function(value: Any) -> FunctionType | None:
-    """The plain function behind a method, a static method or a property; None for anything else."""
+    """Return the plain function behind a method, a static method or a property; None for anything else."""
     inner = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod, MethodType)) else value
     inner = inner.fget if isinstance(inner, property) else inner
     return inner if isinstance(inner, FunctionType) else None
@@ -289,7 +289,7 @@ def autograd_nodes() -> int:
 
 
 def has_fast_evaluation(model: nn.Module | None) -> bool:
-    """True where a part in evaluation mode would leave torch's fused path while a function mode is on."""
+    """Tell whether a part in evaluation mode would leave torch's fused path while a function mode is on."""
     return model is not None and any(
         isinstance(module, _FAST_IN_EVALUATION) and not module.training for module in model.modules()
     )

@@ -76,12 +76,12 @@ class Call:
 
     @property
     def sequence_number(self) -> int | None:
-        """Number that autograd's next node has; None where gradients were off."""
+        """Number that autograd's next node has; None if gradients were off."""
         number = self.details.get("sequence number")
         return number if isinstance(number, int) and number >= 0 else None
 
     def descendants(self) -> Iterator[Call]:
-        """All calls inside, each before its own children."""
+        """Yield all calls inside, each before its own children."""
         for child in self.children:
             yield child
             yield from child.descendants()
@@ -111,7 +111,7 @@ class Profile:
         end: Its end.
         flows: Pairs of (thread and start) that link a forward call to its backward call.
         header: The file's other fields.
-        step: Number of the `ProfilerStep#`; None where the file marks none.
+        step: Number of the `ProfilerStep#`; None if the file marks none.
         marked_steps: Numbers of all steps that the file marks.
         earlier_work: Device work that ran within the step and belongs to the step before.
         waited: Microseconds that the host waited for the step before, which are not part of this one.
@@ -136,7 +136,7 @@ class Profile:
 
 
 def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
-    """One step of a parsed file.
+    """Return one step of a parsed file.
 
     Args:
         document: The parsed JSON: an object with `traceEvents`, or their list alone.
@@ -306,7 +306,7 @@ def _whole_window(calls: list[Call], work: list[DeviceWork]) -> tuple[float, flo
 
 
 def _end_of_leading_wait(inside: list[Call]) -> float | None:
-    """Time until which the host waited for the step before, before it did anything else; None where it did not."""
+    """Time until which the host waited for the step before, before it did anything else; None if it did not."""
     begun = min((call.start for call in inside if not call.is_launch and not call.is_annotation), default=math.inf)
     begun = min(begun, min((call.start for call in inside if call.device_work), default=math.inf))
     waits = [call.end for call in inside if call.name in _WAITS_FOR_DEVICE and call.end <= begun]

@@ -91,7 +91,7 @@ class OptimizerWatch:
             self.on_step_end()
 
     def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, known to be no part of the update."""
+        """Return the closure, known to be no part of the update."""
 
         def watched() -> Any:
             self._open.append(_CLOSURE)

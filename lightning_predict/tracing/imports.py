@@ -85,7 +85,7 @@ def _name(node: Checked) -> str:
 
 
 def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
-    """The nodes as events; a call lasts until the last call inside it has begun."""
+    """Yield the nodes as events; a call lasts until the last call inside it has begun."""
     number = {id(node): node.member("id").integer() for node in nodes}
     parents = {number[id(node)]: node.member("ctrl_deps").integer() for node in nodes}
     last = {own: own for own in parents}
@@ -128,7 +128,7 @@ def _attributes(node: Checked) -> dict[str, Any]:
 
 
 def _arguments(node: Checked, attributes: dict[str, Any]) -> dict[str, Any]:
-    """A call's tensors and values as a profile's events have them."""
+    """Return a call's tensors and values as a profile's events have them."""
     inputs, outputs = node.member("inputs"), node.member("outputs")
     values = [None if item.value == "<None>" else item.value for item in inputs.member("values").items()]
     arguments: dict[str, Any] = {

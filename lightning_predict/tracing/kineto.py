@@ -121,11 +121,11 @@ def _refuse_other_vendors(profile: Profile, source: str) -> None:
 
 
 def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
-    """Which part of a file was taken.
+    """Say which part of a file was taken.
 
     Args:
         profile: What was taken.
-        asked: Number of the step that the user asked for; None where nobody did.
+        asked: Number of the step that the user asked for; None if nobody did.
     """
     marked = profile.marked_steps
     if profile.step is None:
@@ -140,7 +140,7 @@ def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
 
 
 def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
-    """The Trace of one profiled step."""
+    """Return the Trace of one profiled step."""
     found = select_operations(profile)
     updates = _updates(profile)
     operations = in_todays_words(
@@ -274,7 +274,7 @@ def _device(operations: Sequence[Operation], devices: Counter[Any]) -> str:
 
 
 def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
-    """The file's row for the GPU that ran most; empty off CUDA."""
+    """Return the file's row for the GPU that ran most; empty off CUDA."""
     if not devices:
         return {}
     number = devices.most_common(1)[0][0]
@@ -287,7 +287,7 @@ def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
 
 
 def _device_rows(profile: Profile) -> list[dict[str, Any]]:
-    """The file's rows on the machine's GPUs."""
+    """Return the file's rows on the machine's GPUs."""
     rows = profile.header.get("deviceProperties", profile.header.get("computeProperties"))
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
@@ -303,7 +303,7 @@ def _processes(profile: Profile) -> tuple[int, int]:
 
 
 def _loader_microseconds(profile: Profile) -> float:
-    """Time inside a DataLoader's next, loaders that read from other loaders counted once."""
+    """Return the time inside a DataLoader's next, loaders that read from other loaders counted once."""
     total, ended = 0.0, profile.start
     for call in sorted(profile.calls(), key=lambda call: call.start):
         if call.name.startswith(LOADER_MARK) and call.start >= ended:
@@ -316,7 +316,7 @@ _SHORT_WAIT: Final = 0.01
 
 
 def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
-    """What the step's window holds that is not the step's."""
+    """Find what the step's window holds that is not the step's."""
     if profile.earlier_work:
         seconds = microseconds_to_seconds(math.fsum(work.duration for work in profile.earlier_work))
         yield (
@@ -345,7 +345,7 @@ def _waits(profile: Profile) -> Iterator[HostWait]:
 
 
 def _has_python_stacks(document: Any) -> bool:
-    """True where the profiler followed every call of Python, which it says in newer files and shows in older ones."""
+    """Tell whether the profiler followed every call of Python, which it says in newer files and shows in older ones."""
     if isinstance(document, dict) and document.get("with_stack"):
         return True
     rows = document if isinstance(document, list) else document["traceEvents"]
@@ -353,7 +353,7 @@ def _has_python_stacks(document: Any) -> bool:
 
 
 def _autocast_dtype(operations: Sequence[Operation], profile: Profile) -> str | None:
-    """The 16-bit type that tensors with a history were cast to; None where none was."""
+    """Return the 16-bit type that tensors with a history were cast to; None if none was."""
     if not any(call.name == "ToCopyBackward0" for call in profile.calls()):
         return None
     casts = Counter(
@@ -401,7 +401,7 @@ def _most_time(kernels: Sequence[Kernel]) -> str:
 
 
 def _short_name(name: str) -> str:
-    """A kernel's name without its return type, namespaces, template arguments and parameters."""
+    """Return a kernel's name without its return type, namespaces, template arguments and parameters."""
     return _TAIL.sub("", name.removeprefix("void ")).rpartition("::")[2]
 
 

@@ -27,7 +27,7 @@ _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def as_on_cuda(name: str, args: tuple[Any, ...], output: Any) -> Any:
-    """The result of an operation on meta tensors with the strides that it would have on a GPU.
+    """Return the result of an operation on meta tensors with the strides that it would have on a GPU.
 
     Args:
         name: Qualified name of the operation.
@@ -49,7 +49,7 @@ def _is_meta(tensor: object) -> bool:
 
 
 def _is_last(images_and_weight: tuple[Any, ...]) -> bool:
-    """True where cuDNN would compute in channels last."""
+    """Tell whether cuDNN would compute in channels last."""
     tensors = [one for one in images_and_weight if _is_meta(one)]
     return any(suggest_memory_format(one) in _CHANNELS_LAST.values() for one in tensors) and all(
         one.dtype is not torch.float64 for one in tensors

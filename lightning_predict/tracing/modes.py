@@ -48,7 +48,7 @@ class Recorder(Protocol):
     """What the modes report to."""
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """An operation has run. Must not raise."""
+        """Note that an operation has run. Must not raise."""
 
     def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
@@ -62,16 +62,16 @@ class Recorder(Protocol):
         """Arguments that a function is to run with: other ones under autocast on the meta device only."""
 
     def passed_over(self, func: Any) -> None:
-        """An operation has run that cannot be shown. Must not raise."""
+        """Note that an operation has run that cannot be shown. Must not raise."""
 
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole and return what it returns."""
 
     def operation_begins(self) -> None:
-        """The host has an operation to run. Must not raise."""
+        """Note that the host has an operation to run. Must not raise."""
 
     def operation_ends(self) -> None:
-        """The operation has run and was shown. Must not raise."""
+        """Note that the operation has run and was shown. Must not raise."""
 
 
 def _between_pauses(dispatch: Call) -> Call:
@@ -96,7 +96,7 @@ class Schema:
     Attributes:
         name: Qualified name without the overload.
         words: Names of its arguments.
-        defaults: Their defaults; None where there is none.
+        defaults: Their defaults; None if there is none.
         decomposes: It only calls others, and torch would take it apart if a tensor with autograd came in.
     """
 

@@ -89,7 +89,7 @@ def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo
 
 
 def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> dict[str, Any] | None:
-    """Arguments of the convolution that turns an image into a result of this shape; None where there is none.
+    """Arguments of the convolution that turns an image into a result of this shape; None if there is none.
 
     Args:
         image: Shape (batch, channels, *sizes).

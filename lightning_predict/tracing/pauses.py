@@ -96,7 +96,7 @@ class Pauses:
         return tuple(timed)
 
     def _own_clock(self) -> float:
-        """Seconds that stand still while others have the processor, or garbage is collected."""
+        """Return the seconds that stand still while others have the processor, or garbage is collected."""
         return time.perf_counter() - self._waiting_seconds() - self._collected
 
     def _waiting_seconds(self) -> float:

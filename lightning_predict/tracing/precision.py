@@ -50,7 +50,7 @@ _SHORT_WORDS: Final = {"32": "32-true", "64": "64-true", "16": "16-mixed", "bf16
 
 
 def precision_of(word: str | int) -> Precision:
-    """What a word for precision means, as Lightning's Trainer reads it.
+    """Find what a word for precision means, as Lightning's Trainer reads it.
 
     Args:
         word: For example `bf16-mixed`, `16-mixed`, `32-true` or `bf16-true`.
@@ -77,14 +77,14 @@ _WORDS: Final = ("convolution", "attention", "lstm", "gru", "rnn")
 
 
 def is_cast_by_autocast(operation: Operation) -> bool:
-    """Whether autocast runs this operation, forward or backward, in 16 bits."""
+    """Tell whether autocast runs this operation, forward or backward, in 16 bits."""
     if operation.phase == "optimizer":
         return False
     return operation.name in _NAMES or any(word in operation.name for word in _WORDS)
 
 
 def in_precision(trace: Trace, dtype: str) -> Trace:
-    """The trace as it would be under autocast.
+    """Return the trace as it would be under autocast.
 
     What was measured (kernels, times, the GPU, the peak of memory) holds for the old precision only and is left out, so
     that everything is predicted anew.

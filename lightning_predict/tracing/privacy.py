@@ -19,7 +19,7 @@ from lightning_predict.tracing.trace import Trace
 
 
 def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
-    """The trace without the names of parameters, without notes, and without those of modules unless they are kept.
+    """Give the trace without the names of parameters, without notes, and without those of modules unless they are kept.
 
     Equal modules keep equal numbers, in the order of their first call. Custom operators keep their qualified name, by
     which kernels are told apart.

@@ -95,7 +95,7 @@ class ProfilerRecorder:
             self._documents.append(_export(running))
 
     def trace(self) -> Trace:
-        """The recorded step, its parts one after another.
+        """Return the recorded step, its parts one after another.
 
         Raises:
             CaptureError: Nothing was recorded.
@@ -162,7 +162,7 @@ def _later(operation: Operation, offset: float) -> Operation:
 
 
 def _export(stopped: profile) -> dict[str, Any]:
-    """The events of a stopped profiler as its file would hold them, with each call's tensors added."""
+    """Return the events of a stopped profiler as its file would hold them, with each call's tensors added."""
     with tempfile.TemporaryDirectory(prefix="lightning-predict-") as folder:
         path = os.path.join(folder, "profile.json")
         stopped.export_chrome_trace(path)

@@ -47,7 +47,7 @@ def capture(
     Args:
         step: Runs one step; what it returns is ignored.
         warmup_steps: Steps before the one that is recorded, so that memory, autotuning and optimizer state settle.
-        samples_per_step: Samples of one step, for throughput; None where nobody needs it.
+        samples_per_step: Samples of one step, for throughput; None if nobody needs it.
         precision: Lightning's word. `bf16-mixed` and `16-mixed` run the step under autocast; on the meta device, where
             torch's autocast does nothing, the casts of CUDA's are applied (`autocast.py`). The others (`32-true`,
             `bf16-true`, ...) only check that the parameters have that dtype. None leaves precision to the step; an
@@ -89,7 +89,7 @@ def capture(
 
 
 def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:
-    """The step with autocast on, for the CPU (and with it the meta device) and, where there is one, the GPU."""
+    """Return the step with autocast on, for the CPU (and with it the meta device) and, where there is one, the GPU."""
 
     def cast() -> object:
         with ExitStack() as contexts:
@@ -121,7 +121,7 @@ def _cuda_allocations() -> list[int]:
 
 
 def _device_in_use(before: list[int]) -> torch.device:
-    """The GPU that allocated most since `before`; the CPU, which stands for the meta device too, where none did."""
+    """Give the GPU that allocated most since `before`; the CPU, which stands for the meta device too, if none did."""
     after = _cuda_allocations()
     grown = [count - (before[index] if index < len(before) else 0) for index, count in enumerate(after)]
     most = max(grown, default=0)
@@ -129,7 +129,7 @@ def _device_in_use(before: list[int]) -> torch.device:
 
 
 def _timed(step: Callable[[], object]) -> float:
-    """Seconds of a step, until the GPU has finished it."""
+    """Return the seconds of a step, until the GPU has finished it."""
     begin = time.perf_counter()
     step()
     if torch.cuda.is_available() and torch.cuda.is_initialized():

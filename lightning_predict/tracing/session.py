@@ -134,7 +134,7 @@ class CaptureSession:
 
     @property
     def optimizers_seen(self) -> tuple[Optimizer, ...] | None:
-        """Optimizers that made an update while it recorded; None where that cannot be seen: in compiled code."""
+        """Optimizers that made an update while it recorded; None if that cannot be seen: in compiled code."""
         recorder = self._recorder
         watch = recorder.optimizers if isinstance(recorder, DispatchRecorder) else self._optimizer_watch
         return None if watch is None else tuple(watch.optimizers)
@@ -148,7 +148,7 @@ class CaptureSession:
         batches: int = 1,
         optimizer_steps: int | None = None,
     ) -> Trace:
-        """The step that was recorded.
+        """Return the step that was recorded.
 
         Args:
             step_seconds: Times of steps without a recorder.
@@ -217,7 +217,7 @@ class CaptureSession:
             self._failure = self._failure or self._recorder.failure
 
     def _recorded(self) -> Trace:
-        """What the recorder saw, with what surrounds it."""
+        """Find what the recorder saw, with what surrounds it."""
         leaves: list[torch.Tensor] = []
         modules, updates = self._module_watch, self._optimizer_watch
         if isinstance(self._recorder, DispatchRecorder):
@@ -262,7 +262,7 @@ class CaptureSession:
         return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)
 
     def _with_device(self, trace: Trace) -> Trace:
-        """The Trace with the GPU's name and memory, or with the kind of device that most tensors were on."""
+        """Return the Trace with the GPU's name and memory, or with the kind of device that most tensors were on."""
         if self._device.type != "cuda":
             tensors = (tensor for operation in trace.operations for tensor in operation.inputs)
             kinds = Counter(tensor.device for tensor in tensors if tensor.device is not None)

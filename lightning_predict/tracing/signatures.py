@@ -205,11 +205,11 @@ SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = _parse(_TABLE)
 
 
 def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | None:
-    """The overload that fits these positions; None for an operation that the table does not list.
+    """Return the overload that fits these positions; None for an operation that the table does not list.
 
     Args:
         name: Qualified name without the overload.
-        is_tensor: One entry a position: a tensor, not a tensor, or None where nothing was given. Positions after the
+        is_tensor: One entry a position: a tensor, not a tensor, or None if nothing was given. Positions after the
             last one given may be left out.
     """
     for words in SIGNATURES.get(name, ()):
@@ -283,7 +283,7 @@ def computes(part: str) -> bool:
 
 
 def is_cast_down(outside: str, inside: str | None) -> bool:
-    """True where the parts of a whole call run in fewer bits than its tensors have: autocast casts inside the call.
+    """Tell whether the parts of a whole call run in fewer bits than its tensors have: autocast casts inside the call.
 
     More bits are torch's own way through a call without a fused kernel (attention in 16 bits on the meta device);
     which kernel runs is for the target GPU to decide.
@@ -300,7 +300,7 @@ def whole_arguments(name: str, values: Sequence[Any], *, is_tensor: Sequence[boo
     Args:
         name: One of `WHOLE_OPERATIONS`.
         values: Values by position of the schema; what stands at a tensor's position does not matter.
-        is_tensor: One entry a position: a tensor or a list of them, something else, or None where nothing was given.
+        is_tensor: One entry a position: a tensor or a list of them, something else, or None if nothing was given.
     """
     arguments = {**_DEFAULTS.get(name, {}), **name_values(name, values, is_tensor=is_tensor)}
     if name == ATTENTION:

@@ -40,7 +40,7 @@ class StorageNumbers:
         self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
-        """Describe a tensor, with what it stores where it is sparse; None where its sizes are no plain numbers."""
+        """Describe a tensor, with what it stores where it is sparse; None if its sizes are no plain numbers."""
         if tensor.is_nested or is_lazy(tensor):
             return None
         sizes = tuple(map(whole_number, tensor.shape))
@@ -51,7 +51,7 @@ class StorageNumbers:
         return TensorInfo(shape, dtype_name(tensor.dtype), number, tensor.device.type, *_stored(tensor))
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """Number of a tensor's storage; None where it has none."""
+        """Number of a tensor's storage; None if it has none."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none
@@ -106,7 +106,7 @@ def runs_python(kind: type) -> bool:
 
 
 def whole_number(size: int | torch.SymInt) -> int | None:
-    """A size as a number, by its example where it is symbolic; None where there is none (a jagged dimension)."""
+    """Return a size as a number, by its example where it is symbolic; None if there is none (a jagged dimension)."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     node = size.node
@@ -118,7 +118,7 @@ def whole_number(size: int | torch.SymInt) -> int | None:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a value, lists and tuples flattened in order."""
+    """Yield the tensors of a value, lists and tuples flattened in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

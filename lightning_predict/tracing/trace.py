@@ -74,8 +74,8 @@ class TensorInfo:
     Attributes:
         shape: Its sizes.
         dtype: As torch prints it, without `torch.`; a key of `DTYPE_BYTES`.
-        id: Number of its storage within the Trace (views share it); None where the recorder could not see it.
-        device: Kind of device that it lives on: `cpu`, `cuda` or `meta`; None where not seen.
+        id: Number of its storage within the Trace (views share it); None if the recorder could not see it.
+        device: Kind of device that it lives on: `cpu`, `cuda` or `meta`; None if not seen.
         stored_elements: Elements that a sparse tensor stores; None for a dense one, and where not seen.
         stored_bytes: Bytes of these and of their indices; None likewise.
     """
@@ -114,8 +114,8 @@ class Kernel:
         shared_memory_bytes: Static and dynamic shared memory of a block.
         stream: CUDA stream number.
         start_seconds: Start, from the beginning of the profiled step.
-        launch_start_seconds: Start of the runtime call that launched it; None where not recorded.
-        launch_seconds: Length of that call; None where not recorded.
+        launch_start_seconds: Start of the runtime call that launched it; None if not recorded.
+        launch_seconds: Length of that call; None if not recorded.
     """
 
     name: str
@@ -194,9 +194,9 @@ class Memory:
     """Bytes that live through the whole step, and the measured peak.
 
     Attributes:
-        parameter_bytes: Parameters and buffers; None where no module was known.
-        gradient_bytes: Gradients after the backward pass; None where not known.
-        optimizer_state_bytes: State that the optimizers keep between steps; None where not known.
+        parameter_bytes: Parameters and buffers; None if no module was known.
+        gradient_bytes: Gradients after the backward pass; None if not known.
+        optimizer_state_bytes: State that the optimizers keep between steps; None if not known.
         peak_bytes: `torch.cuda.max_memory_allocated` over the step; None off CUDA.
     """
 
@@ -239,19 +239,19 @@ class Trace:
         gpu_memory_bytes: Memory of that GPU; None off CUDA.
         step_seconds: Times of whole steps without any recorder, loader waits excluded; the anchor of predictions on
             the same GPU.
-        profiled_seconds: Time of the recorded step, recorder included; None where not timed.
+        profiled_seconds: Time of the recorded step, recorder included; None if not timed.
         loader_seconds: Waits for the loader, one value a batch.
         waits: Times of the profiled step in which the host waited; empty without a profile.
         has_python_stacks: The profiler kept Python's call stacks, which slows the host several times.
         batches: Batches of the step (more than 1 under gradient accumulation).
-        samples: Samples of the step on this rank; None where nobody said.
+        samples: Samples of the step on this rank; None if nobody said.
         optimizer_steps: Optimizer updates inside the step (2 for a GAN with two optimizers).
         parameters: The model's parameters in their order; empty where no module was known.
         memory: What lives through the step.
         flags: Global switches.
         compiled: Any part ran through `torch.compile`.
         compile_seconds: What compiling has taken until the step was recorded, in this fit (without a Trainer, in this
-            process); None where unknown.
+            process); None if unknown.
         world_size: Processes that trained together, each with a GPU and samples of its own; this one was recorded.
         num_nodes: Machines that they ran on.
         software: Versions, for example `{"torch": "2.13.0"}`.
@@ -291,7 +291,7 @@ class Trace:
         return (OtherStep(share=own, trace=replace(self, other_steps=())), *self.other_steps)
 
     def changed(self, change: Callable[[Trace], Trace]) -> Trace:
-        """The Trace with a change made to every kind of step."""
+        """Return the Trace with a change made to every kind of step."""
         (_, *others), first = self.kinds, change(replace(self, other_steps=()))
         return replace(first, other_steps=tuple(replace(other, trace=change(other.trace)) for other in others))
 
@@ -432,7 +432,7 @@ class _TensorTable:
 
 
 def _tensor_row(tensor: TensorInfo) -> list[Any]:
-    """A row of four; of six for a sparse tensor."""
+    """Return a row of four; of six for a sparse tensor."""
     stored = [] if tensor.stored_bytes is None else [tensor.stored_elements, tensor.stored_bytes]
     return [list(tensor.shape), tensor.dtype, tensor.id, tensor.device, *stored]
 

@@ -151,7 +151,7 @@ def _published(row: Row, what: Problem, milliseconds: str | float, left_out: tup
 
 
 def published_times(folder: Path) -> Iterator[Published]:
-    """All times of the tables in a folder; none where it has none of them.
+    """Yield all times of the tables in a folder; none where it has none of them.
 
     Raises:
         MeasurementTableError: A table lacks a column, or a cell is no number.
@@ -168,7 +168,7 @@ def published_times(folder: Path) -> Iterator[Published]:
 
 
 def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
-    """What one's own micro-benchmarks (`measuring/`) timed that no network serves.
+    """Find what one's own micro-benchmarks (`measuring/`) timed that no network serves.
 
     Args:
         folder: Where their tables are; none where it has none of them.
@@ -248,7 +248,7 @@ def _score(key: tuple[str, str, str], compared: Array) -> DetourScore:
 
 
 def detour_table(scores: Sequence[DetourScore]) -> Table:
-    """The scores for the terminal."""
+    """Return the scores for the terminal."""
     table = report_table(
         "Errors of operations that are predicted through others, on published times that no network saw",
         names=("operation", "dtype", "GPU"),

@@ -45,7 +45,7 @@ def unseen_cells(manifest: Manifest) -> list[tuple[str, ...]]:
 
 
 def unseen_table(manifest: Manifest) -> Table:
-    """The errors for the terminal."""
+    """Return the errors for the terminal."""
     table = Table(title="Errors of bases on GPUs that were left out of their training", box=box.SIMPLE)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in HEADINGS[:3] else "right", no_wrap=True)
@@ -55,7 +55,7 @@ def unseen_table(manifest: Manifest) -> Table:
 
 
 def unseen_markdown(manifest: Manifest) -> str:
-    """The errors as a Markdown table."""
+    """Return the errors as a Markdown table."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(cells) + " |" for cells in unseen_cells(manifest)]
     return "\n".join(lines)
@@ -168,7 +168,7 @@ def _entry(
 
 
 def model_card(manifest: Manifest, scores: Sequence[Score], families: Iterable[str]) -> str:
-    """What the weights are, what they were trained on and how far they can be trusted, as Markdown."""
+    """Say what the weights are, what they were trained on and how far they can be trusted, as Markdown."""
     sources = sorted({title for entry in manifest.files.values() for title in entry.trained_on})
     files = "\n".join(
         f"| `{name}` | {entry.bytes / 1000:.0f} kB | {', '.join(entry.dtypes)} | {entry.rows} | `{entry.sha256[:16]}` |"

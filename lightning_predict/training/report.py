@@ -19,7 +19,7 @@ from rich.table import Table
 
 
 def report_table(title: str, names: Sequence[str], numbers: Sequence[str], *, no_wrap: bool = True) -> Table:
-    """An empty table.
+    """Return an empty table.
 
     Args:
         title: Stands above it.
@@ -61,7 +61,7 @@ class Goal:
 
 
 def reach_table(goals: Sequence[Goal]) -> Table:
-    """The goals for the terminal."""
+    """Return the goals for the terminal."""
     table = Table(title="What is to be reached", box=box.SIMPLE)
     table.add_column("figure", no_wrap=True)
     for heading in ("cases", "reached %", "reach %", "held"):

@@ -214,7 +214,7 @@ class Score:
         bias: Mean of predicted / measured - 1.
         coverage: Share of the rows inside the 90 % interval.
         called: Mean error of whole calls, where a launch was taken off them (`launches.py`): prediction and launch over
-            what was timed, of calls from the same length on; None where none was taken off.
+            what was timed, of calls from the same length on; None if none was taken off.
         baselines: Errors of simpler predictors on the same rows, by name; absent where one says nothing.
     """
 
@@ -274,7 +274,7 @@ def score_groups(
 
 
 def scored_groups(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[Group]:
-    """The groups that a recipe takes on known GPUs, without rows too short to show the device."""
+    """Yield the groups that a recipe takes on known GPUs, without rows too short to show the device."""
     for recipe, group in _taken(groups, gpus):
         yield _long_enough(recipe, group)
 
@@ -347,7 +347,7 @@ HEADINGS = (
 
 
 def score_cells(score: Score) -> tuple[str, ...]:
-    """One row of the table, in the order of `HEADINGS`."""
+    """Return one row of the table, in the order of `HEADINGS`."""
     shares = (
         score.median,
         score.mean,
@@ -379,7 +379,7 @@ BESIDE = (
 
 
 def score_table(scores: Sequence[Score]) -> Table:
-    """The scores for the terminal."""
+    """Return the scores for the terminal."""
     table = Table(title="Errors on held-out problems", caption=BESIDE, box=box.SIMPLE)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in HEADINGS[:4] else "right", no_wrap=True)
@@ -389,7 +389,7 @@ def score_table(scores: Sequence[Score]) -> Table:
 
 
 def score_markdown(scores: Sequence[Score]) -> str:
-    """The scores as a Markdown table."""
+    """Return the scores as a Markdown table."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(score_cells(score)) + " |" for score in scores]
     return "\n".join(lines)

@@ -64,7 +64,7 @@ def growing_launch(seconds: Array) -> Array:
 
 
 def without_launch(seconds: Array) -> tuple[Array, BoolArray]:
-    """What calls of a growing launch took on the device, and of which calls that says something.
+    """Find what calls of a growing launch took on the device, and of which calls that says something.
 
     Args:
         seconds: Times of calls in the order of their measurement, shape (calls,).
@@ -94,7 +94,7 @@ class Split:
 
 
 def problem_shares(columns: Columns, *, seed: int) -> Array:
-    """A number in [0, 1) for each row that depends on the shape and the seed alone, shape (rows,)."""
+    """Return a number in [0, 1) for each row that depends on the shape and the seed alone, shape (rows,)."""
     state = np.full(len(next(iter(columns.values()))), _mix_word("seed", seed), dtype=np.uint64)
     for word in sorted(columns):
         bits = np.ascontiguousarray(columns[word], dtype=np.float64).view(np.uint64)
@@ -228,7 +228,7 @@ class Group:
         seconds: Measured time of each problem, shape (problems,).
         floor_seconds: Launch that short rows contain; 0 where the source times the device alone.
         build: Software that was timed, without its version; empty where builds are averaged.
-        taken_off_seconds: Launch that was taken off each time (`launches.py`), shape (problems,); None where none was.
+        taken_off_seconds: Launch that was taken off each time (`launches.py`), shape (problems,); None if none was.
     """
 
     gpu: str
@@ -240,7 +240,7 @@ class Group:
     taken_off_seconds: Array | None = None
 
     def take(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Group:
-        """The rows of a mask."""
+        """Return the rows of a mask."""
         columns = {word: values[rows] for word, values in self.batch.columns.items()}
         batch = ProblemBatch(self.batch.operation, self.batch.dtype, columns)
         taken_off = None if self.taken_off_seconds is None else self.taken_off_seconds[rows]
@@ -248,7 +248,7 @@ class Group:
 
 
 def read_tables(folder: Path, *, by_build: bool = False) -> tuple[Group, ...]:
-    """All groups of all tables in a folder, in a fixed order.
+    """Return all groups of all tables in a folder, in a fixed order.
 
     Args:
         folder: Where the tables are.
@@ -269,13 +269,13 @@ def read_tables(folder: Path, *, by_build: bool = False) -> tuple[Group, ...]:
 
 
 def where_tables_come_from() -> str:
-    """A sentence that names the public sources and their licences."""
+    """Return a sentence that names the public sources and their licences."""
     named = "; ".join(f"{source.title} ({source.licence})" for source in SOURCES.values())
     return f"Public measurements that can be put into these columns: {named}."
 
 
 def read_table(path: Path, kind: TableKind, *, by_build: bool = False) -> tuple[Group, ...]:
-    """The groups of one file; arguments and errors as for `read_tables`."""
+    """Return the groups of one file; arguments and errors as for `read_tables`."""
     rows: dict[tuple[str, str, str, str, str], list[tuple[float, ...]]] = defaultdict(list)
     needed = ("gpu", "op", "dtype", "source", *kind.words, *kind.times)
     for line in read_csv(path, MeasurementTableError, columns=needed):

@@ -109,7 +109,7 @@ def train(
 def raw_networks(
     groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int, progress: Progress
 ) -> dict[tuple[str, str], RawNetwork]:
-    """A network on raw latency for each operation and dtype, of the fitted rows that show the device."""
+    """Return a network on raw latency for each operation and dtype, of the fitted rows that show the device."""
     fitted: dict[tuple[str, str], list[Group]] = {}
     for group in scored_groups(groups, gpus):
         rows = group.take(split_rows(group.batch.columns, seed=seed).fitted)
@@ -165,7 +165,7 @@ def evaluate_detours(tables: Path, *, weights: Path | None = None) -> tuple[Deto
 
 
 def manifest_of(weights: Path | None) -> Manifest | None:
-    """The manifest beside these weights, or the bundled one; None where there is none."""
+    """Return the manifest beside these weights, or the bundled one; None if there is none."""
     folder = BUNDLED if weights is None else weights if weights.is_dir() else weights.parent
     return read_manifest(folder)
 
@@ -224,7 +224,7 @@ LEFT_OUT: Final[Mapping[tuple[str, ...], tuple[str, tuple[str, ...]]]] = {
 
 
 def operator_goals(scores: Sequence[Score], manifest: Manifest | None) -> tuple[Goal, ...]:
-    """The goals that there are scores for.
+    """Return the goals that there are scores for.
 
     Args:
         scores: Of the weights, with own weights where the GPU has some.
@@ -237,7 +237,7 @@ def operator_goals(scores: Sequence[Score], manifest: Manifest | None) -> tuple[
 
 
 def _reached(reach: Reach, scores: Sequence[Score]) -> Iterator[Goal]:
-    """The worst GPU of a line."""
+    """Yield the worst GPU of a line."""
     elsewhere = {
         gpu
         for other in REACHES

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.regression.per_layer import Layer, LayerKind, LayerTime, fit_layers, fit_line, layer_times
-from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
+from lightning_predict.regression.per_layer import Layer, LayerKind, LayerTime, fit_layers, fit_line
+from lightning_predict.tracing.trace import Kernel
 
 COEFFICIENTS: dict[LayerKind, tuple[float, float]] = {
     "convolution": (20e-6, 1e-13),
@@ -135,18 +135,6 @@ def kernel(seconds: float) -> Kernel:
         name="k", seconds=seconds, grid=(1, 1, 1), block=(1, 1, 1), registers_per_thread=0, shared_memory_bytes=0,
         stream=7, start_seconds=0.0,
     )  # fmt: skip
-
-
-def test_measured_kernels_of_a_trace_are_layer_times() -> None:
-    data, weight = TensorInfo((4, 20), "float32"), TensorInfo((20, 10), "float32")
-    product = Operation(name="aten::mm", phase="forward", inputs=(data, weight), kernels=(kernel(2e-6), kernel(3e-6)))
-    elsewhere = replace(product, kernels=())
-    view = Operation(name="aten::view", phase="forward", inputs=(data,))
-    trace = Trace(operations=(product, view, elsewhere), device="cuda", recorder="profiler")
-    (found,) = layer_times(trace, "T4")
-    assert found.layer == Layer("fully connected", "forward", 4 * 20 * 10)
-    assert found.gpu == "T4"
-    assert found.seconds == pytest.approx(5e-6)
 
 
 def test_what_cannot_be_fitted_or_predicted() -> None:

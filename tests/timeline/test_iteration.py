@@ -46,7 +46,7 @@ def test_large_work_is_bound_by_the_device() -> None:
     (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
     assert math.isclose(step.seconds, 2 * 2 * 4096**3 / 1e12)  # the model's time holds the gap between kernels
     assert step.bound_by == "device"
-    assert step.idle_seconds == 0
+    assert step.seconds <= step.device_seconds
     assert step.coverage == {"mlp": 1.0}
 
 
@@ -57,7 +57,7 @@ def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() ->
         assert math.isclose(step.seconds, 100 * SHARED_OVERHEADS["forward"].seconds(launches=1))
         assert step.bound_by == "host"
         assert math.isclose(step.high_seconds, HOST_SPREAD * step.seconds)
-        assert step.idle_seconds > 0
+        assert step.seconds > step.device_seconds
 
 
 @pytest.mark.parametrize("correlation", [0, 0.5, 1])
