@@ -22,6 +22,7 @@ from typing import Final, final
 from lightning_predict.checked import Checked, read_toml
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu_names
+from lightning_predict.gpus.machines import is_same_machine
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
 
@@ -124,6 +125,18 @@ def _replaces(newer: Offer, older: Offer) -> bool:
     same_machine = (newer.provider, newer.instance, newer.num_gpus) == (older.provider, older.instance, older.num_gpus)
     same_region = newer.region == older.region or None in (newer.region, older.region)
     return same_machine and same_region and newer.date > older.date
+
+
+def machine_offer(machine: str, gpu_name: str, offers: Iterable[Offer] | None = None) -> Offer | None:
+    """Find the newest offer of a machine by its cloud's name for it; None where none is listed.
+
+    Args:
+        machine: The name, for example `p4d.24xlarge`.
+        gpu_name: Our name of its GPU.
+        offers: Offers to choose from; None takes those that ship with the package.
+    """
+    listed = (offer for offer in offers_for(gpu_name, offers) if is_same_machine(offer.instance, machine))
+    return max(listed, key=lambda offer: offer.date, default=None)
 
 
 def _years_before(date: str, years: int) -> str:

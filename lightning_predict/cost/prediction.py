@@ -17,7 +17,7 @@ from datetime import date
 from typing import Any, Final, final
 
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
-from lightning_predict.cost.offers import Offer, cheapest_offer
+from lightning_predict.cost.offers import Offer, cheapest_offer, machine_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
@@ -294,7 +294,10 @@ def check_price(usd_per_hour: UserPrice) -> None:
 
 
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
-    """Choose the price of one machine: the user's own, else the cheapest offer; None where there is none."""
+    """Choose the price of one machine; None where there is none.
+
+    The user's own comes first, then the offer of the machine that the layout names, then the cheapest.
+    """
     own = _own_price(layout, usd_per_hour)
     gpu = layout.gpu
     if own is not None:
@@ -307,7 +310,8 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
             date=date.today().isoformat(),
             source=USER,
         )
-    return cheapest_offer(gpu.name, offers, num_gpus=layout.gpus_per_node)
+    named = None if layout.machine is None else machine_offer(layout.machine, gpu.name, offers)
+    return named or cheapest_offer(gpu.name, offers, num_gpus=layout.gpus_per_node)
 
 
 def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, offers_for
+from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, machine_offer, offers_for
+from lightning_predict.cost.prediction import offer_for
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import DEFAULT_GPUS, gpu_names
+from lightning_predict.gpus.layouts import layout_of
 
 
 def make_offer(
@@ -245,3 +247,17 @@ def test_a_price_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
         match=r"mine\.toml: price_list\['P 2026-05'\]\.offers\['i'\] is listed twice for one date; remove one of the",
     ):
         load(tmp_path, GOOD.replace(line, line + "\n" + line))
+
+
+def test_a_machine_by_name_has_its_own_price_and_not_the_cheapest_one() -> None:
+    named = offer_for(layout_of("p5.48xlarge"))
+    cheapest = offer_for(layout_of("8xH100-SXM-80GB"))
+    assert named is not None
+    assert cheapest is not None
+    assert (named.provider, named.instance) == ("AWS", "p5.48xlarge")
+    assert cheapest.usd_per_hour < named.usd_per_hour
+
+
+def test_a_machine_without_a_listed_price_takes_the_cheapest_offer_of_its_gpus() -> None:
+    assert machine_offer("g6.24xlarge", "L4") is None
+    assert offer_for(layout_of("g6.24xlarge")) == offer_for(layout_of("4xL4"))
