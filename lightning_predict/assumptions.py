@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, final
 
+from lightning_predict.checked import shown
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import UserPrice, check_price
 from lightning_predict.distributed.strategy import Strategy
@@ -23,6 +24,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
+from lightning_predict.weights.source import AnyWeights, weights_source
 
 Door = TypeVar("Door")
 
@@ -36,7 +38,9 @@ class Assumptions:
         strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options as in
             `fsdp,tensor=8` (see `distributed/strategy.py`); without effect on one GPU.
         method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/choice.py`).
-        weights: Folder or file of model weights; None searches the cache and those that come with the package.
+        weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
+            a cache folder, or to stay offline; None takes the configured address, the cache and those that come with
+            the package.
         offers: Offers to take prices from; None takes those that come with the package.
         usd_per_hour: Your own price of one GPU, the same for all or by name; it comes before the offers.
         history: Earlier runs; those of the same model on the same GPU correct its prediction (see `run/history.py`).
@@ -47,12 +51,13 @@ class Assumptions:
             cores enough.
 
     Raises:
-        InvalidArgumentError: An unknown method, a price that is not above 0, or a host factor that is no ratio.
+        InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, links that
+            are none, or a host factor that is no ratio.
     """
 
     strategy: Strategy = field(default_factory=Strategy)
     method: str = "auto"
-    weights: str | None = None
+    weights: AnyWeights = None
     offers: Sequence[Offer] | None = None
     usd_per_hour: UserPrice = None
     history: Sequence[HistoryRecord] = ()
@@ -63,6 +68,12 @@ class Assumptions:
     def __post_init__(self) -> None:
         check_method(self.method)
         check_price(self.usd_per_hour)
+        weights_source(self.weights)
+        if not isinstance(self.interconnect, Interconnect | None):
+            raise InvalidArgumentError(
+                f"interconnect={shown(self.interconnect)} is no Interconnect of lightning_predict.kernels.fabric; give "
+                "one, or None for what the names of the GPUs promise."
+            )
         if not 0 < self.host_factor < math.inf:
             raise InvalidArgumentError(
                 f"host_factor={self.host_factor} is no ratio of times; give a number above 0, for example 0.5 for a "

@@ -15,12 +15,14 @@ from __future__ import annotations
 import difflib
 import io
 import json
+import numbers
 import os
 import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
@@ -271,6 +273,17 @@ def shown(value: object) -> str:
     """Write a value for an error: in at most 60 characters, and in bounded time."""
     text = _SHOWN.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def positive_number(value: object) -> float | None:
+    """Return a number above 0 that a user gave (int, float, Decimal, Fraction or of numpy); None for all else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if 0 < number <= _LARGEST else None
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

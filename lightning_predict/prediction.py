@@ -45,6 +45,7 @@ from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use, unknown_gpu_note
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.weights.source import AnyWeights
 
 
 @documents_assumptions
@@ -58,7 +59,7 @@ def predict(
     method: str = "auto",
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
-    weights: str | None = None,
+    weights: AnyWeights = None,
     history: bool = True,
     interconnect: Interconnect | None = None,
     host_factor: float = 1.0,
@@ -89,7 +90,7 @@ def predict(
         InvalidArgumentError: An empty list, a bad price, layout, strategy, method or number of iterations.
         TraceError: A trace without operations, or with neither shapes nor kernels. One with kernels of an unknown GPU
             and without shapes is an UnknownGpuError.
-        WeightsError: Weights that cannot be found or trusted.
+        WeightsError: Weights that cannot be found or trusted; an address that cannot serve is a note.
     """
     workload = steps_to_come(trace, iterations)
     layouts = layouts_of(gpus, num_nodes=num_nodes)
@@ -177,6 +178,7 @@ def predict_workload(
         predictions.append(Prediction(layout, step, run, price, need))
     unknown_gpu = unknown_gpu_note(trace)
     notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(kinds), *kinds_note(trace))
+    notes += () if models is None else models.notes
     return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
 
 

@@ -29,6 +29,7 @@ from lightning_predict.run.batch_size import BatchSizeOption, Line, largest_powe
 from lightning_predict.tracing.precision import in_precision
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import MEGA, seconds_to_hours
+from lightning_predict.weights.source import AnyWeights
 
 
 @documents_assumptions
@@ -39,7 +40,7 @@ def batch_size_what_if(
     method: str = "auto",
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
-    weights: str | None = None,
+    weights: AnyWeights = None,
 ) -> tuple[BatchSizeOption, ...]:
     """Find the largest power of two that fits as batch size on each GPU, with its throughput and cost.
 
@@ -98,7 +99,7 @@ def precision_what_if(
     *,
     iterations: int | None = None,
     usd_per_hour: UserPrice = None,
-    weights: str | None = None,
+    weights: AnyWeights = None,
 ) -> Predictions:
     """Predict a float32 step as it would run under autocast.
 
@@ -125,7 +126,7 @@ def compile_what_if(
     *,
     iterations: int | None = None,
     usd_per_hour: UserPrice = None,
-    weights: str | None = None,
+    weights: AnyWeights = None,
 ) -> Predictions:
     """Predict an eager step as `torch.compile` would run it: products as they are, point-wise work between them fused.
 

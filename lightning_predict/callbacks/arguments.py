@@ -7,13 +7,15 @@ Example::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from os import PathLike
 from pathlib import Path
 
+from lightning_predict.checked import positive_number, shown
 from lightning_predict.errors import InvalidArgumentError, WeightsNotFoundError
+from lightning_predict.units import seconds_to_hours
+from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_source
 
 
 def check_steps(name: str, steps: int) -> None:
@@ -30,7 +32,38 @@ def check_steps(name: str, steps: int) -> None:
         raise InvalidArgumentError(f"{name}={steps!r} is not a number of steps; expected a whole number of at least 1.")
 
 
-def check_amount(name: str, amount: float | None) -> None:
+def amount_of(name: str, amount: object) -> float:
+    """The number that was given: an int, a float, a Decimal, a Fraction or a number of numpy.
+
+    Args:
+        name: The argument.
+        amount: Its value.
+
+    Raises:
+        InvalidArgumentError: It is none of these, not above 0, or too large for a float.
+    """
+    number = positive_number(amount)
+    if number is None:
+        raise InvalidArgumentError(f"{name}={shown(amount)} is not a limit; expected a number above 0, or None.")
+    return number
+
+
+def hours_of(name: str, hours: object) -> float:
+    """The hours that were given: a number, or a timedelta.
+
+    Args:
+        name: The argument.
+        hours: Its value.
+
+    Raises:
+        InvalidArgumentError: It is neither, or not above 0.
+    """
+    if isinstance(hours, timedelta) and hours > timedelta(0):
+        return seconds_to_hours(hours.total_seconds())
+    return amount_of(name, hours)
+
+
+def check_amount(name: str, amount: object) -> None:
     """Refuse a limit that is not a positive number; None is no limit.
 
     Args:
@@ -40,8 +73,23 @@ def check_amount(name: str, amount: float | None) -> None:
     Raises:
         InvalidArgumentError: It is not.
     """
-    if amount is not None and not (math.isfinite(amount) and amount > 0):
-        raise InvalidArgumentError(f"{name}={amount!r} is not a limit; expected a number above 0, or None.")
+    if amount is not None:
+        amount_of(name, amount)
+
+
+def check_name(name: str, text: object, example: str) -> None:
+    """Refuse a name that is no text; None is no name.
+
+    Args:
+        name: The argument.
+        text: Its value.
+        example: A name that would do.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    if text is not None and not isinstance(text, str):
+        raise InvalidArgumentError(f"{name}={shown(text)} is not a name; expected a text, for example {example!r}.")
 
 
 def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) -> None:
@@ -64,7 +112,7 @@ def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) ->
         )
 
 
-def check_weights(weights: str | None) -> None:
+def check_weights(weights: AnyWeights) -> WeightsSource:
     """Refuse a file or folder of weights that does not exist; None takes those that come with the package.
 
     Args:
@@ -72,12 +120,15 @@ def check_weights(weights: str | None) -> None:
 
     Raises:
         WeightsNotFoundError: It does not exist.
+        InvalidArgumentError: It is an address that cannot be used, or no place at all.
     """
-    if weights is not None and not Path(weights).exists():
+    source = weights_source(weights)
+    if source.path is not None and not Path(source.path).expanduser().exists():
         raise WeightsNotFoundError(
-            f"weights={weights!r} does not exist; give a file or folder of weights, or leave it out for the weights "
-            "that come with the package."
+            f"weights={source.path!r} does not exist; give a file or folder of weights, or leave it out for the "
+            "weights that come with the package."
         )
+    return source
 
 
 def check_trace_file(name: str, path: str | PathLike[str] | None) -> None:
@@ -98,7 +149,9 @@ def check_trace_file(name: str, path: str | PathLike[str] | None) -> None:
     if not file.name.endswith((".json", ".json.gz")):
         raise InvalidArgumentError(f"{name}={str(path)!r} does not end in .json or .json.gz, as a trace's file does.")
     if file.is_dir():
-        raise InvalidArgumentError(f"{name}={str(path)!r} is a folder; expected a file in it, for example step.json.gz.")
+        raise InvalidArgumentError(
+            f"{name}={str(path)!r} is a folder; expected a file in it, for example step.json.gz."
+        )
     above = next((folder for folder in file.absolute().parents if folder.exists()), None)
     if above is not None and not above.is_dir():
         raise InvalidArgumentError(f"{name}={str(path)!r} lies below {str(above)!r}, which is a file and no folder.")
@@ -115,26 +168,28 @@ def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
     Raises:
         InvalidArgumentError: It is none of them.
     """
-    if choice not in choices:
+    if not isinstance(choice, str) or choice not in choices:
         raise InvalidArgumentError(f"{name}={choice!r} is not known; expected one of {', '.join(map(repr, choices))}.")
 
 
-def future_time(name: str, text: str) -> datetime:
-    """The time that an ISO text names, local where it has no zone.
+def future_time(name: str, time: object) -> datetime:
+    """The time that was given, local where it has no zone.
 
     Args:
         name: The argument.
-        text: Its value, for example `2030-01-31T18:00` or `2030-01-31T18:00+01:00`.
+        time: An ISO text, for example `2030-01-31T18:00` or `2030-01-31T18:00+01:00`, or a datetime.
 
     Raises:
         InvalidArgumentError: It cannot be read, or has passed.
     """
     try:
-        time = datetime.fromisoformat(text).astimezone()
-    except ValueError as error:
+        if not isinstance(time, str | datetime):
+            raise ValueError("neither a text nor a datetime")
+        found = (time if isinstance(time, datetime) else datetime.fromisoformat(time)).astimezone()
+    except (ValueError, OverflowError, OSError) as error:
         raise InvalidArgumentError(
-            f"{name}={text!r} is not a time; expected ISO format, for example '2030-01-31T18:00'."
+            f"{name}={shown(time)} is not a time; expected ISO format, for example '2030-01-31T18:00', or a datetime."
         ) from error
-    if time <= datetime.now().astimezone():
-        raise InvalidArgumentError(f"{name}={text!r} has passed; expected a time in the future.")
-    return time
+    if found <= datetime.now().astimezone():
+        raise InvalidArgumentError(f"{name}={shown(time)} has passed; expected a time in the future.")
+    return found

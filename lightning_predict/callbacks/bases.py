@@ -14,6 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_predict.callbacks.guard import say
 from lightning_predict.errors import MissingDependencyError
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
@@ -66,8 +67,11 @@ class LightningPredictWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Show one `LightningPredictWarning` on rank zero."""
-    rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
+    """Show one `LightningPredictWarning` on rank zero; where a filter makes an exception of it, log it instead."""
+    try:
+        rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
+    except Exception:
+        say(message)
 
 
 def samples_of(batch: Any) -> int | None:

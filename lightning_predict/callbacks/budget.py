@@ -20,9 +20,8 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Final, Literal, final
 
-from lightning_predict.callbacks.recorders import Pace
+from lightning_predict.callbacks.recorders import Pace, Window, WindowWatch, steady_seconds
 from lightning_predict.callbacks.rest_of_run import Forecast
-from lightning_predict.callbacks.recorders import Window, WindowWatch, steady_seconds
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd as dollars
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
@@ -224,21 +223,23 @@ def judge_forecast(limits: Sequence[Limit], elapsed_seconds: float, forecast: Fo
     return verdict
 
 
-def judge_use(limits: Sequence[Limit], elapsed_seconds: float) -> Verdict:
-    """Stop where a limit is used up, warn where 80 % of it are.
+def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> Verdict:
+    """Stop where a limit is used up, less what it takes to end, and warn where 80 % of it are used.
 
     Args:
         limits: The limits.
         elapsed_seconds: Of this fit.
+        end_seconds: What the run takes once it is told to stop.
     """
     verdict = GO_ON
     for limit in limits:
-        used = limit.used(elapsed_seconds)
-        if used < WARNING_SHARE * limit.total:  # asked often, so that nothing is put in words in vain
+        used, at_end = limit.used(elapsed_seconds), limit.used(elapsed_seconds + end_seconds)
+        if used < WARNING_SHARE * limit.total and at_end < limit.total:  # asked often, so nothing is worded in vain
             continue
         reason = f"{limit.show(used)} of {limit.show(limit.total)} ({limit.name}) are used"
-        if used >= limit.total:
-            return Verdict("stop", reason)
+        if at_end >= limit.total:
+            end = "" if used >= limit.total else f", and the validation that ends the run takes {duration(end_seconds)}"
+            return Verdict("stop", reason + end)
         if verdict is GO_ON:
             verdict = Verdict("warn", reason)
     return verdict
@@ -263,6 +264,7 @@ class BudgetWatch:
 
     Attributes:
         forecast: The rest of the run, as judged last; None where there is none.
+        end_seconds: What the run takes once it is told to stop: a validation.
     """
 
     def __init__(
@@ -278,6 +280,7 @@ class BudgetWatch:
         self.limits = tuple(limits)
         self.forecast: Forecast | None = None
         self.windows_between_checks = 1
+        self.end_seconds = 0.0
         self._ledger = ledger
         self._warmup_steps = warmup_steps
         self._clock = clock
@@ -364,9 +367,13 @@ class BudgetWatch:
         """Values for loggers by name."""
         return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
 
-    def judge_use(self) -> Verdict:
-        """Judge what is used up."""
-        return judge_use(self.limits, self._ledger.elapsed_seconds)
+    def judge_use(self, *, at_end: bool = False) -> Verdict:
+        """Judge what is used up.
+
+        Args:
+            at_end: In a validation, which is itself what the end takes.
+        """
+        return judge_use(self.limits, self._ledger.elapsed_seconds, 0.0 if at_end else self.end_seconds)
 
     def judge_forecast(self, forecast: Forecast | None) -> Verdict:
         """Judge what the rest of the run will take, and be quiet until the next forecast is due.
@@ -380,6 +387,23 @@ class BudgetWatch:
         self.forecast = forecast
         return judge_forecast(self.limits, self._ledger.elapsed_seconds, forecast)
 
+    def ends_in(self, seconds: float) -> None:
+        """Take note of what the run takes once it is told to stop.
+
+        Args:
+            seconds: A validation.
+        """
+        self.end_seconds = seconds
+        if not self.is_warming_up:
+            self._wake_seconds = min(self._wake_seconds, self._narrow_seconds())
+
+    def _narrow_seconds(self) -> float:
+        """Two windows before the use of a limit is to be judged."""
+        two_windows = 2 * max(window.interval_seconds for window in self._timed)
+        shares = [limit.reached_seconds(WARNING_SHARE) for limit in self.limits]
+        ends = [limit.reached_seconds(1.0) - self.end_seconds for limit in self.limits]
+        return min(shares + ends, default=0.0) - two_windows
+
     def _sleep(self) -> None:
         """Look at nothing but the clock until a forecast is due, or two windows before a limit is 80 % used up.
 
@@ -388,9 +412,7 @@ class BudgetWatch:
         self._forecast_at_seconds, self._forecast_at_batch = self._ledger.elapsed_seconds, self._windows.batches_seen
         if self._ranks_agree:
             return
-        two_windows = 2 * max(window.interval_seconds for window in self._timed)
-        narrow = min((limit.reached_seconds(WARNING_SHARE) for limit in self.limits), default=0.0) - two_windows
-        self._wake_seconds = min(narrow, self._forecast_at_seconds + REFRESH_SECONDS)
+        self._wake_seconds = min(self._narrow_seconds(), self._forecast_at_seconds + REFRESH_SECONDS)
 
     def _now(self) -> float:
         """The time in the warm-up; later only the order of batches matters, and nothing waits for the device."""

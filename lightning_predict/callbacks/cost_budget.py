@@ -10,36 +10,57 @@ Example::
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, final
-from lightning_predict.callbacks.bases import warn
-from lightning_predict.callbacks.price import gpu_in_use
-from lightning_predict.callbacks.trainer_state import resumes_data
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, final
-from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from lightning_predict.callbacks.arguments import (
+    amount_of,
+    check_choice,
+    check_name,
+    check_steps,
+    future_time,
+    hours_of,
+)
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
-from lightning_predict.callbacks.budget import GO_ON, BudgetWatch, Ledger, Limit, Question, Verdict, judge_use, limits_of_fit
-from lightning_predict.callbacks.guard import never_raises
+from lightning_predict.callbacks.budget import (
+    CHECK_SECONDS,
+    GO_ON,
+    BudgetWatch,
+    Ledger,
+    Limit,
+    Question,
+    Verdict,
+    judge_use,
+    limits_of_fit,
+)
+from lightning_predict.callbacks.guard import never_raises, say
+from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
-from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
+from lightning_predict.callbacks.rest_of_run import Rest, end_seconds, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock, run_clock_of
 from lightning_predict.callbacks.showing import log_event, log_values
-from lightning_predict.callbacks.trainer_state import answer_of_rank_zero, batches_in_store, device_clock, reason_for_no_extras, unmet_minimums
+from lightning_predict.callbacks.trainer_state import (
+    batches_in_store,
+    device_clock,
+    reason_for_no_extras,
+    resumes_data,
+    unmet_minimums,
+)
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import check_price
-from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
     from lightning.pytorch import LightningModule, Trainer
-
 
 CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
 
@@ -90,19 +111,31 @@ def say_if_moved(before: Machine | None, now: Machine) -> None:
         )
 
 
-def save_where_it_stands(trainer: Trainer) -> str:
-    """Write a checkpoint of the whole state to `default_root_dir`; to be called on every rank, at the end of a batch.
+def save_where_it_stands(trainer: Trainer) -> str | None:
+    """Write a checkpoint of the whole state to `default_root_dir`; to be called on every rank, and never raises.
 
     Returns:
-        A sentence on where it is, and on the data order after a resume; empty where it could not be written, which is
-        warned about.
+        What failed on this rank, in words; None where it was written.
     """
     path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
     try:
         trainer.save_checkpoint(path, weights_only=False)
     except Exception as error:  # A full disk must not keep the run going.
-        warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
-        return ""
+        try:
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # The others wait there for this rank.
+        except Exception as another:
+            return f"{type(error).__name__}: {error}; then {type(another).__name__}: {another}"
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def where_it_is(trainer: Trainer) -> str:
+    """Say where the checkpoint lies, and in which order the data come after a resume.
+
+    Args:
+        trainer: The Trainer that is fitting.
+    """
+    path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
     if trainer.is_last_batch or resumes_data(trainer):
         return f" Its checkpoint is {path}."
     return (
@@ -117,17 +150,19 @@ class CostBudget(Callback):
     After `warmup_steps` steps the rest of the run is forecast from their times. Where even the low end of the forecast
     breaks the budget, the run ends before the next batch; where only the middle does, there is one warning. While
     training goes on, the forecast is made again every minute from how it went, with one warning if it has come to break
-    the budget; another comes at 80 % of the budget, and the run ends at 100 %. All ranks decide together, and never
-    within an accumulation window.
+    the budget; another comes at 80 % of the budget, and the run ends at 100 %, less what it takes to end. All ranks
+    decide together, and never within an accumulation window: rank zero judges, and a failure on any of them switches
+    the budget off on all.
 
     A run that ends this way leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; Lightning
-    validates once more before `fit` returns, as it does after early stopping. To go on, give `fit` that checkpoint and
-    a larger budget.
+    validates once more before `fit` returns, as it does after early stopping. That validation is kept free of the
+    budget, and counted in the checkpoint, as it was forecast. A validation that uses the budget up is cut off. To go
+    on, give `fit` that checkpoint and a larger budget.
 
     Args:
         usd: US dollars.
-        hours: Hours.
-        deadline: A time in ISO format, local without a zone, for example `2030-01-31T18:00`.
+        hours: Hours, or a timedelta.
+        deadline: A time in ISO format, local without a zone, for example `2030-01-31T18:00`, or a datetime.
         usd_per_hour: Your price of all machines of this run; None takes the listed offers for the GPU in use.
         offer: The listed offer that you pay for, for example `AWS g5.xlarge`.
         scope: Count what was used before a resume, too (`cumulative`), or this fit alone (`run`).
@@ -143,17 +178,15 @@ class CostBudget(Callback):
         UnknownOfferError: No offer of that name is listed.
     """
 
-    _watch: BudgetWatch | None = None
-    _run_clock: RunClock | None = None
     _clock: Callable[[], float] = staticmethod(perf_counter)
 
     def __init__(
         self,
-        usd: float | None = None,
+        usd: float | Decimal | Fraction | None = None,
         *,
-        hours: float | None = None,
-        deadline: str | None = None,
-        usd_per_hour: float | None = None,
+        hours: float | Decimal | Fraction | timedelta | None = None,
+        deadline: str | datetime | None = None,
+        usd_per_hour: float | Decimal | Fraction | None = None,
         offer: str | None = None,
         scope: Literal["cumulative", "run"] = "cumulative",
         on_exceed: Literal["stop", "warn", "raise"] = "stop",
@@ -171,6 +204,19 @@ class CostBudget(Callback):
         self._warned: set[str] = set()
         self._machine: Machine | None = None
         self._machine_before: Machine | None = None
+        # Of the fit under way, on every rank.
+        self._meetings: Meetings | None = None
+        self._schedule: Schedule | None = None
+        self._failure: str | None = None
+        self._has_ended = self._is_saving = False
+        self._overrun: str | None = None
+        self._validation_interval: int | None = None
+        self._validated_batches = 0
+        # On rank zero.
+        self._watch: BudgetWatch | None = None
+        self._run_clock: RunClock | None = None
+        self._judge: Callable[[], Verdict] | None = None
+        self._question: Question = "use"
 
     @property
     def state_key(self) -> str:
@@ -179,15 +225,32 @@ class CostBudget(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What was used so far and on what, and why the run was ended, as plain values."""
-        machine = {} if self._machine is None else self._machine.as_state()
-        used = {"seconds": self._ledger.seconds, "usd": self._ledger.usd}
-        return used | machine | {"stopping_reason": self.stopping_reason}
+        try:
+            machine = {} if self._machine is None else self._machine.as_state()
+            # The validation that ends the run comes after its checkpoint.
+            later = self._watch.end_seconds if self._is_saving and self._watch is not None else 0.0
+            used = {
+                "seconds": self._ledger.seconds + later,
+                "usd": self._ledger.usd + later * self._ledger.usd_per_second,
+            }
+            return used | machine | {"stopping_reason": self.stopping_reason}
+        except Exception as error:  # What a checkpoint of the user's holds of us is worth less than it.
+            warn(f"CostBudget: this checkpoint does not say what was used: {type(error).__name__}: {error}")
+            return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what was used before the checkpoint, unless each fit counts alone."""
-        if self.scope == "cumulative":
-            self._ledger.resume(seconds=state_dict["seconds"], usd=state_dict["usd"])
-        self._machine_before = Machine.of_state(state_dict)
+        try:
+            seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
+            machine = Machine.of_state(state_dict)
+            if self.scope == "cumulative":
+                self._ledger.resume(seconds=seconds, usd=usd)
+            self._machine_before = machine
+        except Exception as error:
+            warn(
+                "CostBudget cannot read from the checkpoint what was used before, and counts from here: "
+                f"{type(error).__name__}: {error}"
+            )
 
     @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -195,16 +258,18 @@ class CostBudget(Callback):
         if stage != "fit":
             return
         self._deactivate()
+        mode = reason_for_no_extras(trainer)
+        if mode is None:
+            self._meetings = meetings_of(trainer)  # before all that may fail on one rank
         self.stopping_reason = None
         self._warned = set()
         self._machine_before = self._machine
         self._ledger.open(forget=self.scope == "run")
-        mode = reason_for_no_extras(trainer)
         if mode is not None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
-            return
-        self._clock = device_clock(trainer.strategy.root_device)
-        self._run_clock = run_clock_of(trainer, device_clock=self._clock)
+        elif trainer.is_global_zero:
+            self._clock = device_clock(trainer.strategy.root_device)
+            self._run_clock = run_clock_of(trainer, device_clock=self._clock)
 
     @never_raises
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -230,33 +295,34 @@ class CostBudget(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Time the batches of validation."""
-        if self._run_clock is not None:
-            self._run_clock.validation_batch_ends()
+        """Time the batches of validation, and cut it off where it has used up the budget.
+
+        Raises:
+            StopIteration: The budget is used up; Lightning takes it for the end of the loader.
+        """
+        if self._meetings is None or trainer.sanity_checking:
+            if self._run_clock is not None:
+                self._run_clock.validation_batch_ends()
+            return
+        self._validated_batches += 1
+        interval = 1 if isinstance(self._meetings, Alone) else self._validation_interval
+        is_due = interval is not None and self._validated_batches % interval == 0
+        self._on_rank_zero(is_due, self._validation_batch_ends)
+        if not is_due or self.on_exceed == "warn" or unmet_minimums(trainer):
+            return
+        decision = self._meet(self._judge_validation)
+        if decision["action"] == "stop":
+            self._overrun = decision["reason"]
+            raise StopIteration
 
     @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the price, say what would override a stop, and end at once if earlier fits used up the budget."""
-        if self._run_clock is None:
+        if self._meetings is None:
             return
-        limits = answer_of_rank_zero(trainer, lambda: self.terms.limits_of(trainer, self._ledger))
-        if not limits:
-            self._deactivate()
-            return
-        self._machine = Machine.of(trainer)
-        say_if_moved(self._machine_before, self._machine)
-        minimums = unmet_minimums(trainer)
-        if minimums and self.on_exceed == "stop":
-            warn(f"CostBudget cannot stop this run before {minimums}: Lightning trains on until then.")
-        self._watch = BudgetWatch(
-            limits,
-            self._ledger,
-            warmup_steps=self.warmup_steps,
-            clock=self._clock,
-            optimizer_steps_done=trainer.global_step,
-            ranks_agree=trainer.world_size > 1,
-        )
-        self._decide(trainer, self._watch, "use", lambda: judge_use(limits, 0.0), can_save=False)
+        decision = self._meet(lambda: self._open(trainer), alike=_validation_batches(trainer))
+        self._schedule = Schedule(self.warmup_steps, optimizer_steps_done=trainer.global_step)
+        self._act(trainer, decision, can_save=False)
 
     @never_raises
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -281,6 +347,7 @@ class CostBudget(Callback):
     @never_raises
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude validation from the loader's wait; it is timed by itself."""
+        self._validated_batches = 0
         if self._run_clock is not None:
             self._run_clock.validation_starts(is_check=trainer.sanity_checking)
         if self._watch is not None:
@@ -288,9 +355,17 @@ class CostBudget(Callback):
 
     @never_raises
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take what it took for the ones to come."""
-        if self._run_clock is not None:
-            self._run_clock.validation_ends()
+        """Take what it took for the ones to come; end the run where it used up the budget."""
+        overrun, self._overrun = self._overrun, None
+        self._on_rank_zero(False, lambda: self._validation_ends(trainer))
+        if overrun is not None:
+            of = _validation_batches(trainer)
+            warn(
+                f"CostBudget cut this validation off after {self._validated_batches:,}"
+                f"{'' if of is None else f' of {of:,}'} batches, and its metrics are of these alone: {overrun}."
+            )
+            if not self._has_ended:
+                self._end(trainer, overrun, can_save=True)
 
     @never_raises
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -305,6 +380,107 @@ class CostBudget(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """At the end of a step, forecast once after the warm-up and look at the actual use from then on."""
+        if self._meetings is None or self._has_ended:
+            return
+        schedule = None if isinstance(self._meetings, Alone) else self._schedule
+        is_due = schedule is not None and schedule.batch_ends(optimizer_steps_done=trainer.global_step)
+        self._on_rank_zero(is_due, lambda: self._look(trainer, pl_module))
+        if is_due or (schedule is None and self._judge is not None):
+            decision = self._meet(lambda: self._decide(trainer), alike=_validation_batches(trainer))
+            if schedule is not None:
+                schedule.meet_after(decision["windows"])
+            self._act(trainer, decision, can_save=True)
+
+    @never_raises
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say at the very end, too, why there was no more training."""
+        if self.stopping_reason is not None:
+            rank_zero_info(f"CostBudget ended this fit: {self.stopping_reason}.")
+
+    @never_raises
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Keep what was used; teardown is not called then."""
+        self._close(trainer)
+
+    @never_raises
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keep what was used."""
+        self._close(trainer)
+
+    def give_up(self, error: Exception) -> None:
+        """Warn once and do nothing until the next fit.
+
+        A rank among others only notes what failed: all are switched off when they decide together the next time.
+        """
+        failure = f"{type(error).__name__}: {error}"
+        if self._meetings is None or isinstance(self._meetings, Alone):
+            self._deactivate()
+            warn(f"CostBudget is off, and training goes on without a budget: {failure}")
+        else:
+            self._failure = self._failure or failure
+            self._watch = self._run_clock = self._judge = None
+
+    def _close(self, trainer: Trainer) -> None:
+        """End the fit; a failure that no other rank was told of is said now."""
+        failure = self._failure
+        self._deactivate()
+        self._ledger.close()
+        if failure is not None:
+            (warn if trainer.is_global_zero else say)(f"CostBudget was off at the end of this fit: {failure}")
+
+    def _deactivate(self) -> None:
+        meetings = self._meetings
+        self._watch = self._run_clock = self._judge = self._meetings = self._schedule = None
+        self._failure = self._overrun = self._validation_interval = None
+        self._has_ended = self._is_saving = False
+        if meetings is not None:
+            meetings.close()
+
+    def _on_rank_zero(self, is_due: bool, look: Callable[[], None]) -> None:
+        """Do what rank zero does alone; where the ranks meet now, it comes with its failure, too."""
+        if self._run_clock is None or self._failure is not None:
+            return
+        try:
+            look()
+        except Exception as error:
+            if not is_due or isinstance(self._meetings, Alone):
+                raise
+            self.give_up(error)
+
+    def _meet(self, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
+        """Decide with the other ranks; a failure of any of them is raised on all, which are off then."""
+        assert self._meetings is not None
+        try:
+            return self._meetings.decide(ask, failure=self._failure, alike=None if alike is None else str(alike))
+        except Exception:
+            self._deactivate()
+            raise
+
+    # On rank zero.
+
+    def _open(self, trainer: Trainer) -> Decision:
+        """Find the limits of this fit, and judge what earlier ones used."""
+        limits = self.terms.limits_of(trainer, self._ledger)
+        if not limits:
+            return {"action": "off"}
+        self._machine = Machine.of(trainer)
+        say_if_moved(self._machine_before, self._machine)
+        minimums = unmet_minimums(trainer)
+        if minimums and self.on_exceed == "stop":
+            warn(f"CostBudget cannot stop this run before {minimums}: Lightning trains on until then.")
+        self._watch = BudgetWatch(
+            limits,
+            self._ledger,
+            warmup_steps=self.warmup_steps,
+            clock=self._clock,
+            optimizer_steps_done=trainer.global_step,
+            ranks_agree=trainer.world_size > 1,
+        )
+        self._question, self._judge = "use", lambda: judge_use(limits, 0.0)
+        return self._decide(trainer)
+
+    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that a batch was trained, and what there is to judge."""
         watch, clock = self._watch, self._run_clock
         if watch is None or clock is None:
             return
@@ -324,71 +500,120 @@ class CostBudget(Callback):
         pace = watch.pace(is_manual=not pl_module.automatic_optimization)
 
         def rest() -> Rest:
-            return rest_of_run(trainer, clock, pace=pace)
+            found = rest_of_run(trainer, clock, pace=pace)
+            if self.on_exceed == "stop":
+                watch.ends_in(end_seconds(trainer, clock, found.tempo))
+            return found
 
+        self._question = question
         if question == "use":
-            self._decide(trainer, watch, "use", lambda: judge_later_use(trainer, watch, rest, self._warned))
+            self._judge = lambda: judge_later_use(trainer, watch, rest, self._warned)
         else:
-            self._decide(trainer, watch, "forecast", lambda: judge_first_forecast(trainer, watch, rest()))
+            self._judge = lambda: judge_first_forecast(trainer, watch, rest())
 
-    @never_raises
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say at the very end, too, why there was no more training."""
-        if self.stopping_reason is not None:
-            rank_zero_info(f"CostBudget ended this fit: {self.stopping_reason}.")
-
-    @never_raises
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Keep what was used; teardown is not called then."""
-        self._deactivate()
-        self._ledger.close()
-
-    @never_raises
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keep what was used."""
-        self._deactivate()
-        self._ledger.close()
-
-    def give_up(self, error: Exception) -> None:
-        """Warn once and do nothing until the next fit."""
-        self._deactivate()
-        warn(f"CostBudget is off, and training goes on without a budget: {type(error).__name__}: {error}")
-
-    def _deactivate(self) -> None:
-        self._watch = self._run_clock = None
-
-    def _decide(
-        self,
-        trainer: Trainer,
-        watch: BudgetWatch,
-        question: Question,
-        judge: Callable[[], Verdict],
-        *,
-        can_save: bool = True,
-    ) -> None:
-        """Judge on rank zero, and do what follows on every rank."""
-        every = watch.windows_between_checks
-        verdict, watch.windows_between_checks = answer_of_rank_zero(trainer, lambda: (judge(), every))
-        if question == "forecast" or verdict.action == "stop":
+    def _decide(self, trainer: Trainer) -> Decision:
+        """Judge, say what is to be said, and decide what every rank does."""
+        watch, judge, self._judge = self._watch, self._judge, None
+        if watch is None or self._run_clock is None:
+            raise LightningPredictError("nothing was watched")
+        verdict = GO_ON if judge is None else judge()
+        tempo = self._run_clock.validation_tempo()
+        batch_seconds = None if tempo is None else tempo.batch_seconds
+        decision: dict[str, Any] = {
+            "action": "go on",
+            "windows": watch.windows_between_checks,
+            "validation_interval": None if not batch_seconds else max(1, math.ceil(CHECK_SECONDS / batch_seconds)),
+        }
+        if judge is None:
+            return decision
+        if self._question == "forecast" or verdict.action == "stop":
             log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
         if verdict.action == "stop" and self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
-            self._deactivate()  # There is nothing more to say.
-        elif verdict.action == "stop":
-            self._end(trainer, verdict.reason, can_save=can_save)
-        elif verdict.action == "warn" and question not in self._warned:
-            self._warned.add(question)
+            return decision | {"action": "off"}  # There is nothing more to say.
+        if verdict.action == "stop":
+            return decision | {"action": "stop", "reason": verdict.reason}
+        if verdict.action == "warn" and self._question not in self._warned:
+            self._warned.add(self._question)
             warn_and_log(trainer, verdict.reason)
+        return decision
+
+    def _validation_batch_ends(self) -> None:
+        if self._run_clock is not None:
+            self._run_clock.validation_batch_ends()
+
+    def _validation_ends(self, trainer: Trainer) -> None:
+        """Learn from a validation what the last one will take."""
+        watch, clock = self._watch, self._run_clock
+        if clock is not None:
+            clock.validation_ends()
+        if watch is not None and clock is not None and self.on_exceed == "stop":
+            watch.ends_in(end_seconds(trainer, clock, None))
+
+    def _judge_validation(self) -> Decision:
+        """Judge what is used up in the course of a validation."""
+        verdict = GO_ON if self._watch is None else self._watch.judge_use(at_end=True)
+        return {"action": "stop" if verdict.action == "stop" else "go on", "reason": verdict.reason}
+
+    # On every rank.
+
+    def _act(self, trainer: Trainer, decision: Decision, *, can_save: bool) -> None:
+        """Do what was decided."""
+        # Ranks that validate different numbers of batches would wait for each other in vain.
+        self._validation_interval = decision.get("validation_interval") if decision.get("alike") else None
+        if decision["action"] == "off":
+            self._deactivate()
+        elif decision["action"] == "stop":
+            self._end(trainer, decision["reason"], can_save=can_save)
 
     def _end(self, trainer: Trainer, reason: str, *, can_save: bool) -> None:
-        """End the run, with a checkpoint of where it stands."""
-        self._deactivate()
+        """End the run, with a checkpoint of where it stands; nothing that fails on the way keeps it going."""
         self.stopping_reason = reason
-        saved = save_where_it_stands(trainer) if can_save else ""
+        self._has_ended = True
+        if self.on_exceed == "stop":
+            trainer.should_stop = True
+        saved = self._save(trainer) if can_save else ""
         if self.on_exceed == "raise":
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
-        trainer.should_stop = True
         rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
+
+    def _save(self, trainer: Trainer) -> str:
+        """Write a checkpoint; a sentence on where it is, empty with a warning where a rank could not write it."""
+        try:
+            self._is_saving = not trainer.validating
+            problem = save_where_it_stands(trainer)
+            assert self._meetings is not None
+            self._meetings.decide(dict, failure=problem)
+            return where_it_is(trainer)
+        except Exception as error:
+            path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
+            words = str(error) if isinstance(error, LightningPredictError) else f"{type(error).__name__}: {error}"
+            warn(f"CostBudget could not write {path}: {words}")
+            return ""
+        finally:
+            self._is_saving = False
+
+
+def amount_before(state: dict[str, Any], name: str) -> float:
+    """Read what was used from a checkpoint.
+
+    Args:
+        state: What `state_dict` returned once.
+        name: Of the amount.
+
+    Raises:
+        InvalidArgumentError: It is no number of at least 0.
+    """
+    amount = state.get(name)
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
+        raise InvalidArgumentError(f"{name}={amount!r} in the state of CostBudget; expected a number of at least 0.")
+    return float(amount)
+
+
+def _validation_batches(trainer: Trainer) -> int | None:
+    """Batches of a validation run; None where they are not known, or there is none."""
+    batches = sum(trainer.num_val_batches) if trainer.num_val_batches else 0
+    return int(batches) if 0 < batches < math.inf else None
 
 
 @final
@@ -413,10 +638,10 @@ class Terms:
     @staticmethod
     def checked(
         *,
-        usd: float | None = None,
-        hours: float | None = None,
-        deadline: str | None = None,
-        usd_per_hour: float | None = None,
+        usd: float | Decimal | Fraction | None = None,
+        hours: float | Decimal | Fraction | timedelta | None = None,
+        deadline: str | datetime | None = None,
+        usd_per_hour: float | Decimal | Fraction | None = None,
         offer: str | None = None,
     ) -> Terms:
         """The terms that the arguments of `CostBudget` set.
@@ -434,14 +659,13 @@ class Terms:
         """
         if usd is None and hours is None and deadline is None:
             raise InvalidArgumentError("CostBudget got no limit; give at least one of usd, hours and deadline.")
-        check_amount("usd", usd)
-        check_amount("hours", hours)
+        check_name("offer", offer, "AWS g5.xlarge")
         check_price(usd_per_hour)
         return Terms(
-            usd=usd,
-            hours=hours,
+            usd=None if usd is None else amount_of("usd", usd),
+            hours=None if hours is None else hours_of("hours", hours),
             deadline=None if deadline is None else future_time("deadline", deadline),
-            usd_per_hour=usd_per_hour,
+            usd_per_hour=None if usd_per_hour is None else float(usd_per_hour),
             offer=None if offer is None else named_offer(offer),
         )
 

@@ -1,7 +1,7 @@
 """`never_raises`: a hook that never harms training.
 
 Whatever goes wrong inside a guarded hook is handed to the callback's `give_up`, which cleans up and warns once; the
-Trainer sees nothing of it. Example::
+Trainer sees nothing of it, nor of what goes wrong in `give_up`. Example::
 
     class Careful(Callback):
         @never_raises
@@ -14,13 +14,21 @@ Trainer sees nothing of it. Example::
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from lightning_predict.errors import BudgetExceededError
 
+_LOG: Final = logging.getLogger("lightning_predict")
+
 Parameters = ParamSpec("Parameters")
+
+
+def say(message: str) -> None:
+    """Log what cannot be warned about: under `-W error` a warning is an exception. Logging raises nothing."""
+    _LOG.warning(message)
 
 
 class GivesUp(Protocol):
@@ -36,7 +44,7 @@ Guarded = TypeVar("Guarded", bound=GivesUp)
 def never_raises(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """The hook, with every error in it handed to `give_up`; only a `BudgetExceededError` leaves it.
+    """The hook, with every error in it handed to `give_up`; only what a budget ends a run with leaves it.
 
     Args:
         hook: A method of a callback.
@@ -47,9 +55,12 @@ def never_raises(
         # Exception, the broadest that is not an exit: predictions are worth less than the run that they are about.
         try:
             hook(self, *args, **kwargs)
-        except BudgetExceededError:
+        except (BudgetExceededError, StopIteration):  # a loop takes StopIteration for the end of its loader
             raise
         except Exception as error:
-            self.give_up(error)
+            try:
+                self.give_up(error)
+            except Exception as another:
+                say(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
     return guarded

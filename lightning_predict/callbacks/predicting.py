@@ -23,10 +23,10 @@ from lightning_predict.callbacks.run_clock import RunClock
 from lightning_predict.distributed.strategy import DataStrategy, Strategy
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.prediction import layout_in_use, predict_workload
-from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, read_history
 from lightning_predict.run.workload import Workload
+from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ Example::
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.callbacks.remaining import checkpoints_left
 from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.remaining import Moment, Remaining, remaining, workload
+from lightning_predict.callbacks.remaining import Moment, Remaining, checkpoints_left, remaining, workload
 from lightning_predict.callbacks.run_clock import RunClock, Tempo
 from lightning_predict.callbacks.trainer_state import (
     has_workers,
@@ -25,8 +25,8 @@ from lightning_predict.callbacks.trainer_state import (
     starts_workers,
     workers_of,
 )
-from lightning_predict.run.workload import Loader, Run, Workload
 from lightning_predict.run.totals import run_of
+from lightning_predict.run.workload import Loader, Run, Workload
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Memory
 
@@ -139,6 +139,23 @@ def rest_of_run(
         if ends[0] is None or ends[1] is None or ends[2] is None
         else Forecast(ends[0], ends[1], ends[2]).cut_off(limit),
     )
+
+
+def end_seconds(trainer: Trainer, clock: RunClock, tempo: Tempo | None) -> float:
+    """What the run takes once it is told to stop: Lightning validates once more, as after early stopping.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        clock: What the fit took so far.
+        tempo: What a batch takes; None before a step was timed.
+    """
+    batches = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
+    if not 0 < batches < math.inf:
+        return 0.0
+    measured = clock.validation_tempo()
+    if measured is not None and measured.batch_seconds is not None:
+        return measured.start_seconds + batches * (measured.batch_seconds + measured.wait_seconds)
+    return 0.0 if tempo is None else batches * FORWARD_SHARE * tempo.step_seconds
 
 
 def _run_here(work: Workload, tempo: Tempo, size: int, batch_seconds: float, validation_seconds: float) -> Run:

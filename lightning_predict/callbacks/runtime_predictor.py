@@ -14,13 +14,22 @@ From then on the callback does nothing but to wait for the first checkpoint, and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
-from lightning_predict.callbacks.arguments import check_amount, check_epoch, check_steps, check_trace_file, check_weights
+from lightning_predict.callbacks.arguments import (
+    check_epoch,
+    check_steps,
+    check_trace_file,
+    check_weights,
+    hours_of,
+)
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
 from lightning_predict.callbacks.cost_budget import CostBudget
@@ -33,14 +42,17 @@ from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.run_clock import run_clock_of
 from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, device_clock, reason_for_no_extras
+from lightning_predict.checked import shown
+from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.distributed.strategy import Strategy, strategy_of
-from lightning_predict.errors import TraceFormatError
+from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.weights.source import AnyWeights
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -52,8 +64,8 @@ class RuntimePredictor(Callback):
 
     A step is what lies between two optimizer updates: one batch, or several under gradient accumulation. Where steps of
     several kinds take turns (a generator that steps every fifth batch, lazy regularisation), one of each is recorded
-    within the first 64 batches, and their mean is predicted. Training is not changed: weights and random numbers are the same with and without this callback, and whatever goes wrong in it
-    becomes one warning.
+    within the first 64 batches, and their mean is predicted. Training is not changed: weights and random numbers are
+    the same with and without this callback, and whatever goes wrong in it becomes one warning.
 
     Args:
         gpus: Names of the GPUs to predict; ours, torch's and clouds' spellings are understood.
@@ -64,7 +76,8 @@ class RuntimePredictor(Callback):
         method: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         print_table: Print the table of predictions and the ranking below it.
-        deadline_hours: Time that the rest of the run may take; the ranking names the cheapest GPU within it.
+        deadline_hours: Hours (or a timedelta) that the rest of the run may take; the ranking names the cheapest GPU
+            within it.
         batches_per_epoch: Batches of an epoch on one process, where the loader has no length.
         samples_per_epoch: The same in samples, over all processes.
         learn_from_history: Let earlier runs of the same model on the same GPU correct predictions, and remember this
@@ -104,11 +117,11 @@ class RuntimePredictor(Callback):
         *,
         warmup_steps: int = 3,
         capture_steps: int = 1,
-        weights: str | None = None,
+        weights: AnyWeights = None,
         method: str = "auto",
-        usd_per_hour: float | dict[str, float] | None = None,
+        usd_per_hour: UserPrice = None,
         print_table: bool = True,
-        deadline_hours: float | None = None,
+        deadline_hours: float | Decimal | Fraction | timedelta | None = None,
         batches_per_epoch: int | None = None,
         samples_per_epoch: int | None = None,
         learn_from_history: bool = True,
@@ -120,13 +133,16 @@ class RuntimePredictor(Callback):
     ) -> None:
         check_steps("warmup_steps", warmup_steps)
         check_steps("capture_steps", capture_steps)
-        check_amount("deadline_hours", deadline_hours)
         if cores_per_node is not None:
             check_steps("cores_per_node", cores_per_node)
         check_epoch(batches_per_epoch, samples_per_epoch)
-        check_weights(weights)
+        source = check_weights(weights)
         check_trace_file("save_trace", save_trace)
-        if isinstance(usd_per_hour, dict):
+        if meta_step is not None and not callable(meta_step):
+            raise InvalidArgumentError(
+                f"meta_step={shown(meta_step)} is no function; expected one that makes a step from a batch size."
+            )
+        if isinstance(usd_per_hour, Mapping):
             usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
         layouts = layouts_of(gpus)
         self.gpus = tuple(layout.name for layout in layouts)
@@ -134,14 +150,14 @@ class RuntimePredictor(Callback):
         self.capture_steps = capture_steps
         self.usd_per_hour = usd_per_hour
         self.print_table = print_table
-        self.deadline_hours = deadline_hours
+        self.deadline_hours = None if deadline_hours is None else hours_of("deadline_hours", deadline_hours)
         self.meta_step = meta_step
         self.save_trace = None if save_trace is None else fspath(save_trace)
         self._question = Question(
             layouts=layouts,
             assumptions=Assumptions(
                 method=method,
-                weights=weights,
+                weights=source,
                 usd_per_hour=usd_per_hour,
                 interconnect=interconnect,
                 cores_per_node=cores_per_node,

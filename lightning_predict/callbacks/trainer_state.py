@@ -10,22 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sized
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_predict.callbacks.bases import ACCUMULATION_SCHEDULERS, MODEL_CHECKPOINTS, TIMERS
-from lightning_predict.callbacks.remaining import Saving
 from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.remaining import Moment, Position, Validation
-from lightning_predict.errors import LightningPredictError
+from lightning_predict.callbacks.remaining import Moment, Position, Saving, Validation
 from lightning_predict.run.workload import Loader
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
-
-Answer = TypeVar("Answer")
 
 STALL_SHARE: Final = 0.1
 """Wait for a batch that workers make, over the time of a batch, from which on the workers are taken to be too slow;
@@ -86,28 +82,6 @@ def unmet_minimums(trainer: Trainer) -> str:
     if trainer.min_steps is not None and trainer.min_steps > trainer.global_step:
         minimums.append(f"min_steps={trainer.min_steps}")
     return " and ".join(minimums)
-
-
-def answer_of_rank_zero(trainer: Trainer, ask: Callable[[], Answer]) -> Answer:
-    """What rank zero answers, on every rank; to be called by all of them, as each waits for the answer.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        ask: Called on rank zero.
-
-    Raises:
-        LightningPredictError: `ask` failed on rank zero; raised on every rank, so that they stay alike.
-    """
-    answer, problem = None, None
-    if trainer.is_global_zero:
-        try:
-            answer = ask()
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-    answer, problem = trainer.strategy.broadcast((answer, problem))
-    if problem is not None:
-        raise LightningPredictError(problem)
-    return cast(Answer, answer)
 
 
 def savings_of(trainer: Any) -> list[Saving]:

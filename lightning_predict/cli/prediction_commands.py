@@ -43,7 +43,9 @@ def predict(
     grid_grams_per_kwh: float | None = None,
     method: Literal["auto", "mlp", "wave"] = "auto",
     host_factor: float = 1.0,
-    weights: Path | None = None,
+    weights: str | None = None,
+    weights_cache: Path | None = None,
+    offline: bool = False,
     output: Path | None = None,
     html: Path | None = None,
     markdown: Path | None = None,
@@ -70,18 +72,23 @@ def predict(
         grid_grams_per_kwh: Show its CO2, too, at this carbon intensity of the grid.
         method: How operations are predicted; wave uses measured kernel times where the trace has them.
         host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
-        weights: Weights of the models, a folder or a file.
+        weights: Weights of the models: a folder, a file or an https:// address.
+        weights_cache: Folder for weights that are fetched (default: LIGHTNING_PREDICT_CACHE, else the platform's).
+        offline: Use no network, whatever is configured.
         output: Write a report to this file instead of printing: .html (needs no network), .md or .json.
         html: Write a report in HTML to this file, and print.
         markdown: Write the tables in Markdown to this file.
         sky: Write a SkyPilot task that rents the recommended GPU to this file.
     """
+    from dataclasses import replace
+
     from lightning_predict.assumptions import Assumptions
     from lightning_predict.distributed.strategy import strategy_of
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import DEFAULT_GPUS
     from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.run.history import read_history
+    from lightning_predict.weights.source import weights_source
 
     if output is not None and output.suffix not in (".html", ".md", ".json"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .md or .json; give one.")
@@ -92,7 +99,11 @@ def predict(
     assumptions = Assumptions(
         strategy=strategy_of(strategy),
         method=method,
-        weights=None if weights is None else str(weights),
+        weights=replace(
+            weights_source(weights),
+            cache_dir=None if weights_cache is None else str(weights_cache),
+            offline=offline,
+        ),
         offers=listed,
         usd_per_hour=usd_per_hour,
         history=read_history(),

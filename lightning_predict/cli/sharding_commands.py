@@ -27,7 +27,7 @@ def shard(
     optimizer: Literal["sgd", "row_wise_adagrad", "adagrad", "adam"] = "sgd",
     kinds: str = "table_wise,row_wise,column_wise,data_parallel",
     table_gib: float | None = None,
-    weights: Path | None = None,
+    weights: str | None = None,
 ) -> Answer:
     """Find the fastest sharding of a model's embedding tables over several GPUs, among those that fit.
 
@@ -40,7 +40,7 @@ def shard(
         optimizer: What updates the tables.
         kinds: Ways of sharding that may be used, separated by commas; more than one may be mixed.
         table_gib: Memory of each GPU that tables may take (default: 85 %).
-        weights: Weights of the models, a folder or a file.
+        weights: Weights of the models: a folder, a file or an https:// address.
     """
     from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
     from lightning_predict.gpus.layouts import layout_of
@@ -64,7 +64,7 @@ def shard(
                 kinds=_words(kinds),
                 optimizer=optimizer,
                 table_bytes=None if table_gib is None else gibibytes_to_bytes(table_gib),
-                weights=None if weights is None else str(weights),
+                weights=weights,
             )
         except InfeasiblePlanError as problem:
             problems[layout.name] = problem

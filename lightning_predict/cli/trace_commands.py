@@ -32,7 +32,7 @@ def trace(
     gpu: str | None = None,
     keep_modules: bool = False,
     step: int | None = None,
-    weights: Path | None = None,
+    weights: str | None = None,
 ) -> Answer:
     """Check a file of a recorded step, hide its names, import another tool's, or view its timeline on a GPU.
 
@@ -48,7 +48,7 @@ def trace(
             that the file was recorded on, where it does not name it or the catalogue does not know the name.
         keep_modules: With anonymise: leave the names of modules.
         step: With import: number of the ProfilerStep to take (default: the median one of those that did something).
-        weights: With view: weights to predict by, a folder or a file (default: the cache, then those that ship).
+        weights: With view: weights to predict by: a folder, a file or an address (default: the cache, those that ship).
     """
     from lightning_predict.tracing.privacy import anonymised
     from lightning_predict.tracing.trace import load_trace, save_trace
@@ -117,7 +117,7 @@ def _beside(file: Path, ending: str) -> Path:
     return file.with_name(f"{name}.{ending}")
 
 
-def _view(recorded: Trace, target: Path, name: str | None, weights: Path | None) -> Answer:
+def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> Answer:
     import json
 
     from lightning_predict.errors import InvalidArgumentError
@@ -131,7 +131,7 @@ def _view(recorded: Trace, target: Path, name: str | None, weights: Path | None)
     if gpu is None:
         raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which to view: --gpu T4.")
     names = (gpu.name,) if origin is None else (gpu.name, origin.name)
-    models = kernel_models(names, None if weights is None else str(weights))
+    models = kernel_models(names, weights)
     timeline = chrome_trace(recorded, gpu, origin=origin, models=models)
     target.write_text(json.dumps(timeline), encoding="utf-8")
     count = len(timeline["traceEvents"])

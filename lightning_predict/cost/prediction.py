@@ -10,12 +10,14 @@ The user's own price comes first, then the cheapest offer that is listed. Exampl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final, final
 
+from lightning_predict.checked import positive_number, shown
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
 from lightning_predict.cost.offers import Offer, cheapest_offer, machine_offer
 from lightning_predict.errors import InvalidArgumentError
@@ -274,7 +276,7 @@ FLAT_NAMES: Final = tuple(
 """Names of a prediction's values in JSON, in their order."""
 
 
-UserPrice = float | Mapping[str, float] | None
+UserPrice = float | Decimal | Fraction | Mapping[str, float | Decimal | Fraction] | None
 """Price of one GPU, the same for all or by our name of the GPU; by the name of a layout, the price of all of it. What
 it does not name takes the listed offers."""
 
@@ -289,8 +291,10 @@ def check_price(usd_per_hour: UserPrice) -> None:
     """
     prices = usd_per_hour.values() if isinstance(usd_per_hour, Mapping) else [usd_per_hour]
     for price in prices:
-        if price is not None and not (math.isfinite(price) and price > 0):
-            raise InvalidArgumentError(f"usd_per_hour={price!r} is not a price; expected US dollars per hour above 0.")
+        if price is not None and positive_number(price) is None:
+            raise InvalidArgumentError(
+                f"usd_per_hour={shown(price)} is not a price; expected US dollars per hour above 0."
+            )
 
 
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
@@ -318,9 +322,9 @@ def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:
     """Take the price of the whole layout: as named for it, else that of one of its GPUs times their number."""
     if isinstance(usd_per_hour, Mapping):
         if layout.name in usd_per_hour:
-            return usd_per_hour[layout.name]
+            return float(usd_per_hour[layout.name])
         usd_per_hour = usd_per_hour.get(layout.gpu.name)
-    return None if usd_per_hour is None else usd_per_hour * layout.count
+    return None if usd_per_hour is None else float(usd_per_hour) * layout.count
 
 
 def price_of(

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, final, get_args
 
+from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 
@@ -117,6 +118,10 @@ def strategy_of(words: str | Strategy) -> Strategy:
     """
     if isinstance(words, Strategy):
         return words
+    if not isinstance(words, str):
+        raise InvalidArgumentError(
+            f"strategy={shown(words)} is neither a text nor a Strategy; expected for example 'ddp'."
+        )
     name, *options = (word.strip() for word in words.split(","))
     data = ALIASES.get(name, name)
     if data not in DATA_STRATEGIES:

@@ -16,10 +16,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.lookup import gpu as find_gpu
 from lightning_predict.gpus.machines import machine as find_machine
@@ -77,6 +78,8 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
         InvalidArgumentError: A number that is zero or beyond reason, two different numbers of machines, or something
             that is no name.
     """
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"gpus has {shown(name)}, which is no name; expected for example 'T4'.")
     if num_nodes < 1:
         raise InvalidArgumentError(f"num_nodes={num_nodes}; a layout has at least one machine.")
     if isinstance(name, Layout):
@@ -128,6 +131,9 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
     """
     if isinstance(names, str):
         raise InvalidArgumentError(f"gpus={names!r} is one string; give a list of names, for example [{names!r}].")
+    if not isinstance(names, Iterable):
+        raise InvalidArgumentError(f"gpus={shown(names)} is no list of names; expected for example ['T4'].")
+    names = tuple(names)
     if not names:
         raise InvalidArgumentError("gpus is empty; name at least one GPU, for example ['T4'].")
     return tuple({layout.name: layout for layout in (layout_of(name, num_nodes=num_nodes) for name in names)}.values())

@@ -22,16 +22,22 @@ from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.families.embedding import EmbeddingModel
 from lightning_predict.kernels.operations import ProblemBatch
 from lightning_predict.kernels.utilisation import Estimate, UtilisationModels
+from lightning_predict.weights.source import URL_VARIABLE, AnyWeights, WeightsSource, weights_source
 
 
 @final
 @dataclass(frozen=True)
 class BundledModels:
-    """Utilisation networks, collective curves and the embedding model behind one face."""
+    """Utilisation networks, collective curves and the embedding model behind one face.
+
+    Attributes:
+        notes: What the weights had to do without, in sentences for the user.
+    """
 
     networks: UtilisationModels
     collectives: CollectiveCurves
     embeddings: EmbeddingModel
+    notes: tuple[str, ...] = ()
 
     def supports(self, operation: str, dtype: str) -> bool:
         """True where a model serves the operation in this dtype; collectives move bytes of any dtype."""
@@ -68,29 +74,40 @@ class BundledModels:
         return self.networks.estimate(batch, gpus)
 
 
-def kernel_models(gpu_names: tuple[str, ...], path: str | None = None) -> BundledModels:
+def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> BundledModels:
     """Models of the GPUs, from an explicit path, the verified cache, the bundled files or the configured address.
 
     Args:
         gpu_names: Our names; a GPU without weights of its own is served by the base. Those of the catalogue come along,
             since a GPU without measurements is held to the lesser ones that have them.
-        path: Folder or file of weights; None searches.
+        weights: Folder, file or address of weights, or a WeightsSource; None searches.
 
     Raises:
-        WeightsError: Weights that cannot be found, fetched or trusted.
+        WeightsError: Weights that cannot be found or trusted.
     """
+    source = weights_source(weights)
     # The store reads the environment: a changed setting must not be answered from before the change.
     settings = tuple(sorted((key, value) for key, value in os.environ.items() if key.startswith("LIGHTNING_PREDICT_")))
-    names = tuple(dict.fromkeys((*catalogue_names(), *gpu_names)))
-    return _loaded(names, path, settings)
+    is_local = source.offline or (source.url is None and not os.environ.get(URL_VARIABLE))
+    catalogue = tuple(catalogue_names())
+    # Nothing is fetched for GPUs that nobody asked for; without a network, one answer serves for all.
+    names = tuple(dict.fromkeys((*catalogue, *gpu_names))) if is_local else gpu_names
+    return _loaded(names, catalogue, source, settings)
 
 
 @lru_cache(maxsize=8)
-def _loaded(gpu_names: tuple[str, ...], path: str | None, _settings: tuple[tuple[str, str], ...]) -> BundledModels:
+def _loaded(
+    gpu_names: tuple[str, ...],
+    beside: tuple[str, ...],
+    source: WeightsSource,
+    _settings: tuple[tuple[str, str], ...],
+) -> BundledModels:
     from lightning_predict.weights.store import load_weights  # brings the download libraries: only when needed
 
+    weights = load_weights(gpu_names, source=source, beside=beside)
     return BundledModels(
-        networks=UtilisationModels(load_weights(gpu_names, path=path)),
+        networks=UtilisationModels(weights),
+        notes=weights.notes,
         collectives=bundled_curves(),
         embeddings=EmbeddingModel(),
     )

@@ -18,6 +18,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.estimates import compute_dtype_on, problem_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, problem_batch
+from lightning_predict.weights.source import AnyWeights
 
 
 def operator_seconds(
@@ -25,7 +26,7 @@ def operator_seconds(
     gpu: str,
     *,
     dtype: str = "float32",
-    weights: str | None = None,
+    weights: AnyWeights = None,
     **shape: float | Sequence[float] | npt.NDArray[np.generic],
 ) -> float | npt.NDArray[np.float64]:
     """Device seconds of one call of an operation.

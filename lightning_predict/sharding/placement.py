@@ -44,6 +44,7 @@ from lightning_predict.sharding.step import (
     training_links,
 )
 from lightning_predict.sharding.tables import EmbeddingTable, OptimizerState
+from lightning_predict.weights.source import AnyWeights
 
 MOST_PASSES: Final = 4
 """Times that every table is reconsidered for the mixture; rarely are there changes after the second."""
@@ -248,7 +249,7 @@ def place_tables(
     optimizer: str = "sgd",
     table_bytes: float | None = None,
     interconnect: Interconnect = CATALOGUE,
-    weights: str | None = None,
+    weights: AnyWeights = None,
 ) -> Placement:
     """Shard tables over GPUs so that a training step is short.
 

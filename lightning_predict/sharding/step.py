@@ -33,6 +33,7 @@ from lightning_predict.kernels.operations import Array
 from lightning_predict.sharding.loads import KINDS, Load, loads_of, no_load
 from lightning_predict.sharding.tables import OPTIMIZERS, EmbeddingTable, OptimizerState
 from lightning_predict.units import bytes_to_gibibytes, bytes_to_mebibytes, seconds_to_milliseconds
+from lightning_predict.weights.source import AnyWeights
 
 WHOLE: Final = "table_wise"
 """The kind of a table that one GPU holds."""
@@ -147,7 +148,7 @@ def sharded_step(
     samples: int,
     optimizer: str = "sgd",
     interconnect: Interconnect = CATALOGUE,
-    weights: str | None = None,
+    weights: AnyWeights = None,
 ) -> ShardingPlan:
     """Predict one step of tables that are sharded so.
 

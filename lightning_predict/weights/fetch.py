@@ -1,116 +1,224 @@
-"""Downloads of weights from a configured HTTP(S) address into the user's cache, checked before they count.
+"""Downloads of weights from a configured HTTP(S) address: bounded in time and in size, checked before they count.
 
-Files are fetched to a temporary name in the cache folder and moved to their place only when their SHA-256 is the
-manifest's, so a broken download leaves nothing behind. Example::
+Nothing is written here: what was fetched lies in memory until all of it is verified. Example::
 
-    manifest = fetch_manifest("https://example.org/weights", Path("cache"))
-    fetch_file("https://example.org/weights", "T4.safetensors", manifest.files["T4.safetensors"].sha256, Path("cache"))
+    download = Download(address_of("https://example.org/weights"), seconds=20.0)
+    manifest = download.manifest()
+    download.file("T4.safetensors", manifest.files["T4.safetensors"])   # its content, with the manifest's SHA-256
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, Final, final
+from urllib.parse import urljoin, urlsplit
 
-import pooch
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
-
-from lightning_predict.errors import InvalidArgumentError, WeightsDownloadError, WeightsHashError
-from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from lightning_predict.deadline import within
+from lightning_predict.errors import (
+    InvalidArgumentError,
+    WeightsDownloadError,
+    WeightsHashError,
+)
+from lightning_predict.weights.files import sha256
+from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, parse_manifest
+from lightning_predict.weights.source import Address, address_of, shown_url
 
 CONNECT_SECONDS: Final = 5.0
-READ_SECONDS: Final = 30.0
-RETRIES: Final = 2
-TIMEOUTS: Final = (CONNECT_SECONDS, READ_SECONDS)
+READ_SECONDS: Final = 10.0
+ATTEMPTS: Final = 3
+PAUSE_SECONDS: Final = 0.5
+"""Before the second attempt; twice as long before the third."""
+
+REDIRECTS: Final = 3
+MAX_MANIFEST_BYTES: Final = 1 << 22
+"""The shipped manifest has 100 kB."""
+
+MAX_FILE_BYTES: Final = 1 << 27
+"""The largest shipped file has 1 MB."""
+
+CHUNK_BYTES: Final = 1 << 16
+RETRIED_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
 
 
-def check_address(url: str) -> str:
-    """The address without a trailing slash.
-
-    Raises:
-        InvalidArgumentError: Not an http or https address.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise InvalidArgumentError(
-            f"Weights address {url!r} is not usable; expected http://... or https://..., the folder that holds "
-            f"{MANIFEST_NAME}."
-        )
-    return url.rstrip("/")
+@final
+class _RefusedError(Exception):
+    """An answer that another attempt would not better."""
 
 
-def fetch_manifest(url: str, folder: Path, *, timeouts: tuple[float, float] = TIMEOUTS) -> Manifest:
-    """Read `<url>/manifest.json`, check it and keep a copy in the folder.
+@final
+class Download:
+    """Fetches from one address until its time is up.
 
     Args:
-        url: Address of the folder that holds it.
-        folder: The cache.
-        timeouts: Seconds to wait for the connection, and for each piece of the answer.
-
-    Raises:
-        WeightsDownloadError: It could not be fetched after the retries.
-        WeightsFormatError: It is not a manifest.
+        address: Of the folder.
+        seconds: All the time that there is.
+        allow_http: Follow redirections to unencrypted addresses of other machines.
+        clock: Seconds.
     """
-    address = f"{url}/{MANIFEST_NAME}"
-    with requests.Session() as session:
-        session.mount(address, HTTPAdapter(max_retries=_retry_policy()))
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        seconds: float,
+        allow_http: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address = address
+        self._allow_http = allow_http
+        self._seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def manifest(self) -> Manifest:
+        """Read `<address>/manifest.json` and check it.
+
+        Raises:
+            WeightsDownloadError: It could not be fetched.
+            WeightsFormatError: It is not a manifest.
+        """
+        content = self._fetch(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        where = f"{self._address.shown}/{MANIFEST_NAME}"
+        return parse_manifest(content.decode("utf-8", errors="replace"), where=where)
+
+    def file(self, name: str, entry: ManifestEntry) -> bytes:
+        """Fetch a file and check its size and hash.
+
+        Args:
+            name: Of the file.
+            entry: What the manifest says of it.
+
+        Raises:
+            WeightsDownloadError: It could not be fetched, or is larger than the manifest says.
+            WeightsHashError: It has another hash.
+        """
+        if entry.bytes > MAX_FILE_BYTES:
+            raise WeightsDownloadError(
+                f"{self._address.shown}/{name} has {entry.bytes:,} bytes by its manifest; expected at most "
+                f"{MAX_FILE_BYTES:,}. Nothing was fetched."
+            )
+        content = self._fetch(name, entry.bytes)
+        if sha256(content) != entry.sha256:
+            raise WeightsHashError(
+                f"{self._address.shown}/{name} does not have the SHA-256 that its manifest promises ({entry.sha256}). "
+                "Nothing was kept. Ask whoever publishes these weights, or unset the address to use the bundled ones."
+            )
+        return content
+
+    def _fetch(self, name: str, limit: int) -> bytes:
+        """The content of a file, of at most so many bytes, in as many attempts as there is time for."""
+        attempts, reason = 0, ""
+        while attempts < ATTEMPTS:
+            if attempts:
+                pause = PAUSE_SECONDS * 2 ** (attempts - 1)
+                if self._left() <= pause:
+                    break
+                time.sleep(pause)
+            attempts += 1
+            left = self._left()
+            try:
+                if left <= 0:
+                    raise TimeoutError
+                return within(left, lambda: self._attempt(name, limit))
+            except _RefusedError as refusal:
+                reason = str(refusal)
+                break
+            except TimeoutError:
+                reason = f"it took more than the {self._seconds:g} s that there are for all downloads"
+                break
+            except Exception as error:  # what else libraries raise on the way
+                reason = _reason(error)
+        tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+        raise WeightsDownloadError(
+            f"Could not download {self._address.shown}/{name} in {tries}: {reason}. Check the address and the "
+            "connection, or unset it (argument `url`, LIGHTNING_PREDICT_WEIGHTS_URL) to use the bundled weights."
+        )
+
+    def _left(self) -> float:
+        return self._end - self._clock()
+
+    def _attempt(self, name: str, limit: int) -> bytes:
+        import requests
+
+        url = self._address.of(name)
+        with requests.Session() as session:
+            for _ in range(REDIRECTS + 1):
+                with session.get(
+                    url,
+                    timeout=(CONNECT_SECONDS, READ_SECONDS),
+                    stream=True,
+                    allow_redirects=False,
+                    headers={"Accept-Encoding": "identity"},
+                ) as response:
+                    target = response.headers.get("Location")
+                    if response.is_redirect and target is not None:
+                        url = self._redirected(url, target)
+                        continue
+                    status = response.status_code
+                    if status in RETRIED_STATUS:
+                        raise OSError(f"status {status}")
+                    if status != 200:
+                        raise _RefusedError(f"status {status}")
+                    return self._body(response, limit)
+        raise _RefusedError(f"more than {REDIRECTS} redirections")
+
+    def _redirected(self, url: str, target: str) -> str:
+        """The address that an answer sends to, which has to be as safe as the one that was given."""
+        joined = urljoin(url, target)
         try:
-            response = session.get(address, timeout=timeouts)
-            response.raise_for_status()
-            text = response.content.decode("utf-8", errors="replace")
-        except requests.RequestException as error:
-            raise _failed(address, error) from None
-    manifest = parse_manifest(text, where=address)
-    _write_atomically(folder / MANIFEST_NAME, text)
-    return manifest
+            if urlsplit(url).scheme == "https" and urlsplit(joined).scheme != "https":
+                raise ValueError("no longer encrypted")
+            address_of(joined, allow_http=self._allow_http)
+        except (InvalidArgumentError, ValueError):
+            raise _RefusedError(f"it sends to {shown_url(urlsplit(joined))!r}, which cannot be trusted") from None
+        return joined
+
+    def _body(self, response: Any, limit: int) -> bytes:
+        """The body, unpacked where it is packed; refused as soon as it is too long."""
+        too_long = _RefusedError(f"it has more than the {limit:,} bytes that it may have")
+        promised = response.headers.get("Content-Length", "")
+        encoding = response.headers.get("Content-Encoding", "identity").lower()
+        if encoding not in ("identity", "gzip", ""):
+            raise _RefusedError(f"its content encoding {encoding[:20]!r} was not asked for")
+        unpack = zlib.decompressobj(zlib.MAX_WBITS | 16) if encoding == "gzip" else None
+        if unpack is None and promised.isdecimal() and len(promised) < 20 and int(promised) > limit:
+            raise too_long
+        content, received = bytearray(), 0
+        while chunk := response.raw.read1(CHUNK_BYTES, decode_content=False):
+            if self._left() <= 0:
+                raise TimeoutError
+            received += len(chunk)
+            content += chunk if unpack is None else unpack.decompress(chunk, limit + 1 - len(content))
+            if len(content) > limit or received > limit + CHUNK_BYTES:
+                raise too_long
+        if unpack is not None and not unpack.eof:
+            raise OSError("its packed content ends early")
+        if unpack is None and promised.isdecimal() and received < int(promised[:20]):
+            raise OSError("the connection ended early")
+        return bytes(content)
 
 
-def fetch_file(url: str, name: str, sha256: str, folder: Path, *, timeouts: tuple[float, float] = TIMEOUTS) -> Path:
-    """Have a file in the folder with this hash: the copy that is there, or a fresh download.
+def _reason(error: Exception) -> str:
+    """Why an attempt failed, without the address, which may hold a secret."""
+    import requests
 
-    Raises:
-        WeightsDownloadError: It could not be fetched after the retries.
-        WeightsHashError: What the address serves has another hash.
-    """
-    fetcher = pooch.create(
-        path=folder, base_url=f"{url}/", registry={name: f"sha256:{sha256}"}, retry_if_failed=RETRIES
-    )
-    downloader = pooch.HTTPDownloader(timeout=timeouts, chunk_size=2**16)
-    try:
-        return Path(fetcher.fetch(name, downloader=downloader))
-    except requests.RequestException as error:
-        raise _failed(f"{url}/{name}", error) from None
-    except ValueError:
-        raise WeightsHashError(
-            f"{url}/{name} does not have the SHA-256 that its manifest promises ({sha256}), in {RETRIES + 1} "
-            "downloads. Nothing was kept. Ask whoever publishes these weights, or unset the address to use the "
-            "bundled ones."
-        ) from None
+    if isinstance(error, requests.exceptions.SSLError):
+        return "its certificate is not valid, or the encryption failed"
+    if isinstance(error, requests.exceptions.ProxyError):
+        return "the proxy failed"
+    names = {type(one).__name__ for one in _chain(error)}
+    if isinstance(error, requests.Timeout) or any("Timeout" in name for name in names):
+        return "it timed out"
+    if isinstance(error, requests.ConnectionError):
+        return "no connection"
+    return str(error) if type(error) is OSError else type(error).__name__
 
 
-def _retry_policy() -> Retry:
-    return Retry(total=RETRIES, backoff_factor=0.5, status_forcelist=(500, 502, 503, 504), raise_on_status=False)
-
-
-def _failed(address: str, error: Exception) -> WeightsDownloadError:
-    return WeightsDownloadError(
-        f"Could not download {address} in {RETRIES + 1} attempts: {error}. Check the address and the connection, or "
-        "unset it (argument `url`, LIGHTNING_PREDICT_WEIGHTS_URL) to use the bundled weights."
-    )
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and len(found) < 10:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found

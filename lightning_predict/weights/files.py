@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +24,10 @@ from lightning_predict.errors import WeightsFormatError, WeightsHashError
 from lightning_predict.weights.records import FloatArray, GpuWeights, Layer, NetworkWeights
 
 FORMAT_VERSION: Final = 1
+
+MAX_BYTES: Final = 1 << 27
+"""Largest file that is read; the largest shipped one has 1 MB."""
+
 METADATA_KEY: Final = "lightning_predict"
 VECTORS: Final = ("mean", "scale", "low", "high")
 
@@ -71,12 +74,28 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
         WeightsFormatError: It is truncated, of another version, or its tensors differ from what its header promises.
         OSError: It cannot be read.
     """
-    content = path.read_bytes()
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise _unusable(path, f"it has more than {MAX_BYTES:,} bytes")
     if expected_sha256 is not None and sha256(content) != expected_sha256:
         raise WeightsHashError(
             f"Weights file {path} has SHA-256 {sha256(content)}; expected {expected_sha256} (the manifest's). It was "
             "changed or damaged: delete it, so that it is fetched again or the bundled file is used."
         )
+    return parse_weights(content, path)
+
+
+def parse_weights(content: bytes, path: Path | str) -> GpuWeights:
+    """Read and check the content of one file.
+
+    Args:
+        content: All of it.
+        path: Where it comes from, for messages.
+
+    Raises:
+        WeightsFormatError: As `read_weights`.
+    """
     header = _header(content, path)
     try:
         tensors: _Tensors = safetensors.numpy.load(content)
@@ -106,11 +125,11 @@ def _describe(network: NetworkWeights) -> dict[str, Any]:
     }
 
 
-def _unusable(path: Path, why: str) -> WeightsFormatError:
+def _unusable(path: Path | str, why: str) -> WeightsFormatError:
     return WeightsFormatError(f"Weights file {path} cannot be used: {why}. {_ADVICE}")
 
 
-def _header(content: bytes, path: Path) -> Checked:
+def _header(content: bytes, path: Path | str) -> Checked:
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 + length:
         raise _unusable(path, f"it is truncated: {len(content)} bytes, and its header alone needs {8 + length}")
@@ -123,7 +142,7 @@ def _header(content: bytes, path: Path) -> Checked:
     return header
 
 
-def _network(name: str, description: Checked, tensors: _Tensors, path: Path) -> NetworkWeights:
+def _network(name: str, description: Checked, tensors: _Tensors, path: Path | str) -> NetworkWeights:
     """Build one family's network and take its tensors out of `tensors`."""
     features = tuple(feature.text() for feature in description.member("features").items())
     widths = [width.integer(minimum=1) for width in description.member("layers").items()]
@@ -157,7 +176,7 @@ def _pair(value: Checked) -> tuple[str, str]:
     return operation, dtype
 
 
-def _take(tensors: _Tensors, key: str, shape: tuple[int, ...], path: Path) -> FloatArray:
+def _take(tensors: _Tensors, key: str, shape: tuple[int, ...], path: Path | str) -> FloatArray:
     tensor = tensors.pop(key, None)
     if tensor is None:
         raise _unusable(path, f"tensor {key!r} is missing; its header promises shape {shape}")

@@ -1,11 +1,12 @@
-"""Where weights come from: an explicit path, the user's cache, the files bundled with the package, a download.
+"""Where weights come from: an explicit path, a download, the user's cache, the files bundled with the package.
 
 Each file is taken from the first place that has it, in that order. The bundled files cover every GPU with public
-measurements, so nothing is downloaded unless an address is configured (argument `url`, or
-`LIGHTNING_PREDICT_WEIGHTS_URL`). A configured address is an instruction: its manifest is read first, and where it
-names a file with another hash than the bundled one, or a GPU that is not bundled, that file is downloaded into the
-cache; what it does not name comes from the bundled files. `offline=True` never touches the network and uses what
-earlier downloads left. A GPU without a file anywhere is served by the base. Example::
+measurements, so nothing is downloaded unless an address is configured (see `source`). A configured address is an
+instruction: its manifest is read first, and where it names a file with another hash than the bundled one, or a GPU that
+is not bundled, that file is downloaded; what it does not name comes from the bundled files. What was fetched is
+verified as a whole before any of it counts, and kept in the cache, whose files are named by their hash, so that a
+manifest and its files change together. Where the address cannot serve, what an earlier download left does, else the
+bundled files; `notes` say so. A GPU without a file anywhere is served by the base. Example::
 
     >>> weights = load_weights(["T4", "a-GPU-without-measurements"])
     >>> weights.base.gpu, list(weights.gpus)
@@ -15,21 +16,23 @@ earlier downloads left. A GPU without a file anywhere is served by the base. Exa
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Protocol, final
 
-import pooch
+import platformdirs
 
-from lightning_predict.errors import WeightsFormatError, WeightsNotFoundError
-from lightning_predict.weights.fetch import check_address, fetch_file, fetch_manifest
-from lightning_predict.weights.files import read_weights
-from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, file_name, parse_manifest
+from lightning_predict.checked import shown
+from lightning_predict.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
+from lightning_predict.weights.files import parse_weights, read_weights
+from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, file_name, parse_manifest
 from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
+from lightning_predict.weights.source import URL_VARIABLE, WeightsSource
 
-URL_VARIABLE: Final = "LIGHTNING_PREDICT_WEIGHTS_URL"
 CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"
 BUNDLED: Final = Path(__file__).parent / "files"
 
@@ -95,24 +98,85 @@ class FilePlace:
 @final
 @dataclass(frozen=True)
 class DownloadPlace:
-    """A configured address whose manifest has been read; files with the hash of a bundled one are not fetched."""
+    """What was fetched from a configured address, and verified; files with the hash of a bundled one are not.
 
-    url: str
-    manifest: Manifest
-    bundled_hashes: Mapping[str, str]
-    cache: Path
+    Attributes:
+        title: The address, for messages.
+        weights: By file name.
+    """
+
+    title: str
+    weights: Mapping[str, GpuWeights]
 
     def find(self, name: str) -> GpuWeights | None:
         """See `AbstractPlace`."""
-        entry = self.manifest.files.get(name)
-        if entry is None or self.bundled_hashes.get(name) == entry.sha256:
-            return None
-        path = fetch_file(self.url, name, entry.sha256, self.cache)
-        return read_weights(path, expected_sha256=entry.sha256)
+        return self.weights.get(name)
 
     def describe(self) -> str:
         """See `AbstractPlace`."""
-        return f"address {self.url}"
+        return f"address {self.title}"
+
+
+@final
+@dataclass(frozen=True)
+class CachePlace:
+    """What earlier downloads left: a manifest, and files named by their hashes. What is damaged or gone is not there.
+
+    Attributes:
+        folder: Of this release's downloads.
+        damaged: Files that could not be used are noted here, in words.
+    """
+
+    folder: Path
+    damaged: list[str] = field(default_factory=list)
+
+    def find(self, name: str) -> GpuWeights | None:
+        """See `AbstractPlace`."""
+        manifest = self.manifest()
+        entry = None if manifest is None else manifest.files.get(name)
+        return None if entry is None else self.weights(entry)
+
+    def describe(self) -> str:
+        """See `AbstractPlace`."""
+        return f"cache {self.folder}"
+
+    def manifest(self) -> Manifest | None:
+        """The manifest of the last download; None where there is none that can be read."""
+        try:
+            return read_manifest(self.folder)
+        except (WeightsError, OSError, UnicodeDecodeError) as error:
+            self._note(error)
+            return None
+
+    def weights(self, entry: ManifestEntry) -> GpuWeights | None:
+        """The weights of an entry of any manifest; None where they are not there, or damaged."""
+        path = self.path(entry.sha256)
+        try:
+            return read_weights(path, expected_sha256=entry.sha256) if path.is_file() else None
+        except (WeightsError, OSError) as error:
+            self._note(error)
+            return None
+
+    def path(self, sha256: str) -> Path:
+        """Where a file with this hash lies."""
+        return self.folder / f"{sha256}.safetensors"
+
+    def keep(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+        """Keep files, and then the manifest that names them; each is there as a whole or not at all.
+
+        Args:
+            manifest: What the address names.
+            contents: Files by their hash.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        for sha256, content in contents.items():
+            _write_atomically(self.path(sha256), content)
+        _write_atomically(self.folder / MANIFEST_NAME, manifest.to_json().encode())
+
+    def _note(self, error: Exception) -> None:
+        self.damaged.append(f"{type(error).__name__} in {self.folder}")
 
 
 def load_weights(
@@ -122,6 +186,8 @@ def load_weights(
     url: str | None = None,
     cache_dir: str | Path | None = None,
     offline: bool = False,
+    source: WeightsSource | None = None,
+    beside: Sequence[str] = (),
 ) -> LoadedWeights:
     """Find, check and read the base and the own weights of these GPUs.
 
@@ -131,16 +197,25 @@ def load_weights(
         url: Address of a folder with a manifest; `LIGHTNING_PREDICT_WEIGHTS_URL` where None.
         cache_dir: Folder for downloads; `LIGHTNING_PREDICT_CACHE`, else the platform's cache folder, where None.
         offline: Use no network, whatever is configured.
+        source: All of this in one; the others are left aside then.
+        beside: More names, whose weights come along where nothing has to be fetched for them.
 
     Raises:
-        WeightsNotFoundError: `path` does not exist, or no place has the base.
-        WeightsFormatError: A file is truncated or is not what its header or manifest says.
-        WeightsHashError: A file's hash is not its manifest's.
-        WeightsDownloadError: The configured address could not be read after the retries.
-        InvalidArgumentError: The address is not http or https.
+        WeightsNotFoundError: The path does not exist, or no place has the base.
+        WeightsFormatError: A file of the path, or a bundled one, is truncated or is not what its header says.
+        WeightsHashError: Its hash is not its manifest's.
+        InvalidArgumentError: The address cannot be used.
     """
-    address = url if url is not None else os.environ.get(URL_VARIABLE)
-    places = _places(path, None if offline or not address else check_address(address), cache_folder(cache_dir))
+    asked = source or WeightsSource(
+        path=None if path is None else str(path),
+        url=url,
+        cache_dir=None if cache_dir is None else str(cache_dir),
+        offline=offline,
+    )
+    if asked.url is not None:
+        _ = asked.address
+    notes: list[str] = []
+    places = _places(asked, [BASE, *gpu_names], notes)
     origins: dict[str, str] = {}
     base = _first(file_name(BASE), places, origins)
     if base is None:
@@ -149,13 +224,21 @@ def load_weights(
             f"No base weights ({file_name(BASE)}) at any place: {searched}. Reinstall the package, or give the folder "
             "that has them."
         )
-    own = {name: _first(file_name(name), places, origins) for name in dict.fromkeys(gpu_names) if name != BASE}
-    return LoadedWeights(base, {name: weights for name, weights in own.items() if weights is not None}, origins)
+    names = [name for name in dict.fromkeys([*gpu_names, *beside]) if name != BASE]
+    own = {name: _first(file_name(name), places, origins) for name in names}
+    damaged = [words for place in places if isinstance(place, CachePlace) for words in place.damaged]
+    if damaged:
+        notes.append(
+            f"Of the cache of weights, {len(damaged)} file(s) could not be used ({damaged[0]}); others took their "
+            "place. Delete that folder, or load again from its address."
+        )
+    found = {name: weights for name, weights in own.items() if weights is not None}
+    return LoadedWeights(base, found, origins, tuple(notes))
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
     """The folder of this release's downloads."""
-    root = cache_dir or os.environ.get(CACHE_VARIABLE) or pooch.os_cache("lightning-predict")
+    root = cache_dir or os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lightning-predict")
     return Path(root).expanduser() / version("lightning-predict")
 
 
@@ -169,17 +252,81 @@ def read_manifest(folder: Path) -> Manifest | None:
     return parse_manifest(path.read_text(encoding="utf-8"), where=str(path)) if path.is_file() else None
 
 
-def _places(path: str | Path | None, address: str | None, cache: Path) -> list[AbstractPlace]:
+def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> list[AbstractPlace]:
+    """The places to look at, in their order; what had to be done without is noted in words."""
     places: list[AbstractPlace] = []
-    if path is not None:
-        places.append(_explicit(Path(path).expanduser()))
-    if address is not None:
-        manifest = fetch_manifest(address, cache)
-        places.append(DownloadPlace(address, manifest, _bundled_hashes(), cache))
-    elif (cache / MANIFEST_NAME).is_file():
-        places.append(FolderPlace(cache, "cache"))
+    if source.path is not None:
+        places.append(_explicit(Path(source.path).expanduser()))
+    cache = CachePlace(cache_folder(source.cache_dir))
+    if not source.offline:
+        configured = source if source.url is not None else _configured(source, notes)
+        if configured is not None:
+            try:
+                places.append(_download(configured, [file_name(name) for name in wanted], cache, notes))
+            except WeightsError as error:
+                notes.append(f"{error} Until then, weights of the cache or the bundled ones serve.")
+    if (cache.folder / MANIFEST_NAME).is_file():
+        places.append(cache)
     places.append(FolderPlace(BUNDLED, "bundled files"))
     return places
+
+
+def _configured(source: WeightsSource, notes: list[str]) -> WeightsSource | None:
+    """The source with the address of the environment; None where there is none that can be used."""
+    url = os.environ.get(URL_VARIABLE)
+    if not url:
+        return None
+    configured = replace(source, url=url)
+    try:
+        _ = configured.address
+    except InvalidArgumentError as error:
+        notes.append(f"{error} It comes from {URL_VARIABLE}, which is left aside.")
+        return None
+    return configured
+
+
+def _download(source: WeightsSource, wanted: Sequence[str], cache: CachePlace, notes: list[str]) -> DownloadPlace:
+    """Fetch what is wanted and neither bundled nor in the cache, verify all of it, and then keep it.
+
+    Raises:
+        WeightsError: It could not be fetched, or is not what its manifest says.
+    """
+    from lightning_predict.weights.fetch import Download  # the libraries for it: only when needed
+
+    address = source.address
+    download = Download(address, seconds=source.deadline_seconds, allow_http=source.allow_http)
+    manifest, bundled = download.manifest(), _bundled_hashes()
+    contents: dict[str, bytes] = {}
+    weights: dict[str, GpuWeights] = {}
+    for name in dict.fromkeys(wanted):
+        entry = manifest.files.get(name)
+        if entry is None or bundled.get(name) == entry.sha256:
+            continue
+        known = cache.weights(entry)
+        if known is None:
+            contents[entry.sha256] = download.file(name, entry)
+            known = parse_weights(contents[entry.sha256], f"{address.shown}/{name}")
+        weights[name] = known
+        _check_gpu(name, known, address.shown)
+    cache.damaged.clear()  # what was damaged has been fetched again
+    try:
+        cache.keep(manifest, contents)
+    except OSError as error:
+        notes.append(f"Weights of {address.shown} cannot be kept in the cache {cache.folder}: {error}")
+    return DownloadPlace(address.shown, weights)
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise
 
 
 def _bundled_hashes() -> Mapping[str, str]:
@@ -202,11 +349,15 @@ def _first(name: str, places: Sequence[AbstractPlace], origins: dict[str, str]) 
         weights = place.find(name)
         if weights is None:
             continue
-        if file_name(weights.gpu) != name:
-            raise WeightsFormatError(
-                f"{name} from {place.describe()} holds the weights of {weights.gpu!r}. Rename it to "
-                f"{file_name(weights.gpu)!r}, or fetch it again."
-            )
+        _check_gpu(name, weights, place.describe())
         origins[name] = place.describe()
         return weights
     return None
+
+
+def _check_gpu(name: str, weights: GpuWeights, where: str) -> None:
+    if file_name(weights.gpu) != name:
+        raise WeightsFormatError(
+            f"{name} from {where} holds the weights of {shown(weights.gpu)}. Rename it to "
+            f"{shown(file_name(weights.gpu))}, or fetch it again."
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """The calls of `predict_workload`, which are made all the same."""
     seen: list[Call] = []
 
-    def noting(
-        trace: Trace, layouts: Any, workload: Workload, assumptions: Any, *, validation: Trace | None
-    ) -> Any:
+    def noting(trace: Trace, layouts: Any, workload: Workload, assumptions: Any, *, validation: Trace | None) -> Any:
         seen.append(Call(trace, workload, validation))
         return predict_workload(trace, layouts, workload, assumptions, validation=validation)
 
@@ -71,6 +71,19 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(run_clock, "perf_counter", lambda: float(next(plain)))
     monkeypatch.setattr(follow_up, "NOTICEABLE_SHARE", math.inf)
     return seen
+
+
+@pytest.fixture(autouse=True)
+def said() -> Iterator[list[str]]:
+    """What was logged as it could not be warned about; a test that expects any clears it."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("lightning_predict")
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
+    assert messages == []
 
 
 @pytest.fixture(autouse=True)

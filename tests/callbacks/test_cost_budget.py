@@ -7,10 +7,13 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -511,6 +514,149 @@ def test_a_second_fit_goes_on_from_the_first(lightning: Small, tmp_path: Path, t
     assert fit(lightning, tmp_path, hours_of(13.5), model=timed_model(lightning, time)).batches_trained == 10
 
 
+def slow_validation(small: Small, time: Time, seconds: float, **options: Any) -> Any:
+    """A model whose training batches take a second, and its validation batches these."""
+    model = timed_model(small, time, validates=True)
+    step = model.validation_step
+
+    def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
+        model.validated += 1
+        time.passes(seconds)
+        step(batch, batch_idx)
+
+    model.validated, model.validation_step = 0, validation_step
+    return model
+
+
+def validated_fit(small: Small, folder: Path, budget: CostBudget, model: Any, **options: Any) -> Any:
+    """Epochs of 10 training batches and 20 validation batches."""
+    trainer = small.trainer(folder, callbacks=budget, num_sanity_val_steps=0, **options)
+    trainer.fit(model, small.loader(10), small.loader(20))
+    return trainer
+
+
+def test_a_validation_that_uses_the_budget_up_is_cut_off(small: Small, tmp_path: Path, time: Time) -> None:
+    model, budget = slow_validation(small, time, 60.0), hours_of(610.0)
+    # Nobody knows what validation takes: the low end of the forecast, 10 s of training, is within the budget. After
+    # 10 s of training, ten batches of validation of a minute each use up the 610 s.
+    with pytest.warns(LightningPredictWarning) as warned:
+        trainer = validated_fit(small, tmp_path, budget, model, max_epochs=3)
+    assert (model.batches_trained, model.validated) == (10, 10)
+    assert trainer.should_stop
+    assert budget.stopping_reason == "10 min 10 s of 10 min 10 s (hours) are used"
+    words = "CostBudget cut this validation off after 10 of 20 batches, and its metrics are of these alone"
+    assert sum(words in str(one.message) for one in warned) == 1
+    state = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=False)["callbacks"][budget.state_key]
+    assert state["seconds"] == 610.0
+    assert trainer.callback_metrics["val_loss"] > 0
+
+
+def test_a_validation_that_uses_the_budget_up_can_raise(lightning: Small, tmp_path: Path, time: Time) -> None:
+    model, budget = slow_validation(lightning, time, 60.0), CostBudget(hours=610.0 / 3600, on_exceed="raise")
+    with (
+        pytest.warns(LightningPredictWarning, match="cut this validation off"),
+        pytest.raises(BudgetExceededError, match="are used"),
+    ):
+        validated_fit(lightning, tmp_path, budget, model, max_epochs=3)
+    assert model.validated == 10
+
+
+@pytest.mark.parametrize("options", [{"min_epochs": 2}, {}])
+def test_a_validation_of_a_run_that_goes_on_is_not_cut_off(
+    lightning: Small, tmp_path: Path, time: Time, options: dict[str, Any]
+) -> None:
+    on_exceed: Any = "stop" if options else "warn"
+    model, budget = slow_validation(lightning, time, 60.0), CostBudget(hours=610.0 / 3600, on_exceed=on_exceed)
+    with pytest.warns(LightningPredictWarning):
+        validated_fit(lightning, tmp_path, budget, model, max_epochs=2, **options)
+    assert (model.batches_trained, model.validated) == (20, 40)
+
+
+def test_the_run_ends_before_the_validation_that_ends_it_is_over_the_budget(
+    small: Small, tmp_path: Path, time: Time
+) -> None:
+    # Two epochs of 10 s and a validation of 20 x 2 s take 100 s, and so does a run that early stopping may end before,
+    # which a forecast alone does not stop. Of 75 s, 25 s are left after the first epoch, less than a validation takes:
+    # the batch after wakes the budget, and after another it is over.
+    model, budget = slow_validation(small, time, 2.0), hours_of(75.0)
+    stopping = small.lightning.callbacks.EarlyStopping("val_loss", patience=10**6)
+    trainer = small.trainer(tmp_path, callbacks=[budget, stopping], num_sanity_val_steps=0, max_epochs=2)
+    with pytest.warns(LightningPredictWarning, match="unless early stopping ends it before|are used"):
+        trainer.fit(model, small.loader(10), small.loader(20))
+    assert model.batches_trained == 10 + 2
+    assert budget.stopping_reason == (
+        "52.0 s of 1 min 15 s (hours) are used, and the validation that ends the run takes 40.0 s"
+    )
+    state = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=False)["callbacks"][budget.state_key]
+    assert state["seconds"] == 52.0 + 40.0  # that validation came after its checkpoint
+    assert model.validated == 20 + 12  # 75 s are used up 23 s later
+
+
+def test_a_state_that_cannot_be_written_does_not_reach_the_checkpoint(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = CostBudget(hours=1)
+    monkeypatch.setattr(Ledger, "elapsed_seconds", property(lambda self: 1 / 0))
+    with pytest.warns(LightningPredictWarning, match="does not say what was used: ZeroDivisionError"):
+        assert budget.state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"seconds": "3", "usd": 0.0},
+        {"seconds": -1.0, "usd": 0.0},
+        {"seconds": float("nan"), "usd": 0},
+        {"usd": True},
+    ],
+)
+def test_a_state_that_cannot_be_read_counts_nothing(state: dict[str, Any]) -> None:
+    budget = CostBudget(hours=1)
+    with pytest.warns(LightningPredictWarning, match="cannot read from the checkpoint what was used before"):
+        budget.load_state_dict(state)
+    assert budget.state_dict()["seconds"] == 0.0
+
+
+def test_warnings_as_errors_do_not_reach_the_training(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    budget = CostBudget(hours=1e-9, on_exceed="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LightningPredictWarning)
+        assert fit(small, tmp_path, budget).batches_trained == 10
+        monkeypatch.setattr(cost_budget, "judge_use", lambda *_: 1 / 0)
+        assert fit(small, tmp_path, budget).batches_trained == 10
+    assert [one.split(":")[0] for one in said] == [
+        "CostBudget",
+        "CostBudget is off, and training goes on without a budget",
+    ]
+    said.clear()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hours", "usd"),
+    [
+        ({"hours": timedelta(minutes=90)}, 1.5, None),
+        ({"hours": Decimal("0.25"), "usd": Fraction(3, 2), "usd_per_hour": Decimal(2)}, 0.25, 1.5),
+        ({"hours": np.float32(0.5), "usd": np.int64(3)}, 0.5, 3.0),
+    ],
+)
+def test_exact_numbers_count(arguments: dict[str, Any], hours: float, usd: float | None) -> None:
+    terms = CostBudget(**arguments).terms
+    assert (terms.hours, terms.usd) == (hours, usd)
+    assert {type(terms.hours), type(terms.usd)} <= {float, type(None)}
+
+
+def test_a_decimal_budget_is_kept(lightning: Small, tmp_path: Path) -> None:
+    assert fit(lightning, tmp_path, CostBudget(Decimal("0.000001"), usd_per_hour=Fraction(1))).batches_trained == 3
+
+
+def test_a_deadline_may_be_a_datetime() -> None:
+    deadline = datetime.now(UTC) + timedelta(hours=1)
+    assert CostBudget(deadline=deadline).terms.deadline == deadline
+
+
 def test_a_judgement_that_fails_becomes_one_warning(
     lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,6 +713,21 @@ def test_weights_are_those_of_a_run_without_it(lightning: Small, tmp_path: Path)
         ({"usd": -5.0}, InvalidArgumentError, "usd=-5.0 is not a limit"),
         ({"hours": float("nan")}, InvalidArgumentError, "hours=nan is not a limit"),
         ({"hours": float("inf")}, InvalidArgumentError, "hours=inf is not a limit"),
+        ({"usd": True}, InvalidArgumentError, "usd=True is not a limit"),
+        ({"usd": "5"}, InvalidArgumentError, "usd='5' is not a limit"),
+        ({"usd": 10**400}, InvalidArgumentError, "usd=10.* is not a limit"),
+        ({"usd": Decimal("NaN")}, InvalidArgumentError, r"usd=Decimal\('NaN'\) is not a limit"),
+        ({"usd": Decimal("sNaN")}, InvalidArgumentError, r"usd=Decimal\('sNaN'\) is not a limit"),
+        ({"hours": timedelta(0)}, InvalidArgumentError, "hours=datetime.timedelta.* is not a limit"),
+        ({"hours": date(2030, 1, 1)}, InvalidArgumentError, "hours=datetime.date.* is not a limit"),
+        ({"deadline": date(2030, 1, 1)}, InvalidArgumentError, "deadline=datetime.date.* is not a time"),
+        ({"deadline": 5}, InvalidArgumentError, "deadline=5 is not a time"),
+        ({"deadline": "9999-12-31T23:59-23:59"}, InvalidArgumentError, "is not a time"),
+        ({"usd": 1, "usd_per_hour": True}, InvalidArgumentError, "usd_per_hour=True is not a price"),
+        ({"usd": 1, "usd_per_hour": "1"}, InvalidArgumentError, "usd_per_hour='1' is not a price"),
+        ({"usd": 1, "usd_per_hour": 10**400}, InvalidArgumentError, "is not a price"),
+        ({"usd": 1, "offer": 5}, InvalidArgumentError, "offer=5 is not a name; expected a text, for example 'AWS"),
+        ({"usd": 1, "scope": ["run"]}, InvalidArgumentError, "is not known; expected one of 'cumulative'"),
         ({"usd": 1, "usd_per_hour": -1}, InvalidArgumentError, "usd_per_hour=-1 is not a price"),
         (
             {"usd": 1, "scope": "all"},

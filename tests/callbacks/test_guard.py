@@ -29,7 +29,18 @@ def test_an_error_goes_to_give_up() -> None:
     assert careful.errors == [error]
 
 
-@pytest.mark.parametrize("error", [BudgetExceededError("too much"), KeyboardInterrupt(), SystemExit()])
+def test_an_error_in_giving_up_is_said_and_goes_no_further(said: list[str]) -> None:
+    class Careless(Careful):
+        def give_up(self, error: Exception) -> None:
+            raise RuntimeError("no way out")
+
+    Careless().hook(ValueError("wrong"))
+    words = "Careless failed (ValueError('wrong')), and so did giving up (RuntimeError('no way out'))."
+    assert said == [words]
+    said.clear()
+
+
+@pytest.mark.parametrize("error", [BudgetExceededError("too much"), KeyboardInterrupt(), SystemExit(), StopIteration()])
 def test_what_is_meant_to_leave_leaves(error: BaseException) -> None:
     careful = Careful()
     with pytest.raises(type(error)):

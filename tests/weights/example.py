@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +74,9 @@ class Server:
         failures: Answers of 500 that are still to come, by file name.
         stall_seconds: Pause before any answer.
         alter: Changes a body on its way out; the length that was promised stays.
+        headers: Sent with each answer.
+        redirect: Where to send who asks, instead of an answer.
+        drip_seconds: Pause before each byte.
         requests: File names in the order that they were asked for.
         url: Its address.
     """
@@ -81,6 +85,9 @@ class Server:
     failures: dict[str, int] = field(default_factory=dict)
     stall_seconds: float = 0.0
     alter: Callable[[str, bytes], bytes] = lambda name, body: body
+    headers: dict[str, str] = field(default_factory=dict)
+    redirect: str = ""
+    drip_seconds: float = 0.0
     requests: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -92,12 +99,17 @@ def serving(folder: Path) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            name = self.path.rsplit("/", 1)[-1]
+            name = self.path.rsplit("/", 1)[-1].partition("?")[0]
             server.requests.append(name)
             time.sleep(server.stall_seconds)
             if server.failures.get(name, 0) > 0:
                 server.failures[name] -= 1
                 self.send_error(500)
+                return
+            if server.redirect:
+                self.send_response(302)
+                self.send_header("Location", server.redirect)
+                self.end_headers()
                 return
             path = server.folder / name
             if not path.is_file():
@@ -105,9 +117,17 @@ def serving(folder: Path) -> Iterator[Server]:
                 return
             body = path.read_bytes()
             self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
+            for header, value in ({"Content-Length": str(len(body))} | server.headers).items():
+                self.send_header(header, value)
             self.end_headers()
-            self.wfile.write(server.alter(name, body))
+            with contextlib.suppress(ConnectionError):  # who asked may have had enough
+                if not server.drip_seconds:
+                    self.wfile.write(server.alter(name, body))
+                    return
+                for byte in body:
+                    self.wfile.write(bytes([byte]))
+                    self.wfile.flush()
+                    time.sleep(server.drip_seconds)
 
         def log_message(self, *args: object) -> None:
             pass

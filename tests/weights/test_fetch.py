@@ -1,109 +1,229 @@
 from __future__ import annotations
 
+import gzip
 import socket
+import time
+import tracemalloc
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lightning_predict.errors import InvalidArgumentError, WeightsDownloadError, WeightsFormatError, WeightsHashError
+from lightning_predict.errors import WeightsDownloadError, WeightsFormatError, WeightsHashError
 from lightning_predict.weights import fetch
-from lightning_predict.weights.fetch import check_address, fetch_file, fetch_manifest
-from lightning_predict.weights.manifest import MANIFEST_NAME
-from tests.weights.example import publish, serving
+from lightning_predict.weights.fetch import Download
+from lightning_predict.weights.manifest import MANIFEST_NAME, ManifestEntry
+from lightning_predict.weights.source import address_of
+from tests.weights.example import Server, publish, serving
+
+T4 = "T4.safetensors"
 
 
-@pytest.mark.parametrize("url", ["ftp://example.org", "example.org/weights", "file:///etc", "https://"])
-def test_only_http_addresses_are_taken(url: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"expected http://\.\.\. or https://"):
-        check_address(url)
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.001)
 
 
-def test_a_trailing_slash_is_dropped() -> None:
-    assert check_address("https://example.org/w/") == "https://example.org/w"
+@pytest.fixture
+def entry(tmp_path: Path) -> ManifestEntry:
+    """What is served from `tmp_path`."""
+    return publish(tmp_path, "T4").files[T4]
 
 
-def test_a_file_comes_whole_and_is_not_fetched_twice(tmp_path: Path) -> None:
-    entry = publish(tmp_path / "served", "T4").files["T4.safetensors"]
-    with serving(tmp_path / "served") as server:
-        manifest = fetch_manifest(server.url, tmp_path / "cache")
-        assert manifest.files["T4.safetensors"] == entry
-        for _ in range(2):
-            path = fetch_file(server.url, "T4.safetensors", entry.sha256, tmp_path / "cache")
-            assert path.read_bytes() == (tmp_path / "served" / "T4.safetensors").read_bytes()
-    assert server.requests == [MANIFEST_NAME, "T4.safetensors"]
-    assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == ["T4.safetensors", MANIFEST_NAME]
+def download(server: Server | str, seconds: float = 10.0) -> Download:
+    return Download(address_of(server if isinstance(server, str) else server.url), seconds=seconds)
 
 
-def test_an_error_of_the_server_is_tried_again(tmp_path: Path) -> None:
-    entry = publish(tmp_path / "served", "T4").files["T4.safetensors"]
-    with serving(tmp_path / "served") as server:
-        server.failures = {MANIFEST_NAME: 1, "T4.safetensors": 1}
-        fetch_manifest(server.url, tmp_path / "cache")
-        assert fetch_file(server.url, "T4.safetensors", entry.sha256, tmp_path / "cache").is_file()
-    assert server.requests == [MANIFEST_NAME] * 2 + ["T4.safetensors"] * 2
+def test_a_file_comes_whole(tmp_path: Path, entry: ManifestEntry) -> None:
+    with serving(tmp_path) as server:
+        found = download(server)
+        assert found.manifest().files[T4] == entry
+        assert found.file(T4, entry) == (tmp_path / T4).read_bytes()
+    assert server.requests == [MANIFEST_NAME, T4]
 
 
-def test_a_server_that_keeps_failing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "RETRIES", 0)
-    entry = publish(tmp_path / "served", "T4").files["T4.safetensors"]
-    with serving(tmp_path / "served") as server:
-        server.failures = {MANIFEST_NAME: 9, "T4.safetensors": 9}
-        with pytest.raises(WeightsDownloadError, match=r"manifest\.json in 1 attempts: 500.*bundled weights"):
-            fetch_manifest(server.url, tmp_path / "cache")
-        with pytest.raises(WeightsDownloadError, match=r"T4\.safetensors in 1 attempts: 500"):
-            fetch_file(server.url, "T4.safetensors", entry.sha256, tmp_path / "cache")
+def test_an_error_of_the_server_is_tried_again(tmp_path: Path, entry: ManifestEntry) -> None:
+    with serving(tmp_path) as server:
+        server.failures = {MANIFEST_NAME: 1, T4: 2}
+        found = download(server)
+        found.manifest()
+        found.file(T4, entry)
+    assert server.requests == [MANIFEST_NAME] * 2 + [T4] * 3
 
 
-def test_a_missing_file_is_a_download_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "RETRIES", 0)
-    publish(tmp_path / "served", "T4")
-    with serving(tmp_path / "served") as server, pytest.raises(WeightsDownloadError, match="404"):
-        fetch_file(server.url, "L4.safetensors", "0" * 64, tmp_path / "cache")
+def test_a_server_that_keeps_failing_is_named_after_three_attempts(tmp_path: Path, entry: ManifestEntry) -> None:
+    with serving(tmp_path) as server:
+        server.failures = {T4: 9}
+        with pytest.raises(WeightsDownloadError, match=r"T4\.safetensors in 3 attempts: status 500.*bundled weights"):
+            download(server).file(T4, entry)
+    assert server.requests == [T4] * 3
 
 
-@pytest.mark.parametrize("kind", ["wrong", "truncated"])
-def test_wrong_and_truncated_content_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_a_missing_file_is_asked_for_once(tmp_path: Path, entry: ManifestEntry) -> None:
+    with serving(tmp_path) as server, pytest.raises(WeightsDownloadError, match="in 1 attempt: status 404"):
+        download(server).file("L4.safetensors", entry)
+    assert server.requests == ["L4.safetensors"]
+
+
+def test_wrong_content_is_refused(tmp_path: Path, entry: ManifestEntry) -> None:
+    with serving(tmp_path) as server:
+        server.alter = lambda name, body: bytes(len(body))
+        with pytest.raises(WeightsHashError, match=r"T4\.safetensors does not have the SHA-256"):
+            download(server).file(T4, entry)
+
+
+@pytest.mark.parametrize("promised", [None, 10**3, 10**30])
+def test_a_connection_that_ends_early_is_tried_again(
+    tmp_path: Path, entry: ManifestEntry, promised: int | None
 ) -> None:
-    monkeypatch.setattr(fetch, "RETRIES", 0)
-    entry = publish(tmp_path / "served", "T4").files["T4.safetensors"]
-    with serving(tmp_path / "served") as server:
-        if kind == "wrong":
-            server.alter = lambda name, body: bytes(len(body))
-            expected: type[Exception] = WeightsHashError
-        else:  # fewer bytes than promised, and the connection ends
-            server.alter = lambda name, body: body[: len(body) // 2]
-            expected = WeightsDownloadError
-        with pytest.raises(expected, match=r"T4\.safetensors"):
-            fetch_file(server.url, "T4.safetensors", entry.sha256, tmp_path / "cache")
-    assert not (tmp_path / "cache" / "T4.safetensors").exists()
-    assert list((tmp_path / "cache").iterdir()) == []
+    with serving(tmp_path) as server:
+        server.alter = lambda name, body: body[: len(body) // 2]
+        server.headers = {} if promised is None else {"Content-Length": str(promised)}
+        with pytest.raises(WeightsDownloadError, match=r"in 3 attempts|more than the"):
+            download(server).file(T4, entry)
 
 
-def test_a_server_that_does_not_answer_in_time_is_a_download_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off(
+    tmp_path: Path, entry: ManifestEntry, says_so: bool
 ) -> None:
-    monkeypatch.setattr(fetch, "RETRIES", 0)
-    publish(tmp_path / "served", "T4")
-    with serving(tmp_path / "served") as server:
-        server.stall_seconds = 1.0
-        with pytest.raises(WeightsDownloadError, match="timed out"):
-            fetch_manifest(server.url, tmp_path / "cache", timeouts=(0.2, 0.1))
-        with pytest.raises(WeightsDownloadError, match="timed out"):
-            fetch_file(server.url, "T4.safetensors", "0" * 64, tmp_path / "cache", timeouts=(0.2, 0.1))
+    sent = 50_000_000
+    with serving(tmp_path) as server:
+        server.alter = lambda name, body: bytes(sent)
+        server.headers = {"Content-Length": str(sent if says_so else entry.bytes + 2 * fetch.CHUNK_BYTES)}
+        tracemalloc.start()
+        with pytest.raises(WeightsDownloadError, match=f"in 1 attempt: it has more than the {entry.bytes:,} bytes"):
+            download(server).file(T4, entry)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    # The server's body is in this process, too.
+    assert peak < sent + 5_000_000
 
 
-def test_a_refused_connection_is_a_download_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "RETRIES", 0)
+def test_a_manifest_of_hundreds_of_megabytes_is_not_read(tmp_path: Path, entry: ManifestEntry) -> None:
+    with serving(tmp_path) as server:
+        server.headers = {"Content-Length": str(10**9)}
+        with pytest.raises(WeightsDownloadError, match="in 1 attempt: it has more than the 4,194,304 bytes"):
+            download(server).manifest()
+
+
+def test_a_file_that_its_manifest_says_is_huge_is_not_asked_for(tmp_path: Path, entry: ManifestEntry) -> None:
+    with serving(tmp_path) as server, pytest.raises(WeightsDownloadError, match="expected at most 134,217,728"):
+        download(server).file(T4, fetch_entry(entry, 10**9))
+    assert server.requests == []
+
+
+def fetch_entry(entry: ManifestEntry, size: int) -> ManifestEntry:
+    from dataclasses import replace
+
+    return replace(entry, bytes=size)
+
+
+def _instead(body: bytes, name: str, original: bytes) -> bytes:
+    return body
+
+
+def test_a_packed_answer_is_unpacked_up_to_its_limit(tmp_path: Path, entry: ManifestEntry) -> None:
+    with serving(tmp_path) as server:
+        for body, refusal in (
+            ((tmp_path / T4).read_bytes(), None),
+            (bytes(50_000_000), f"in 1 attempt: it has more than the {entry.bytes:,} bytes"),
+        ):
+            packed = gzip.compress(body)
+            server.headers = {"Content-Encoding": "gzip", "Content-Length": str(len(packed))}
+            server.alter = partial(_instead, packed)
+            if refusal is None:
+                assert download(server).file(T4, entry) == body
+            else:
+                with pytest.raises(WeightsDownloadError, match=refusal):
+                    download(server).file(T4, entry)
+        server.headers = {"Content-Encoding": "br"}
+        with pytest.raises(WeightsDownloadError, match="content encoding 'br' was not asked for"):
+            download(server).file(T4, entry)
+
+
+@pytest.mark.parametrize("kind", ["stall", "drip"])
+def test_all_of_it_ends_in_time(tmp_path: Path, entry: ManifestEntry, kind: str) -> None:
+    with serving(tmp_path) as server:
+        server.stall_seconds, server.drip_seconds = (5.0, 0.0) if kind == "stall" else (0.0, 0.05)
+        start = time.monotonic()
+        with pytest.raises(WeightsDownloadError, match=r"in 1 attempt: it took more than the 0\.3 s"):
+            download(server, 0.3).manifest()
+        assert time.monotonic() - start < 3.0
+
+
+def test_the_time_is_that_of_all_downloads(tmp_path: Path, entry: ManifestEntry) -> None:
+    now = [0.0]
+    with serving(tmp_path) as server:
+        found = Download(address_of(server.url), seconds=20.0, clock=lambda: now[0])
+        found.manifest()
+        now[0] = 20.0
+        with pytest.raises(WeightsDownloadError, match="it took more than the 20 s that there are for all downloads"):
+            found.file(T4, entry)
+    assert server.requests == [MANIFEST_NAME]
+
+
+def test_a_refused_connection_is_a_download_error() -> None:
     with socket.socket() as taken:  # bound and not listening: the port answers nobody
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(WeightsDownloadError, match=r"manifest\.json in 1 attempts.*Check the address"):
-            fetch_manifest(url, tmp_path / "cache")
+        with pytest.raises(WeightsDownloadError, match=r"manifest\.json in 3 attempts: no connection.*Check the addr"):
+            download(url).manifest()
 
 
-def test_a_page_that_is_no_manifest_is_refused_and_not_kept(tmp_path: Path) -> None:
+def test_a_page_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text("<html>not here</html>")
     with serving(tmp_path) as server, pytest.raises(WeightsFormatError, match="is not valid JSON"):
-        fetch_manifest(server.url, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
+        download(server).manifest()
+
+
+@pytest.mark.parametrize(
+    "target", ["http://example.org/manifest.json", "file:///etc/passwd", "//example.org/x", "http://["]
+)
+def test_a_redirection_to_what_cannot_be_trusted_is_not_followed(
+    tmp_path: Path, entry: ManifestEntry, target: str
+) -> None:
+    with serving(tmp_path) as server:
+        server.redirect = target
+        with pytest.raises(WeightsDownloadError, match=r"in 1 attempt: it sends to|in 3 attempts: ValueError"):
+            download(server).manifest()
+
+
+def test_redirections_are_followed_and_counted(tmp_path: Path, entry: ManifestEntry) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    publish(tmp_path / "elsewhere", "T4", bias=1.0)
+    with serving(tmp_path / "elsewhere") as other, serving(tmp_path) as server:
+        server.redirect = f"{other.url}/{MANIFEST_NAME}"
+        assert download(server).manifest().files[T4] != entry
+        other.redirect = f"{other.url}/{MANIFEST_NAME}"
+        with pytest.raises(WeightsDownloadError, match="in 1 attempt: more than 3 redirections"):
+            download(server).manifest()
+
+
+def test_no_message_shows_a_secret(tmp_path: Path, entry: ManifestEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(kind: Any) -> str:
+        with serving(tmp_path) as server:
+            kind(server)
+            url = server.url.replace("http://", "http://user:password@") + "/folder?token=secret#part"
+            with pytest.raises((WeightsDownloadError, WeightsHashError)) as error:
+                download(url).file(T4, entry)
+        return str(error.value)
+
+    def fails(server: Server) -> None:
+        server.failures = {T4: 9}
+
+    def lies(server: Server) -> None:
+        server.alter = lambda name, body: bytes(len(body))
+
+    def redirects(server: Server) -> None:
+        server.redirect = "http://user:password@example.org/?token=secret"
+
+    for kind in (fails, lies, redirects):
+        message = failing(kind)
+        assert "/folder/T4.safetensors" in message
+        assert not any(word in message for word in ("user", "password", "token", "secret"))
+
+
+def test_a_query_goes_with_every_file(tmp_path: Path, entry: ManifestEntry) -> None:
+    assert address_of("https://example.org/w/?sig=1").of(T4) == "https://example.org/w/T4.safetensors?sig=1"

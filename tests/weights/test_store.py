@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from lightning_predict.errors import (
     WeightsNotFoundError,
 )
 from lightning_predict.gpus import gpu_names
-from lightning_predict.weights import store
+from lightning_predict.weights import fetch, store
 from lightning_predict.weights.manifest import MANIFEST_NAME
 from lightning_predict.weights.records import GpuWeights
-from lightning_predict.weights.store import CACHE_VARIABLE, URL_VARIABLE, cache_folder, load_weights, read_manifest
+from lightning_predict.weights.source import URL_VARIABLE
+from lightning_predict.weights.store import CACHE_VARIABLE, cache_folder, load_weights, read_manifest
 from tests.weights.example import publish, serving
 
 
@@ -128,15 +130,121 @@ def test_the_environment_configures_the_address_and_offline_overrules_it(
         assert bias(load_weights(["T4"]).gpus["T4"]) == 5.0
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again_or_refused(tmp_path: Path) -> None:
+def cached_file(folder: Path) -> Path:
+    (found,) = folder.glob("*.safetensors")
+    return found
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again_or_left_out(tmp_path: Path) -> None:
     publish(tmp_path / "served", "L4", bias=6.0)
     with serving(tmp_path / "served") as server:
         load_weights(["L4"], url=server.url)
-        damaged = cache_folder() / "L4.safetensors"
+        damaged = cached_file(cache_folder())
         damaged.write_bytes(damaged.read_bytes()[:-1])
-        with pytest.raises(WeightsHashError, match="delete it"):
-            load_weights(["L4"], offline=True)
-        assert bias(load_weights(["L4"], url=server.url).gpus["L4"]) == 6.0
+        offline = load_weights(["L4"], offline=True)
+        assert list(offline.gpus) == []  # the base serves
+        (note,) = offline.notes
+        assert "1 file(s) could not be used (WeightsHashError in" in note
+        again = load_weights(["L4"], url=server.url)
+        assert (bias(again.gpus["L4"]), again.notes) == (6.0, ())
+
+
+@pytest.mark.parametrize("broken", ["", "{", '{"format_version": 9}', "\udcff"])
+def test_a_damaged_manifest_in_the_cache_is_left_out(tmp_path: Path, broken: str) -> None:
+    cache_folder().mkdir(parents=True)
+    (cache_folder() / MANIFEST_NAME).write_text(broken, encoding="utf-8", errors="surrogateescape")
+    loaded = load_weights(["T4"])
+    assert bias(loaded.gpus["T4"]) == 1.0
+    assert "could not be used" in loaded.notes[0]
+
+
+def served_and_down(tmp_path: Path, *gpus: str) -> str:
+    """An address that has served these GPUs once, and is gone."""
+    publish(tmp_path / "served", *gpus, bias=7.0)
+    with serving(tmp_path / "served") as server:
+        load_weights(gpus, url=server.url)
+        return server.url
+
+
+def test_a_server_that_is_down_leaves_what_it_served_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.001)
+    url = served_and_down(tmp_path, "L4")
+    loaded = load_weights(["L4", "T4"], url=url)
+    assert (bias(loaded.gpus["L4"]), bias(loaded.gpus["T4"])) == (7.0, 1.0)
+    (note,) = loaded.notes
+    assert note.startswith(f"Could not download {url}/manifest.json in 3 attempts: no connection.")
+    assert note.endswith("weights of the cache or the bundled ones serve.")
+
+
+def test_a_manifest_newer_than_its_files_changes_nothing(tmp_path: Path) -> None:
+    publish(tmp_path / "served", "L4", "T4", bias=8.0)
+    with serving(tmp_path / "served") as server:
+        load_weights(["L4", "T4"], url=server.url)
+        publish(tmp_path / "served", "T4", bias=9.0)
+        l4 = (tmp_path / "served" / "L4.safetensors").read_bytes()
+        publish(tmp_path / "served", "L4", "T4", bias=9.0)
+        (tmp_path / "served" / "L4.safetensors").write_bytes(l4)
+        loaded = load_weights(["L4", "T4"], url=server.url)
+    assert [bias(loaded.gpus[name]) for name in ("L4", "T4")] == [8.0, 8.0]  # both of the release before
+    assert "does not have the SHA-256" in loaded.notes[0]
+    assert bias(load_weights(["T4"], offline=True).gpus["T4"]) == 8.0
+
+
+def test_only_what_is_wanted_is_fetched(tmp_path: Path) -> None:
+    publish(tmp_path / "served", "T4", "L4", "L40S", bias=4.0)
+    with serving(tmp_path / "served") as server:
+        loaded = load_weights(["L4"], url=server.url, beside=["T4", "L40S"])
+    assert server.requests == [MANIFEST_NAME, "L4.safetensors"]
+    assert {name: bias(weights) for name, weights in loaded.gpus.items()} == {"L4": 4.0, "T4": 1.0}
+
+
+def test_the_release_in_the_cache_serves_what_was_not_fetched_again(tmp_path: Path) -> None:
+    publish(tmp_path / "served", "T4", "L4", bias=4.0)
+    with serving(tmp_path / "served") as server:
+        load_weights(["L4"], url=server.url)
+        assert bias(load_weights(["T4"], url=server.url).gpus["T4"]) == 4.0
+        load_weights(["T4", "L4"], url=server.url)
+    assert server.requests == [MANIFEST_NAME, "L4.safetensors", MANIFEST_NAME, "T4.safetensors", MANIFEST_NAME]
+    assert bias(load_weights(["T4"], offline=True).gpus["T4"]) == 4.0
+
+
+@pytest.mark.parametrize("kind", ["a file", "read-only"])
+def test_a_cache_that_cannot_be_written_does_not_matter(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "a file":
+        (tmp_path / "cache").write_text("in the way")
+    else:  # root may write anywhere, so the disk refuses
+
+        def full(*args: object, **options: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("tempfile.mkstemp", full)
+    publish(tmp_path / "served", "L4", bias=4.0)
+    with serving(tmp_path / "served") as server:
+        loaded = load_weights(["L4"], url=server.url)
+    assert bias(loaded.gpus["L4"]) == 4.0
+    assert "cannot be kept in the cache" in loaded.notes[0]
+
+
+def test_many_processes_share_one_cache(tmp_path: Path) -> None:
+    gpus = ["T4", "L4", "L40S"]
+    publish(tmp_path / "served", *gpus, bias=4.0)
+    with serving(tmp_path / "served") as server, ThreadPoolExecutor(8) as threads:
+        loads = list(threads.map(lambda _: load_weights(gpus, url=server.url), range(16)))
+    assert all(bias(one.gpus[name]) == 4.0 and one.notes == () for one in loads for name in gpus)
+    left = sorted(path.name for path in cache_folder().iterdir())
+    assert len(left) == 1 + len(gpus)
+    assert not [name for name in left if name.startswith(".")]
+
+
+def test_an_address_of_the_environment_that_cannot_be_used_is_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(URL_VARIABLE, "http://user:secret@example.org/weights")
+    loaded = load_weights(["T4"])
+    assert bias(loaded.gpus["T4"]) == 1.0
+    (note,) = loaded.notes
+    assert "is not encrypted" in note
+    assert "secret" not in note
 
 
 def test_an_address_that_is_no_address_is_refused() -> None:

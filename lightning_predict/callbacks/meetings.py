@@ -1,0 +1,301 @@
+"""`Meetings`: ranks that decide together, by values that they exchange, and that never wait without end.
+
+All ranks count windows alike, and meet at those that were agreed on. At a meeting each says whether something failed in
+it; rank zero judges, and what it decides, or the failure, is what every rank reads. Nothing is sent through the
+collectives of the training: the values lie in the store by which its processes found each other, where one
+compare-and-set makes one decision of several. A rank that does not come is waited for in vain for a bounded time.
+Example::
+
+    meetings = meetings_of(trainer)
+    decision = meetings.decide(lambda: {"action": "stop"})   # on every rank; the function is called on rank zero
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from typing import Any, Final, Protocol, final
+
+from lightning_predict.callbacks.recorders import UNSEEN_STEPS_PATIENCE
+from lightning_predict.errors import LightningPredictError
+
+WAIT_SECONDS: Final = 60.0
+"""Longest wait of a meeting for all ranks, and for its decision; less where collectives of the training wait less."""
+
+TIMEOUT_SHARE: Final = 1 / 3
+"""Share of the process group's timeout that a meeting may wait."""
+
+SHORTEST_POLL_SECONDS: Final = 2e-4
+LONGEST_POLL_SECONDS: Final = 0.05
+
+Decision = Mapping[str, Any]
+
+_NUMBERS = count()
+
+
+class Store(Protocol):
+    """The part of `torch.distributed.Store` that meetings need."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+
+    def get(self, key: str) -> bytes:
+        """Read a value that is there."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return its new value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of the keys are there."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write a value where the key holds the expected one (nothing: the empty text); return what it holds then."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key."""
+
+
+class Meetings(Protocol):
+    """How the ranks of a fit decide together."""
+
+    def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+        """Give the decision of rank zero to every rank; to be called by all of them.
+
+        Args:
+            ask: Judges; called on rank zero. The values are those of JSON.
+            failure: What failed on this rank since the last meeting; None where nothing did.
+            alike: Something that the decision shall say of, under `alike`, whether it is the same on all ranks; None
+                counts as different.
+
+        Raises:
+            LightningPredictError: Something failed on a rank, or a rank did not come; raised on every rank.
+        """
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+@final
+class Alone:
+    """One process, which asks itself."""
+
+    def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+        """See `Meetings`."""
+        if failure is not None:
+            raise LightningPredictError(failure)
+        return {**ask(), "alike": alike is not None}
+
+    def close(self) -> None:
+        """See `Meetings`."""
+
+
+@final
+class StoreMeetings:
+    """Meetings through a store.
+
+    Args:
+        store: Shared by all ranks.
+        rank: Of this process.
+        world_size: How many there are.
+        name: Begins its keys; the same on every rank, and no other meetings' of the store.
+        wait_seconds: Longest wait of rank zero for the others; they wait for it twice as long, as it may judge first.
+        clock: Seconds.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        name: str,
+        wait_seconds: float = WAIT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._name = name
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._sleep = sleep
+        self._number = 0
+
+    def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+        """See `Meetings`."""
+        proposal: dict[str, Any] = {}
+        if self._rank == 0 and failure is None:
+            try:
+                proposal = {"decision": dict(ask())}
+                json.dumps(proposal)
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+        place, self._number = f"{self._name}/{self._number}", self._number + 1
+        decision = json.loads(self._exchange(place, proposal, failure, alike))
+        if "failure" in decision:
+            raise LightningPredictError(decision["failure"])
+        if self._rank == 0:
+            self._forget(f"{self._name}/{self._number - 2}", alike)  # all have read it: they have come to this one
+        found: Decision = decision["decision"]
+        return found
+
+    def close(self) -> None:
+        """See `Meetings`."""
+
+    def _exchange(self, place: str, proposal: dict[str, Any], failure: str | None, alike: str | None) -> str:
+        store = self._store
+        if alike is not None:
+            store.add(f"{place}/alike/{alike}", 1)
+        if failure is not None:
+            store.set(f"{place}/failure", f"rank {self._rank}: {failure}")
+        if store.add(f"{place}/arrived", 1) == self._world_size:
+            store.set(f"{place}/all", "1")
+        if self._rank == 0:
+            if not self._comes(f"{place}/all", self._wait_seconds):
+                missing = self._world_size - store.add(f"{place}/arrived", 0)
+                proposal = {
+                    "failure": f"{missing} of {self._world_size} ranks did not come to decide within "
+                    f"{self._wait_seconds:.0f} s"
+                }
+            if store.check([f"{place}/failure"]):
+                proposal = {"failure": store.get(f"{place}/failure").decode()}
+            elif alike is not None and "decision" in proposal:
+                proposal["decision"]["alike"] = store.add(f"{place}/alike/{alike}", 0) == self._world_size
+        elif self._comes(f"{place}/decision", 2 * self._wait_seconds):
+            return store.get(f"{place}/decision").decode()
+        else:
+            proposal = {"failure": f"rank 0 did not decide within {2 * self._wait_seconds:.0f} s"}
+        # Whoever writes first decides: one that gave up waiting, or rank zero.
+        return store.compare_set(f"{place}/decision", "", json.dumps(proposal)).decode()
+
+    def _comes(self, key: str, seconds: float) -> bool:
+        """Wait for a key, asking again and again: the store's own wait would keep other threads from it."""
+        end, pause = self._clock() + seconds, SHORTEST_POLL_SECONDS
+        while not self._store.check([key]):
+            if self._clock() >= end:
+                return False
+            self._sleep(pause)
+            pause = min(1.5 * pause, LONGEST_POLL_SECONDS)
+        return True
+
+    def _forget(self, place: str, alike: str | None) -> None:
+        for part in ("arrived", "all", "decision", f"alike/{alike}"):
+            with suppress(Exception):  # not every store can, and a few bytes are no harm
+                self._store.delete_key(f"{place}/{part}")
+
+
+@final
+class BroadcastMeetings:
+    """Meetings of processes without a store (TPUs), through the strategy's broadcast, whose wait is the strategy's.
+
+    Args:
+        trainer: The Trainer that is fitting.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+        """See `Meetings`; a failure of another rank than zero stays there, as only rank zero speaks."""
+        decision: Decision | None = None
+        if self._trainer.is_global_zero and failure is None:
+            try:
+                decision = ask()
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+        decision, failure = self._trainer.strategy.broadcast((decision, failure))
+        if failure is not None or decision is None:
+            raise LightningPredictError(failure or "rank zero said nothing")
+        return decision
+
+    def close(self) -> None:
+        """See `Meetings`."""
+
+
+def meetings_of(trainer: Any) -> Meetings:
+    """The way in which the ranks of a fit decide together; to be asked for on every rank.
+
+    Args:
+        trainer: The Trainer that is fitting.
+    """
+    number = next(_NUMBERS)
+    if trainer.world_size == 1:
+        return Alone()
+    store = _store_of_processes()
+    if store is None:
+        return BroadcastMeetings(trainer)
+    return StoreMeetings(
+        store,
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+        name=f"lightning_predict/{number}",
+        wait_seconds=wait_seconds(trainer),
+    )
+
+
+def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS, share: float = TIMEOUT_SHARE) -> float:
+    """Seconds that a rank may keep the others waiting.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        longest: The most.
+        share: Of the timeout of the strategy's collectives, where it has one.
+    """
+    timeout = getattr(trainer.strategy, "_timeout", None)
+    return min(longest, share * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest
+
+
+def _store_of_processes() -> Store | None:
+    """The store by which the processes of `torch.distributed` found each other; None without."""
+    import torch.distributed
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    found: Store = torch.distributed.distributed_c10d._get_default_store()
+    return found
+
+
+@final
+class Schedule:
+    """Counts windows as every other rank does, and says at which they meet.
+
+    Args:
+        windows: Windows until the first meeting.
+        optimizer_steps_done: `trainer.global_step` before the first batch.
+    """
+
+    def __init__(self, windows: int, *, optimizer_steps_done: int) -> None:
+        self._left = windows
+        self._batches = 0
+        self._steps_at_start = self._steps = optimizer_steps_done
+
+    def meet_after(self, windows: int) -> None:
+        """Agree on the next meeting.
+
+        Args:
+            windows: Windows until then.
+        """
+        self._left = max(1, windows)
+
+    def batch_ends(self, *, optimizer_steps_done: int) -> bool:
+        """Note that a batch was trained.
+
+        Args:
+            optimizer_steps_done: `trainer.global_step`.
+
+        Returns:
+            The ranks meet now.
+        """
+        self._batches += 1
+        unseen = optimizer_steps_done == self._steps_at_start and self._batches >= UNSEEN_STEPS_PATIENCE
+        if optimizer_steps_done <= self._steps and not unseen:
+            return False
+        self._steps = optimizer_steps_done
+        self._left -= 1
+        return self._left <= 0

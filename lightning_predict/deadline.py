@@ -1,0 +1,73 @@
+"""`within`: wait for some work for so long and no longer.
+
+Work that nothing can interrupt (a name look-up, a server that sends a byte a second, a disk that hangs) is done in a
+thread of its own, which is left behind when the time is up. Example::
+
+    >>> within(1.0, lambda: 6 * 7)
+    42
+    >>> within(0.01, lambda: __import__("time").sleep(0.2))
+    Traceback (most recent call last):
+    ...
+    TimeoutError: not done within 0.01 s
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar, final
+
+Result = TypeVar("Result")
+
+
+@final
+class Background(Generic[Result]):
+    """Work in a thread of its own, which does not keep the process alive.
+
+    Args:
+        work: What to do.
+    """
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._results: list[Result] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="lightning-predict", daemon=True)
+        self._thread.start()
+
+    def is_done(self, *, wait_seconds: float = 0.0) -> bool:
+        """Tell whether the work has ended.
+
+        Args:
+            wait_seconds: The longest wait for it.
+        """
+        self._thread.join(wait_seconds)
+        return not self._thread.is_alive()
+
+    def result(self) -> Result:
+        """Give what the work returned, once it has ended, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # raised where the result is asked for
+            self._error = error
+
+
+def within(seconds: float, work: Callable[[], Result]) -> Result:
+    """Return the result of some work, or raise its error.
+
+    Args:
+        seconds: The longest wait.
+        work: What to do.
+
+    Raises:
+        TimeoutError: It is not done; its thread goes on.
+    """
+    background = Background(work)
+    if not background.is_done(wait_seconds=seconds):
+        raise TimeoutError(f"not done within {seconds:g} s")
+    return background.result()

@@ -1,0 +1,167 @@
+"""`WeightsSource`: where a user wants weights to come from.
+
+Wherever weights are asked for, a file, a folder or an address do as well. Example::
+
+    >>> weights_source("https://user:secret@example.org/weights").address.shown
+    'https://example.org/weights'
+    >>> weights_source("mine/T4.safetensors").path
+    'mine/T4.safetensors'
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Final, final
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from lightning_predict.checked import shown
+from lightning_predict.errors import InvalidArgumentError
+
+URL_VARIABLE: Final = "LIGHTNING_PREDICT_WEIGHTS_URL"
+HTTP_VARIABLE: Final = "LIGHTNING_PREDICT_ALLOW_HTTP"
+
+DEADLINE_SECONDS: Final = 20.0
+"""All the time that the network may take."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address of a folder with a manifest.
+
+    Attributes:
+        parts: Of the URL, without a slash at the end of its path.
+    """
+
+    parts: SplitResult
+
+    @property
+    def shown(self) -> str:
+        """The address without what may be secret: a user, a password, a query."""
+        return shown_url(self.parts)
+
+    def of(self, name: str) -> str:
+        """The address of a file in the folder.
+
+        Args:
+            name: Of the file.
+        """
+        return urlunsplit(self.parts._replace(path=f"{self.parts.path}/{name}"))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSource:
+    """Where weights come from.
+
+    Attributes:
+        path: A weights file, or a folder of them, that comes before all else.
+        url: Address of a folder with a manifest; `LIGHTNING_PREDICT_WEIGHTS_URL` where None.
+        cache_dir: Folder for downloads; `LIGHTNING_PREDICT_CACHE`, else the platform's cache folder, where None.
+        offline: Use no network, whatever is configured.
+        allow_http: Take an address that is not encrypted from other machines than this one, too; so does
+            `LIGHTNING_PREDICT_ALLOW_HTTP=1`.
+        deadline_seconds: All the time that the network may take.
+    """
+
+    path: str | None = None
+    url: str | None = None
+    cache_dir: str | None = None
+    offline: bool = False
+    allow_http: bool = False
+    deadline_seconds: float = DEADLINE_SECONDS
+
+    @property
+    def address(self) -> Address:
+        """The address of `url`.
+
+        Raises:
+            InvalidArgumentError: It is none, or not encrypted.
+        """
+        return address_of(self.url, allow_http=self.allow_http)
+
+
+AnyWeights = str | PathLike[str] | WeightsSource | None
+"""What may be given as `weights`: a file, a folder, an address, or all of it; None takes what is configured."""
+
+
+def weights_source(weights: AnyWeights) -> WeightsSource:
+    """Read what was given as `weights`.
+
+    Args:
+        weights: A file, a folder, an address that begins with http:// or https://, or a WeightsSource.
+
+    Raises:
+        InvalidArgumentError: It is none of these, or an address that cannot be used.
+    """
+    if weights is None:
+        return WeightsSource()
+    if isinstance(weights, WeightsSource):
+        if weights.url is not None:
+            _ = weights.address
+        return weights
+    if not isinstance(weights, str | PathLike):
+        raise InvalidArgumentError(
+            f"weights={shown(weights)} is neither a file, a folder, an address nor a WeightsSource."
+        )
+    text = fspath(weights)
+    if text.split("://", 1)[0].lower() in ("http", "https"):
+        source = WeightsSource(url=text)
+        _ = source.address
+        return source
+    return WeightsSource(path=text)
+
+
+def address_of(url: object, *, allow_http: bool = False) -> Address:
+    """Check an address.
+
+    Args:
+        url: Of a folder that holds a manifest.
+        allow_http: Take it unencrypted from anywhere.
+
+    Raises:
+        InvalidArgumentError: Not an http or https address, or an unencrypted one of another machine.
+    """
+    try:
+        if not isinstance(url, str):
+            raise ValueError("no text")
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise InvalidArgumentError(
+            f"Weights address {shown(url)} is not usable; expected https://..., the folder that holds manifest.json."
+        ) from None
+    if not is_usable:
+        raise InvalidArgumentError(
+            f"Weights address {shown_url(parts)!r} is not usable; expected https://... (or http://... of this "
+            "machine), the folder that holds manifest.json."
+        )
+    is_allowed = allow_http or os.environ.get(HTTP_VARIABLE) == "1"
+    if parts.scheme == "http" and not is_allowed and not _is_loopback(parts.hostname or ""):
+        raise InvalidArgumentError(
+            f"Weights address {shown_url(parts)!r} is not encrypted: whoever sits on the way could change what is "
+            f"fetched. Give its https:// address, or allow it with allow_http=True or {HTTP_VARIABLE}=1."
+        )
+    return Address(parts._replace(path=parts.path.rstrip("/"), fragment=""))
+
+
+def shown_url(parts: SplitResult) -> str:
+    """An address for messages: without a user, a password, a query and a fragment.
+
+    Args:
+        parts: Of the address.
+    """
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,229 @@
+"""Fits on several ranks with gloo, one scenario after another: `python -m tests.callbacks.ranks FOLDER SCENARIO ...`.
+
+Each process finds its rank in the environment, as torchrun sets it, and writes what it has seen of each scenario to
+`<scenario>.<rank>.json` in the folder. A fault is a function that fails on one rank from its n-th call on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget, cost_budget
+from tests.callbacks.small import Small
+
+TIMEOUT_SECONDS: Final = 9
+"""Of the process group: a meeting waits for a third of it."""
+
+BATCHES: Final = 8
+"""Batches of an epoch on each rank; there are two epochs."""
+
+REPOSITORY: Final = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens on the ranks.
+
+    Attributes:
+        callbacks: Makes the callbacks of each rank.
+        fails_on: The rank on which the fault is; None without.
+        fault: Module, its class and function, or its function.
+        call: Number of the first call that fails, counted from 0.
+        error: Raised there, or returned where it is no exception; None ends the process.
+        filters: Warnings are exceptions.
+    """
+
+    callbacks: Callable[[], list[Any]]
+    fails_on: int | None = None
+    fault: str = ""
+    call: int = 0
+    error: object = field(default_factory=lambda: ZeroDivisionError("by zero"))
+    filters: bool = False
+
+
+def within() -> list[Any]:
+    """A budget that is never used up; the ranks meet after every window."""
+    return [RuntimePredictor(["T4"], print_table=False), CostBudget(hours=1000)]
+
+
+def over() -> list[Any]:
+    """A budget that ends the run after the warm-up."""
+    return [CostBudget(hours=1e-9)]
+
+
+HOOKS: Final = "lightning_predict.callbacks."
+FULL: Final = OSError(errno.ENOSPC, "No space left on device")
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    "ok": Scenario(within),
+    "stop": Scenario(over),
+    "warn": Scenario(lambda: [CostBudget(hours=1e-9, on_exceed="warn")]),
+    "raise": Scenario(lambda: [CostBudget(hours=1e-9, on_exceed="raise")]),
+    "disk full on rank 0": Scenario(over, 0, "lightning.pytorch.strategies.strategy:Strategy.save_checkpoint", 0, FULL),
+    "rank 1 cannot collect the checkpoint": Scenario(over, 1, HOOKS + "cost_budget:CostBudget.on_save_checkpoint"),
+    "rank 0 has no limits": Scenario(within, 0, HOOKS + "cost_budget:Terms.limits_of"),
+    "rank 0 cannot count": Scenario(within, 0, HOOKS + "budget:BudgetWatch.batch_ends"),
+    "rank 0 cannot count later": Scenario(within, 0, HOOKS + "budget:BudgetWatch.batch_ends", 6),
+    "rank 0 cannot judge": Scenario(within, 0, HOOKS + "budget:judge_forecast"),
+    "rank 0 cannot judge the use": Scenario(within, 0, HOOKS + "budget:judge_use"),
+    "rank 0 cannot log": Scenario(within, 0, HOOKS + "cost_budget:log_budget"),
+    "rank 0 cannot begin": Scenario(within, 0, HOOKS + "cost_budget:device_clock"),
+    "rank 0 has no clock": Scenario(within, 0, HOOKS + "run_clock:RunClock.batch_starts"),
+    "rank 1 cannot open its ledger": Scenario(within, 1, HOOKS + "budget:Ledger.open"),
+    "rank 1 cannot count": Scenario(within, 1, HOOKS + "meetings:Schedule.batch_ends", 4),
+    "rank 1 cannot meet": Scenario(within, 1, HOOKS + "meetings:StoreMeetings.decide", 1),
+    "rank 1 watches nothing": Scenario(within, 1, HOOKS + "budget:BudgetWatch.batch_starts"),
+    "validation uses the budget up": Scenario(
+        within, 0, HOOKS + "cost_budget:CostBudget._judge_validation", 1, {"action": "stop", "reason": "it is used up"}
+    ),
+    "warnings are errors": Scenario(
+        lambda: [CostBudget(usd=1, hours=1e-9, usd_per_hour=1, on_exceed="warn")], filters=True
+    ),
+    "rank 1 dies": Scenario(within, 1, HOOKS + "cost_budget:CostBudget.on_train_batch_end", 4, None),
+}
+"""By name."""
+
+
+@contextlib.contextmanager
+def failing(scenario: Scenario, rank: int) -> Iterator[None]:
+    """Let the scenario's function fail on its rank."""
+    if scenario.fails_on != rank:
+        yield
+        return
+    module, _, path = scenario.fault.partition(":")
+    *holders, name = path.split(".")
+    holder: Any = importlib.import_module(module)
+    for part in holders:
+        holder = getattr(holder, part)
+    original, calls = getattr(holder, name), [0]
+
+    def fails(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] <= scenario.call:
+            return original(*args, **options)
+        if scenario.error is None:
+            os._exit(1)
+        if isinstance(scenario.error, BaseException):
+            raise scenario.error
+        return scenario.error
+
+    setattr(holder, name, fails)
+    try:
+        yield
+    finally:
+        setattr(holder, name, original)
+
+
+def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
+    """Fit, and tell what this rank has seen."""
+    small = Small("lightning.pytorch")
+    strategy = small.lightning.strategies.DDPStrategy(
+        process_group_backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS)
+    )
+    for module in (budget, cost_budget):
+        module.__dict__["CHECK_SECONDS"] = 0.0  # they meet after every window
+    model, callbacks = small.model(validates=True), scenario.callbacks()
+    validated: list[object] = []
+    model.on_validation_batch_end = lambda *values: validated.append(values)
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("lightning_predict").addHandler(handler)
+    trainer = small.trainer(
+        folder, devices=world_size, strategy=strategy, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0
+    )
+    ended, start = "", time.monotonic()
+    with warnings.catch_warnings(record=not scenario.filters) as caught, failing(scenario, rank):
+        warnings.simplefilter("always")
+        if scenario.filters:
+            warnings.filterwarnings("error", category=UserWarning, module="lightning_predict")
+            warnings.filterwarnings("error", message="CostBudget")
+        try:
+            trainer.fit(model, small.loader(BATCHES * world_size), small.loader(3 * world_size))
+        except Exception as error:
+            ended = f"{type(error).__name__}: {error}"
+    logging.getLogger("lightning_predict").removeHandler(handler)
+    warned = [str(one.message) for one in caught or () if "LightningPredict" in one.category.__name__]
+    (watched,) = (one for one in callbacks if isinstance(one, CostBudget))
+    return {
+        "batches": model.batches_trained,
+        "ended": ended,
+        "validated": len(validated),
+        "reason": watched.stopping_reason,
+        "weights": float(torch.nn.utils.parameters_to_vector(model.parameters()).double().sum()),
+        "seconds": time.monotonic() - start,
+        "said": warned + logged,
+    }
+
+
+def start(folder: Path, world_size: int, scenarios: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Run scenarios on so many ranks; what each rank saw of each, empty where it did not come to the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPOSITORY),
+        "TORCHELASTIC_RUN_ID": "tests",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+    }
+    command = [sys.executable, "-m", "tests.callbacks.ranks", str(folder), *scenarios]
+    with contextlib.ExitStack() as files:
+        ranks = [
+            subprocess.Popen(
+                command,
+                cwd=folder,
+                env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.DEVNULL,
+                stderr=files.enter_context((folder / f"errors.{rank}.txt").open("w")),
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            for process in ranks:
+                process.wait(timeout=300)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    return {
+        scenario: [
+            json.loads(path.read_text()) if (path := folder / f"{scenario}.{rank}.json").exists() else {}
+            for rank in range(world_size)
+        ]
+        for scenario in scenarios
+    }
+
+
+def main(folder: Path, scenarios: Sequence[str]) -> None:
+    """Run the scenarios on this rank."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name in scenarios:
+        seen = fit(SCENARIOS[name], folder, rank, world_size)
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,99 @@
+"""Ranks that train together: whatever fails on one of them, all decide alike, and none waits beyond the bound."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import pytest
+
+from lightning_predict.callbacks.meetings import TIMEOUT_SHARE
+from tests.callbacks.ranks import BATCHES, SCENARIOS, TIMEOUT_SECONDS, start
+
+EPOCHS: Final = 2
+WAIT_SECONDS: Final = 2 * TIMEOUT_SHARE * TIMEOUT_SECONDS  # that of rank zero, twice as long for the others
+
+Seen = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What both ranks saw of all scenarios; the last ends one of them."""
+    return start(tmp_path_factory.mktemp("ranks"), 2, list(SCENARIOS))
+
+
+ENDS: Final = {
+    "ok": "",
+    "warn": "the run is forecast to need",
+    "rank 0 has no limits": "off, .* rank 0: ZeroDivisionError: by zero",
+    "rank 0 cannot count": "off, .* rank 0: ZeroDivisionError: by zero",
+    "rank 0 cannot count later": "off, .* rank 0: ZeroDivisionError: by zero",
+    "rank 0 cannot judge": "off, .* rank 0: ZeroDivisionError: by zero",
+    "rank 0 cannot judge the use": "off, .* rank 0: ZeroDivisionError: by zero",
+    "rank 0 cannot log": "off, .* rank 0: ZeroDivisionError: by zero",
+    "rank 0 cannot begin": "off, .* rank 0: ZeroDivisionError: by zero",
+    "rank 0 has no clock": "off, .* rank 0: ZeroDivisionError: by zero",
+    "rank 1 cannot open its ledger": "off, .* rank 1: ZeroDivisionError: by zero",
+    "rank 1 cannot count": "off, .* 1 of 2 ranks did not come to decide within 3 s",
+    "rank 1 cannot meet": "off, .* 1 of 2 ranks did not come to decide within 3 s",
+    "rank 1 watches nothing": "",
+    "warnings are errors": "the run is forecast to need",
+}
+"""What rank zero says, a pattern, where training goes on to its end."""
+
+
+@pytest.mark.parametrize("scenario", ENDS)
+def test_training_goes_on_on_all_ranks(seen: Seen, scenario: str) -> None:
+    first, second = seen[scenario]
+    assert first["batches"] == second["batches"] == EPOCHS * BATCHES
+    assert first["weights"] == second["weights"] == seen["ok"][0]["weights"]
+    assert (first["ended"], second["ended"]) == ("", "")
+    assert first["reason"] is second["reason"] is None
+    said = [one for one in first["said"] if "CostBudget" in one]
+    assert len(said) == bool(ENDS[scenario])
+    for one in said:
+        assert re.search(ENDS[scenario], one)
+    assert second["said"] == [
+        one
+        for one in ["CostBudget was off at the end of this fit: ZeroDivisionError: by zero"]
+        if scenario == "rank 1 cannot count"
+    ]
+
+
+@pytest.mark.parametrize("scenario", ["stop", "raise", "disk full on rank 0", "rank 1 cannot collect the checkpoint"])
+def test_all_ranks_end_after_the_same_batch_for_the_same_reason(seen: Seen, scenario: str) -> None:
+    first, second = seen[scenario]
+    assert first["batches"] == second["batches"] == 3
+    assert first["weights"] == second["weights"] == seen["stop"][0]["weights"]
+    assert first["reason"] == second["reason"]
+    assert "hours allows" in first["reason"]
+    assert first["ended"] == second["ended"]
+    assert first["ended"].startswith("BudgetExceededError: CostBudget: the run is" if scenario == "raise" else "")
+    if "rank" in scenario:
+        (said,) = first["said"]
+        assert "could not write" in said
+        assert ("rank 0: OSError: [Errno 28]" if "disk" in scenario else "rank 1: ZeroDivisionError: by zero") in said
+
+
+def test_a_validation_that_uses_the_budget_up_is_cut_off_on_all_ranks(seen: Seen) -> None:
+    first, second = seen["validation uses the budget up"]
+    assert first["batches"] == second["batches"] == EPOCHS * BATCHES
+    # The first validation tells what a batch takes; of the second, the hook of the batch that is cut off is left out.
+    assert (first["validated"], second["validated"]) == (3 + 1, 3 + 1)
+    assert first["reason"] == second["reason"] == "it is used up"
+    (said,) = first["said"]
+    assert "cut this validation off after 2 of 3 batches" in said
+
+
+def test_a_rank_that_dies_ends_the_others_by_their_own_collectives(seen: Seen) -> None:
+    first, second = seen["rank 1 dies"]
+    assert second == {}
+    assert first["ended"]  # what torch says of the lost connection
+    assert first["seconds"] < TIMEOUT_SECONDS + WAIT_SECONDS
+
+
+def test_no_rank_waits_beyond_the_bound(seen: Seen) -> None:
+    usual = max(one["seconds"] for scenario in ("stop", "warn") for one in seen[scenario])
+    for scenario in ENDS:
+        for one in seen[scenario] if scenario != "ok" else []:  # the first fit imports what the others have
+            assert one["seconds"] < 10 * usual + WAIT_SECONDS + 5, scenario
