@@ -163,6 +163,8 @@ def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """Say what bounds a step, where it is not the device."""
     yield from links_note(predictions)
     yield from host_note(predictions)
+    if any(_bound_by(prediction).endswith("?") for prediction in predictions.values()):
+        yield "Bound by host? or device?: which of the two is not sure, as the host was assumed."
     yield from loader_note(predictions)
 
 
@@ -314,7 +316,8 @@ def _bound_by(prediction: Prediction) -> str:
         return "loader"
     if is_bound_by_links(prediction):
         return "links"
-    return "host" if prediction.host_seconds > prediction.device_seconds else "device"
+    bound = "host" if prediction.host_seconds > prediction.device_seconds else "device"
+    return f"{bound}?" if prediction.verdict is not None and prediction.verdict.is_doubtful else bound
 
 
 def _covered_by(prediction: Prediction) -> str | None:

@@ -73,6 +73,7 @@ class Anchor:
         residual_seconds: What the measured step has beyond what the trace explains.
         device_seconds: What the origin's device needs for the step; 0 where nothing was measured.
         steps: Steps to simulate; 1 where measured steps begin with an idle device, as a clock waits for it.
+        is_host_assumed: The host is a median one, as neither its launches nor a step that it bounds were timed.
     """
 
     host: HostModel
@@ -81,6 +82,7 @@ class Anchor:
     residual_seconds: float = 0.0
     device_seconds: float = 0.0
     steps: int = STEADY_STEPS
+    is_host_assumed: bool = False
 
 
 def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> Anchor:
@@ -93,13 +95,13 @@ def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) ->
         factor: Time of the host beside the GPUs over that of the host in use.
     """
     if not trace.has_measured_kernels:
-        return Anchor(host=HostModel(factor=factor))
+        return Anchor(host=HostModel(factor=factor), is_host_assumed=True)
     is_recorded = has_recorded_launches(trace)
     slower = STACKS_SPREAD if trace.has_python_stacks else PROFILED_SPREAD
     host = HostModel(low_factor=1 / slower / MACHINE_SPREAD, high_factor=MACHINE_SPREAD) if is_recorded else HostModel()
     gap = recorded_gap(trace)
     if origin is None or not trace.step_seconds:
-        return Anchor(host=replace(host, factor=factor), gap_seconds=gap)
+        return Anchor(host=replace(host, factor=factor), gap_seconds=gap, is_host_assumed=not is_recorded)
     return _held_against(trace, timed, host, gap, factor)
 
 
@@ -136,6 +138,7 @@ def _held_against(trace: Trace, timed: TimedWork, host: HostModel, gap: float, f
         residual_seconds=max(step - explained, 0.0),
         device_seconds=float(found.occupied_seconds[0]),
         steps=1,
+        is_host_assumed=not (is_host_bound or has_recorded_launches(trace)),
     )
 
 

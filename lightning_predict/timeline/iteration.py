@@ -103,6 +103,7 @@ def iterations(
     *,
     origin: Gpu | None = None,
     host_factor: float = 1.0,
+    is_host_measured: bool = False,
     correlation: float = FAMILY_CORRELATION,
 ) -> tuple[Iteration, ...]:
     """One Iteration a GPU from timed work.
@@ -113,17 +114,21 @@ def iterations(
         gpus: The GPUs.
         origin: GPU that the trace was recorded on; its own row is the measured step.
         host_factor: Time of the target's host over that of the host in use.
+        is_host_measured: A measured step that the host bounds gave the factor, so that the host is not assumed.
         correlation: See `interval_of_sum`.
     """
     own = anchor(trace, timed, origin, host_factor)
+    if is_host_measured:
+        measured = replace(own.host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
+        own = replace(own, host=measured, is_host_assumed=False)
     work = launchings(trace, timed, timed.seconds)
     order = launch_order(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
     middle = simulate(order, own.host, steps=own.steps, speed=1 / own.device_factor)
     faster = simulate(order, own.host, steps=own.steps, speed=FASTER / own.device_factor)
     python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
-    low, high = _ends(
-        middle, own, _spread(timed, correlation), _host_ends(trace, own.host, middle.host_seconds, python)
-    )
+    host_ends = _host_ends(trace, own.host, middle.host_seconds, python)
+    low, high = _ends(middle, own, _spread(timed, correlation), host_ends)
+    doubtful = [own.is_host_assumed and host_ends[0] < float(busy) < host_ends[1] for busy in middle.occupied_seconds]
     middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
     beyond = tuple(_beyond_operations(trace, own, python))
     phases = np.array(timed.phases, dtype=np.str_)
@@ -139,8 +144,9 @@ def iterations(
             by_phase=by_phase,
             measured=trace.step_seconds if target == origin else (),
             gpu=target.name,
-            verdict=verdict,
+            verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
+                *_assumed(own, host_ends, middle.host_seconds, float(middle.occupied_seconds[row])),
                 *_notes(dtypes, target),
                 *_untimed(trace, timed, row),
                 *unknown,
@@ -299,6 +305,17 @@ def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str
         f"The {'measured' if is_measured else 'recorded'} step holds {seconds_to_milliseconds(seconds):.3g} ms{share} "
         "beyond its operations (Python work in the step, data, waits); they are carried to every GPU as time of the "
         "host."
+    )
+
+
+def _assumed(own: Anchor, host_ends: tuple[float, float], host: float, device: float) -> Iterator[str]:
+    """Say that the host was assumed, where it decides the step or may do so."""
+    if not own.is_host_assumed or host_ends[1] <= device:
+        return
+    low, middle, high = (f"{seconds_to_milliseconds(seconds):.3g}" for seconds in (host_ends[0], host, host_ends[1]))
+    yield (
+        f"Host assumed: nobody timed the host that launches the step. A median one takes {middle} ms, nine in ten take "
+        f"{low} to {high} ms, more than the device may need."
     )
 
 

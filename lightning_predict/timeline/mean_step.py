@@ -122,12 +122,14 @@ def _mean_verdict(steps: Sequence[Iteration], weights: Sequence[float]) -> Verdi
     if total <= 0:
         return found[0][0]
     by_host = sum(seconds for verdict, seconds in found if verdict.bound_by == "host")
+    doubtful = sum(seconds for verdict, seconds in found if verdict.is_doubtful)
     parts = _mean_shares([verdict.critical_path for verdict, _ in found], [seconds for _, seconds in found])
     return Verdict(
         bound_by="host" if by_host > total / 2 else "device",
         idle_share=sum(seconds * verdict.idle_share for verdict, seconds in found) / total,
         gain=sum(seconds * verdict.gain for verdict, seconds in found) / total,
         critical_path=dict(sorted(parts.items(), key=lambda part: -part[1])),
+        is_doubtful=doubtful > total / 2,
     )
 
 

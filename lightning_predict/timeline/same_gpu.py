@@ -124,8 +124,16 @@ def corrected_iterations(
         host_factor: See `iterations`.
     """
     work, factor = corrected_work(trace, timed, check)
-    steps = iterations(trace, work, gpus, origin=origin, host_factor=host_factor * factor)
-    if check is None or trace.has_measured_kernels:
+    is_corrected = check is not None and not trace.has_measured_kernels
+    steps = iterations(
+        trace,
+        work,
+        gpus,
+        origin=origin,
+        host_factor=host_factor * factor,
+        is_host_measured=check is not None and is_corrected and check.bound_by == "host",
+    )
+    if check is None or not is_corrected:
         return steps
     return tuple(step if step.gpu == check.gpu else replace(step, notes=(*step.notes, check.note)) for step in steps)
 

@@ -19,7 +19,7 @@ through it (`host_walk`) is then a few sums, so that many hosts and speeds can b
     >>> work = [Launching(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
     >>> result = simulate(launch_order(work, gpus=2), HostModel())
     >>> [round(float(seconds) * 1e6, 1) for seconds in result.seconds]  # bound by the device; by the host
-    [1000.0, 9.5]
+    [1000.0, 13.3]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lightning_predict.kernels.arrays import IndexArray, summed_by_owner
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.timeline.overheads import HostModel, Overheads
+from lightning_predict.timeline.overheads import LIBRARY_SECONDS, HostModel, Overheads
 from lightning_predict.timeline.recorded_host import RecordedHost, recorded_host
 from lightning_predict.tracing.trace import Kernel, Phase, Trace
 from lightning_predict.units import MICROSECOND
@@ -62,6 +62,7 @@ class Launching:
         waits: The host waits afterwards until the compute stream is done.
         module: Whose time it is.
         recorded: Its overheads as they were recorded; None where the host model's count.
+        library_seconds: What it takes beyond the host model's; without effect where they were recorded.
         python_seconds: Host work outside of operations before it.
     """
 
@@ -73,6 +74,7 @@ class Launching:
     waits: bool = False
     module: str | None = None
     recorded: Overheads | None = None
+    library_seconds: float = 0.0
     python_seconds: float = 0.0
 
     @property
@@ -88,7 +90,7 @@ class LaunchOrder:
     """A step's operations as arrays.
 
     Attributes:
-        kinds: Distinct (recorded overheads, phase, launch calls) of the operations.
+        kinds: Distinct (recorded overheads, phase, launch calls, seconds of the library) of the operations.
         kind: Which of them each operation is, shape (operations,).
         python_seconds: Host work outside of operations before each, shape (operations,).
         seconds: Device seconds of all kernels, shape (gpus, kernels).
@@ -99,7 +101,7 @@ class LaunchOrder:
         waits: (operations done, kernels issued) at each wait for the device, in order.
     """
 
-    kinds: tuple[tuple[Overheads | None, Phase, int], ...]
+    kinds: tuple[tuple[Overheads | None, Phase, int, float], ...]
     kind: IndexArray
     python_seconds: Array
     seconds: Array
@@ -136,7 +138,7 @@ def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: flo
         gpus: Number of GPUs (rows of every `seconds`).
         gap_seconds: What a stream leaves free between two kernels that wait in it; 0 where `seconds` hold it.
     """
-    kinds: dict[tuple[Overheads | None, Phase, int], int] = {}
+    kinds: dict[tuple[Overheads | None, Phase, int, float], int] = {}
     kind: list[int] = []
     streams: list[int] = []
     owners: list[int] = []
@@ -144,7 +146,8 @@ def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: flo
     waits: list[tuple[int, int]] = []
     for index, operation in enumerate(operations):
         kernels = len(operation.streams)
-        kind.append(kinds.setdefault((operation.recorded, operation.phase, operation.launches), len(kinds)))
+        own = (operation.recorded, operation.phase, operation.launches, operation.library_seconds)
+        kind.append(kinds.setdefault(own, len(kinds)))
         streams += operation.streams
         owners += [index] * kernels
         calls += range(kernels) if operation.calls is None else operation.calls
@@ -166,15 +169,16 @@ def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: flo
 
 def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
     """When a host does what."""
-    overheads = [(host.by_phase[phase] if own is None else own, launches) for own, phase, launches in order.kinds]
+    overheads = [(host.of(phase, own, library), launches) for own, phase, launches, library in order.kinds]
     length = np.array([own.seconds(launches=launches) for own, launches in overheads])
     before = np.array([own.between_operations for own, _ in overheads])
     first = np.array([own.before_first_launch + own.launch for own, _ in overheads])
     each = np.array([own.launch + own.between_launches for own, _ in overheads])
-    ends = host.factor * np.concatenate([[0.0], np.cumsum(length[order.kind] + order.python_seconds)])
-    begins = ends[:-1] + host.factor * (before[order.kind] + order.python_seconds)
+    python = host.factor * order.python_seconds
+    ends = np.concatenate([[0.0], np.cumsum(length[order.kind] + python)])
+    begins = ends[:-1] + before[order.kind] + python
     kind = order.kind[order.owners]
-    launched = begins[order.owners] + host.factor * (first[kind] + order.calls * each[kind])
+    launched = begins[order.owners] + first[kind] + order.calls * each[kind]
     return HostWalk(
         begins=begins,
         launched=launched + START_SECONDS,
@@ -233,6 +237,7 @@ def _launching(
         waits=host.waits[index],
         module=operation.module,
         recorded=host.overheads[index],
+        library_seconds=0.0 if host.overheads[index] is not None else LIBRARY_SECONDS.get(operation.name, 0.0),
         python_seconds=host.python_seconds[index],
     )
 

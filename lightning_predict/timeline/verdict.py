@@ -44,17 +44,21 @@ class Verdict:
             for a step that the host bounds, 0.5 for one that the device bounds.
         critical_path: Share of the step by module (by phase outside modules), the largest first; they add up to 1. A
             module has the time in which the device works for it, or waits for its launches.
+        is_doubtful: The other queue may as well bound the step: the host was assumed, and its interval holds the
+            device's time.
     """
 
     bound_by: Literal["device", "host"]
     idle_share: float
     gain: float
     critical_path: Mapping[str, float]
+    is_doubtful: bool = False
 
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        return f"bound by the {self.bound_by}: a GPU twice as fast gains {100 * self.gain:.0f} %"
+        bound = f"{'perhaps ' if self.is_doubtful else ''}bound by the {self.bound_by}"
+        return f"{bound}: a GPU twice as fast gains {100 * self.gain:.0f} %"
 
 
 def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> tuple[Verdict, ...]:

@@ -42,7 +42,7 @@ def chrome_trace(
     step = simulate(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor)
     events = [_name(HOST_PROCESS, "host"), _name(DEVICE_PROCESS, f"{target.name} (predicted)")]
     for index, operation in enumerate(work):
-        overheads = host.of(operation.phase, operation.recorded)
+        overheads = host.of(operation.phase, operation.recorded, operation.library_seconds)
         length = overheads.seconds(launches=operation.launches) - overheads.between_operations
         arguments = {"phase": operation.phase} | ({"module": operation.module} if operation.module else {})
         start = float(step.operation_starts[0, index])

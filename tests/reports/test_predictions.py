@@ -52,6 +52,7 @@ def test_json_holds_the_verdict_and_its_sentence() -> None:
         "idle_share": 0.3,
         "gain": 0.04,
         "critical_path": {"top": 1.0},
+        "is_doubtful": False,
         "sentence": "bound by the host: a GPU twice as fast gains 4 %",
     }
     assert read["predictions"][1]["verdict"] is None

@@ -69,6 +69,15 @@ def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
     assert note.startswith("Bound by loader")
 
 
+def test_a_bound_that_an_assumed_host_leaves_open_is_marked() -> None:
+    verdict = Verdict(bound_by="device", idle_share=0.0, gain=0.3, critical_path={}, is_doubtful=True)
+    doubtful = changed(T4, verdict=verdict)
+    assert list(bound_notes(of(doubtful))) == [
+        "Bound by host? or device?: which of the two is not sure, as the host was assumed."
+    ]
+    assert " device? " in plain_table(of(doubtful))
+
+
 def test_checkpoints_are_mentioned_where_they_count() -> None:
     # 11,520 s in all: 1 % are 115.2 s.
     assert list(total_notes(of(changed(T4, checkpoint_seconds=100.0)))) == []

@@ -99,14 +99,18 @@ def anchored(trace: Trace) -> Anchor:
     return anchor(trace, timed_work(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), SMALL, 1.0)
 
 
-@pytest.mark.parametrize("has_launches", [True, False])
-def test_a_step_a_little_longer_than_its_kernels_stays_bound_by_the_device(has_launches: bool) -> None:
+# Without launches a median host takes (13.3 + 10) us for each of 400 products, for which a GPU twice as fast as BIG
+# waits: 1 - 9.32 / 14.06 = 0.337.
+@pytest.mark.parametrize(("has_launches", "least_gain"), [(True, 0.45), (False, 0.33)])
+def test_a_step_a_little_longer_than_its_kernels_stays_bound_by_the_device(
+    has_launches: bool, least_gain: float
+) -> None:
     # 400 products of 70 us are 28 ms; the measured step is 0.2 % longer. BIG takes 14 ms, and those 0.056 ms.
     step = predicted(recorded(400, 70e-6, steps=(0.028 * 1.002,), has_launches=has_launches))["BIG"]
     assert step.seconds == pytest.approx(0.014 + 0.002 * 0.028, rel=1e-3)
     assert step.bound_by == "device"
     assert step.verdict is not None
-    assert step.verdict.gain > 0.45
+    assert step.verdict.gain > least_gain
     assert step.low_seconds < step.seconds < step.high_seconds
 
 

@@ -9,8 +9,8 @@ import pytest
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import GAP_SECONDS
-from lightning_predict.timeline.iteration import interval_of_sum, iterations
-from lightning_predict.timeline.overheads import HOST_SPREAD, SHARED_OVERHEADS
+from lightning_predict.timeline.iteration import Iteration, interval_of_sum, iterations
+from lightning_predict.timeline.overheads import HOST_SPREAD, LIBRARY_SECONDS, HostModel
 from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
 from lightning_predict.timeline.simulation import START_SECONDS
 from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
@@ -19,6 +19,9 @@ from tests.kernels.example_models import half_speed
 
 LARGE, TINY = TensorInfo((4096, 4096), "float32"), TensorInfo((4, 4), "float32")
 MODELS = half_speed("linear/float32")
+
+LAUNCH_SECONDS = HostModel().of("forward", None, LIBRARY_SECONDS["aten::mm"]).seconds(launches=1)
+"""Of a product on a median host: 13.3 us and 10 for the library."""
 
 
 def product(data: TensorInfo, phase: str = "forward") -> Operation:
@@ -54,7 +57,7 @@ def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() ->
     trace = cpu_trace(*[product(TINY)] * 100)
     steps = iterations(trace, timed_work(trace, [SMALL, BIG], origin=None, models=MODELS), [SMALL, BIG])
     for step in steps:
-        assert math.isclose(step.seconds, 100 * SHARED_OVERHEADS["forward"].seconds(launches=1))
+        assert math.isclose(step.seconds, 100 * LAUNCH_SECONDS)
         assert step.bound_by == "host"
         assert math.isclose(step.high_seconds, HOST_SPREAD * step.seconds)
         assert step.seconds > step.device_seconds
@@ -115,26 +118,56 @@ def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
 
 
 def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
-    # 100 kernels of 10 us and gaps of 1 us, the first 10.5 us after the start: 1,110.5 us of a step of 2.5 ms.
-    trace = measured_trace(2.5e-3, kernels=100, kernel_seconds=10e-6)
+    # 100 kernels of 30 us and gaps of 1 us, the first 23.9 us after the start: 3,123.9 us of a step of 5 ms.
+    trace = measured_trace(5e-3, kernels=100, kernel_seconds=30e-6)
     work = timed_work(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
-    beyond = 2500 - (10.5 + 100 * (10 + 1))
+    beyond = 5000 - (23.9 + 100 * (30 + 1))
     (other,) = iterations(trace, work, [BIG], origin=SMALL)
-    # BIG takes 5 us for a kernel, and waits for the last of 100 launches, of 9.5 us each but for T3.
-    assert other.seconds * 1e6 == pytest.approx(99 * 9.5 + 10.5 + 5 + 1 + beyond)
+    # BIG takes 15 us for a kernel, and waits for the last of 100 launches, of 23.3 us each but for T3.
+    assert other.seconds * 1e6 == pytest.approx(99 * 23.3 + 23.9 + 15 + 1 + beyond)
     assert other.bound_by == "host"
-    assert other.device_seconds * 1e6 == pytest.approx(100 * 5)
-    assert other.notes == (
-        "The measured step holds 1.39 ms (56%) beyond its operations (Python work in the step, data, waits); they are "
-        "carried to every GPU as time of the host.",
+    assert other.device_seconds * 1e6 == pytest.approx(100 * 15)
+    assumed, said = other.notes
+    assert assumed.startswith("Host assumed: ")
+    assert said == (
+        "The measured step holds 1.88 ms (38%) beyond its operations (Python work in the step, data, waits); they are "
+        "carried to every GPU as time of the host."
     )
-    # A host twice as fast launches each within 4.75 us, so that the device bounds the step.
+    # A host twice as fast launches each within 11.65 us, so that the device bounds the step.
     (half,) = iterations(trace, work, [BIG], origin=SMALL, host_factor=0.5)
-    assert half.seconds * 1e6 == pytest.approx(8.5 / 2 + 2 + 100 * (5 + 1) + beyond)
+    assert half.seconds * 1e6 == pytest.approx(21.9 / 2 + 2 + 100 * (15 + 1) + beyond)
+
+
+def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
+    # A median host takes 23.3 us for each of 100 products, nine in ten half to twice as long: 1.17 to 4.66 ms.
+    trace = cpu_trace(*[product(LARGE)] * 100)
+    work = timed_work(trace, [SMALL], origin=None, models=MODELS)
+
+    def step(device: float) -> Iteration:
+        each = np.full((1, 100), device / 100)
+        (found,) = iterations(trace, replace(work, seconds=each, low_seconds=each, high_seconds=each), [SMALL])
+        return found
+
+    said = (
+        "Host assumed: nobody timed the host that launches the step. A median one takes 2.33 ms, nine in ten take 1.16 "
+        "to 4.66 ms, more than the device may need.",
+    )
+    short, similar, longer, long = (step(device) for device in (1e-3, 2e-3, 4e-3, 5e-3))
+    verdicts = [one.verdict for one in (short, similar, longer, long) if one.verdict is not None]
+    assert [(one.bound_by, one.is_doubtful) for one in verdicts] == [
+        ("host", False),
+        ("host", True),
+        ("device", True),
+        ("device", False),
+    ]
+    assert verdicts[1].sentence.startswith("perhaps bound by the host: ")
+    assert short.notes == similar.notes == longer.notes == said
+    assert long.notes == ()
+    assert longer.high_seconds == pytest.approx(4.66e-3, rel=1e-3)  # what a slow host takes
 
 
 def test_an_emulated_dtype_is_said() -> None:
-    half = TensorInfo((64, 64), "bfloat16")
+    half = TensorInfo((4096, 4096), "bfloat16")
     trace = cpu_trace(product(half))
     old, new = iterations(trace, timed_work(trace, [OLD, SMALL], origin=None, models=None), [OLD, SMALL])
     assert old.notes == ("OLD has no bfloat16; it is predicted as emulated.",)
@@ -143,7 +176,7 @@ def test_an_emulated_dtype_is_said() -> None:
 
 def test_a_missing_float8_is_said() -> None:
     trace = cpu_trace(
-        Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((64, 64), "float8_e4m3fn"),) * 2)
+        Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((4096, 4096), "float8_e4m3fn"),) * 2)
     )
     (step,) = iterations(trace, timed_work(trace, [OLD], origin=None, models=None), [OLD])
     assert step.notes == ("OLD has no float8; it is predicted at float32's rate.",)

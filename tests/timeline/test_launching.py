@@ -30,13 +30,13 @@ def test_kernels_keep_their_operation_and_their_place() -> None:
 
 def test_operations_of_equal_phase_and_launches_are_of_one_kind() -> None:
     order = launch_order([launching(1), launching(1), launching(2), launching(1, name="other")], gpus=1)
-    assert order.kinds == ((None, "forward", 1), (None, "forward", 2))
+    assert order.kinds == ((None, "forward", 1, 0.0), (None, "forward", 2, 0.0))
     assert order.kind.tolist() == [0, 0, 1, 0]
 
 
 def test_kernels_of_one_call_are_one_launch() -> None:
     order = launch_order([launching(3, calls=(0, 0, 1))], gpus=1)
-    assert order.kinds == ((None, "forward", 2),)
+    assert order.kinds == ((None, "forward", 2, 0.0),)
     assert order.calls.tolist() == [0, 0, 1]
 
 

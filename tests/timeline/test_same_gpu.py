@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lightning_predict.kernels.choice import timed_work
-from lightning_predict.timeline.overheads import SHARED_OVERHEADS
+from lightning_predict.timeline.anchoring import MACHINE_SPREAD
+from lightning_predict.timeline.overheads import LIBRARY_SECONDS, HostModel
 from lightning_predict.timeline.same_gpu import (
     CORRECTION_EXPONENT,
     SameGpuCheck,
@@ -67,7 +68,7 @@ def test_the_device_is_corrected_by_a_part_of_the_error() -> None:
 
 
 def test_the_host_is_the_same_on_other_gpus_so_its_time_is_corrected_in_full() -> None:
-    expected = 100 * SHARED_OVERHEADS["forward"].seconds(launches=1)
+    expected = 100 * HostModel().of("forward", None, LIBRARY_SECONDS["aten::mm"]).seconds(launches=1)
     trace = replace(cuda_trace(3 * expected), operations=(product(TINY),) * 100)
     check = same_gpu_check(trace, SMALL, MODELS)
     assert check is not None
@@ -77,6 +78,7 @@ def test_the_host_is_the_same_on_other_gpus_so_its_time_is_corrected_in_full() -
     work = timed_work(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(3 * expected)
+    assert other.high_seconds == pytest.approx(MACHINE_SPREAD * 3 * expected)
     assert other.notes[0].startswith("Other GPUs: the host's time is corrected by a factor of 3.00, as the step takes")
 
 
