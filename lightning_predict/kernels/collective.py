@@ -40,6 +40,10 @@ CURVES_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "colle
 WITHOUT_PEER_ACCESS: Final = frozenset({"L40S"})
 """Measured GPUs whose machine had no peer access, though the card has (said by who measured it)."""
 
+MESHED: Final = frozenset({"pascal", "volta"})
+"""Architectures whose machines join eight GPUs by NVLink without a switch (DGX-1's cube mesh): a pair shares one or two
+of a GPU's four or six links, so that bandwidth depends on how many take part."""
+
 UNFITTED_SPREAD: Final = 1.5
 """Extra factor around a collective on a GPU without measurements. An assumption."""
 
@@ -74,11 +78,13 @@ class CollectiveCurves:
         log_sizes: Natural logarithm of the sizes, ascending, shape (points,).
         curves: By GPU, collective and number of GPUs: log(seconds), shape (points,).
         half_width: Half width of the 90 % interval in log(seconds), on sizes that were not fitted.
+        derived: (GPU, collective) of curves that were not measured, but follow from that GPU's all_reduce.
     """
 
     log_sizes: Array
     curves: Mapping[str, Mapping[str, Mapping[int, Array]]]
     half_width: float
+    derived: frozenset[tuple[str, str]] = frozenset()
 
     def supports(self, operation: str) -> bool:
         """True for a collective."""
@@ -87,11 +93,15 @@ class CollectiveCurves:
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Seconds and their 90 % interval, each of shape (gpus, problems)."""
         seconds = np.stack([self._seconds(batch, target) for target in gpus])
-        fitted = np.array([target.name in self.curves for target in gpus])[:, None]
+        fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]
         spread = np.exp(self.half_width) * np.where(fitted, 1.0, UNFITTED_SPREAD)
         bound = roofline_seconds(batch, gpus, least=True)
         seconds = np.maximum(seconds, bound)
         return Estimate(seconds, np.maximum(seconds / spread, bound), seconds * spread)
+
+    def _is_measured(self, operation: str, target: Gpu) -> bool:
+        own = UNMEASURED.get(operation, operation)
+        return target.name in self.curves and (target.name, own) not in self.derived
 
     def _seconds(self, batch: ProblemBatch, target: Gpu) -> Array:
         source, scale = self._source(target)
@@ -125,10 +135,11 @@ def _is_peer(measured: str) -> bool:
     return measured not in WITHOUT_PEER_ACCESS
 
 
-def _kind(target: Gpu, has_peer_access: bool | None = None) -> tuple[bool, bool]:
-    """(over NVLink, with peer access) of the machine."""
+def _kind(target: Gpu, has_peer_access: bool | None = None) -> tuple[bool, bool, bool]:
+    """Tell what a machine's links are like: over NVLink, with peer access, a mesh without a switch."""
     peer = target.has_peer_access if has_peer_access is None else has_peer_access
-    return target.nvlink_bytes_per_second is not None, peer
+    has_nvlink = target.nvlink_bytes_per_second is not None
+    return has_nvlink, peer, has_nvlink and target.architecture in MESHED
 
 
 def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
@@ -143,6 +154,10 @@ def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
     low, high = at_counts[upper - 1, columns], at_counts[upper, columns]
     between: Array = low + share * (high - low)
     return between
+
+
+def _texts(value: Checked) -> tuple[str, ...]:
+    return value.texts()
 
 
 def _count(times: Checked, key: str) -> int:
@@ -173,4 +188,7 @@ def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
         }
         for name, operations in document.member("microseconds").members().items()
     }
-    return CollectiveCurves(sizes, curves, float(document.member("half_width_90").number()))
+    derived = frozenset(
+        (gpu, operation) for gpu, _, operation in (pair.partition(" ") for pair in document.optional("derived", _texts, ()))
+    )
+    return CollectiveCurves(sizes, curves, float(document.member("half_width_90").number()), derived)

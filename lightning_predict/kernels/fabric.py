@@ -1,10 +1,12 @@
-"""Collectives over a layout: inside a machine by measured curves, between machines by their network.
+"""Time collectives over a layout: inside a machine by measured curves, between machines by their network.
 
-NCCL runs rings (or trees) that pass through every machine: the slower of the two fabrics sets the pace, and the
-latencies add. Between machines a ring all-reduce of m bytes sends 2 (N - 1) / N x m through each machine's network,
-all_gather and reduce_scatter half of it, and an all-to-all what goes to other machines. What a system has between its
-machines is for the user to say (`Interconnect`); the figures here are those of the vendor's reference systems, and
-100 Gbit/s Ethernet for machines without NVLink. Example::
+NCCL has two algorithms between machines. A ring passes through all n = N x g GPUs: all_gather and reduce_scatter send
+(n - 1) / n of the message through each machine's network, all_reduce twice that, in n - 1 steps (or twice as many). A
+tree, for all_reduce alone, joins the machines: 2 (N - 1) / N of the message, in 2 log2 N steps; the faster of the two
+counts. The slower of the two fabrics sets the pace, and the latencies of all steps add: with many machines and small
+messages they are all there is. An all-to-all sends what goes to other machines. What a system has between its machines
+is for the user to say (`Interconnect`); the figures here are those of the vendor's reference systems, and 100 Gbit/s
+Ethernet for machines without NVLink. Example::
 
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> one, two = layout_of("8xA100-SXM-80GB"), layout_of("2x8xA100-SXM-80GB")
@@ -46,8 +48,15 @@ ETHERNET_BYTES_PER_SECOND: Final = gigabytes_to_bytes(12.5)
 NETWORK_SHARE: Final = 0.9
 """Share of a network's line rate that collectives reach. An assumption."""
 
-HOP_SECONDS: Final = 10 * MICROSECOND
-"""Latency that a step from one machine to another adds. An assumption, for RDMA; TCP takes several times as long."""
+RING_HOP_SECONDS: Final = 4 * MICROSECOND
+TREE_HOP_SECONDS: Final = 8.5 * MICROSECOND
+NVLINK_STEP_SECONDS: Final = 1.9 * MICROSECOND
+PCIE_STEP_SECONDS: Final = 2.5 * MICROSECOND
+"""Latency of a step of a ring or a tree over RDMA, and of a step inside a machine: what NCCL itself reckons with when it
+chooses an algorithm (its protocol LL128; src/graph/tuning.cc, hardware latencies). TCP takes several times as long."""
+
+TREE_SHARE: Final = 0.92
+"""Bandwidth of a tree over that of a ring, from the same place."""
 
 
 @final
@@ -114,13 +123,19 @@ def collective(
         inside = _inside(operation, messages, layout, interconnect)
     if layout.nodes == 1:
         return inside
-    between = _between(operation, messages, layout, interconnect, groups_per_node)
-    hops = HOP_SECONDS * math.log2(layout.nodes) * (2 if operation == "all_reduce" else 1)
     spread = np.exp(bundled_curves().half_width) * UNFITTED_SPREAD
+    paths = [_path(operation, messages, layout, interconnect, groups_per_node, is_tree=False)]
+    if operation == "all_reduce":
+        paths.append(_path(operation, messages, layout, interconnect, groups_per_node, is_tree=True))
+
+    def least(inside_seconds: Array, factor: float) -> Array:
+        """Of the algorithms, at one end of the interval."""
+        each = [np.maximum(inside_seconds, sent * factor) + hops * factor for sent, hops in paths]
+        shortest: Array = np.min(each, axis=0)
+        return shortest
+
     return Estimate(
-        np.maximum(inside.seconds, between) + hops,
-        np.maximum(inside.low_seconds, between / spread) + hops / spread,
-        np.maximum(inside.high_seconds, between * spread) + hops * spread,
+        least(inside.seconds, 1.0), least(inside.low_seconds, 1 / spread), least(inside.high_seconds, spread)
     )
 
 
@@ -149,13 +164,26 @@ def _latency(curves: CollectiveCurves, operation: str, layout: Layout) -> float:
     return float(curves.estimate(smallest, [layout.gpu]).seconds[0, 0])
 
 
-def _between(
-    operation: str, messages: Array, layout: Layout, interconnect: Interconnect, groups_per_node: int
-) -> Array:
-    """Time in the network of the machine that sends most."""
+def _path(
+    operation: str,
+    messages: Array,
+    layout: Layout,
+    interconnect: Interconnect,
+    groups_per_node: int,
+    *,
+    is_tree: bool,
+) -> tuple[Array, float]:
+    """Time in the network of a machine, and the latency of all steps beyond those inside one machine."""
     network = interconnect.inter_node_bytes_per_second or NETWORK_SHARE * network_bytes_per_second(layout.gpu)
-    sent = bus_factor(operation, layout.nodes)
+    nodes, per_node = layout.nodes, layout.gpus_per_node
+    passes = 2 if operation == "all_reduce" else 1
     if operation == "alltoall":  # each GPU of the machine sends what is for other machines
-        sent = layout.gpus_per_node * (layout.nodes - 1) / layout.nodes
-    seconds: Array = sent * messages * groups_per_node / network
-    return seconds
+        sent, hops = per_node * (nodes - 1) / nodes, RING_HOP_SECONDS * math.log2(nodes)
+    elif is_tree:
+        sent, hops = bus_factor(operation, nodes) / TREE_SHARE, TREE_HOP_SECONDS * passes * math.log2(nodes)
+    else:
+        has_nvlink = layout.gpu.nvlink_bytes_per_second is not None
+        step = NVLINK_STEP_SECONDS if has_nvlink else PCIE_STEP_SECONDS
+        sent = bus_factor(operation, layout.count)
+        hops = passes * (nodes - 1) * (RING_HOP_SECONDS + (per_node - 1) * step)
+    return sent * messages * groups_per_node / network, hops

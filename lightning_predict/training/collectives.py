@@ -1,9 +1,10 @@
-"""Curves of collectives from a table of measurements.
+"""Fit curves of collectives to tables of measurements.
 
 Each curve is one GPU, collective and number of GPUs; its points are powers of two of the message size. Repeated
-measurements (software builds) are averaged in log time. A size that was not measured is filled in from the shape that
-the collective's other curves have there: their mean curve, plus this curve's distance from it, interpolated between its
-own sizes. Curves never fall with size. Example::
+measurements (software builds, tables) are averaged in log time. A size that was not measured is filled in from the
+shape that the collective's other curves have there: their mean curve, plus this curve's distance from it, interpolated
+between its own sizes. Curves never fall with size. A GPU on which all_reduce alone was measured gets its other
+collectives from it, by what they take on the other GPUs at that size and number. Example::
 
     curves = fit_curves(read_rows("tables/collective.csv.gz"))
     score(read_rows("tables/collective.csv.gz")).mean_error     # on sizes left out, five times 15 %
@@ -26,13 +27,19 @@ from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.kernels.collective import CURVES_FILE
 from lightning_predict.training.tables import SOURCES
-from lightning_predict.units import milliseconds_to_seconds, seconds_to_microseconds
+from lightning_predict.units import milliseconds_to_seconds, nanoseconds_to_seconds, seconds_to_microseconds
 
 FloatArray = npt.NDArray[np.float64]
 Key = tuple[str, str, int]
 Points = Mapping[int, Sequence[float]]
 
 TABLE_NAME: Final = "collective.csv.gz"
+LARGE_TABLE_NAME: Final = "all_reduce_large.csv.gz"
+LARGE_COLUMNS: Final = ("gpu", "gpus", "bytes", "out_of_place_ns", "in_place_ns")
+LARGE_GPUS: Final[Mapping[str, str]] = {"A100-SXM": "A100-SXM-80GB", "V100-SXM2": "V100-SXM2-16GB"}
+"""The catalogue's names of that table's GPUs; cards of more or less memory have the same links."""
+LARGE_SOURCE: Final = "VIA-Research/vTrain (MIT)"
+MEASURED_ALONE: Final = "all_reduce"
 COLUMNS: Final = ("gpu", "op", "gpus", "message_elements", "latency_ms")
 ELEMENT_BYTES: Final = 2
 HELD_OUT_SHARE: Final = 0.15
@@ -76,6 +83,66 @@ def read_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
         sizes = points.setdefault((row.value["gpu"], row.value["op"], count), {})
         sizes.setdefault(elements * ELEMENT_BYTES, []).append(seconds)
     return points
+
+
+def read_large_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
+    """Read seconds of all_reduce, in and out of place, by (GPU, collective, number of GPUs) and message bytes.
+
+    Sizes that are no power of two, which no curve has a point for, are left out.
+
+    Raises:
+        MeasurementTableError: A column is missing, or a value is not a positive number.
+    """
+    points: dict[Key, dict[int, list[float]]] = {}
+    for row in read_csv(path, MeasurementTableError, columns=LARGE_COLUMNS):
+        size = row.member("bytes").parsed().integer(minimum=1)
+        if size & (size - 1):
+            continue
+        name = row.value["gpu"]
+        count = row.member("gpus").parsed().integer(minimum=2)
+        sizes = points.setdefault((LARGE_GPUS.get(name, name), MEASURED_ALONE, count), {})
+        for column in LARGE_COLUMNS[3:]:
+            seconds = nanoseconds_to_seconds(row.member(column).parsed().positive("in nanoseconds"))
+            sizes.setdefault(size, []).append(seconds)
+    return points
+
+
+def merged(*tables: Mapping[Key, Points]) -> dict[Key, dict[int, list[float]]]:
+    """Put the measurements of several tables together."""
+    points: dict[Key, dict[int, list[float]]] = {}
+    for table in tables:
+        for key, curve in table.items():
+            own = points.setdefault(key, {})
+            for size, seconds in curve.items():
+                own.setdefault(size, []).extend(seconds)
+    return points
+
+
+def derived_curves(curves: Mapping[Key, FloatArray]) -> dict[Key, FloatArray]:
+    """Curves of collectives that were not measured on a GPU, from its all_reduce.
+
+    Each is the GPU's all_reduce plus the mean distance, in log time, of that collective from all_reduce on the GPUs
+    where both were measured, at the nearest number of GPUs.
+
+    Args:
+        curves: As `fit_curves` gives them.
+    """
+    operations = sorted({operation for _, operation, _ in curves} - {MEASURED_ALONE})
+    derived: dict[Key, FloatArray] = {}
+    for gpu, operation, count in curves:
+        if operation != MEASURED_ALONE:
+            continue
+        for other in operations:
+            if any(key[:2] == (gpu, other) for key in curves):
+                continue
+            both = [key for key in curves if key[1] == other and (key[0], MEASURED_ALONE, key[2]) in curves]
+            least = min((abs(math.log(key[2] / count)) for key in both), default=0.0)
+            near = [key for key in both if abs(math.log(key[2] / count)) <= least * (1 + 1e-9)]
+            if near:
+                distances = [curves[key] - curves[key[0], MEASURED_ALONE, key[2]] for key in near]
+                shifted = curves[gpu, MEASURED_ALONE, count] + np.mean(distances, axis=0)
+                derived[gpu, other, count] = np.maximum.accumulate(shifted)
+    return derived
 
 
 def fit_curves(points: Mapping[Key, Points]) -> tuple[list[int], dict[Key, FloatArray]]:
@@ -138,16 +205,19 @@ def score(points: Mapping[Key, Points], *, seed: int = 0) -> CurveScore:
 
 
 def publish_curves(tables: Path, folder: Path) -> CurveScore | None:
-    """Write `collectives.json` from the table of collectives; None, and no file, where the folder has no such table.
+    """Write `collectives.json` from the tables of collectives; None, and no file, where the folder has none of them.
 
     Raises:
         MeasurementTableError: The table is wrong.
         OSError: The file cannot be written.
     """
-    path = tables / TABLE_NAME
+    path, large = tables / TABLE_NAME, tables / LARGE_TABLE_NAME
     if not path.is_file():
         return None
-    return write_curves(read_rows(path), folder / CURVES_FILE.name, sources=sources_of(path))
+    points, sources = read_rows(path), sources_of(path)
+    if large.is_file():
+        points, sources = merged(points, read_large_rows(large)), sorted([*sources, LARGE_SOURCE])
+    return write_curves(points, folder / CURVES_FILE.name, sources=sources)
 
 
 def sources_of(path: Path) -> list[str]:
@@ -159,8 +229,10 @@ def sources_of(path: Path) -> list[str]:
 
 def write_curves(points: Mapping[Key, Points], path: str | Path, *, sources: Iterable[str]) -> CurveScore:
     """Fit, score and write the file that `kernels/collective.py` reads; returns the score."""
-    sizes, curves = fit_curves(points)
+    sizes, measured = fit_curves(points)
     result = score(points)
+    derived = derived_curves(measured)
+    curves = {**measured, **derived}
     table: dict[str, dict[str, dict[str, list[float]]]] = {}
     for (gpu, operation, count), values in sorted(curves.items()):
         times = [round(seconds_to_microseconds(math.exp(value)), 3) for value in values]
@@ -169,6 +241,7 @@ def write_curves(points: Mapping[Key, Points], path: str | Path, *, sources: Ite
         "sources": list(sources),
         "mean_error_held_out_1_mb": None if result.mean_error is None else round(result.mean_error, 4),
         "half_width_90": round(result.half_width_90, 4),
+        "derived": sorted({f"{gpu} {operation}" for gpu, operation, _ in derived}),
         "message_bytes": sizes,
         "microseconds": table,
     }

@@ -8,7 +8,7 @@ import pytest
 from lightning_predict.distributed.overlap import MACHINE_SPREAD, Cutter, Links
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import CATALOGUE, HOP_SECONDS, Interconnect, collective
+from lightning_predict.kernels.fabric import CATALOGUE, RING_HOP_SECONDS, Interconnect, collective
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.simulation import Launching, launch_order, simulate
 
@@ -59,5 +59,5 @@ def test_groups_of_one_machine_share_its_network() -> None:
     (alone,) = Links(Layout(H100, 1, 2), said, slowdown=1.0).collective("all_reduce", [1e8])
     (shared,) = links.collective("all_reduce", [1e8])
     (twice,) = links.collective("all_reduce", [1e8], groups_per_node=2)
-    hops = 2 * HOP_SECONDS
+    hops = 2 * RING_HOP_SECONDS
     assert (alone[1], shared[1], twice[1]) == pytest.approx((1 + hops, 4 + hops, 8 + hops))

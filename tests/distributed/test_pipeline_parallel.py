@@ -18,7 +18,7 @@ from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import HOP_SECONDS, Interconnect
+from lightning_predict.kernels.fabric import RING_HOP_SECONDS, Interconnect
 from lightning_predict.tracing.trace import Operation, Phase
 
 H100 = gpu("H100-SXM-80GB")
@@ -100,7 +100,7 @@ def test_gpus_that_share_a_block_send_a_part_each() -> None:
 def test_between_machines_all_gpus_of_one_send_at_once() -> None:
     # Eight GPUs send 100 MB each through 100 MB/s.
     seconds = hand_over_seconds(100e6, Layout(H100, 8, 2), Strategy(pipeline=2), LINKS)
-    assert seconds[1] == pytest.approx(8.0 + HOP_SECONDS, rel=1e-6)
+    assert seconds[1] == pytest.approx(8.0 + RING_HOP_SECONDS, rel=1e-6)
     # Two stages in each machine: four GPUs at the end of one send to the next.
     assert hand_over_seconds(100e6, Layout(H100, 8, 2), Strategy(pipeline=4), LINKS)[1] == pytest.approx(4.0, rel=1e-3)
 

@@ -15,8 +15,11 @@ from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.collective import COLLECTIVES
 from lightning_predict.kernels.fabric import (
     ETHERNET_BYTES_PER_SECOND,
-    HOP_SECONDS,
     NETWORK_SHARE,
+    NVLINK_STEP_SECONDS,
+    RING_HOP_SECONDS,
+    TREE_HOP_SECONDS,
+    TREE_SHARE,
     Interconnect,
     bus_factor,
     collective,
@@ -57,27 +60,44 @@ def test_a_bus_bandwidth_that_the_user_measured_decides(operation: str, factor: 
 
 
 def test_between_machines_the_network_of_a_machine_decides_where_it_is_the_slower() -> None:
-    # All-reduce over two machines: 2 (2 - 1) / 2 x 10 GB = 10 GB through a network of 1 GB/s, and two hops.
+    # A tree over two machines: 2 (2 - 1) / 2 x 10 GB = 10 GB through 92 % of a network of 1 GB/s, and two hops of 8.5 us.
+    # A ring of 16 GPUs would send 2 x 15 / 16 x 10 GB.
     slow = Interconnect(inter_node_bytes_per_second=1e9)
-    assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), slow) == pytest.approx(10 + 2 * HOP_SECONDS)
+    tree = 10 / TREE_SHARE + 2 * TREE_HOP_SECONDS
+    assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), slow) == pytest.approx(tree, rel=1e-6)
+    # There is no tree for all_gather: 15 / 16 of the message passes every link of the ring.
+    ring = 9.375 + RING_HOP_SECONDS + 7 * NVLINK_STEP_SECONDS
+    assert seconds("all_gather", 10e9, layout_of("2x8xH100"), slow) == pytest.approx(ring, rel=1e-6)
     # An all-to-all sends 8 GPUs x 1/2 of 10 GB.
-    assert seconds("alltoall", 10e9, layout_of("2x8xH100"), slow) == pytest.approx(40 + HOP_SECONDS)
-    # Groups of one GPU of each machine, eight at once, share the network.
+    assert seconds("alltoall", 10e9, layout_of("2x8xH100"), slow) == pytest.approx(40 + RING_HOP_SECONDS)
+    # Groups of one GPU of each machine, eight at once, share the network; a ring of two sends as much as a tree.
     shared = collective("all_reduce", 10e9, Layout(EIGHT.gpu, 1, 2), interconnect=slow, groups_per_node=8)
-    assert float(shared.seconds[0]) == pytest.approx(80 + 2 * HOP_SECONDS)
+    assert float(shared.seconds[0]) == pytest.approx(80 + 2 * RING_HOP_SECONDS)
+
+
+def test_small_messages_over_many_machines_cost_the_latency_of_every_step() -> None:
+    # 128 machines of eight: a ring takes 127 x (4 us + 7 x 1.9 us) = 2.2 ms more than a machine alone; a tree, which
+    # all_reduce may choose, 2 x 7 x 8.5 us = 119 us more.
+    fast = Interconnect(inter_node_bytes_per_second=1e15)
+    many = layout_of("128x8xH100")
+    gathered = seconds("all_gather", 1e3, many, fast) - seconds("all_gather", 1e3, EIGHT)
+    assert gathered == pytest.approx(127 * (4e-6 + 7 * 1.9e-6), rel=1e-6)
+    added = seconds("all_reduce", 1e3, many, fast) - seconds("all_reduce", 1e3, EIGHT)
+    assert added == pytest.approx(119e-6, rel=1e-6)
 
 
 def test_a_fast_network_leaves_the_links_inside_as_the_limit() -> None:
     fast = Interconnect(inter_node_bytes_per_second=1e15)
     inside = seconds("all_reduce", 10e9, EIGHT)
-    assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), fast) == pytest.approx(inside + 2 * HOP_SECONDS)
+    hops = 2 * TREE_HOP_SECONDS
+    assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), fast) == pytest.approx(inside + hops, rel=1e-6)
 
 
 def test_networks_by_generation() -> None:
     assert network_bytes_per_second(gpu("H100-SXM-80GB")) == 400e9  # eight adapters of 400 Gbit/s
     assert network_bytes_per_second(gpu("L4")) == ETHERNET_BYTES_PER_SECOND
     assert seconds("all_gather", 1e9, layout_of("2x1xL4")) == pytest.approx(
-        0.5e9 / (NETWORK_SHARE * ETHERNET_BYTES_PER_SECOND) + HOP_SECONDS
+        0.5e9 / (NETWORK_SHARE * ETHERNET_BYTES_PER_SECOND) + RING_HOP_SECONDS
     )
 
 
