@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,7 +105,7 @@ def test_measured_links_count() -> None:
 
     # One bucket of 64 MiB, ready at the end: 2 x 7/8 of it over 1 GB/s, slowed down beside the step.
     single = lp.predict(TRACE, gpus=["L4"])["L4"].iteration_seconds
-    waiting = FRICTION.straggler_spread * slowest_of(8) * single
+    waiting = float(FRICTION.spread(np.array(single))) * slowest_of(8) * single
     assert seconds(1e9) == pytest.approx(single + FRICTION.slowdown * 1.75 * 2**26 / 1e9 + waiting, rel=1e-3)
     assert seconds(100e9) < seconds(1e9)
 

@@ -232,7 +232,7 @@ BUS_BANDWIDTHS: Final = tuple(gigabytes_to_bytes(0.5 * 2**step) for step in rang
 
 SLOWDOWNS: Final = (1.0, 1.5, 2.0, 2.5, 3.0)
 CONTENTIONS: Final = (0.3, 0.5, 0.7, 0.9)
-SPREADS: Final = (0.02, 0.03, 0.04)
+SPREADS: Final = (0.03, 0.04, 0.05, 0.06)
 """The grid of friction."""
 
 
@@ -244,15 +244,18 @@ class Study:
     Attributes:
         walked: (step, hidden communication) at each slowdown.
         by_bandwidth: Efficiency at each of `BUS_BANDWIDTHS`.
+        seconds: The step of one GPU.
     """
 
     walked: tuple[tuple[float, float], ...]
     by_bandwidth: tuple[float, ...]
+    seconds: float = 1.0
 
     def efficiency(self, friction: Friction, count: int) -> float:
         """With other figures of friction; its slowdown is one of `SLOWDOWNS`."""
         step, hidden = self.walked[SLOWDOWNS.index(friction.slowdown)]
-        return 1 / (step + friction.contention * hidden + friction.straggler_spread * slowest_of(count))
+        waiting = float(friction.spread(np.array(self.seconds))) * slowest_of(count)
+        return 1 / (step + friction.contention * hidden + waiting)
 
 
 @final
@@ -377,7 +380,7 @@ def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Stu
         shared.on(layout, step, row, Strategy(), Interconnect(intra_node_bytes_per_second=bus)).seconds
         for bus in BUS_BANDWIDTHS
     )
-    return Study(tuple(walked), tuple(step.seconds / seconds for seconds in at_each))
+    return Study(tuple(walked), tuple(step.seconds / seconds for seconds in at_each), step.seconds)
 
 
 def _calibrated(results: Sequence[ScalingResult]) -> Iterator[ScalingResult]:

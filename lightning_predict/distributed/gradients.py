@@ -11,7 +11,7 @@ communication starts early. FSDP's units are the numbered modules (`layers.0`, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final, final
@@ -59,6 +59,11 @@ class Visit:
 def parameter_bytes(parameter: Parameter) -> int:
     """Size of a parameter, and of its gradient, which has its dtype."""
     return prod(parameter.shape) * DTYPE_BYTES.get(parameter.dtype, 4)
+
+
+def trained_elements(trace: Trace) -> int:
+    """Count the values of all trainable parameters."""
+    return sum(prod(parameter.shape) for parameter in trace.parameters if parameter.requires_grad)
 
 
 def has_backward(work: Sequence[Launching]) -> bool:
@@ -129,6 +134,15 @@ def unit_bytes(trace: Trace) -> dict[str, float]:
         unit = unit_of(parameter.name.rpartition(".")[0])
         sizes[unit] = sizes.get(unit, 0.0) + parameter_bytes(parameter)
     return sizes
+
+
+def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
+    """Number of values of each unit, in the order of `unit_bytes`."""
+    counts: dict[str, int] = {}
+    for parameter in parameters:
+        unit = unit_of(parameter.name.rpartition(".")[0])
+        counts[unit] = counts.get(unit, 0) + prod(parameter.shape)
+    return counts
 
 
 def visits(work: Sequence[Launching], units: Mapping[str, float]) -> Iterator[Visit]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from math import prod
+from typing import Final, final
 
 import numpy as np
 
@@ -22,11 +23,14 @@ from lightning_predict.distributed.gradients import (
     Visit,
     buckets,
     has_backward,
+    parameter_bytes,
     ready_gradients,
+    trained_elements,
     unit_bytes,
     visits,
 )
-from lightning_predict.distributed.model_parallel import Stage, divided_step, model_stages, pace_of
+from lightning_predict.distributed.model_parallel import Stage, divided_step, model_stages, pace_of, stage_factors
+from lightning_predict.distributed.offloading import OPTIMIZER_STATES, STATE_BYTES, update_seconds
 from lightning_predict.distributed.overlap import (
     FRICTION,
     WAITS,
@@ -39,7 +43,7 @@ from lightning_predict.distributed.overlap import (
     Walked,
     walk,
 )
-from lightning_predict.distributed.pipeline_parallel import turns
+from lightning_predict.distributed.pipeline_parallel import idle_share, turns
 from lightning_predict.distributed.strategy import Strategy, data_group
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
@@ -49,10 +53,11 @@ from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
 from lightning_predict.timeline.simulation import Launching, launch_order, launchings, simulate
 from lightning_predict.tracing.collectives import without_collectives
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
 from lightning_predict.units import mebibytes_to_bytes
 
 
@@ -183,24 +188,47 @@ class SharedStep:
     ) -> Iteration:
         """The step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
         group = data_group(layout, strategy)
+        host = self._host if self._trace.has_measured_kernels else framework_host(self._host)
         if strategy not in self._stages:
-            self._stages[strategy] = model_stages(
-                self._trace, self._timed, self._gpus, self._host, self._models, strategy
-            )
-        factors = _ends(step) / self._simulated.seconds[row]
-        paces = [pace_of(stage, layout, strategy, interconnect, row, factors) for stage in self._stages[strategy]]
+            self._stages[strategy] = model_stages(self._trace, self._timed, self._gpus, host, self._models, strategy)
+        device_factors = _ends(step) / self._simulated.seconds[row]
+        paces = [
+            pace_of(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
+            for stage in self._stages[strategy]
+        ]
         pace = max(paces, key=lambda pace: float(pace.seconds[1]))
+        factors = stage_factors(pace.stage, row, device_factors, host)
         links = Links(group.layout, interconnect, FRICTION.slowdown, group.groups_per_node)
         cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
         trace = replace(self._trace, parameters=pace.stage.parameters)
-        each = turns([float(own.seconds[1]) for own in paces], pace.stage.micro_batches)
+        each = turns(
+            [float(own.seconds[1]) for own in paces],
+            pace.stage.micro_batches,
+            virtual=strategy.virtual,
+            idle=idle_share(strategy, float(pace.stage.weight_share[row])),
+        )
         # A pipeline keeps the parameters that it gathered; else each micro-batch gathers them again.
         is_sharded = strategy.data in ("fsdp", "hybrid") and strategy.pipeline == 1
-        exchanges = pace.stage.micro_batches if is_sharded else 1
+        before = list[Walked]()
+        if is_sharded and pace.stage.micro_batches > 1:
+            alone = Cutter(pace.stage.passes, row, factors, pace.exposed)
+            before = [_exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
         last = _exchanged(trace, pace.stage.work, cutter, links, strategy)
-        walked = pace.repeated(last, each, exchanges=exchanges)
+        walked = pace.repeated(last, each, before=before)
         seconds = FRICTION.seconds(walked, walked.seconds, replicas=layout.count, spread=WAITS)
         return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
+
+
+FRAMEWORK_HOST: Final = 5.0
+"""Time that the host takes for an operation of a divided step over what it takes in a plain one: frameworks that divide
+a model or its batch wrap layers, collectives and checkpoints in Python of their own. Read off the rows of
+Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its shapes), whose hosts take 3.6 to 3.8
+ms for a layer, forward twice and backward; one framework on one machine, so that both are training data for it."""
+
+
+def framework_host(host: HostModel) -> HostModel:
+    """The host of a step that a framework divides among GPUs."""
+    return replace(host, factor=host.factor * FRAMEWORK_HOST)
 
 
 def _ends(step: Iteration) -> Ends:
@@ -226,23 +254,60 @@ def _bucketed(
 ) -> Walked:
     """Data parallelism with whole parameters on every GPU.
 
-    DDP: all_reduce of each bucket behind the backward pass. ZeRO 1 and 2: each GPU updates its share of the parameters,
-    which all gather afterwards; stage 2 keeps its share of the gradients only (reduce_scatter).
+    DDP: all_reduce of each bucket behind the backward pass, or all of them after it. ZeRO 1 and 2: each GPU updates its
+    share of the parameters, which all gather afterwards; stage 2 keeps its share of the gradients only
+    (reduce_scatter).
     """
     exchanged = list(buckets(ready_gradients(trace, work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
     update = _update(work)
     durations = cutter.pieces([*(bucket.after for bucket in exchanged), update])
     *before, last = durations
-    if strategy.data != "ddp":
-        last = last - cutter.busy(update) * (1 - 1 / links.layout.count)
+    last = _shared_update(last, cutter.busy(update), trace, links, strategy)
     operation = "reduce_scatter" if strategy.data == "zero2" else "all_reduce"
-    seconds = links.collective(operation, [bucket.size_bytes for bucket in exchanged])
-    transfers = [Transfer(each, after=position + 1) for position, each in enumerate(seconds)]
+    share = _reduced_share(trace, strategy)
+    seconds = links.collective(operation, [share * bucket.size_bytes for bucket in exchanged])
+    ready = range(1, len(seconds) + 1) if strategy.overlap_grad_reduce else [len(before)] * len(seconds)
+    transfers = [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
     pieces = [*map(Piece, before), Piece(last, waits_for=len(transfers) - 1 if transfers else None)]
     if strategy.data != "ddp":
         size = sum(bucket.size_bytes for bucket in exchanged)
         transfers.append(Transfer(links.collective("all_gather", [size])[0], after=len(pieces)))
     return walk(pieces, transfers)
+
+
+def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
+    """Time behind the backward pass where each GPU updates its share, or its machine's processors do."""
+    if strategy.data == "ddp" or not busy.any():
+        return last
+    count = _sharing(links, strategy)
+    if strategy.offload == "none":
+        shared: Ends = last - busy * (1 - 1 / count)
+        return shared
+    trained = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
+    return (
+        last
+        - busy
+        + update_seconds(
+            trained_bytes=trained / count,
+            state_bytes=OPTIMIZER_STATES * trained_elements(trace) * STATE_BYTES / count,
+            gpu=links.layout.gpu,
+            gpus_per_node=links.layout.gpus_per_node * links.groups_per_node,
+        )
+    )
+
+
+def _sharing(links: Links, strategy: Strategy) -> int:
+    """GPUs of a data-parallel group that split what each would hold whole."""
+    if strategy.data != "hybrid":
+        return links.layout.count
+    return min(strategy.shard or links.layout.gpus_per_node, links.layout.count)
+
+
+def _reduced_share(trace: Trace, strategy: Strategy) -> float:
+    """Size of what is exchanged of the gradients over that of the gradients."""
+    dtype = strategy.reduce_dtype or strategy.param_dtype
+    own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
+    return 1.0 if dtype is None or not own else trained_elements(trace) * DTYPE_BYTES[dtype] / own
 
 
 def _sharded(
@@ -255,30 +320,31 @@ def _sharded(
     """Parameters in shares.
 
     FSDP: a unit's parameters are gathered while the unit before it computes, in the forward and again in the backward
-    pass, after which its gradients are scattered. `hybrid` does so inside each machine, and adds up the shares of the
-    machines.
+    pass (of every batch), after which its gradients are scattered. `hybrid` does so inside each machine, or inside
+    groups of `shard` GPUs, and adds up the shares of the groups.
     """
     units = unit_bytes(trace)
     stops = list(visits(work, units))
-    inside = replace(links, layout=Layout(links.layout.gpu, links.layout.gpus_per_node))
-    group = inside if strategy.data == "hybrid" else links
+    group = _sharding_links(links, strategy)
     sizes = list(units.values())
-    gathers = dict(zip(units, group.collective("all_gather", sizes), strict=True))
-    scatters = dict(zip(units, group.collective("reduce_scatter", sizes), strict=True))
-    if strategy.data == "hybrid" and links.layout.nodes > 1:
-        across = replace(links, layout=Layout(links.layout.gpu, 1, links.layout.nodes))
-        shares = [size / inside.layout.count for size in sizes]
-        added = across.collective("all_reduce", shares, groups_per_node=inside.layout.count)
+    gathered_bytes = [size * _gathered_share(trace, strategy) for size in sizes]
+    reduced_bytes = [size * _reduced_share(trace, strategy) for size in sizes]
+    gathers = dict(zip(units, group.collective("all_gather", gathered_bytes), strict=True))
+    scatters = dict(zip(units, group.collective("reduce_scatter", reduced_bytes), strict=True))
+    copies = links.layout.count // group.layout.count
+    if copies > 1:
+        across = _across(links, group)
+        added = across.collective("all_reduce", [size / group.layout.count for size in reduced_bytes])
         scatters = {unit: seconds + more for (unit, seconds), more in zip(scatters.items(), added, strict=True)}
     update = _update(work)
     head, *durations = cutter.pieces([*(visit.begin for visit in stops), update])
-    durations[-1] = durations[-1] - cutter.busy(update) * (1 - 1 / group.layout.count)
+    durations[-1] = _shared_update(durations[-1], cutter.busy(update), trace, links, strategy)
     last = _last_visits(stops)
     pieces, transfers, gathered_root = [Piece(head)], list[Transfer](), False
     ready: dict[int, int] = {}
 
     def gather(position: int, after: int) -> None:
-        """For the visit at this position; the root's parameters stay once they are there."""
+        """For the visit at this position; the root's parameters stay to the end of its backward pass."""
         nonlocal gathered_root
         if position >= len(stops) or position in ready:
             return
@@ -289,18 +355,53 @@ def _sharded(
         gathered_root = gathered_root or unit == ROOT
 
     for position, visit in enumerate(stops):
-        gather(position, 0)
+        gather(position, 0 if position == 0 else len(pieces))
         gather(position + 1, len(pieces))  # the host runs ahead; two units' parameters are there at most
         pieces.append(Piece(durations[position], waits_for=ready.get(position)))
-        if last.get(visit.unit) == position:
+        if position in last:
             transfers.append(Transfer(scatters.get(visit.unit, np.zeros(3)), after=len(pieces)))
+            gathered_root = gathered_root and visit.unit != ROOT
     pieces.append(Piece(durations[-1], waits_for=len(transfers) - 1 if transfers else None))
     return walk(pieces, transfers)
 
 
-def _last_visits(stops: Sequence[Visit]) -> dict[str, int]:
-    """Position of each unit's last visit in the backward phase, when its gradients are complete."""
-    return {visit.unit: position for position, visit in enumerate(stops) if visit.is_backward}
+def _sharding_links(links: Links, strategy: Strategy) -> Links:
+    """The links among the GPUs that split the parameters."""
+    if strategy.data != "hybrid":
+        return links
+    count = _sharing(links, strategy)
+    inside = min(count, links.layout.gpus_per_node)
+    own = Layout(links.layout.gpu, inside, count // inside)
+    return replace(links, layout=own, groups_per_node=links.groups_per_node * (links.layout.gpus_per_node // inside))
+
+
+def _across(links: Links, group: Links) -> Links:
+    """The links among GPUs that hold the same share, one of each sharding group."""
+    layout, own = links.layout, group.layout
+    inside = max(layout.gpus_per_node // own.gpus_per_node, 1)
+    copies = layout.count // own.count
+    inside = inside if copies % inside == 0 else 1
+    same = Layout(layout.gpu, inside, copies // inside)
+    return replace(links, layout=same, groups_per_node=links.groups_per_node * (layout.gpus_per_node // inside))
+
+
+def _gathered_share(trace: Trace, strategy: Strategy) -> float:
+    """Size of what is gathered of the parameters over that of the parameters."""
+    own = sum(map(parameter_bytes, trace.parameters))
+    elements = sum(prod(one.shape) for one in trace.parameters)
+    return 1.0 if strategy.param_dtype is None or not own else elements * DTYPE_BYTES[strategy.param_dtype] / own
+
+
+def _last_visits(stops: Sequence[Visit]) -> set[int]:
+    """Positions of each unit's last visit in the backward pass of each batch, when its gradients are complete."""
+    last: dict[tuple[int, str], int] = {}
+    batch, was_backward = 0, False
+    for position, visit in enumerate(stops):
+        batch += was_backward and not visit.is_backward
+        was_backward = visit.is_backward
+        if visit.is_backward:
+            last[batch, visit.unit] = position
+    return set(last.values())
 
 
 def _update(work: Sequence[Launching]) -> int:

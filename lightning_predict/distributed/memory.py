@@ -1,9 +1,10 @@
-"""Memory of one GPU that holds a part of the model, before the replicas share anything.
+"""Derive the memory of one GPU that holds a part of the model, before the replicas share anything.
 
 What lives through the step goes by the parameters: those of the fullest stage, the split ones divided. What the
 backward pass reads goes by its tensors: those of the stage's blocks, the split ones divided, for as many micro-batches
-as are under way at once, which under 1F1B are as many as there are stages from this one on (Narayanan et al., 2021).
-Example::
+as are under way at once (`pipeline_parallel.under_way`). What is computed again is not kept: of a block its input, or
+all but what lies inside its attention. What the update alone meets are float32 copies of the parameters and of their
+gradients, which replicas share as they share the optimizer's state. Example::
 
     held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes
 """
@@ -15,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
-from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes
-from lightning_predict.distributed.model_parallel import stage_parameters
-from lightning_predict.distributed.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of
+from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
+from lightning_predict.distributed.model_parallel import needs_blocks, stage_parameters
+from lightning_predict.distributed.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, under_way
+from lightning_predict.distributed.recomputation import core_operations
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
-from lightning_predict.tracing.trace import Parameter, TensorInfo, Trace
+from lightning_predict.tracing.live_tensors import live_tensors
+from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
 
 @final
@@ -35,6 +38,10 @@ class HeldMemory:
         optimizer_state_bytes: State of the optimizers.
         trainable_bytes: Parameters that have a gradient.
         unit_bytes: Parameters of each unit that FSDP gathers.
+        unit_elements: Number of values of each of them.
+        activation_bytes: What lives in the passes alone.
+        copy_bytes: Copies of the parameters that the optimizer updates in their stead.
+        update_bytes: What the update writes in passing.
     """
 
     peak_bytes: float
@@ -43,6 +50,15 @@ class HeldMemory:
     optimizer_state_bytes: float
     trainable_bytes: float
     unit_bytes: tuple[float, ...]
+    unit_elements: tuple[int, ...]
+    activation_bytes: float = 0.0
+    copy_bytes: float = 0.0
+    update_bytes: float = 0.0
+
+    @property
+    def lasting_bytes(self) -> float:
+        """What lives through the step."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes + self.copy_bytes
 
 
 def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:
@@ -57,48 +73,157 @@ def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMe
         InvalidArgumentError: The model cannot be shared so.
     """
     whole = _of_parameters(trace, trace.parameters)
-    lasting = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
-    activations = max(single_bytes - lasting, 0.0)
+    known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
+    copies, written = update_memory(trace)
+    passing = max(single_bytes - known - _behind_passes(trace), 0.0)
     if strategy.is_whole:
-        return replace(whole, peak_bytes=single_bytes)
-    model = split_model(trace, needs_blocks=strategy.model_parallel > 1)
+        return replace(
+            whole,
+            peak_bytes=max(single_bytes, known + copies + max(passing, written)),
+            activation_bytes=passing,
+            copy_bytes=copies,
+            update_bytes=written,
+        )
+    model = split_model(trace, needs_blocks=needs_blocks(strategy))
     stages = [_of_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
     shares = activation_shares(trace, model, strategy)
-    held = (
-        replace(own, peak_bytes=own.peak_bytes + share * activations) for own, share in zip(stages, shares, strict=True)
-    )
+    held = []
+    for own, share in zip(stages, shares, strict=True):
+        part = _share(own.trainable_bytes, whole.trainable_bytes)
+        activations = share * passing
+        lasting = own.peak_bytes + part * copies
+        held.append(
+            replace(
+                own,
+                peak_bytes=lasting + max(activations, part * written),
+                activation_bytes=activations,
+                copy_bytes=part * copies,
+                update_bytes=part * written,
+            )
+        )
     return max(held, key=lambda own: own.peak_bytes)
+
+
+def update_memory(trace: Trace) -> tuple[float, float]:
+    """Bytes of the copies that the update alone meets, and of what it writes in passing.
+
+    Args:
+        trace: Recorded where tensors are told apart; else both are 0.
+    """
+    end = _end_of_passes(trace)
+    met, written, given = set[int](), 0.0, 0.0
+    for index, operation in enumerate(trace.operations):
+        for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
+            for tensor in tensors:
+                if tensor.id is None or tensor.id in met:
+                    continue
+                met.add(tensor.id)
+                if index >= end:
+                    given += tensor.size_bytes * is_given
+                    written += tensor.size_bytes * (not is_given)
+    if not end or trace.memory.peak_bytes is not None:
+        return 0.0, 0.0
+    copies = given - (trace.memory.optimizer_state_bytes or 0)
+    # Fewer bytes than a byte for each value are no copies, but scalars and steps.
+    copies = copies if copies >= sum(math.prod(one.shape) for one in trace.parameters) else 0.0
+    peak = sum(live_tensors(trace.operations[end:]))
+    return copies, min(written, float(peak))
+
+
+def _end_of_passes(trace: Trace) -> int:
+    """Where the update begins; 0 without a backward pass."""
+    ends = (
+        index + 1 for index in range(len(trace.operations) - 1, -1, -1) if trace.operations[index].phase == "backward"
+    )
+    return next(ends, 0)
+
+
+def _behind_passes(trace: Trace) -> float:
+    """Bytes by which what lives at the fullest moment of a step exceeds the fullest moment of its passes."""
+    end = _end_of_passes(trace)
+    if not end or trace.memory.peak_bytes is not None:
+        return 0.0
+    whole, passes = (sum(live_tensors(operations)) for operations in (trace.operations, trace.operations[:end]))
+    return float(max(whole - passes, 0))
 
 
 def activation_shares(trace: Trace, model: SplitModel, strategy: Strategy) -> list[float]:
     """Of what the backward pass of a whole batch on one GPU reads, the share that a GPU of each stage holds at once."""
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline)
+    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
-    sizes = [0.0] * strategy.pipeline
+    held = [under_way(strategy, stage, micro_batches) for stage in range(strategy.pipeline)]
+    sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
     total = 0.0
-    for tensor, stage, is_split in _kept(trace, model, stage_of):
-        total += tensor.size_bytes
-        sizes[stage] += tensor.size_bytes / (strategy.tensor if is_split else 1)
-    under_way = (min(strategy.pipeline - stage, micro_batches) for stage in range(strategy.pipeline))
+    for kept in _kept(trace, model, stage_of):
+        size = kept.tensor.size_bytes
+        total += size
+        is_shared = kept.is_split or (strategy.sequence and kept.block is not None)
+        own = size / (strategy.tensor if is_shared else 1)
+        if kept.block is not None and (
+            strategy.recompute == "full" or (strategy.recompute == "selective" and kept.is_core)
+        ):
+            again[kept.block] = again.get(kept.block, 0.0) + own
+        else:
+            sizes[kept.stage] += own
+    if strategy.recompute == "full":  # the input of each block
+        for block, stage in zip(model.blocks, stage_of, strict=True):
+            sizes[stage] += block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
+    parts = micro_batches * strategy.context
     if total == 0:  # no tensors were seen: evenly
-        return [count / micro_batches / strategy.pipeline for count in under_way]
-    return [size / total * count / micro_batches for size, count in zip(sizes, under_way, strict=True)]
+        return [count / parts / strategy.pipeline for count in held]
+    # What is computed again lives for one block of one micro-batch at a time.
+    passing = max(again.values(), default=0.0)
+    return [(size * count + passing) / total / parts for size, count in zip(sizes, held, strict=True)]
 
 
-def _kept(trace: Trace, model: SplitModel, stage_of: tuple[int, ...]) -> Iterator[tuple[TensorInfo, int, bool]]:
-    """Each storage that the forward pass leaves to the backward pass, its stage, and whether it is split."""
+@final
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A storage that the forward pass leaves to the backward pass.
+
+    Attributes:
+        tensor: What it holds.
+        stage: Its stage.
+        block: The block that it lies in; None outside of all.
+        is_split: Each GPU that shares the block holds its part.
+        is_core: Written inside the block's attention.
+    """
+
+    tensor: TensorInfo
+    stage: int
+    block: str | None
+    is_split: bool
+    is_core: bool
+
+
+def _kept(trace: Trace, model: SplitModel, stage_of: tuple[int, ...]) -> Iterator[_Kept]:
+    """Each storage that the forward pass leaves to the backward pass."""
     read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
+    core = _written_in_attention(trace, model)
     met = set[int | None]()
     for operation, stage in zip(trace.operations, stages_of(trace.operations, model.positions, stage_of), strict=True):
         if operation.phase != "forward" or stage is None:
             continue
         block = model.block(operation.module)
+        name = None if block is None else block.name
         for tensor in (*operation.inputs, *operation.outputs):
             if tensor.id is None or tensor.id not in read or tensor.id in met or tensor.shape in model.parameters:
                 continue
             met.add(tensor.id)
-            yield tensor, stage, model.is_split(tensor.shape, block)
+            yield _Kept(tensor, stage, name, model.is_split(tensor.shape, block), tensor.id in core)
+
+
+def _written_in_attention(trace: Trace, model: SplitModel) -> set[int | None]:
+    """Storages that operations between a block's projections write."""
+    by_block: dict[str, list[Operation]] = {}
+    for operation in trace.operations:
+        block = model.block(operation.module) if operation.phase == "forward" else None
+        if block is not None:
+            by_block.setdefault(block.name, []).append(operation)
+    return {
+        tensor.id for own in by_block.values() for operation in core_operations(own) for tensor in operation.outputs
+    }
 
 
 def _of_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemory:
@@ -117,6 +242,7 @@ def _of_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemor
         optimizer_state_bytes=state,
         trainable_bytes=trainable,
         unit_bytes=tuple(unit_bytes(replace(trace, parameters=parameters)).values()),
+        unit_elements=tuple(unit_elements(parameters).values()),
     )
 
 

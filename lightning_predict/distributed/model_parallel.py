@@ -19,20 +19,29 @@ from typing import final
 
 import numpy as np
 
+from lightning_predict.distributed.experts import check_experts, is_of_expert, messages, routed_bytes
 from lightning_predict.distributed.gradients import has_backward, parameter_bytes
 from lightning_predict.distributed.overlap import Ends, Links, Walked
 from lightning_predict.distributed.pipeline_parallel import (
     hand_over_seconds,
     micro_batches_of,
+    sharing_links,
     stage_of_blocks,
     stages_of,
 )
-from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.distributed.recomputation import (
+    check_recomputation,
+    recomputed_products,
+    reduced_again,
+    with_recomputation,
+)
+from lightning_predict.distributed.strategy import Recompute, Strategy, context_group, expert_group
 from lightning_predict.distributed.tensor_parallel import (
     Cut,
     SplitModel,
     block_of,
     cut_work,
+    is_weight_gradient,
     split_model,
     vocabulary_messages,
 )
@@ -41,9 +50,11 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, simulate
+from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.tracing.trace import Parameter, Phase, Trace
 
 
@@ -56,8 +67,13 @@ class Stage:
         parameters: Its parameters, each as large as its part.
         work: One micro-batch, and the update.
         whole: Both, simulated.
-        passes: The micro-batch alone, simulated.
+        pass_work: The micro-batch alone.
+        passes: The same, simulated.
         reduced_bytes: All_reduces of a micro-batch among the GPUs that share the blocks.
+        routed_bytes: All-to-alls of a micro-batch among the GPUs that hold different experts.
+        ring_bytes: Keys and values of a micro-batch's blocks that go around among the GPUs that share a sequence.
+        attention_seconds: Time of the attention that hides them, on each GPU, shape (gpus,).
+        weight_share: Share of a micro-batch that the gradients of weights take, shape (gpus,).
         hand_overs: Activations and gradients that it sends to a neighbour, a micro-batch.
         stream_bytes: Size of each of them.
         micro_batches: Micro-batches of a step.
@@ -67,8 +83,13 @@ class Stage:
     parameters: tuple[Parameter, ...]
     work: tuple[Launching, ...]
     whole: Simulated
+    pass_work: tuple[Launching, ...]
     passes: Simulated
     reduced_bytes: tuple[float, ...]
+    routed_bytes: tuple[float, ...]
+    ring_bytes: tuple[float, ...]
+    attention_seconds: Array
+    weight_share: Array
     hand_overs: int
     stream_bytes: float
     micro_batches: int
@@ -96,17 +117,31 @@ def model_stages(
     Raises:
         InvalidArgumentError: The model has no blocks, or none that can be shared so.
     """
-    model = split_model(trace, needs_blocks=strategy.model_parallel > 1)
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline)
+    model = split_model(trace, needs_blocks=needs_blocks(strategy))
+    check_experts(trace, strategy)
+    check_recomputation(trace, model, strategy.recompute)
+    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
     parameters = stage_parameters(trace, model, strategy)
-    cut = Cut(strategy.tensor, micro_batches, _updated(trace, parameters, strategy))
+    cut = Cut(
+        strategy.tensor,
+        micro_batches,
+        _updated(trace, parameters, strategy),
+        context=strategy.context,
+        sequence=strategy.sequence,
+        capacity=strategy.capacity,
+        fp8=strategy.fp8,
+    )
     timed = cut_work(trace, timed, model, gpus, models, cut)
-    work = launchings(trace, timed, timed.seconds)
+    work = with_recomputation(launchings(trace, timed, timed.seconds), model, strategy.recompute)
     owners = list(stages_of(work, model.positions, stage_of))
     trains = has_backward(work)
-    messages = _messages(trace, model, stage_of, trains=trains) if strategy.tensor > 1 else [()] * strategy.pipeline
+    reduced = _messages(trace, model, stage_of, trains=trains, recompute=strategy.recompute)
+    routed = _routed(trace, model, stage_of, strategy, trains=trains)
+    rings = _rings(model, stage_of, strategy, trains=trains)
+    weights = _weight_shares(trace, timed, model)
+    stream = max((block.stream_bytes for block in model.blocks), default=0.0)
     found = []
     for stage in range(strategy.pipeline):
         own, passes = (_of(work, owners, members) for members in ({stage, None}, {stage}))
@@ -116,16 +151,51 @@ def model_stages(
                 parameters=parameters[stage],
                 work=own,
                 whole=simulate(launch_order(own, gpus=len(gpus)), host),
+                pass_work=passes,
                 passes=simulate(launch_order(passes, gpus=len(gpus)), host),
-                reduced_bytes=tuple(size / micro_batches for size in messages[stage]),
+                reduced_bytes=tuple(size / cut.rows for size in reduced[stage]) if strategy.tensor > 1 else (),
+                routed_bytes=tuple(size / cut.rows for size in routed[stage]),
+                ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
+                attention_seconds=_attention_seconds(passes, len(gpus)),
+                weight_share=weights,
                 # Activations to the next stage, gradients to the one before.
-                hand_overs=trace.batches * ((not is_last) + (trains and not is_first)),
-                stream_bytes=max((block.stream_bytes for block in model.blocks), default=0.0) / micro_batches,
+                hand_overs=trace.batches
+                * (
+                    (strategy.virtual - is_last) + trains * (strategy.virtual - is_first)
+                    if strategy.pipeline > 1
+                    else 0
+                ),
+                stream_bytes=stream / micro_batches,
                 micro_batches=micro_batches,
                 notes=tuple(_notes(timed, strategy, micro_batches)),
             )
         )
     return tuple(found)
+
+
+def needs_blocks(strategy: Strategy) -> bool:
+    """Tell whether the model's blocks must be known."""
+    return strategy.batch_parallel > 1 or strategy.recompute != "none" or strategy.fp8 is not None
+
+
+def _attention_seconds(work: Sequence[Launching], gpus: int) -> Array:
+    """Device time of fused attention on each GPU, shape (gpus,)."""
+    fused = (each.seconds.sum(axis=1) for each in work if "scaled_dot_product" in each.name)
+    seconds: Array = sum(fused, np.zeros(gpus))
+    return seconds
+
+
+def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
+    """Share of the passes that the gradients of weights take on each GPU, shape (gpus,)."""
+    passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))
+    for item, phase, seconds in zip(timed.items, timed.phases, timed.seconds.T, strict=True):
+        if phase in ("forward", "backward"):
+            passes += seconds
+            operation = trace.operations[item.operations[0]]
+            block = model.block(operation.module)
+            if any(is_weight_gradient(problem, operation.phase, model, block) for problem in item.problems):
+                weights += seconds
+    return np.divide(weights, passes, out=np.zeros_like(passes), where=passes > 0)
 
 
 def _of(
@@ -143,14 +213,42 @@ def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: 
     return max(sum(map(parameter_bytes, own)) for own in parameters) / everything
 
 
-def _messages(trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool) -> list[tuple[float, ...]]:
-    """Bytes of each stage's all_reduces of a batch: those of its blocks forward and back, and of the vocabulary."""
-    sizes: list[list[float]] = [[] for _ in range(max(stage_of) + 1)]
+def _messages(
+    trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool, recompute: Recompute
+) -> list[tuple[float, ...]]:
+    """Bytes of each stage's all_reduces of a batch: those of its blocks forward and back, and of the vocabulary.
+
+    What a backward pass computes again adds up again.
+    """
+    sizes: list[list[float]] = [[] for _ in range(max(stage_of, default=0) + 1)]
+    again = recomputed_products(trace, model) if trains else {}
     for block, stage in zip(model.blocks, stage_of, strict=True):
         sizes[stage] += block.reduced_bytes * (2 if trains else 1)
+        repeated = block.reduced_bytes if recompute == "full" else reduced_again(block, again.get(block.name, 0))
+        sizes[stage] += repeated if trains else ()
     first, last = vocabulary_messages(trace, model)
     sizes[0] += first
     sizes[-1] += last if trains else []
+    return [tuple(own) for own in sizes]
+
+
+def _routed(
+    trace: Trace, model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool
+) -> list[tuple[float, ...]]:
+    """Bytes of each stage's all-to-alls of a batch."""
+    sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
+    for holder, size in (routed_bytes(trace) if strategy.expert > 1 else {}).items():
+        position = block_of(holder, model.positions)
+        sizes[0 if position is None else stage_of[position]].append(size)
+    return [tuple(messages(own, strategy, trains=trains)) for own in sizes]
+
+
+def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool) -> list[tuple[float, ...]]:
+    """Bytes of each stage's rings of a batch: keys and values forward; backward again, and their gradients."""
+    sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
+    if strategy.context > 1:
+        for block, stage in zip(model.blocks, stage_of, strict=True):
+            sizes[stage] += [block.ring_bytes] * (3 if trains else 1)
     return [tuple(own) for own in sizes]
 
 
@@ -160,7 +258,7 @@ def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> lis
     Outside of blocks, those of modules that run behind the last block alone are the last stage's, the others the
     first's.
     """
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline)
+    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
     behind = _modules_behind(trace, model)
     stages: list[list[Parameter]] = [[] for _ in range(strategy.pipeline)]
     for parameter in trace.parameters:
@@ -171,16 +269,17 @@ def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> lis
         else:
             stage = stage_of[position]
         block = None if position is None else model.blocks[position]
-        stages[stage].append(_part(parameter, model.is_split(parameter.shape, block), strategy.tensor))
+        own = _part(parameter, model.is_split(parameter.shape, block), strategy.tensor)
+        stages[stage].append(_part(own, is_of_expert(parameter), strategy.expert))
     return [tuple(own) for own in stages]
 
 
-def _part(parameter: Parameter, is_split: bool, tensor: int) -> Parameter:
+def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
     """Split along its first dimension; which one makes no difference to its size."""
-    if not is_split or len(parameter.shape) < 2:
+    if not is_split or parts == 1 or len(parameter.shape) < 2:
         return parameter
     rows, *others = parameter.shape
-    return replace(parameter, shape=(math.ceil(rows / tensor), *others))
+    return replace(parameter, shape=(math.ceil(rows / parts), *others))
 
 
 def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
@@ -196,17 +295,46 @@ def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
 def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator[str]:
     """What was assumed, in words."""
     if strategy.tensor > 1:
+        rest = "shared as well" if strategy.sequence else "whole on each"
         yield (
             f"Each block is split over {strategy.tensor} GPUs by heads and inner width, the vocabulary by rows; norms, "
-            "dropouts and shortcuts are whole on each. Together they take as many samples as were recorded. No work "
-            "hides their all_reduces."
+            f"dropouts and shortcuts are {rest}. Together they take as many samples as were recorded. No work "
+            f"hides their {'all_gathers and reduce_scatters' if strategy.sequence else 'all_reduces'}."
         )
-    if strategy.pipeline > 1:
-        bubble = (strategy.pipeline - 1) / (strategy.pipeline - 1 + micro_batches)
+    if strategy.context > 1:
         yield (
-            f"{strategy.pipeline} stages cut what was recorded into {micro_batches} micro-batches, forward and "
-            f"backward in turn; equal stages wait for {100 * bubble:.0f} % of the passes' time, others for the slowest."
+            f"Each sequence is split over {strategy.context} GPUs, evenly under a causal mask, too; keys and values go "
+            "around in a ring behind attention."
         )
+    if strategy.expert > 1:
+        yield (
+            f"Experts are dealt out over {strategy.expert} GPUs, tokens routed evenly with room for "
+            f"{strategy.capacity:g} times as many; no work hides their all-to-alls."
+        )
+    if strategy.fp8 is not None:
+        yield (
+            f"Products of the blocks run in float8 with {strategy.fp8} scales, as half precision's at twice the rate: "
+            "no measurement is behind them."
+        )
+    if strategy.recompute != "none":
+        what = "attention" if strategy.recompute == "selective" else "every block"
+        yield f"The backward pass computes {what} again."
+    if strategy.offload != "none":
+        yield "The optimizer's state lives in the host's memory, and its processors update; their speed is assumed."
+    if strategy.pipeline > 1:
+        idle = (strategy.pipeline - 1) / strategy.virtual
+        bubble = idle / (idle + micro_batches)
+        each = f"{strategy.pipeline} stages"
+        if strategy.virtual > 1:
+            each += f" of {strategy.virtual} parts each, interleaved,"
+        order = {
+            "1f1b": f"forward and backward in turn; equal stages wait for {100 * bubble:.0f} % of the passes' time, "
+            "others for the slowest",
+            "gpipe": f"all forward, then all backward; equal stages wait for {100 * bubble:.0f} % of the passes' time, "
+            "others for the slowest",
+            "zero_bubble": "gradients of weights where a stage would wait",
+        }[strategy.schedule]
+        yield f"{each} cut what was recorded into {micro_batches} micro-batches, {order}."
     elif micro_batches > 1:
         yield f"What was recorded is cut into {micro_batches} micro-batches, one behind the other."
     unknown = sum(not item.problems for item in timed.items)
@@ -225,7 +353,6 @@ class Pace:
         seconds: The micro-batch.
         communication_seconds: Its collectives inside the model.
         exposed: What of them makes it longer.
-        update_seconds: The update behind the last micro-batch.
     """
 
     stage: Stage
@@ -233,27 +360,44 @@ class Pace:
     seconds: Ends
     communication_seconds: Ends
     exposed: Ends
-    update_seconds: Ends
 
-    def repeated(self, walked: Walked, turns: float, *, exchanges: int) -> Walked:
-        """A whole step: the last micro-batch and the update with what replicas exchange beside them, and those before.
+    def repeated(self, last: Walked, turns: float, *, before: Sequence[Walked] = ()) -> Walked:
+        """Add up a whole step: micro-batches, and the last one and the update with what replicas exchange beside them.
 
         Args:
-            walked: The last micro-batch and the update.
+            last: The last micro-batch and the update.
             turns: Micro-batches' worth of time of a step.
-            exchanges: Micro-batches that are exchanged so; the others are not.
+            before: Micro-batches that are exchanged, too; the others are not.
         """
-        exchanged = walked.seconds - self.update_seconds
-        before = (exchanges - 1) * exchanged + (turns - exchanges) * self.seconds
+        seconds = (turns - 1 - len(before)) * self.seconds
+        walked = [*before, last]
         return Walked(
-            before + walked.seconds, exchanges * walked.communication_seconds, exchanges * walked.exposed_seconds
+            seconds + sum(one.seconds for one in walked),
+            sum((one.communication_seconds for one in walked), np.zeros(3)),
+            sum((one.exposed_seconds for one in walked), np.zeros(3)),
         )
+
+
+def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> Ends:
+    """Ends of a stage's micro-batch over its middle: of the device or of the host, whichever is later at each end.
+
+    Args:
+        stage: The stage.
+        row: The layout's GPU.
+        factors: Ends of the device's time over its middle.
+        host: The host beside each GPU.
+    """
+    device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
+    exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in turn
+    ends = np.maximum(device * factors, launching * np.array([host.low_factor, 1.0, host.high_factor])) + exposed
+    found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
+    return found
 
 
 def pace_of(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int, factors: Ends
 ) -> Pace:
-    """A micro-batch of a stage on a layout.
+    """Time a micro-batch of a stage on a layout.
 
     Args:
         stage: The stage.
@@ -263,21 +407,38 @@ def pace_of(
         row: The layout's GPU.
         factors: By what the simulated times are multiplied; (low, middle, high).
     """
-    communication = _communication(stage, layout, strategy, interconnect)
+    communication, unhidden = _communication(stage, layout, strategy, interconnect, row)
     passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
     # The device waits for the host or for the collectives, whichever is longer.
-    exposed = np.maximum(communication - (passes - active), 0.0)
-    update = (stage.whole.seconds[row] - stage.passes.seconds[row]) * factors
-    return Pace(stage, row, passes + exposed, communication, exposed, np.maximum(update, 0.0))
+    exposed = np.maximum(unhidden - (passes - active), 0.0)
+    return Pace(stage, row, passes + exposed, communication, exposed)
 
 
-def _communication(stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
-    """Seconds of a micro-batch's collectives inside the model, each alone on its links; (low, middle, high)."""
-    sharing = Links(Layout(layout.gpu, strategy.tensor), interconnect, slowdown=1.0)
-    seconds = sum(sharing.collective("all_reduce", stage.reduced_bytes), np.zeros(3))
+def _communication(
+    stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int
+) -> tuple[Ends, Ends]:
+    """Seconds of a micro-batch's collectives inside the model, each alone on its links; (low, middle, high).
+
+    Returns:
+        All of them, and those that no attention hides.
+    """
+    sharing = sharing_links(layout, strategy, interconnect)
+    operations = ("reduce_scatter", "all_gather") if strategy.sequence else ("all_reduce",)
+    seconds = np.zeros(3)
+    for operation in operations:
+        seconds = seconds + sum(sharing.collective(operation, stage.reduced_bytes), np.zeros(3))
+    if stage.routed_bytes:
+        group = expert_group(layout, strategy)
+        links = Links(group.layout, interconnect, 1.0, group.groups_per_node)
+        seconds = seconds + sum(links.collective("alltoall", stage.routed_bytes), np.zeros(3))
     if stage.hand_overs:
         seconds = seconds + stage.hand_overs * hand_over_seconds(stage.stream_bytes, layout, strategy, interconnect)
-    return seconds
+    if not stage.ring_bytes:
+        return seconds, seconds
+    group = context_group(layout, strategy)
+    links = Links(group.layout, interconnect, 1.0, group.groups_per_node)
+    rings: Ends = sum(links.collective("all_gather", stage.ring_bytes), np.zeros(3))
+    return seconds + rings, seconds + np.maximum(rings - stage.attention_seconds[row], 0.0)
 
 
 def divided_step(
@@ -319,13 +480,36 @@ def divided_step(
         host_seconds=step.host_seconds * _ratio(host, simulated.host_seconds),
         forward_seconds=step.forward_seconds * forward + waiting,
         optimizer_seconds=step.optimizer_seconds * _phase_share(stage.work, work, "optimizer", row),
-        verdict=None,  # that of one GPU's step; what bounds a part was not asked
+        verdict=_verdict(step, pace, turns, middle, walked),
         communication_seconds=float(
             walked.communication_seconds[1] + stage.micro_batches * pace.communication_seconds[1]
         ),
         added_seconds=middle - step.seconds,
         notes=(*step.notes, *stage.notes),
     )
+
+
+def _verdict(step: Iteration, pace: Pace, turns: float, seconds: float, walked: Walked) -> Verdict | None:
+    """What bounds the step of a divided layout: the largest of what its slowest stage spends its time on.
+
+    A stage that waits for its host computes as well as it can, so the two are told apart as on one GPU; what links add
+    is what no work hides, and what the schedule adds is waiting for other stages.
+    """
+    if step.verdict is None:
+        return None
+    stage, row = pace.stage, pace.row
+    micro_batches = stage.micro_batches
+    alone = float(stage.passes.seconds[row])
+    is_host = stage.passes.host_seconds > float(stage.passes.active_seconds[row])
+    spent: dict[Bound, float] = {
+        "host" if is_host else "device": micro_batches * alone,
+        "links": turns * float(pace.exposed[1]) + float(walked.exposed_seconds[1]),
+        "bubble": (turns - micro_batches) * float(pace.seconds[1]),
+    }
+    bound_by = max(spent, key=lambda each: spent[each])
+    idle = 1 - micro_batches * float(stage.passes.active_seconds[row]) / seconds
+    gain = 0.5 * spent.get("device", 0.0) / seconds  # of a GPU twice as fast
+    return replace(step.verdict, bound_by=bound_by, idle_share=min(max(idle, 0.0), 1.0), gain=gain)
 
 
 def _phase_share(part: Sequence[Launching], whole: Sequence[Launching], phase: Phase, row: int) -> float:

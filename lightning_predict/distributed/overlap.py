@@ -115,20 +115,37 @@ def slowest_of(count: int) -> float:
 class Friction:
     """What training together costs beyond the collectives alone.
 
-    The figures suit the published training throughputs of one to eight GPUs best, of those of a coarse grid; the
-    accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`).
+    Slowdown and contention suit the published training throughputs of one to eight GPUs best, of those of a coarse
+    grid; the accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`). A GPU's pace goes up and
+    down; what it has lost it makes up for in part, so that over a long step its mean differs less from the others'
+    than over a short one. The two figures of the wait give what those tables show for steps of 0.1 to 0.5 s, and how
+    MPT's throughput falls from 16 to 128 GPUs: by 5 % for steps of 0.4 s, 2 % for 1 s, 0.6 % for 10 s (mpt_fsdp.csv,
+    half of its GPUs; `benchmarks/accuracy/large_runs.py`). So both tables are training data for them.
 
     Attributes:
         slowdown: Time of a collective beside a training step over that of the same collective alone.
         contention: Seconds by which computing slows down for each second of a transfer beside it, as both need memory
             and processors.
-        straggler_spread: Standard deviation of one GPU's step, as a share of it. All wait for the slowest, so that n
-            GPUs take as long as the largest of n draws.
+        straggler_spread: Standard deviation of one GPU's pace at a moment, as a share of it. All wait for the slowest,
+            so that n GPUs take as long as the largest of n draws.
+        straggler_seconds: Time after which its pace has forgotten what it was.
     """
 
     slowdown: float = 1.5
     contention: float = 0.9
-    straggler_spread: float = 0.04
+    straggler_spread: float = 0.05
+    straggler_seconds: float = 0.2
+
+    def spread(self, seconds: Array) -> Array:
+        """Standard deviation of a GPU's mean pace over a step: of a process whose correlation falls exponentially.
+
+        Args:
+            seconds: Of the step.
+        """
+        times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
+        variance = 2 / times * (1 + np.expm1(-times) / times)
+        found: Array = self.straggler_spread * np.sqrt(variance)
+        return found
 
     def seconds(self, walked: Walked, single: Array, *, replicas: int, spread: Array | float = 1.0) -> Array:
         """The step.
@@ -140,7 +157,7 @@ class Friction:
             spread: Times the mean wait for the slowest.
         """
         hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
-        waiting = spread * self.straggler_spread * slowest_of(replicas) * single
+        waiting = spread * self.spread(single) * slowest_of(replicas) * single
         seconds: Array = walked.seconds + self.contention * hidden + waiting
         return seconds
 

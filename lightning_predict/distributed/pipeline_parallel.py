@@ -2,8 +2,10 @@
 
 Every stage runs the forward and the backward pass of each micro-batch (1F1B, Narayanan et al., 2021). The first
 micro-batch passes all stages, and the slowest one sets the pace of the others: with p equal stages and m micro-batches
-a step takes m + p - 1 times what one of them needs, so that (p - 1) / m of the work is waiting, the bubble. Without a
-pipeline, micro-batches follow each other, and their gradients add up. Example::
+a step takes m + p - 1 times what one of them needs, so that (p - 1) / m of the work is waiting, the bubble. With v
+stages on each GPU (interleaved) the bubble is v times smaller, and v times as much is handed over; where gradients of
+weights wait until there is nothing else to do (zero-bubble schedule H1, Qi et al., 2024), it is shorter by twice their
+time. Without a pipeline, micro-batches follow each other, and their gradients add up. Example::
 
     >>> stage_of_blocks(5, 2)
     (0, 0, 0, 1, 1)
@@ -18,7 +20,7 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.distributed.overlap import Ends, Links
-from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.distributed.strategy import Strategy, tensor_group
 from lightning_predict.distributed.tensor_parallel import block_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
@@ -30,23 +32,60 @@ MICRO_BATCHES_PER_STAGE: Final = 4
 """Micro-batches where nobody says: the bubble is a quarter of the work at most."""
 
 
-def turns(seconds: Sequence[float], micro_batches: int) -> float:
-    """How many times the slowest stage's micro-batch fits into the passes of a step.
+def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:
+    """Count how many times the slowest stage's micro-batch fits into the passes of a step.
 
     Args:
         seconds: Of a micro-batch, forward and backward, in each stage.
         micro_batches: Micro-batches of a step.
+        virtual: Stages of each GPU.
+        idle: Bubble of the schedule over that of 1F1B.
     """
     slowest = max(seconds)
-    return micro_batches - 1 + (sum(seconds) / slowest if slowest > 0 else len(seconds))
+    others = sum(seconds) / slowest - 1 if slowest > 0 else len(seconds) - 1
+    return micro_batches + others * idle / virtual
 
 
-def stage_of_blocks(blocks: int, stages: int) -> tuple[int, ...]:
-    """Stage of each block: as even as can be, the first ones a block longer.
+def idle_share(strategy: Strategy, weight_share: float) -> float:
+    """Bubble of a schedule over that of 1F1B.
+
+    Args:
+        strategy: Names the schedule.
+        weight_share: Share of a micro-batch's time that the gradients of weights take.
+    """
+    return max(1 - 2 * weight_share, 0.0) if strategy.schedule == "zero_bubble" else 1.0
+
+
+def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
+    """Micro-batches whose activations a stage holds at once, at most.
+
+    Under 1F1B as many as there are stages from it on; interleaved, (p - 1) / (p v) of that more on the first stage
+    (Narayanan et al., 2021); with GPipe all of them. Zero-bubble's schedule H1 takes no more than 1F1B.
+
+    Args:
+        strategy: How the GPUs share the model.
+        stage: Position of the stage.
+        micro_batches: Micro-batches of a step.
+    """
+    if strategy.schedule == "gpipe":
+        return float(micro_batches)
+    more = 1 + (strategy.pipeline - 1) / (strategy.pipeline * strategy.virtual) if strategy.virtual > 1 else 1.0
+    return min((strategy.pipeline - stage) * more, float(micro_batches))
+
+
+def stage_of_blocks(blocks: int, stages: int, virtual: int = 1) -> tuple[int, ...]:
+    """Stage of each block: as even as can be, the first ones a block longer; interleaved, in rounds over the stages.
 
     Raises:
         InvalidArgumentError: Fewer blocks than stages.
     """
+    if virtual > 1:
+        if blocks < stages * virtual:
+            raise InvalidArgumentError(
+                f"strategy: pipeline={stages} x virtual={virtual} stages for {blocks} transformer block(s); a stage "
+                f"has at least one block, so choose at most {blocks} in all."
+            )
+        return tuple(chunk % stages for chunk in stage_of_blocks(blocks, stages * virtual))
     if blocks < stages > 1:
         raise InvalidArgumentError(
             f"strategy: pipeline={stages} stages for {blocks} transformer block(s); a stage has at least one block, so "
@@ -122,8 +161,17 @@ def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, i
     if layout.nodes > 1:
         senders = min(layout.gpus_per_node, layout.count // strategy.pipeline)
         link = replace(link, layout=Layout(layout.gpu, 1, 2), groups_per_node=senders)
-    (sent,) = link.collective("broadcast", [stream_bytes / strategy.tensor])
-    sharing = Links(Layout(layout.gpu, strategy.tensor), interconnect, slowdown=1.0)
-    (gathered,) = sharing.collective("all_gather", [stream_bytes])
+    sent_bytes = stream_bytes / strategy.context
+    (sent,) = link.collective("broadcast", [sent_bytes / strategy.tensor])
+    if strategy.sequence:  # each GPU holds, and needs, its part of the stream alone
+        return sent
+    sharing = sharing_links(layout, strategy, interconnect)
+    (gathered,) = sharing.collective("all_gather", [sent_bytes])
     seconds: Ends = sent + gathered
     return seconds
+
+
+def sharing_links(layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Links:
+    """The links among the GPUs that share a block."""
+    group = tensor_group(layout, strategy)
+    return Links(group.layout, interconnect, slowdown=1.0, groups_per_node=group.groups_per_node)

@@ -3,20 +3,22 @@
 `"ddp"` replicates the model; `"zero1"`, `"zero2"` and `"fsdp"` (`"zero3"`) split the optimizer's state, the gradients
 and the parameters over the GPUs; `"hybrid"` splits them inside a machine and replicates over machines. Behind a comma:
 `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 a quarter of the blocks,
-`micro_batches=16` cuts a batch, `bucket_cap_mb=25` is of DDP. Example::
+`micro_batches=16` cuts a batch; the others are the fields of `Strategy`. Example::
 
-    >>> strategy_of("fsdp")
-    Strategy(data='fsdp', tensor=1, pipeline=1, micro_batches=None, bucket_cap_mb=25.0)
+    >>> strategy_of("fsdp").name
+    'fsdp'
     >>> strategy_of("deepspeed_stage_2,tensor=8").data
     'zero2'
+    >>> strategy_of("ddp,tensor=8,pipeline=4,virtual=2,sequence=true").name
+    'ddp,tensor=8,pipeline=4,virtual=2,sequence=true'
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, final, get_args
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, final, get_args
 
 from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError
@@ -43,24 +45,46 @@ ALIASES: Final[Mapping[str, DataStrategy]] = {
 }
 """Lightning's names and others' for the same thing; DeepSpeed without a stage is Lightning's stage 2."""
 
-_NUMBERS: Final = ("tensor", "pipeline", "micro_batches")
+Schedule = Literal["1f1b", "gpipe", "zero_bubble"]
+Recompute = Literal["none", "selective", "full"]
+Float8 = Literal["tensorwise", "blockwise"]
+Offload = Literal["none", "optimizer"]
+GatheredDtype = Literal["float32", "bfloat16", "float16"]
+
+MIXED_DTYPES: Final[tuple[GatheredDtype, ...]] = get_args(GatheredDtype)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How GPUs share the work. Each data-parallel group of `tensor x pipeline` GPUs holds the model once.
+    """How GPUs share the work. Each data-parallel group of `tensor x pipeline x context` GPUs holds one batch.
 
     Attributes:
         data: What the data-parallel groups split.
-        tensor: GPUs that share every transformer block.
+        tensor: GPUs that share every transformer block (Megatron's tensor parallelism).
         pipeline: GPUs in a row that share the blocks.
         micro_batches: Parts that a batch is cut into, whose gradients add up; None takes four times the length of a
             pipeline, and the whole batch without one.
         bucket_cap_mb: Size of DDP's buckets of gradients, in MiB as torch counts them.
+        virtual: Stages of each GPU of a pipeline (Megatron's interleaved schedule).
+        schedule: In which order a pipeline's stages work: `1f1b`, `gpipe` (all forward, then all backward), or
+            `zero_bubble` (gradients of weights fill the gaps: ZB-H1 of Qi et al., 2024).
+        sequence: Norms, dropouts and shortcuts between the blocks' shared layers are shared, too (Megatron's sequence
+            parallelism).
+        context: GPUs that share each sequence; keys and values go around in a ring.
+        expert: Data-parallel groups over which the experts of a mixture are dealt out.
+        capacity: Tokens that each expert takes over those of an even routing, padding included.
+        shard: GPUs that split what `hybrid` splits; None takes those of a machine.
+        recompute: What a backward pass computes again, of a step that was recorded without: nothing, the attention
+            between its projections (`selective`, as Megatron calls it), or every block (`full`).
+        offload: What lives in the memory of the host: nothing, or the optimizer's state, which the processor updates.
+        fp8: Products of the blocks in float8, with one scale a tensor or one a block of values; None for none.
+        overlap_grad_reduce: Gradients are exchanged behind the backward pass; otherwise after it.
+        param_dtype: What FSDP gathers parameters in (torch's `MixedPrecision`); None for their own.
+        reduce_dtype: What gradients are exchanged in; None for their own, under FSDP for `param_dtype`.
 
     Raises:
-        InvalidArgumentError: A value outside its range.
+        InvalidArgumentError: A value outside its range, or values that do not go together.
     """
 
     data: DataStrategy = "ddp"
@@ -68,6 +92,19 @@ class Strategy:
     pipeline: int = 1
     micro_batches: int | None = None
     bucket_cap_mb: float = 25.0
+    virtual: int = 1
+    schedule: Schedule = "1f1b"
+    sequence: bool = False
+    context: int = 1
+    expert: int = 1
+    capacity: float = 1.0
+    shard: int | None = None
+    recompute: Recompute = "none"
+    offload: Offload = "none"
+    fp8: Float8 | None = None
+    overlap_grad_reduce: bool = True
+    param_dtype: GatheredDtype | None = None
+    reduce_dtype: GatheredDtype | None = None
 
     def __post_init__(self) -> None:
         if self.data not in DATA_STRATEGIES:
@@ -76,8 +113,83 @@ class Strategy:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidArgumentError(f"strategy: {name}={value!r}; expected a whole number of at least 1.")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices and not (value is None and name in _MAY_BE_NONE):
+                raise InvalidArgumentError(f"strategy: {name}={value!r}; expected {', '.join(choices)}.")
         if not (math.isfinite(self.bucket_cap_mb) and self.bucket_cap_mb > 0):
             raise InvalidArgumentError(f"strategy: bucket_cap_mb={self.bucket_cap_mb!r}; expected MiB above 0.")
+        if not (math.isfinite(self.capacity) and self.capacity >= 1):
+            raise InvalidArgumentError(f"strategy: capacity={self.capacity!r}; expected a factor of at least 1.")
+        for refused, words in self._contradictions():
+            if refused:
+                raise InvalidArgumentError(f"strategy: {words}")
+
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Options that do not go together, in words."""
+        is_sharded = self.data in ("fsdp", "hybrid")
+        yield (
+            self.virtual > 1 and self.pipeline == 1,
+            f"virtual={self.virtual} interleaves the stages of a pipeline; ask for pipeline=2 or more, too.",
+        )
+        yield (
+            self.schedule != "1f1b" and self.pipeline == 1,
+            f"schedule={self.schedule} is of a pipeline; ask for pipeline=2 or more, too.",
+        )
+        yield (
+            self.schedule == "gpipe" and self.virtual > 1,
+            "schedule=gpipe has one stage a GPU; leave out virtual, or choose 1f1b or zero_bubble.",
+        )
+        yield (
+            self.virtual > 1 and self.micro_batches is not None and self.micro_batches % self.pipeline > 0,
+            f"an interleaved schedule deals micro-batches out in rounds of pipeline={self.pipeline}, which "
+            f"micro_batches={self.micro_batches} is no multiple of.",
+        )
+        yield (
+            self.sequence and self.tensor == 1,
+            "sequence=true shares what tensor parallelism leaves whole; ask for tensor=2 or more, too.",
+        )
+        yield (
+            self.shard is not None and self.data != "hybrid",
+            f"shard={self.shard} is the size of hybrid's groups, and {self.data} has none; choose 'hybrid,shard=...'.",
+        )
+        yield (
+            self.offload != "none" and self.data == "ddp",
+            "offload=optimizer moves a share of the optimizer's state, and ddp does not split it; choose zero1, zero2, "
+            "fsdp or hybrid.",
+        )
+        yield (
+            self.param_dtype is not None and not is_sharded,
+            f"param_dtype={self.param_dtype} is what FSDP gathers in, and {self.data} gathers nothing; record the step "
+            "in that precision instead.",
+        )
+        yield (
+            self.data in ("fsdp", "hybrid", "zero2") and not self.overlap_grad_reduce,
+            f"{self.data} scatters gradients as they come; overlap_grad_reduce=false is of ddp and zero1.",
+        )
+        yield (
+            self.expert > 1 and is_sharded,
+            f"expert={self.expert} with {self.data}: sharding experts twice is not predicted; choose ddp, zero1 or "
+            "zero2.",
+        )
+        yield (
+            self.data in ("zero2", "fsdp", "hybrid") and self.schedule == "zero_bubble",
+            f"schedule=zero_bubble puts off the gradients that {self.data} would scatter; choose ddp or zero1.",
+        )
+        yield (
+            self.capacity > 1 and self.expert == 1,
+            "capacity is of experts that are dealt out; ask for expert=2 or more, too.",
+        )
+
+    @property
+    def name(self) -> str:
+        """The words that `strategy_of` reads back: what splits the data, and the options that are not the default."""
+        words: list[str] = [self.data]
+        for own in fields(self)[1:]:
+            value = getattr(self, own.name)
+            if value != own.default:
+                words.append(f"{own.name}={str(value).lower() if isinstance(value, bool) else value}")
+        return ",".join(words)
 
     @property
     def model_parallel(self) -> int:
@@ -85,9 +197,15 @@ class Strategy:
         return self.tensor * self.pipeline
 
     @property
+    def batch_parallel(self) -> int:
+        """GPUs that work on one batch."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
     def is_whole(self) -> bool:
-        """Each GPU runs the whole model on a whole batch at once."""
-        return self.model_parallel == 1 and self.micro_batches in (None, 1)
+        """Each GPU runs the whole model, as it was recorded, on a whole batch at once."""
+        is_as_recorded = self.expert == 1 and self.recompute == "none" and self.fp8 is None and self.offload == "none"
+        return self.batch_parallel == 1 and self.micro_batches in (None, 1) and is_as_recorded
 
     def replicas(self, layout: Layout) -> int:
         """Data-parallel groups of a layout, each with its own samples; a single GPU is one, whatever the degrees.
@@ -97,17 +215,58 @@ class Strategy:
         """
         if layout.count == 1:
             return 1
-        if layout.count % self.model_parallel:
+        if layout.count % self.batch_parallel:
+            context = f" x context={self.context}" if self.context > 1 else ""
             raise InvalidArgumentError(
-                f"{layout.name} has {layout.count} GPUs, which tensor={self.tensor} x pipeline={self.pipeline} do not "
-                f"divide; choose degrees whose product divides {layout.count}."
+                f"{layout.name} has {layout.count} GPUs, which tensor={self.tensor} x pipeline={self.pipeline}{context}"
+                f" do not divide; choose degrees whose product divides {layout.count}."
             )
-        if layout.gpus_per_node % self.tensor:
+        if layout.gpus_per_node % self.tensor and self.tensor % layout.gpus_per_node:
             raise InvalidArgumentError(
-                f"tensor={self.tensor} does not divide the {layout.gpus_per_node} GPUs of a machine of {layout.name}; "
-                "the GPUs that share a block sit in one machine."
+                f"tensor={self.tensor} does not divide the {layout.gpus_per_node} GPUs of a machine of {layout.name}, "
+                "nor do they divide it; the GPUs that share a block are part of a machine, or whole machines."
             )
-        return layout.count // self.model_parallel
+        replicas = layout.count // self.batch_parallel
+        if replicas % self.expert:
+            raise InvalidArgumentError(
+                f"expert={self.expert} does not divide the {replicas} data-parallel group(s) of {layout.name}, over "
+                "which the experts are dealt out."
+            )
+        self.sharded_count(layout)
+        return replicas
+
+    def sharded_count(self, layout: Layout) -> int:
+        """GPUs that hold what one holds under `ddp`.
+
+        Raises:
+            InvalidArgumentError: Hybrid's groups cannot be made of these GPUs.
+        """
+        group = layout.count // self.model_parallel
+        if self.data != "hybrid":
+            return group
+        inside = math.gcd(group, max(layout.gpus_per_node // self.tensor, 1))
+        wanted = inside if self.shard is None else self.shard
+        if group % wanted or (wanted % inside and inside % wanted):
+            raise InvalidArgumentError(
+                f"shard={wanted} does not fit the {group} GPUs of {layout.name} that hold the same part of the model, "
+                f"{inside} of them in a machine; choose a divisor of {inside}, or whole machines of them."
+            )
+        return wanted
+
+
+_NUMBERS: Final = ("tensor", "pipeline", "micro_batches", "virtual", "context", "expert", "shard")
+_DECIMALS: Final = ("bucket_cap_mb", "capacity")
+_FLAGS: Final = ("sequence", "overlap_grad_reduce")
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "schedule": get_args(Schedule),
+    "recompute": get_args(Recompute),
+    "offload": get_args(Offload),
+    "fp8": get_args(Float8),
+    "param_dtype": MIXED_DTYPES,
+    "reduce_dtype": MIXED_DTYPES,
+}
+_MAY_BE_NONE: Final = frozenset({"fp8", "param_dtype", "reduce_dtype"})
+_OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_CHOICES)
 
 
 def strategy_of(words: str | Strategy) -> Strategy:
@@ -126,19 +285,34 @@ def strategy_of(words: str | Strategy) -> Strategy:
     data = ALIASES.get(name, name)
     if data not in DATA_STRATEGIES:
         raise InvalidArgumentError(_unknown(name))
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for option in options:
         key, separator, value = (part.strip() for part in option.partition("="))
-        if not separator or key not in (*_NUMBERS, "bucket_cap_mb"):
+        if not separator or key not in _OPTIONS:
             raise InvalidArgumentError(
-                f"strategy={words!r}: {option!r} is not an option; expected {', '.join(_NUMBERS)} or bucket_cap_mb "
-                "with a number, for example 'ddp,tensor=8'."
+                f"strategy={words!r}: {option!r} is not an option; expected one of {', '.join(_OPTIONS)} with its "
+                "value, for example 'ddp,tensor=8'."
             )
-        try:
-            values[key] = float(value) if key == "bucket_cap_mb" else int(value)
-        except ValueError:
-            raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r} is not a number.") from None
-    return Strategy(data=data, **values)  # type: ignore[arg-type]
+        values[key] = _value(words, key, value)
+    return Strategy(data=data, **values)
+
+
+def _value(words: str, key: str, value: str) -> float | str | bool:
+    """Read an option's value.
+
+    Raises:
+        InvalidArgumentError: No number, or no flag.
+    """
+    if key in _FLAGS:
+        if value.lower() not in ("true", "false"):
+            raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r}; expected true or false.")
+        return value.lower() == "true"
+    if key in _CHOICES:
+        return value
+    try:
+        return float(value) if key in _DECIMALS else int(value)
+    except ValueError:
+        raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r} is not a number.") from None
 
 
 @final
@@ -163,14 +337,37 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
     Raises:
         InvalidArgumentError: The GPUs cannot be divided so.
     """
-    replicas = strategy.replicas(layout)
+    strategy.replicas(layout)
     if strategy.model_parallel == 1:
         return DataGroup(layout, 1)
-    inside = math.gcd(replicas, layout.gpus_per_node // strategy.tensor)
-    return DataGroup(Layout(layout.gpu, inside, replicas // inside), layout.gpus_per_node // inside)
+    return _group(layout, layout.count // strategy.model_parallel, strategy.tensor)
+
+
+def _group(layout: Layout, count: int, stride: int) -> DataGroup:
+    """Groups of so many GPUs, each the next but `stride`, as closely together as can be."""
+    if stride > layout.gpus_per_node:  # whole machines share a block: one GPU of each group in a machine
+        return DataGroup(Layout(layout.gpu, 1, count), layout.gpus_per_node)
+    inside = math.gcd(count, layout.gpus_per_node // stride)
+    return DataGroup(Layout(layout.gpu, inside, count // inside), layout.gpus_per_node // inside)
+
+
+def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """The GPUs that share a block: of one machine, or of whole machines."""
+    inside = min(strategy.tensor, layout.gpus_per_node)
+    return DataGroup(Layout(layout.gpu, inside, strategy.tensor // inside), layout.gpus_per_node // inside)
+
+
+def context_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """The GPUs that share a sequence: neighbours beyond those that share a block."""
+    return _group(layout, strategy.context, strategy.tensor)
+
+
+def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """The GPUs over which experts are dealt out: neighbours beyond those that share a block or a sequence."""
+    return _group(layout, strategy.expert, strategy.tensor * strategy.context)
 
 
 def _unknown(name: str) -> str:
     known = ", ".join((*DATA_STRATEGIES, *ALIASES))
-    offload = " Offloading to the host is not predicted." if "offload" in name else ""
+    offload = " Of offloading, offload=optimizer is predicted, behind a comma." if "offload" in name else ""
     return f"strategy={name!r} is not known; choose one of {known}.{offload}"

@@ -28,11 +28,13 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.distributed.experts import experts_module
+from lightning_predict.distributed.strategy import Float8
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import summed_by_owner
 from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.estimates import KernelModels, problem_times
+from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on, problem_times
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind
 from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
@@ -57,7 +59,9 @@ class Block:
         weights: Outputs and inputs of its linear layers.
         parameters: Shapes of its parameters of two dimensions or more.
         reduced_bytes: Outputs of the linear layers that add up what several GPUs hold, one all_reduce each.
+        reduced_behind: Which of its linear layers, in order, each of them is the output of.
         stream_bytes: Size of its residual stream.
+        ring_bytes: Keys and values of its fused attention; 0 where attention is written out.
     """
 
     name: str
@@ -69,6 +73,8 @@ class Block:
     parameters: frozenset[tuple[int, ...]]
     reduced_bytes: tuple[float, ...]
     stream_bytes: float
+    reduced_behind: tuple[int, ...] = ()
+    ring_bytes: float = 0.0
 
 
 @final
@@ -203,6 +209,7 @@ def _block(name: str, unit: _Unit, trace: Trace) -> Block:
     hidden = shared.most_common(1)[0][0]
     tokens = int(linears[0].dims[0] * linears[0].dims[1])
     heads, kv_heads = _heads(unit, tokens)
+    reduced = list(_reduced(unit, hidden))
     return Block(
         name=name,
         hidden=hidden,
@@ -215,8 +222,10 @@ def _block(name: str, unit: _Unit, trace: Trace) -> Block:
             for parameter in trace.parameters
             if len(parameter.shape) > 1 and parameter.name.startswith(f"{name}.")
         ),
-        reduced_bytes=tuple(_reduced(unit, hidden)),
+        reduced_bytes=tuple(size for _, size in reduced),
+        reduced_behind=tuple(position for position, _ in reduced),
         stream_bytes=tokens * hidden * _stream_element_bytes(unit, hidden),
+        ring_bytes=_ring_bytes(unit),
     )
 
 
@@ -233,20 +242,32 @@ def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
     return max(heads), min(kv_heads)
 
 
-def _reduced(unit: _Unit, hidden: int) -> Iterator[float]:
-    """Bytes of the outputs that are sums over the GPUs of a block (Shoeybi et al., 2019).
+def _ring_bytes(unit: _Unit) -> float:
+    """Bytes of the keys and values of all fused attention."""
+    total = 0.0
+    for problem, fused in _attentions(unit.problems()):
+        if fused:
+            batch, _, kv_heads, _, kv_length, head_dim, _ = problem.dims
+            total += 2 * batch * kv_heads * kv_length * head_dim * COMPUTE_BYTES[problem.dtype]
+    return total
+
+
+def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
+    """Position and bytes of the outputs that are sums over the GPUs of a block (Shoeybi et al., 2019).
 
     Layers that widen the stream give each GPU columns of its own; those that lead back to it, from the heads or from
     the inner width, add up. A square layer leads back where it is the first behind attention.
     """
     attends = multiplied = normalised = False
+    position = -1
     for problem in unit.problems():
         if problem.operation == "linear":
+            position += 1
             _, rows, outputs, inputs = problem.dims
             leads_back = outputs == hidden and (inputs != hidden or attends)
             if leads_back:
                 attends = False
-                yield problem.dims[0] * rows * outputs * COMPUTE_BYTES[problem.dtype]
+                yield position, problem.dims[0] * rows * outputs * COMPUTE_BYTES[problem.dtype]
             multiplied = normalised = False
         elif problem.operation in ATTENTION:
             attends = True
@@ -281,11 +302,24 @@ class Cut:
         tensor: GPUs that share every block.
         micro_batches: Parts of the batch.
         updated: Share of the parameters that one GPU updates.
+        context: GPUs that share every sequence.
+        sequence: What tensor parallelism leaves whole inside blocks is shared, too.
+        capacity: Tokens of each expert over those of an even routing.
+        fp8: Products of the blocks in float8, with one scale a tensor or one a block of values.
     """
 
     tensor: int = 1
     micro_batches: int = 1
     updated: float = 1.0
+    context: int = 1
+    sequence: bool = False
+    capacity: float = 1.0
+    fp8: Float8 | None = None
+
+    @property
+    def rows(self) -> int:
+        """Parts that the tokens of a batch are cut into."""
+        return self.micro_batches * self.context
 
 
 @final
@@ -332,6 +366,19 @@ class SplitModel:
                     f"strategy: tensor={tensor} does not divide the {heads} of the block {block.name!r}; choose one of "
                     f"{fitting}."
                 )
+
+    def check_context(self, context: int) -> None:
+        """See that so many GPUs can share every sequence.
+
+        Raises:
+            InvalidArgumentError: Attention is written out, so that no ring can compute it in parts.
+        """
+        written_out = next((block.name for block in self.blocks if not block.ring_bytes), None)
+        if written_out is not None:
+            raise InvalidArgumentError(
+                f"strategy: context={context} passes keys and values around in a ring, which needs fused attention, "
+                f"and the block {written_out!r} writes it out; record it with torch's scaled_dot_product_attention."
+            )
 
     def is_split(self, shape: tuple[int, ...], block: Block | None) -> bool:
         """Each GPU holds its part of a tensor of this shape.
@@ -401,12 +448,19 @@ def cut_work(
         InvalidArgumentError: `cut.tensor` does not divide the heads.
     """
     model.check(cut.tensor)
+    if cut.context > 1:
+        model.check_context(cut.context)
+    if cut.fp8 is not None:
+        for gpu in gpus:
+            compute_dtype_on("float8", gpu)
     whole = _seconds(timed.items, [item.problems for item in timed.items], gpus, models)
     least = whole
     for degree in _degrees(model, cut.tensor):
         smaller = replace(cut, tensor=degree)
         parts = [_part_of(trace, item, model, smaller) for item in timed.items]
-        least = np.minimum(least, _seconds(timed.items, parts, gpus, models))
+        found = _seconds(timed.items, parts, gpus, models)
+        least = found if cut.fp8 is not None else np.minimum(least, found)
+    least = least * np.array([_factor(trace.operations[item.operations[0]], item, cut) for item in timed.items])
     share = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)
     return replace(
         timed,
@@ -414,6 +468,16 @@ def cut_work(
         low_seconds=timed.low_seconds * share,
         high_seconds=timed.high_seconds * share,
     )
+
+
+def _factor(operation: Operation, item: WorkItem, cut: Cut) -> float:
+    """Time of a part over that of its problems: a ring cuts attention evenly, experts make room for more tokens."""
+    factor = 1.0
+    if any(problem.operation in ATTENTION for problem in item.problems):
+        factor /= cut.context
+    if cut.capacity > 1 and experts_module(operation.module) is not None:
+        factor *= cut.capacity
+    return factor
 
 
 def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], list[float]]:
@@ -459,7 +523,26 @@ def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut) -> tuple
     if operation.phase == "other":
         return item.problems
     block = model.block(operation.module)
-    return tuple(part_of(problem, operation, model, block, cut) for problem in item.problems)
+    parts = [part_of(problem, operation, model, block, cut) for problem in item.problems]
+    if cut.fp8 is None or block is None:
+        return tuple(parts)
+    return tuple(each for part in parts for each in _in_float8(part, cut.fp8))
+
+
+def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
+    """A product in float8, and the copies of its factors that are scaled for it.
+
+    Both are read in their own dtype and written in one byte. One scale for a tensor needs its largest value first, so
+    that it is read once more; one for a block of values is found on the way.
+    """
+    if problem.operation != "linear":
+        yield problem
+        return
+    batches, m, n, k = problem.dims
+    elements = batches * (m * k + n * k)
+    reads = (2 if scales == "tensorwise" else 1) * COMPUTE_BYTES[problem.dtype]
+    yield replace(problem, dtype="float8")
+    yield Problem("transfer", "float32", (elements * reads, elements, elements))
 
 
 def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
@@ -479,30 +562,39 @@ def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Bl
     if problem.operation in ATTENTION:
         return _divided(problem, {"batch": cut.micro_batches, "heads": cut.tensor, "kv_heads": cut.tensor})
     if problem.operation == "embedding":
-        return _divided(problem, {"rows": cut.micro_batches})
+        return _divided(problem, {"rows": cut.rows})
     if "batch" in operation_kind(problem.operation).shape:
         return _divided(problem, {"batch": cut.micro_batches})
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
     if not tensors:
         return problem
     largest = max(tensors, key=lambda tensor: tensor.elements)
-    share = 1 / cut.tensor if model.is_split(largest.shape, block) else 1.0
+    is_shared = model.is_split(largest.shape, block) or (cut.sequence and block is not None)
+    share = 1 / cut.tensor if is_shared else 1.0
     of_batch = _batch_share(tensors, model)
-    return _thinned(problem, share * (1 - of_batch + of_batch / cut.micro_batches))
+    return _thinned(problem, share * (1 - of_batch + of_batch / cut.rows))
 
 
 def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
     """A product of rows and a weight, or of rows and rows, which gives the weight's gradient."""
     _, m, n, k = problem.dims
-    weights = model.weights if block is None else block.weights
-    is_gradient = phase == "backward" and (k, n) not in weights and bool({(m, n), (n, m)} & weights)
+    is_gradient = is_weight_gradient(problem, phase, model, block)
     rows, sides = ("k", {"n": n, "m": m}) if is_gradient else ("m", {"n": n, "k": k})
-    divisors = {rows: cut.micro_batches}
+    divisors = {rows: cut.rows}
     if block is None:
         split = next((word for word, size in sides.items() if size == model.vocabulary), None)
     else:
         split = max(sides, key=lambda word: sides[word] * (sides[word] != block.hidden))
     return _divided(problem, divisors if split is None else divisors | {split: cut.tensor})
+
+
+def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block: Block | None) -> bool:
+    """Tell whether a problem is the product of rows and rows that gives a weight's gradient."""
+    if phase != "backward" or problem.operation != "linear":
+        return False
+    _, m, n, k = problem.dims
+    weights = model.weights if block is None else block.weights
+    return (k, n) not in weights and bool({(m, n), (n, m)} & weights)
 
 
 def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:

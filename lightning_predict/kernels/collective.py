@@ -189,6 +189,7 @@ def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
         for name, operations in document.member("microseconds").members().items()
     }
     derived = frozenset(
-        (gpu, operation) for gpu, _, operation in (pair.partition(" ") for pair in document.optional("derived", _texts, ()))
+        (gpu, operation)
+        for gpu, _, operation in (pair.partition(" ") for pair in document.optional("derived", _texts, ()))
     )
     return CollectiveCurves(sizes, curves, float(document.member("half_width_90").number()), derived)

@@ -52,8 +52,9 @@ RING_HOP_SECONDS: Final = 4 * MICROSECOND
 TREE_HOP_SECONDS: Final = 8.5 * MICROSECOND
 NVLINK_STEP_SECONDS: Final = 1.9 * MICROSECOND
 PCIE_STEP_SECONDS: Final = 2.5 * MICROSECOND
-"""Latency of a step of a ring or a tree over RDMA, and of a step inside a machine: what NCCL itself reckons with when it
-chooses an algorithm (its protocol LL128; src/graph/tuning.cc, hardware latencies). TCP takes several times as long."""
+"""Latency of a step of a ring or a tree over RDMA, and of a step inside a machine: what NCCL itself reckons with when
+it chooses an algorithm (its protocol LL128; src/graph/tuning.cc, hardware latencies). TCP takes several times as
+long."""
 
 TREE_SHARE: Final = 0.92
 """Bandwidth of a tree over that of a ring, from the same place."""

@@ -17,12 +17,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from lightning_predict.distributed.memory import held_memory
-from lightning_predict.distributed.strategy import Strategy, data_group
+from lightning_predict.distributed.memory import HeldMemory, held_memory
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.run.workload import Batches, Loader, Workload
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
 
 
 @final
@@ -177,12 +177,13 @@ def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, c
 
 
 def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
-    """Peak memory of each GPU of a layout.
+    """Derive the peak memory of each GPU of a layout.
 
     DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`). ZeRO 1 leaves
     each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all three (Rajbhandari et
-    al., SC 2020), while the parameters of two units at a time are whole; a pipeline keeps them all from the first
-    micro-batch to the last one. A part of the model comes first, see `distributed/memory.py`.
+    al., SC 2020), while the parameters of two units at a time are whole, in `param_dtype`; a pipeline keeps them all
+    from the first micro-batch to the last one. Copies of the parameters that the optimizer updates are part of its
+    state; what is offloaded is not there. A part of the model comes first, see `distributed/memory.py`.
 
     Args:
         single_bytes: Peak memory of the step on one GPU.
@@ -196,15 +197,29 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     if layout.count == 1:
         return single_bytes
     held = held_memory(single_bytes, trace, strategy)
-    own = data_group(layout, strategy).layout
-    saved = 1 - 1 / (own.gpus_per_node if strategy.data == "hybrid" else own.count)
-    lasting = held.parameter_bytes + held.gradient_bytes + held.optimizer_state_bytes
-    whole = held.unit_bytes if strategy.pipeline > 1 else sorted(held.unit_bytes, reverse=True)[:GATHERED_UNITS]
-    change = {
-        "ddp": held.trainable_bytes if own.count > 1 else 0.0,
-        "zero1": held.trainable_bytes - saved * held.optimizer_state_bytes,
-        "zero2": -saved * (held.optimizer_state_bytes + held.gradient_bytes),
-        "fsdp": sum(whole) - saved * lasting,
-        "hybrid": sum(whole) - saved * lasting,
-    }
-    return max(held.peak_bytes + change[strategy.data], 0.0)
+    strategy.replicas(layout)
+    count = strategy.sharded_count(layout)
+    share = 1 / count
+    gradients, parameters = held.gradient_bytes, held.parameter_bytes
+    state = (held.optimizer_state_bytes + held.copy_bytes) * (0.0 if strategy.offload == "optimizer" else 1.0)
+    updated = held.update_bytes
+    if strategy.data == "ddp":
+        gradients += held.trainable_bytes if count > 1 else 0.0
+    else:
+        state, updated = state * share, updated * share
+    if strategy.data == "zero1":
+        gradients += held.trainable_bytes
+    elif strategy.data != "ddp":
+        gradients *= share
+    if strategy.data in ("fsdp", "hybrid"):
+        whole = _gathered_bytes(held, strategy)
+        together = whole if strategy.pipeline > 1 else sorted(whole, reverse=True)[:GATHERED_UNITS]
+        parameters = parameters * share + sum(together)
+    return parameters + gradients + state + max(held.activation_bytes, updated)
+
+
+def _gathered_bytes(held: HeldMemory, strategy: Strategy) -> list[float]:
+    """Bytes of each unit as FSDP gathers it."""
+    if strategy.param_dtype is None:
+        return list(held.unit_bytes)
+    return [elements * float(DTYPE_BYTES[strategy.param_dtype]) for elements in held.unit_elements]

@@ -32,13 +32,18 @@ SMALLEST_SHARE: Final = 0.02
 OTHERS: Final = "other modules"
 
 
+Bound = Literal["device", "host", "links", "bubble"]
+"""What a step waits for most."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What bounds a step. Shares of the step, so that a correction of its time leaves them as they are.
 
     Attributes:
-        bound_by: Which of the two queues needs longer for a step: the host that launches or the device that computes.
+        bound_by: Which of the two queues needs longer for a step: the host that launches or the device that computes;
+            where several GPUs hold parts of a model, also the links between them or the bubble of their pipeline.
         idle_share: Share of the step in which the device waits for the host.
         gain: Share of the step that would be saved if every kernel took half as long and the host as long as now: 0
             for a step that the host bounds, 0.5 for one that the device bounds.
@@ -48,7 +53,7 @@ class Verdict:
             device's time.
     """
 
-    bound_by: Literal["device", "host"]
+    bound_by: Bound
     idle_share: float
     gain: float
     critical_path: Mapping[str, float]

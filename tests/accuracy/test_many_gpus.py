@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,12 @@ def test_each_row_is_predicted_from_the_measured_step_of_one_gpu(tmp_path: Path)
 
 
 def test_efficiency_under_other_friction_by_hand() -> None:
-    # At slowdown 2 the step is 1.2 and 0.1 is hidden: 1.2 + 0.5 x 0.1 + 0.03 x the slowest of two.
+    # At slowdown 2 the step is 1.2 and 0.1 is hidden: 1.2 + 0.5 x 0.1 + the wait for the slowest of two, whose
+    # pace over a step of one second differs by 0.03 x sqrt(2 x 0.2 x (1 - 0.2 (1 - exp(-5)))) from the mean.
     study = Study(tuple((0.6 * slowdown, 0.05 * slowdown) for slowdown in SLOWDOWNS), ())
     friction = Friction(slowdown=2.0, contention=0.5, straggler_spread=0.03)
-    assert study.efficiency(friction, 2) == pytest.approx(1 / (1.2 + 0.05 + 0.03 * slowest_of(2)))
+    spread = 0.03 * math.sqrt(2 * 0.2 * (1 - 0.2 * (1 - math.exp(-5))))
+    assert study.efficiency(friction, 2) == pytest.approx(1 / (1.2 + 0.05 + spread * slowest_of(2)))
 
 
 def test_friction_suits_the_other_gpus() -> None:

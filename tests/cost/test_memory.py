@@ -19,8 +19,6 @@ from lightning_predict.cost.memory import (
     MARGIN,
     STORES_ECC_IN_MEMORY,
     StepMemory,
-    input_tensors,
-    live_tensors,
     memory_fit,
     memory_notes,
     slack_bytes,
@@ -28,6 +26,7 @@ from lightning_predict.cost.memory import (
     usable_bytes,
 )
 from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.tracing.live_tensors import input_tensors, live_tensors
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE
 from tests.workloads.catalogue import WORKLOADS

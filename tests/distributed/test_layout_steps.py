@@ -72,7 +72,7 @@ def shared(count: int, strategy: Strategy, *, alone: float, nodes: int = 1) -> I
 
 
 def waiting(count: int) -> float:
-    return FRICTION.straggler_spread * slowest_of(count) * 6.5
+    return float(FRICTION.spread(np.array(6.5))) * slowest_of(count) * 6.5
 
 
 def test_the_step_by_itself() -> None:
@@ -133,7 +133,7 @@ def test_inference_exchanges_nothing() -> None:
     (step,) = iterations(forward, timed, [A100])
     (found,) = on_layouts(forward, timed, [A100], [step], [Layout(A100, 8)], Strategy())
     assert found.communication_seconds == 0
-    assert found.seconds == pytest.approx(2.0 * (1 + FRICTION.straggler_spread * slowest_of(8)), rel=1e-3)
+    assert found.seconds == pytest.approx(2.0 * (1 + float(FRICTION.spread(np.array(2.0))) * slowest_of(8)), rel=1e-3)
 
 
 def test_a_trace_without_parameters_says_what_to_do() -> None:

@@ -6,6 +6,7 @@ Two blocks of 16 MiB of weights each; with gradients and two states a parameter 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -52,7 +53,7 @@ TRACE = with_activations(2)
 SINGLE_BYTES = 2 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
 
 
-def memory(data: DataStrategy, count: int, **degrees: int) -> float:
+def memory(data: DataStrategy, count: int, **degrees: Any) -> float:
     return shared_memory_bytes(SINGLE_BYTES, TRACE, Layout(H100, count), Strategy(data=data, **degrees))
 
 

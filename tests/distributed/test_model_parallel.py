@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.layout_steps import on_layouts
+from lightning_predict.distributed.layout_steps import FRAMEWORK_HOST, on_layouts
 from lightning_predict.distributed.overlap import FRICTION, slowest_of
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -55,20 +56,22 @@ def on(
     return found
 
 
-def waiting(count: int) -> float:
-    """All wait for the slowest."""
-    return 1 + FRICTION.straggler_spread * slowest_of(count)
+def with_wait(seconds: float, count: int) -> float:
+    """All wait for the slowest, whose mean pace over long steps differs less."""
+    return seconds * (1 + float(FRICTION.spread(np.array(seconds))) * slowest_of(count))
 
 
 def test_blocks_over_two_gpus() -> None:
     # Norms whole, the rest halved: 2 x (0.3 + 7.0 / 2); half of the update.
     found = on(2, Strategy(tensor=2), 2)
-    assert found.seconds == pytest.approx((2 * (NORMS + 3.5) + UPDATE / 2) * waiting(2), rel=1e-3)
+    assert found.seconds == pytest.approx(with_wait((2 * (NORMS + 3.5) + UPDATE / 2), 2), rel=1e-3)
     assert found.device_seconds == pytest.approx(2 * (NORMS + 3.5) + UPDATE / 2, rel=1e-3)
     assert found.forward_seconds == pytest.approx(2 * (0.1 + 1.5), rel=1e-3)
     assert found.optimizer_seconds == pytest.approx(UPDATE / 2, rel=1e-3)
     assert found.added_seconds == pytest.approx(found.seconds - single(2).seconds)
-    assert (found.gpu, found.verdict) == ("2xA100-SXM-80GB", None)
+    assert found.gpu == "2xA100-SXM-80GB"
+    assert found.verdict is not None
+    assert found.verdict.bound_by == "device"
     assert any("Each block is split over 2 GPUs by heads and inner width" in note for note in found.notes)
 
 
@@ -78,11 +81,12 @@ def test_nothing_hides_the_all_reduces_of_a_block() -> None:
     bus = Interconnect(intra_node_bytes_per_second=STREAM_BYTES / 0.25)
     found = on(2, Strategy(tensor=2), 2, interconnect=bus)
     assert found.communication_seconds == pytest.approx(4 * 0.25, rel=1e-3)
-    assert found.seconds == pytest.approx((2 * (NORMS + 3.5) + UPDATE / 2 + 1.0) * waiting(2), rel=1e-3)
+    assert found.seconds == pytest.approx(with_wait((2 * (NORMS + 3.5) + UPDATE / 2 + 1.0), 2), rel=1e-3)
 
 
 def test_the_devices_waits_for_the_host_hide_them() -> None:
-    # All work takes less than 2 us and the host 151 us: four all_reduces of small messages fit in between.
+    # All work takes less than 2 us and the host a hundred times that: four all_reduces of small messages fit in
+    # between. The framework that divides the step makes the host slower.
     trace, seconds = trace_of(2)
     timed = timed_as(trace, [1e-7 * each for each in seconds])
     (step,) = iterations(trace, timed, [A100])
@@ -93,14 +97,14 @@ def test_the_devices_waits_for_the_host_hide_them() -> None:
         for bus in (at_once, long)
     )
     assert 0 < hidden[0].communication_seconds < step.seconds - step.device_seconds
-    assert hidden[0].seconds == pytest.approx(step.seconds * waiting(2), rel=1e-6)
+    assert hidden[0].seconds == pytest.approx(with_wait(FRAMEWORK_HOST * step.seconds, 2), rel=0.02)
     assert exposed[0].seconds > 4 * 0.25
 
 
 def test_a_pipeline_of_two_stages() -> None:
     # Two blocks a stage, four micro-batches: 2 x 7.3 / 4 s each; 4 + 2 - 1 turns, and half of the update.
     found = on(4, Strategy(pipeline=2, micro_batches=4), 2)
-    assert found.seconds == pytest.approx((5 * 2 * 7.3 / 4 + UPDATE / 2) * waiting(2), rel=1e-3)
+    assert found.seconds == pytest.approx(with_wait((5 * 2 * 7.3 / 4 + UPDATE / 2), 2), rel=1e-3)
     # A GPU computes in four of the five turns.
     assert found.device_seconds == pytest.approx(2 * 7.3 + UPDATE / 2, rel=1e-3)
     assert found.forward_seconds == pytest.approx(5 * 2 * FORWARD / 4, rel=1e-3)
@@ -111,7 +115,7 @@ def test_the_longest_stage_sets_the_pace() -> None:
     # Three blocks in two stages, two of them in the first one: 7.3 and 3.65 s a micro-batch. The first one passes both,
     # the second one waits for the longer.
     found = on(3, Strategy(pipeline=2, micro_batches=2), 2)
-    assert found.seconds == pytest.approx((7.3 + 3.65 + 7.3 + UPDATE * 2 / 3) * waiting(2), rel=1e-3)
+    assert found.seconds == pytest.approx(with_wait((7.3 + 3.65 + 7.3 + UPDATE * 2 / 3), 2), rel=1e-3)
 
 
 def test_micro_batches_without_a_pipeline_follow_each_other() -> None:
@@ -154,7 +158,7 @@ def test_what_stages_hand_over_stands_in_the_way() -> None:
         on(4, Strategy(pipeline=2, micro_batches=4), 2),
     )
     assert slower.communication_seconds == pytest.approx(4 * 0.1, rel=1e-2)
-    assert slower.seconds - faster.seconds == pytest.approx(5 * 0.1 * waiting(2), rel=1e-2)
+    assert slower.seconds - faster.seconds == pytest.approx(5 * 0.1, rel=3e-2)
 
 
 def test_replicas_exchange_their_part_of_the_gradients() -> None:
@@ -178,7 +182,7 @@ def test_inference_has_half_the_all_reduces_and_no_gradients() -> None:
     bus = Interconnect(intra_node_bytes_per_second=STREAM_BYTES / 0.25)
     found = on(2, Strategy(tensor=2), 4, interconnect=bus, trains=False)
     assert found.communication_seconds == pytest.approx(2 * 0.25, rel=1e-3)
-    assert found.seconds == pytest.approx((2 * (0.1 + 1.5) + 0.5) * waiting(4), rel=1e-3)
+    assert found.seconds == pytest.approx(with_wait((2 * (0.1 + 1.5) + 0.5), 4), rel=1e-3)
     assert found.forward_seconds == pytest.approx(2 * (0.1 + 1.5) + 0.5, rel=1e-3)
 
 
@@ -188,7 +192,8 @@ def test_corrections_of_the_single_step_are_kept() -> None:
         step, seconds=2 * step.seconds, low_seconds=2 * step.low_seconds, high_seconds=2 * step.high_seconds
     )
     plain, twice = (on(2, Strategy(tensor=2), 2, step=each) for each in (step, corrected))
-    assert twice.seconds == pytest.approx(2 * plain.seconds, rel=1e-3)
+    # The wait for the slowest grows less than the step.
+    assert twice.seconds == pytest.approx(2 * plain.seconds, rel=5e-3)
 
 
 def test_one_gpu_is_the_single_step_whatever_the_degrees() -> None:
@@ -252,16 +257,16 @@ def test_work_of_unknown_shape_is_said() -> None:
 
 
 def test_a_slower_host_bounds_the_parts_of_a_model_that_the_device_bounds_whole() -> None:
-    # The host's microseconds are stretched to four fifths of the device's 15.1 s. Split over two GPUs the device takes
-    # little more than half of that, but makes as many launches.
+    # The host's microseconds are stretched until they take four fifths of the device's 15.1 s in the framework that
+    # divides the step. Split over two GPUs the device takes little more than half of that, but makes as many launches.
     trace, seconds = trace_of(2)
     timed = timed_as(trace, seconds)
     usual = single(2)
-    factor = 0.8 * usual.device_seconds / usual.host_seconds
+    factor = 0.8 * usual.device_seconds / usual.host_seconds / FRAMEWORK_HOST
     (step,) = iterations(trace, timed, [A100], host_factor=factor)
     assert step.seconds == pytest.approx(usual.seconds, rel=0.02)
     (found,) = on_layouts(
         trace, timed, [A100], [step], [Layout(A100, 2)], Strategy(tensor=2), models=MODELS, host_factor=factor
     )
     assert found.device_seconds < 0.6 * usual.device_seconds
-    assert found.seconds == pytest.approx(0.8 * usual.device_seconds * waiting(2), rel=0.03)
+    assert found.seconds == pytest.approx(with_wait(0.8 * usual.device_seconds, 2), rel=0.03)

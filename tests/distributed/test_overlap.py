@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from lightning_predict.distributed.overlap import MACHINE_SPREAD, Cutter, Links
+from lightning_predict.distributed.overlap import FRICTION, MACHINE_SPREAD, Cutter, Links
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, RING_HOP_SECONDS, Interconnect, collective
@@ -61,3 +63,12 @@ def test_groups_of_one_machine_share_its_network() -> None:
     (twice,) = links.collective("all_reduce", [1e8], groups_per_node=2)
     hops = 2 * RING_HOP_SECONDS
     assert (alone[1], shared[1], twice[1]) == pytest.approx((1 + hops, 4 + hops, 8 + hops))
+
+
+def test_over_long_steps_paces_differ_less() -> None:
+    # At a moment they differ by the whole spread; over a hundred times the time in which a pace is forgotten, by
+    # sqrt(2 / 100 x (1 - 1 / 100)) of it.
+    long = 100 * FRICTION.straggler_seconds
+    moment, mean = FRICTION.spread(np.array([1e-4 * FRICTION.straggler_seconds, long]))
+    assert moment == pytest.approx(FRICTION.straggler_spread, rel=1e-3)
+    assert mean == pytest.approx(FRICTION.straggler_spread * math.sqrt(0.02 * 0.99), rel=1e-6)

@@ -10,6 +10,7 @@ Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Flags, Trace
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 
 @final
@@ -72,8 +73,8 @@ class FusedAttention(nn.Module):
     def forward(self, data: Tensor) -> Tensor:
         """(batch, length, hidden) in and out."""
         batch, length, hidden = data.shape
-        parts = self.project(data).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        joined = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        query, key, value = self.project(data).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        joined = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         result: Tensor = self.output(joined.transpose(1, 2).reshape(batch, length, hidden))
         return result
 
@@ -225,19 +226,9 @@ def megatron_trace(config: MegatronConfig, *, batch: int, recompute: bool = True
 
 
 def _with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
-    """Forward, backward, and an update of float32 copies of the parameters (Adam, gradients clipped)."""
+    """Forward, backward, and one fused update of float32 copies of the parameters."""
     copies = [nn.Parameter(parameter.detach().float()) for parameter in model.parameters()]
     optimizer = torch.optim.AdamW(copies, lr=1e-4)
-
-    def update() -> None:
-        for copy, parameter in zip(copies, model.parameters(), strict=True):
-            copy.grad = None if parameter.grad is None else parameter.grad.float()
-        nn.utils.clip_grad_norm_(copies, 1.0)
-        optimizer.step()
-        with torch.no_grad():
-            for copy, parameter in zip(copies, model.parameters(), strict=True):
-                parameter.copy_(copy)
-
     for copy in copies:
         copy.grad = torch.empty_like(copy)
     optimizer.step()  # makes its state
@@ -245,6 +236,27 @@ def _with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     session.start()
     model.zero_grad(set_to_none=True)
     loss().backward()
-    update()
     session.stop()
-    return replace(session.trace(), flags=Flags(matmul_tf32=False, cudnn_tf32=True))
+    trace = replace(session.trace(), flags=Flags(matmul_tf32=False, cudnn_tf32=True))
+    return with_fused_update(trace)
+
+
+def with_fused_update(trace: Trace) -> Trace:
+    """Give a step the update that fused optimizers of float32 copies make, which no kernel for the meta device is for.
+
+    Gradients are copied to float32, their norm is taken, Adam updates the copies in one kernel, and these are copied
+    to the parameters.
+    """
+    passes = [operation for operation in trace.operations if operation.phase in ("forward", "backward")]
+    elements = sum(math.prod(parameter.shape) for parameter in trace.parameters)
+    half = TensorInfo((elements,), trace.parameters[0].dtype)
+    single = TensorInfo((elements,), "float32")
+    update = (
+        Operation(name="aten::_to_copy", phase="optimizer", inputs=(half,), outputs=(single,)),
+        Operation(
+            name="aten::linalg_vector_norm", phase="optimizer", inputs=(single,), outputs=(TensorInfo((), "float32"),)
+        ),
+        Operation(name="aten::_fused_adamw_", phase="optimizer", inputs=(single,) * 4),
+        Operation(name="aten::copy_", phase="optimizer", inputs=(half, single), outputs=(half,)),
+    )
+    return replace(trace, operations=(*passes, *update))

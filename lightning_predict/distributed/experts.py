@@ -1,0 +1,119 @@
+"""Deal the experts of a mixture out over GPUs (expert parallelism): all-to-alls of routed tokens, and who holds what.
+
+Each of `expert` data-parallel groups holds its part of the experts. Tokens go to where their experts are and back, in
+the forward and in the backward pass: four all-to-alls a layer (Lepikhin et al., 2021). Tokens are taken to be routed
+evenly, so that every GPU computes as many as it has itself; `capacity` makes room for more. Experts are modules or
+parameters whose name has a part with "expert" in it; shared experts, which every token visits, are none. Example::
+
+    routed_bytes(trace)  # by the module that holds the experts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.operations import COMPUTE_BYTES
+from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.trace import Parameter, Trace
+
+GROUPED: Final = "_grouped_mm"
+"""In the name of a product with one factor for each expert."""
+
+
+def experts_module(name: str | None) -> str | None:
+    """Name the module that holds a module's or parameter's experts; None outside of all."""
+    parts = (name or "").split(".")
+    for position, part in enumerate(parts):
+        if "expert" in part.lower() and "shared" not in part.lower():
+            return ".".join(parts[: position + 1])
+    return None
+
+
+def is_of_expert(parameter: Parameter) -> bool:
+    """Tell whether a parameter belongs to an expert; routers and shared experts do not."""
+    return experts_module(parameter.name) is not None
+
+
+def routed_bytes(trace: Trace) -> dict[str, float]:
+    """Bytes that the tokens of a batch have on their way to the experts, by the module that holds these.
+
+    They are the inputs of each expert's first product; of a grouped product, all of them.
+
+    Args:
+        trace: The step of one GPU.
+    """
+    first: dict[str, tuple[str, float]] = {}
+    for operation in trace.operations:
+        holder = experts_module(operation.module)
+        if operation.phase != "forward" or holder is None:
+            continue
+        expert = _expert_of(operation.module or "", holder)
+        if expert in first:
+            continue
+        for problem in translate(operation, trace.flags):
+            if problem.operation in ("linear", "bmm"):
+                batches, rows, _, inputs = problem.dims
+                first[expert] = (holder, batches * rows * inputs * COMPUTE_BYTES[problem.dtype])
+                break
+    sizes: dict[str, float] = {}
+    for holder, size in first.values():
+        sizes[holder] = sizes.get(holder, 0.0) + size
+    return sizes
+
+
+def _expert_of(module: str, holder: str) -> str:
+    """Name one expert: the numbered part below the module that holds them, or that module."""
+    below = module[len(holder) + 1 :].split(".")[0]
+    return f"{holder}.{below}" if below.isdigit() else holder
+
+
+def count_experts(trace: Trace) -> int:
+    """Count the experts of the layer that has most: numbered children, or the first size of a parameter of three."""
+    numbered: dict[str, set[str]] = {}
+    most = 0
+    for parameter in trace.parameters:
+        holder = experts_module(parameter.name)
+        if holder is None:
+            continue
+        part = parameter.name[len(holder) + 1 :].split(".")[0]
+        if part.isdigit():
+            numbered.setdefault(holder, set()).add(part)
+        elif len(parameter.shape) == 3:
+            most = max(most, parameter.shape[0])
+    return max([most, *map(len, numbered.values())])
+
+
+def check_experts(trace: Trace, strategy: Strategy) -> None:
+    """See that the experts can be dealt out.
+
+    Raises:
+        InvalidArgumentError: The model has no experts, or their number cannot be divided so.
+    """
+    if strategy.expert == 1:
+        return
+    count = count_experts(trace)
+    if not count:
+        raise InvalidArgumentError(
+            f"strategy: expert={strategy.expert} deals out experts, and the trace names none: no parameter has "
+            "'expert' in its name. Leave it out, or name the module that holds them so."
+        )
+    if count % strategy.expert:
+        fitting = ", ".join(str(degree) for degree in range(1, count + 1) if count % degree == 0)
+        raise InvalidArgumentError(
+            f"strategy: expert={strategy.expert} does not divide the {count} experts; choose one of {fitting}."
+        )
+
+
+def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:
+    """All-to-alls of a batch: to the experts and back, forward and backward.
+
+    Args:
+        sizes: Bytes on their way in each layer.
+        strategy: How experts are dealt out.
+        trains: There is a backward pass.
+    """
+    ways = 4 if trains else 2
+    return [size * strategy.capacity for size in sizes for _ in range(ways)]

@@ -1,0 +1,112 @@
+"""Compute activations again in the backward pass: what a recorded step repeats, and what it would repeat.
+
+A step that was recorded with activation checkpointing holds its forward operations twice, the second time in the
+backward phase; layers that lead back to the residual stream then add up over the GPUs once more. A step that was
+recorded without is given the forward operations of its blocks a second time (`full`), or those between a block's
+projections (`selective`: the attention itself, as Megatron's "core attention"). Example::
+
+    work = with_recomputation(work, model, "selective")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.distributed.strategy import Recompute
+from lightning_predict.distributed.tensor_parallel import Block, SplitModel
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.translation import translate
+from lightning_predict.timeline.simulation import Launching
+from lightning_predict.tracing.trace import Operation, Trace
+
+CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
+"""Beginnings of the names of attention's own products, fused or written out."""
+
+BACKWARD_PRODUCTS: Final = 2
+"""Products of a linear layer's backward pass: the gradients of its input and of its weight."""
+
+
+def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
+    """Count, by block, the linear layers whose forward pass the recorded backward pass repeats, from the first one on.
+
+    Args:
+        trace: The step.
+        model: Its blocks.
+    """
+    forward, backward = (dict.fromkeys((block.name for block in model.blocks), 0) for _ in range(2))
+    for operation in trace.operations:
+        if operation.phase not in ("forward", "backward"):
+            continue
+        block = model.block(operation.module)
+        if block is not None:
+            counts = forward if operation.phase == "forward" else backward
+            counts[block.name] += sum(problem.operation == "linear" for problem in translate(operation, trace.flags))
+    return {
+        name: min(max(backward[name] - BACKWARD_PRODUCTS * count, 0), count) // max(trace.batches, 1)
+        for name, count in forward.items()
+    }
+
+
+def reduced_again(block: Block, recomputed: int) -> tuple[float, ...]:
+    """Bytes of the all_reduces that a block repeats with its first so many linear layers."""
+    pairs = zip(block.reduced_behind, block.reduced_bytes, strict=True)
+    return tuple(size for position, size in pairs if position < recomputed)
+
+
+def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -> None:
+    """See that a step can be given what it was recorded without.
+
+    Raises:
+        InvalidArgumentError: It was recorded with activation checkpointing.
+    """
+    if recompute != "none" and any(recomputed_products(trace, model).values()):
+        raise InvalidArgumentError(
+            f"strategy: recompute={recompute} of a step that was recorded with activation checkpointing; leave it out, "
+            "or record the step without."
+        )
+
+
+def with_recomputation(work: Sequence[Launching], model: SplitModel, recompute: Recompute) -> tuple[Launching, ...]:
+    """Repeat the forward operations of each block before its backward ones.
+
+    Args:
+        work: The step in the order of the host, a module to each operation of a block.
+        model: Its blocks.
+        recompute: What is repeated.
+    """
+    return tuple(work) if recompute == "none" else tuple(_repeated(work, model, recompute))
+
+
+def _repeated(work: Sequence[Launching], model: SplitModel, recompute: Recompute) -> Iterator[Launching]:
+    latest: dict[str, list[Launching]] = {}
+    done: set[str] = set()
+    for operation in work:
+        block = model.block(operation.module)
+        if block is not None and operation.phase == "forward":
+            if block.name in done:  # another batch
+                done.discard(block.name)
+                latest[block.name] = []
+            latest.setdefault(block.name, []).append(operation)
+        elif block is not None and operation.phase == "backward" and block.name not in done:
+            done.add(block.name)
+            own = latest.get(block.name, [])
+            chosen = own if recompute == "full" else core_of(own)
+            yield from (replace(each, phase="backward") for each in chosen)
+        yield operation
+
+
+def core_of(operations: Sequence[Launching]) -> Sequence[Launching]:
+    """Select a block's forward operations from the first to the last product of its attention."""
+    return operations[_core([operation.name for operation in operations])]
+
+
+def core_operations(operations: Sequence[Operation]) -> Sequence[Operation]:
+    """Do as `core_of` does with operations as they were recorded."""
+    return operations[_core([operation.name for operation in operations])]
+
+
+def _core(names: Sequence[str]) -> slice:
+    positions = [index for index, name in enumerate(names) if name.startswith(CORE_NAMES)]
+    return slice(positions[0], positions[-1] + 1) if positions else slice(0, 0)
