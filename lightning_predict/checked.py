@@ -337,7 +337,10 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
     Raises:
         LightningPredictError: Missing, not TOML, or over a limit; of the class `error`.
     """
-    import tomllib
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
 
     file = File(path.name, error)
     content = _written(path, file, "TOML")

@@ -16,7 +16,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from time import monotonic
 from typing import Final, Literal, final
 
@@ -159,7 +159,7 @@ def limits_of_fit(
     if hours is not None:
         limits.append(hours_limit("hours", hours, before=seconds_to_hours(ledger.seconds_before)))
     if deadline is not None:
-        seconds_left = (deadline - datetime.now(UTC)).total_seconds()
+        seconds_left = (deadline - datetime.now(timezone.utc)).total_seconds()
         limits.append(hours_limit("deadline", seconds_to_hours(ledger.elapsed_seconds + seconds_left)))
     return tuple(limits)
 

@@ -39,8 +39,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from datetime import date as calendar_date
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, final
 
@@ -227,7 +227,7 @@ def read_sky_offers(path: Path, *, region: str | None = None, date: str | None =
     machines += _with_hosts(rows, left_out)
     if region is not None:
         machines = _of_region(machines, region, path)
-    stamp = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).date().isoformat()
+    stamp = datetime.fromtimestamp(path.stat().st_mtime, tz=timezone.utc).date().isoformat()
     valid_on = stamp if date is None else _day(Checked(date, File(path.name, CatalogueError), "date"))
     provider = _provider(path)
     offers = tuple(_offers(machines, provider, valid_on, path, left_out))

@@ -305,7 +305,7 @@ class LayerRegression:
             outside += 0.0 if line.lowest <= layer.complexity <= line.highest else seconds
         total = math.fsum(sums.values())
         half = NORMAL_QUANTILE * math.hypot(
-            *(self.lines[(gpu, *group)].spread * value for group, value in sums.items())
+            *(self.lines[gpu, group[0], group[1]].spread * value for group, value in sums.items())
         )
         return LayersEstimate(
             time=Interval(total - half, total, total + half).at_least(0.0),

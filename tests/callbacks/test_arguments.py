@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -46,6 +46,6 @@ def test_times_that_cannot_be_used() -> None:
         InvalidArgumentError, match="deadline='soon' is not a time; expected ISO format, for example '20"
     ):
         future_time("deadline", "soon")
-    past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
+    past = (datetime.now(timezone.utc) - timedelta(seconds=1)).isoformat()
     with pytest.raises(InvalidArgumentError, match="has passed; expected a time in the future"):
         future_time("deadline", past)

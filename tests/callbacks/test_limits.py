@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_dollars_without_a_price_are_no_limit() -> None:
 
 
 def test_a_deadline_counts_from_the_beginning_of_the_fit() -> None:
-    deadline = datetime.now(UTC) + timedelta(hours=3)
+    deadline = datetime.now(timezone.utc) + timedelta(hours=3)
     (limit,) = limits_of_fit(ledger(seconds_before=7200.0), usd=None, hours=None, deadline=deadline)
     assert limit.name == "deadline"
     assert limit.total == pytest.approx(3.0, abs=1e-3)

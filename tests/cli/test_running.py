@@ -6,17 +6,17 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import lightning_predict
+from lightning_predict.checked import read_toml
 from lightning_predict.cli import running
 from lightning_predict.cli.answers import aligned, json_value
 from lightning_predict.cli.parsing import COMMANDS, rewritten
-from lightning_predict.errors import LightningPredictError
+from lightning_predict.errors import CatalogueError, LightningPredictError
 from lightning_predict.gpus import gpu
 from tests.cli.conftest import Run, python
 
@@ -50,7 +50,7 @@ def test_the_version(run: Run) -> None:
 
 
 def test_the_program_is_installed_under_its_name() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = read_toml(Path(__file__).parents[2] / "pyproject.toml", CatalogueError).value
     assert project["project"]["scripts"] == {"lightning-predict": "lightning_predict.cli:main"}
 
 
