@@ -3,7 +3,8 @@
 Example::
 
     clock = Clock()
-    clock.advance(3600)
+    with clock_of_fits(clock):  # of lightning_predict.callbacks.clocks
+        trainer.fit(model)  # whose training_step calls clock.advance(3600)
     one = example_prediction("T4", cost_usd=1.12)
     changed(one, fits=False, memory_fit="exceeds").memory_fit
 """
@@ -11,7 +12,7 @@ Example::
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any, Final
+from typing import Any, Final, final
 
 from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.cost.prediction import Prediction, Price
@@ -20,6 +21,23 @@ from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.interval import Interval
 from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
+
+
+@final
+class Clock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        """Read the clock."""
+        return self.seconds
+
+    def advance(self, seconds: float) -> None:
+        """Let time go by."""
+        self.seconds += seconds
+
 
 _PARTS: Final[dict[str, type]] = {"step": Iteration, "run": Run, "price": Price, "memory": MemoryNeed}
 

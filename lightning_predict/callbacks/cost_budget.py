@@ -40,6 +40,7 @@ from lightning_predict.callbacks.budget import (
     judge_use,
     limits_of_fit,
 )
+from lightning_predict.callbacks.clocks import device_clock, ledger_clock
 from lightning_predict.callbacks.guard import never_raises, say
 from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
@@ -48,7 +49,6 @@ from lightning_predict.callbacks.run_clock import RunClock, run_clock_of
 from lightning_predict.callbacks.showing import log_event, log_values
 from lightning_predict.callbacks.trainer_state import (
     batches_in_store,
-    device_clock,
     reason_for_no_extras,
     resumes_data,
     unmet_minimums,
@@ -200,7 +200,7 @@ class CostBudget(Callback):
         self.on_exceed = on_exceed
         self.warmup_steps = warmup_steps
         self.stopping_reason: str | None = None
-        self._ledger = Ledger()
+        self._ledger = Ledger(ledger_clock())
         self._warned: set[str] = set()
         self._machine: Machine | None = None
         self._machine_before: Machine | None = None

@@ -9,6 +9,7 @@ Example::
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import final
@@ -38,16 +39,17 @@ class RunPrice:
     source: str | None = None
 
 
-def named_offer(name: str) -> Offer:
+def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
     """The newest listed offer with this name: the provider's name of the machine, alone or after the provider's own.
 
     Args:
         name: For example `g5.xlarge` or `AWS g5.xlarge`.
+        offers: Offers to choose from; None takes those that come with the package.
 
     Raises:
         UnknownOfferError: None is listed; the message names the nearest.
     """
-    offers = load_offers()
+    offers = load_offers() if offers is None else offers
     found = [offer for offer in offers if name in (offer.instance, f"{offer.provider} {offer.instance}")]
     if not found:
         names = sorted({f"{offer.provider} {offer.instance}" for offer in offers})
@@ -79,7 +81,13 @@ def gpu_in_use(device: torch.device) -> str | None:
 
 
 def price_of_run(
-    *, usd_per_hour: float | None, offer: Offer | None, gpu: str | None, world_size: int, num_nodes: int
+    *,
+    usd_per_hour: float | None,
+    offer: Offer | None,
+    gpu: str | None,
+    world_size: int,
+    num_nodes: int,
+    offers: Sequence[Offer] | None = None,
 ) -> RunPrice:
     """Find what an hour of the run costs.
 
@@ -89,6 +97,7 @@ def price_of_run(
         gpu: The GPU in use; None if it is not known.
         world_size: Processes of the run, each with one GPU.
         num_nodes: Machines of the run.
+        offers: Offers of the GPU in use to choose from; None takes those that come with the package.
     """
     if usd_per_hour is not None:
         return RunPrice(usd_per_hour, source="your own price")
@@ -99,13 +108,13 @@ def price_of_run(
         return RunPrice(
             None, "the price of this machine is not known, so usd has no effect; give usd_per_hour or name an offer"
         )
-    offers = offers_for(gpu)
-    if not offers:
+    listed = offers_for(gpu, offers)
+    if not listed:
         return RunPrice(None, f"no price of {gpu} is listed, so usd has no effect; give usd_per_hour")
-    dearest = max(offers, key=lambda one: one.usd_per_gpu_hour)
-    if len({one.usd_per_gpu_hour for one in offers}) == 1:
+    dearest = max(listed, key=lambda one: one.usd_per_gpu_hour)
+    if len({one.usd_per_gpu_hour for one in listed}) == 1:
         return RunPrice(dearest.usd_per_gpu_hour * world_size, source=dearest.label)
-    low, high = (price_in_words(one.usd_per_gpu_hour) for one in (offers[0], dearest))
+    low, high = (price_in_words(one.usd_per_gpu_hour) for one in (listed[0], dearest))
     return RunPrice(
         dearest.usd_per_gpu_hour * world_size,
         f"{gpu} is listed from {low} to {high}, and the highest counts ({dearest.label}); choose one with offer=... or "

@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol, final
+from collections.abc import Callable
+from typing import Protocol
 from lightning_predict.tracing.trace import OtherStep, Trace
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 from lightning_predict.run.workload import Batches, Workload
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Final
 from lightning_predict.run.workload import Checkpoints
 from lightning_predict.tracing.trace import Memory
 from lightning_predict.units import gigabytes_to_bytes

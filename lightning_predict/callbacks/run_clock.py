@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
+from lightning_predict.callbacks.clocks import host_clock
 from lightning_predict.callbacks.remaining import CheckpointClock
 from lightning_predict.tracing.trace import Memory
 
@@ -466,5 +467,5 @@ def run_clock_of(trainer: Trainer, *, device_clock: Callable[[], float]) -> RunC
     """
     found = _CLOCKS.get(trainer)
     if found is None or found.has_begun:
-        found = _CLOCKS[trainer] = RunClock(perf_counter, device_clock)
+        found = _CLOCKS[trainer] = RunClock(host_clock(), device_clock)
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sized
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -121,22 +120,6 @@ def seconds_left(trainer: Trainer) -> float | None:
     timers = (callback for callback in callbacks_of(trainer) if isinstance(callback, TIMERS))
     left = [seconds for timer in timers if (seconds := timer.time_remaining()) is not None]
     return max(0.0, min(left)) if left else None
-
-
-def device_clock(device: torch.device) -> Callable[[], float]:
-    """A clock in seconds that first waits for the device to finish, so that what it times is done and not just queued.
-
-    Args:
-        device: The device that trains.
-    """
-    if device.type != "cuda":
-        return perf_counter
-
-    def synchronized() -> float:
-        torch.cuda.synchronize(device)
-        return perf_counter()
-
-    return synchronized
 
 
 def _finite(number: float) -> int | None:

@@ -11,19 +11,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from lightning_predict.cli.answers import Answer
 from lightning_predict.cli.parsing import COMMANDS, PROGRAM, in_words, parser, rewritten, unknown_command
 from lightning_predict.errors import LightningPredictError
 
 EXIT_ERROR = 2
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Callable[..., Answer]] = COMMANDS) -> int:
     """Run the command line.
 
     Args:
-        arguments: Words after the program's name; those of the process where None.
+        arguments: Words after the program's name; those of the process if None.
+        commands: What the names of commands run.
 
     Returns:
         0 where it worked, 2 where something is wrong, which is then one line on standard error.
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem is not None:
         return _refused(problem)
     try:
-        return _run(words or ["--help"])
+        return _run(words or ["--help"], commands)
     except LightningPredictError as error:
         return _refused(str(error))
     except BrokenPipeError:  # the reader, for example `head`, has seen enough
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refused("interrupted")
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(words: Sequence[str], commands: Mapping[str, Callable[..., Answer]]) -> int:
     top = parser()
     from jsonargparse import ArgumentError
 
@@ -58,7 +60,7 @@ def _run(words: Sequence[str]) -> int:
         return _refused(in_words(str(error), words[0]) if words[0] in COMMANDS else str(error))
     options = chosen[chosen.command].as_dict()
     as_json = options.pop("json")
-    answer = COMMANDS[chosen.command](**options)
+    answer = commands[chosen.command](**options)
     if as_json:
         print(json.dumps(answer.data(), indent=2, allow_nan=False))
     else:

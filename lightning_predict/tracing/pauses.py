@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, final
 
@@ -36,9 +36,17 @@ class Pauses:
 
     A pause counts as it would on an idle machine: time in which other programs had the processor is left out (on Linux,
     which tells), and so are garbage collections, which a recorder brings about.
+
+    Args:
+        clock: Seconds that only grow.
+        others: Seconds in which others had the processor; None asks the system.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, others: Callable[[], float] | None = None
+    ) -> None:
+        self._clock = clock
+        self._others = others or self._waiting_seconds
         self._found: list[tuple[int, float]] = []
         self._since: float | None = None
         self._own_since = 0.0
@@ -72,7 +80,7 @@ class Pauses:
     def begins(self) -> None:
         """Note that no operation runs any longer."""
         self._own_since = self._own_clock()
-        self._since = time.perf_counter()
+        self._since = self._clock()
 
     def ends(self, *, before: int) -> None:
         """Note that an operation begins, or the recording ends.
@@ -81,7 +89,7 @@ class Pauses:
             before: Position of the operation among those that are recorded.
         """
         since, self._since = self._since, None
-        if since is None or time.perf_counter() - since < SHORTEST_PAUSE_SECONDS:
+        if since is None or self._clock() - since < SHORTEST_PAUSE_SECONDS:
             return
         seconds = self._own_clock() - self._own_since
         if seconds >= SHORTEST_PAUSE_SECONDS:
@@ -97,7 +105,7 @@ class Pauses:
 
     def _own_clock(self) -> float:
         """Return the seconds that stand still while others have the processor, or garbage is collected."""
-        return time.perf_counter() - self._waiting_seconds() - self._collected
+        return self._clock() - self._others() - self._collected
 
     def _waiting_seconds(self) -> float:
         """For how long this thread was ready to run and did not."""
@@ -109,7 +117,7 @@ class Pauses:
             return 0.0
 
     def _collects(self, phase: str, _: Mapping[str, Any]) -> None:
-        now = time.perf_counter() - self._waiting_seconds()
+        now = self._clock() - self._others()
         if phase == "start":
             self._collecting_since = now
         else:

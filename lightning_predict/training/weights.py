@@ -69,6 +69,7 @@ def train(
     seed: int = 0,
     recipes: Mapping[str, Recipe] = RECIPES,
     console: Console | None = None,
+    jobs: int = JOBS,
 ) -> tuple[Score, ...]:
     """Train all families that the tables have rows for and write the files, curves of collectives among them.
 
@@ -78,6 +79,7 @@ def train(
         seed: Seed of the networks and of the split.
         recipes: What to train, by family.
         console: Where progress is shown.
+        jobs: Networks to train at a time, each in a process of its own.
 
     Raises:
         MeasurementTableError: Tables are missing or wrong.
@@ -94,11 +96,11 @@ def train(
     with _progress(console) as progress:
         bar = progress.add_task("Training", total=sum(t.examples for t in trainings_of(chosen, known, seed)))
         results = train_families(
-            chosen, known, gpus, seed=seed, jobs=JOBS, done=lambda t: progress.update(bar, advance=t.examples)
+            chosen, known, gpus, seed=seed, jobs=jobs, done=lambda t: progress.update(bar, advance=t.examples)
         )
         for number, (name, result) in enumerate(results.items(), start=1):
             progress.console.print(f"[{number}/{len(results)}] {name}: base and {len(result.own)} GPUs")
-        networks = raw_networks(known, gpus, seed=seed, progress=progress)
+        networks = raw_networks(known, gpus, seed=seed, progress=progress, jobs=jobs)
     scores = publish(results, groups, gpus, folder=output, seed=seed, raw_networks=networks)
     curves = publish_curves(tables, output)
     if curves is not None and curves.mean_error is not None:
@@ -107,7 +109,7 @@ def train(
 
 
 def raw_networks(
-    groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int, progress: Progress
+    groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int, progress: Progress, jobs: int = JOBS
 ) -> dict[tuple[str, str], RawNetwork]:
     """Return a network on raw latency for each operation and dtype, of the fitted rows that show the device."""
     fitted: dict[tuple[str, str], list[Group]] = {}
@@ -116,7 +118,7 @@ def raw_networks(
         if len(rows.seconds):
             fitted.setdefault((group.batch.operation, group.batch.dtype), []).append(rows)
     calls = [delayed(train_raw_network)(parts, gpus, seed=seed) for parts in fitted.values()]
-    trained = Parallel(n_jobs=JOBS, return_as="generator")(calls)
+    trained = Parallel(n_jobs=jobs, return_as="generator")(calls)
     return dict(zip(fitted, progress.track(trained, total=len(calls), description="Raw networks"), strict=True))
 
 

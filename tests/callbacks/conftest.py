@@ -68,7 +68,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return seen[-1]
 
     monkeypatch.setattr(runtime_predictor, "device_clock", lambda device: clock)
-    monkeypatch.setattr(run_clock, "perf_counter", lambda: float(next(plain)))
+    monkeypatch.setattr(run_clock, "host_clock", lambda: lambda: float(next(plain)))
     monkeypatch.setattr(follow_up, "NOTICEABLE_SHARE", math.inf)
     return seen
 

@@ -17,45 +17,31 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget, run_clock
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.budget import Ledger
+from lightning_predict.callbacks.clocks import clock_of_fits
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
+from lightning_predict.testing import Clock
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
 
-class Time:
-    """A clock that stands still but for `passes`; a batch of the `steady` fixture takes a second of it."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def passes(self, seconds: float) -> None:
-        self.seconds += seconds
-
-
 @pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+def time() -> Iterator[Clock]:
     """The time that budgets see."""
-    shown = Time()
-    monkeypatch.setattr(cost_budget, "device_clock", lambda device: shown)
-    monkeypatch.setattr(run_clock, "perf_counter", shown)
-    monkeypatch.setattr(cost_budget, "Ledger", lambda: Ledger(shown))
-    return shown
+    shown = Clock()
+    with clock_of_fits(shown):
+        yield shown
 
 
-def timed_model(small: Small, time: Time, seconds: list[float] | float = 1.0, **options: Any) -> Any:
+def timed_model(small: Small, time: Clock, seconds: list[float] | float = 1.0, **options: Any) -> Any:
     """A model each of whose training batches takes these seconds of `time`; the last of them goes on for ever."""
     model = small.model(**options)
     step = model.training_step
     given = [seconds] if isinstance(seconds, float) else seconds
 
     def training_step(batch: torch.Tensor, batch_idx: int) -> Any:
-        time.passes(given[min(model.batches_trained, len(given) - 1)])
+        time.advance(given[min(model.batches_trained, len(given) - 1)])
         return step(batch, batch_idx)
 
     model.training_step = training_step
@@ -113,7 +99,7 @@ def test_a_run_shorter_than_the_warmup_is_left_alone(lightning: Small, tmp_path:
     assert fit(lightning, tmp_path, CostBudget(hours=1e-9), batches=2).batches_trained == 2
 
 
-def test_the_middle_over_the_budget_warns_and_the_low_end_stops(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_the_middle_over_the_budget_warns_and_the_low_end_stops(lightning: Small, tmp_path: Path, time: Clock) -> None:
     # Batches of 1, 1.2 and 1.4 s: after 3.6 s, 7 more take 7 s, 8.4 s or 9.8 s.
     seconds = [1.0, 1.2, 1.4, 0.0]
     with pytest.warns(LightningPredictWarning, match=r"forecast to need 12.0 s \(10.6 s to 13.4 s\), 3.60 s of it"):
@@ -127,19 +113,19 @@ def hours_of(seconds: float, **options: Any) -> CostBudget:
     return CostBudget(hours=seconds / 3600, **options)
 
 
-def test_a_first_step_that_compiles_does_not_end_the_run(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_a_first_step_that_compiles_does_not_end_the_run(lightning: Small, tmp_path: Path, time: Clock) -> None:
     model = timed_model(lightning, time, [60.0, 1.0])
     assert fit(lightning, tmp_path, hours_of(100.0), model=model).batches_trained == 10
 
 
-def test_measured_validation_counts(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_measured_validation_counts(lightning: Small, tmp_path: Path, time: Clock) -> None:
     # 3 s so far, 7 s of training to come and 2 validation batches of 10 s.
     def run(seconds: float) -> int:
         model = timed_model(lightning, time, validates=True)
         check = model.validation_step
 
         def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
-            time.passes(10.0 if lightning_trainer.sanity_checking else 0.0)
+            time.advance(10.0 if lightning_trainer.sanity_checking else 0.0)
             check(batch, batch_idx)
 
         model.validation_step = validation_step
@@ -152,7 +138,7 @@ def test_measured_validation_counts(lightning: Small, tmp_path: Path, time: Time
     assert run(sanity_check + 3 + 7 + 2 * 10 - 0.5) == 3
 
 
-def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: Path, time: Time) -> None:
+def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: Path, time: Clock) -> None:
     # The forecast from the first three batches, 10 s, fits; but from the fourth on batches take 3 s.
     budget = hours_of(20.0)
     model = timed_model(small, time, [1.0, 1.0, 1.0, 3.0])
@@ -184,7 +170,7 @@ def test_it_can_warn_once_and_train_on(small: Small, tmp_path: Path) -> None:
     assert not (tmp_path / CHECKPOINT_NAME).exists()
 
 
-def test_it_logs_what_is_used_allowed_and_forecast(small: Small, tmp_path: Path, time: Time) -> None:
+def test_it_logs_what_is_used_allowed_and_forecast(small: Small, tmp_path: Path, time: Clock) -> None:
     logger = small.lightning.loggers.CSVLogger(tmp_path)
     budget = CostBudget(usd=100, hours=1, usd_per_hour=3600)  # a dollar a second
     fit(small, tmp_path, budget, model=timed_model(small, time), logger=logger)
@@ -234,7 +220,7 @@ def test_a_time_limit_cuts_the_forecast_off(lightning: Small, tmp_path: Path) ->
     assert budget.stopping_reason is None
 
 
-def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, time: Time, caplog: Any) -> None:
+def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, time: Clock, caplog: Any) -> None:
     model = timed_model(lightning, time)
     trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=hours_of(5.5))
     with caplog.at_level(logging.INFO), pytest.warns(LightningPredictWarning, match="5.00 s of 5.50 s"):
@@ -243,7 +229,7 @@ def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, ti
     assert model.batches_trained == 6
 
 
-def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_path: Path, time: Time) -> None:
+def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_path: Path, time: Clock) -> None:
     # Forecast from the warm-up: 60 s of 100. From the fourth on batches take 2 s, so that 30 of them are a minute. One
     # window later 3 + 62 s are used and 26 batches are left: 117 s in all; the run goes on to 100 s.
     logger = small.lightning.loggers.CSVLogger(tmp_path)
@@ -266,13 +252,13 @@ def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_pat
     assert float(rows[-1]["budget/exceeded"]) == 1.0
 
 
-def test_validation_is_forecast_from_what_it_took(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_validation_is_forecast_from_what_it_took(lightning: Small, tmp_path: Path, time: Clock) -> None:
     # Batches of 1 s and, after every tenth, two of validation of 10 s; there was no sanity check.
     model = timed_model(lightning, time, validates=True)
     check = model.validation_step
 
     def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
-        time.passes(10.0)
+        time.advance(10.0)
         check(batch, batch_idx)
 
     model.validation_step = validation_step
@@ -328,7 +314,7 @@ def test_a_named_offer_is_a_price(lightning: Small, tmp_path: Path, caplog: Any)
     assert re.search(r"CostBudget counts \$\d\.\d\d/h \(AWS g5\.xlarge \(\d{4}-\d\d(-\d\d)?\)\)\.", caplog.text)
 
 
-def test_a_deadline(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_a_deadline(lightning: Small, tmp_path: Path, time: Clock) -> None:
     soon = (datetime.now() + timedelta(seconds=30)).isoformat()
     model = timed_model(lightning, time, 10.0)  # 100 s by the budget's clock
     budget = CostBudget(deadline=soon)
@@ -359,7 +345,7 @@ def _quiet_resume() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_quiet_resume")
-def test_what_was_used_counts_after_a_resume(small: Small, tmp_path: Path, time: Time) -> None:
+def test_what_was_used_counts_after_a_resume(small: Small, tmp_path: Path, time: Clock) -> None:
     fit(small, tmp_path, hours_of(5.0), model=timed_model(small, time))
     checkpoint = str(tmp_path / CHECKPOINT_NAME)
 
@@ -463,7 +449,7 @@ def test_the_reason_is_in_the_checkpoint_and_said_at_the_end(small: Small, tmp_p
 @pytest.mark.usefixtures("_quiet_resume")
 @pytest.mark.parametrize("change", [{"world_size": 4}, {"device": "T4"}])
 def test_going_on_on_another_machine_is_said_and_nothing_is_lost(
-    small: Small, tmp_path: Path, time: Time, change: dict[str, Any]
+    small: Small, tmp_path: Path, time: Clock, change: dict[str, Any]
 ) -> None:
     fit(small, tmp_path, hours_of(5.0), model=timed_model(small, time))
     path = tmp_path / CHECKPOINT_NAME
@@ -480,7 +466,7 @@ def test_going_on_on_another_machine_is_said_and_nothing_is_lost(
 
 
 @pytest.mark.usefixtures("_quiet_resume")
-def test_a_checkpoint_that_names_no_machine_resumes(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_a_checkpoint_that_names_no_machine_resumes(lightning: Small, tmp_path: Path, time: Clock) -> None:
     fit(lightning, tmp_path, hours_of(5.0), model=timed_model(lightning, time))
     path = tmp_path / CHECKPOINT_NAME
     checkpoint = torch.load(path, weights_only=True)
@@ -494,7 +480,7 @@ def test_a_checkpoint_that_names_no_machine_resumes(lightning: Small, tmp_path: 
 
 
 @pytest.mark.usefixtures("_quiet_resume")
-def test_each_run_alone(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_each_run_alone(lightning: Small, tmp_path: Path, time: Clock) -> None:
     fit(lightning, tmp_path, hours_of(5.0, scope="run"), model=timed_model(lightning, time))
     model = timed_model(lightning, time)
     # 7 batches are left, 7 s; with the 3 s before it would be too much.
@@ -503,7 +489,7 @@ def test_each_run_alone(lightning: Small, tmp_path: Path, time: Time) -> None:
     assert model.batches_trained == 7
 
 
-def test_a_second_fit_goes_on_from_the_first(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_a_second_fit_goes_on_from_the_first(lightning: Small, tmp_path: Path, time: Clock) -> None:
     budget = hours_of(13.5)
     fit(lightning, tmp_path, budget, model=timed_model(lightning, time))
     reasons = [budget.stopping_reason]

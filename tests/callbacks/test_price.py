@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +20,11 @@ def price(
     gpu: str | None = None,
     world_size: int = 1,
     num_nodes: int = 1,
+    offers: Sequence[Offer] | None = None,
 ) -> RunPrice:
-    return price_of_run(usd_per_hour=usd_per_hour, offer=offer, gpu=gpu, world_size=world_size, num_nodes=num_nodes)
+    return price_of_run(
+        usd_per_hour=usd_per_hour, offer=offer, gpu=gpu, world_size=world_size, num_nodes=num_nodes, offers=offers
+    )
 
 
 EIGHT = Offer(provider="A", instance="big", gpu="T4", num_gpus=8, usd_per_hour=16.0, date="2026-01-01", source="here")
@@ -49,14 +53,12 @@ def test_of_several_prices_the_highest_counts_and_is_named() -> None:
     assert "choose one with offer=... or give usd_per_hour" in found.warning
 
 
-def test_a_single_price_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_predict.callbacks.price.offers_for", lambda gpu: (EIGHT,))
-    assert price(gpu="T4", world_size=3) == RunPrice(3 * 2.0, source="A big (2026-01-01)")
+def test_a_single_price_is_no_reason_to_warn() -> None:
+    assert price(gpu="T4", world_size=3, offers=[EIGHT]) == RunPrice(3 * 2.0, source="A big (2026-01-01)")
 
 
-def test_a_gpu_that_nobody_rents_out_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_predict.callbacks.price.offers_for", lambda gpu: ())
-    assert price(gpu="P600") == RunPrice(None, "no price of P600 is listed, so usd has no effect; give usd_per_hour")
+def test_a_gpu_that_nobody_rents_out_has_no_price() -> None:
+    assert price(gpu="P600", offers=[EIGHT]) == RunPrice(None, "no price of P600 is listed, so usd has no effect; give usd_per_hour")
 
 
 def test_without_a_gpu_there_is_no_price() -> None:
@@ -77,17 +79,15 @@ def test_an_offer_that_is_not_listed() -> None:
         named_offer("g5.xlarg")
 
 
-def test_an_offer_that_two_providers_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offer_that_two_providers_list() -> None:
     twice = (EIGHT, Offer(**{**{name: getattr(EIGHT, name) for name in EIGHT.__slots__}, "provider": "B"}))
-    monkeypatch.setattr("lightning_predict.callbacks.price.load_offers", lambda: twice)
     with pytest.raises(UnknownOfferError, match="offer='big' is listed by A and B; say 'A big' or 'B big'"):
-        named_offer("big")
+        named_offer("big", twice)
 
 
-def test_of_an_offer_the_newest_price_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_offer_the_newest_price_counts() -> None:
     newer = Offer(**{**{name: getattr(EIGHT, name) for name in EIGHT.__slots__}, "date": "2026-02-01"})
-    monkeypatch.setattr("lightning_predict.callbacks.price.load_offers", lambda: (newer, EIGHT))
-    assert named_offer("big") is newer
+    assert named_offer("big", [newer, EIGHT]) is newer
 
 
 def test_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget, run_clock, runtime_predictor
-from lightning_predict.callbacks.budget import Ledger
+from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from lightning_predict.callbacks.clocks import clock_of_fits
+from lightning_predict.testing import Clock
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
-from tests.callbacks.test_cost_budget import Time, timed_model
+from tests.callbacks.test_cost_budget import timed_model
 
 
 @pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+def time() -> Iterator[Clock]:
     """The time that both callbacks see."""
-    shown = Time()
-    for module in (cost_budget, runtime_predictor):
-        monkeypatch.setattr(module, "device_clock", lambda device: shown)
-    monkeypatch.setattr(run_clock, "perf_counter", shown)
-    monkeypatch.setattr(cost_budget, "Ledger", lambda: Ledger(shown))
-    return shown
+    shown = Clock()
+    with clock_of_fits(shown):
+        yield shown
 
 
 class Watching:
@@ -54,7 +53,7 @@ class Watching:
 
 
 def test_steps_that_get_faster_are_predicted_again_once_and_said_in_a_line(
-    small: Small, tmp_path: Path, time: Time, calls: list[Call], caplog: pytest.LogCaptureFixture
+    small: Small, tmp_path: Path, time: Clock, calls: list[Call], caplog: pytest.LogCaptureFixture
 ) -> None:
     # 4 steps of 2 s, the last of which is recorded, then 96 of 1 s.
     logger = small.lightning.loggers.CSVLogger(tmp_path)
@@ -78,7 +77,7 @@ def test_steps_that_get_faster_are_predicted_again_once_and_said_in_a_line(
 
 
 def test_a_total_that_moves_by_less_than_five_percent_is_not_said_again(
-    lightning: Small, tmp_path: Path, time: Time, calls: list[Call]
+    lightning: Small, tmp_path: Path, time: Clock, calls: list[Call]
 ) -> None:
     watching = Watching(lightning, (20,))
     watching.fit(tmp_path, timed_model(lightning, time, [1.0] * 4 + [1.04]), 100)
@@ -86,7 +85,7 @@ def test_a_total_that_moves_by_less_than_five_percent_is_not_said_again(
     assert watching.left[20] == pytest.approx(80 * 1.04)  # it is known all the same
 
 
-def test_after_fifty_steps_periodic_work_is_in_the_mean(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_after_fifty_steps_periodic_work_is_in_the_mean(lightning: Small, tmp_path: Path, time: Clock) -> None:
     # Every tenth step takes 2 s longer, none of the first nine: 1.2 s on average.
     watching = Watching(lightning, (4, 50))
     watching.fit(tmp_path, timed_model(lightning, time, ([1.0] * 9 + [3.0]) * 20), 200)
@@ -95,14 +94,14 @@ def test_after_fifty_steps_periodic_work_is_in_the_mean(lightning: Small, tmp_pa
 
 
 def test_validation_counts_as_the_sanity_check_took_and_then_as_it_takes(
-    lightning: Small, tmp_path: Path, time: Time, calls: list[Call]
+    lightning: Small, tmp_path: Path, time: Clock, calls: list[Call]
 ) -> None:
     # Of the sanity check's batches the first, which is recorded, takes 50 s and the second 5 s; later they take 3 s.
     model = timed_model(lightning, time, validates=True)
     check, seconds = model.validation_step, iter([50.0, 5.0])
 
     def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
-        time.passes(next(seconds, 3.0))
+        time.advance(next(seconds, 3.0))
         check(batch, batch_idx)
 
     model.validation_step = validation_step
@@ -115,11 +114,11 @@ def test_validation_counts_as_the_sanity_check_took_and_then_as_it_takes(
 
 
 def test_what_lies_between_epochs_counts_on_every_gpu(
-    lightning: Small, tmp_path: Path, time: Time, calls: list[Call]
+    lightning: Small, tmp_path: Path, time: Clock, calls: list[Call]
 ) -> None:
     class Between(lightning.lightning.Callback):  # type: ignore[misc,name-defined]
         def on_train_epoch_end(self, *args: Any) -> None:
-            time.passes(20.0)
+            time.advance(20.0)
 
     watching = Watching(lightning, (11,))
     watching.fit(tmp_path, timed_model(lightning, time), 10, max_epochs=4, callbacks=[Between()])
@@ -132,14 +131,14 @@ def test_what_lies_between_epochs_counts_on_every_gpu(
     assert total > 40.0
 
 
-def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, time: Clock) -> None:
     # 3 s used; of the rest validation is 8 batches of 5 s, as the second of the sanity check was.
     logger = lightning.lightning.loggers.CSVLogger(tmp_path)
     model = timed_model(lightning, time, [2.0, 2.0, 1.0], validates=True)
     check = model.validation_step
 
     def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
-        time.passes(5.0)
+        time.advance(5.0)
         check(batch, batch_idx)
 
     model.validation_step = validation_step
@@ -157,7 +156,7 @@ def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, tim
 
 
 def test_earlier_runs_correct_the_first_prediction_of_the_machine_in_use_alone(
-    lightning: Small, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+    lightning: Small, tmp_path: Path, time: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dataclasses import replace
 

@@ -281,8 +281,7 @@ def test_train_writes_weights_that_predict_takes(
 ) -> None:
     plan = TrainingPlan(steps=30, batch_rows=128, hidden=(8,))
     recipe = replace(RECIPES["matmul_single"], start=None, base=plan, own=plan, fold=plan, folds=(("T4",), ("L4",)))
-    monkeypatch.setattr(training, "JOBS", 1)
-    monkeypatch.setattr(training, "train", partial(training.train, recipes={"matmul_single": recipe}))
+    monkeypatch.setattr(training, "train", partial(training.train, recipes={"matmul_single": recipe}, jobs=1))
     tables, weights = tmp_path / "tables", tmp_path / "weights"
     tables.mkdir()
     write_matmul_table(tables / "matmul.csv.gz", [gpu("T4"), gpu("L4")], rows=300)

@@ -13,8 +13,8 @@ import pytest
 
 import lightning_predict
 from lightning_predict.checked import read_toml
-from lightning_predict.cli import running
-from lightning_predict.cli.answers import aligned, json_value
+from lightning_predict.cli import main
+from lightning_predict.cli.answers import Answer, aligned, json_value
 from lightning_predict.cli.parsing import COMMANDS, rewritten
 from lightning_predict.errors import CatalogueError, LightningPredictError
 from lightning_predict.gpus import gpu
@@ -94,20 +94,20 @@ def test_without_jsonargparse_the_extra_is_named(run: Run, monkeypatch: pytest.M
     assert "pip install lightning-predict[cli]" in ran.err
 
 
-def test_an_error_within_a_command_has_no_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
+def test_an_error_within_a_command_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(**_: object) -> Answer:
         raise LightningPredictError("two\n  lines")
 
-    monkeypatch.setattr(running, "COMMANDS", dict(COMMANDS) | {"gpus": refuse})
-    assert run("gpus").err == "lightning-predict: error: two lines\n"
+    assert main(["gpus"], {"gpus": refuse}) == 2
+    assert capsys.readouterr().err == "lightning-predict: error: two lines\n"
 
 
-def test_an_interruption_ends_quietly(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(**_: object) -> None:
+def test_an_interruption_ends_quietly(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(**_: object) -> Answer:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "COMMANDS", dict(COMMANDS) | {"gpus": interrupted})
-    assert (run("gpus").code, run("gpus").err) == (2, "lightning-predict: error: interrupted\n")
+    assert main(["gpus"], {"gpus": interrupted}) == 2
+    assert capsys.readouterr().err == "lightning-predict: error: interrupted\n"
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:

@@ -21,10 +21,11 @@ THREE = tuple(Operation(name=name, phase="forward") for name in ("aten::mm", "at
 class Clocks:
     """What the pauses read."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.wall = self.others = 0.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.wall)
-        monkeypatch.setattr(Pauses, "_waiting_seconds", lambda _: self.others)
+
+    def pauses(self) -> Pauses:
+        return Pauses(clock=lambda: self.wall, others=lambda: self.others)
 
     def works(self, seconds: float) -> None:
         self.wall += seconds
@@ -35,8 +36,8 @@ class Clocks:
 
 
 @pytest.fixture
-def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    return Clocks(monkeypatch)
+def clocks() -> Clocks:
+    return Clocks()
 
 
 def python(pauses: Pauses) -> list[float]:
@@ -44,7 +45,7 @@ def python(pauses: Pauses) -> list[float]:
 
 
 def test_work_of_the_steps_own_code_stands_before_the_operation_that_follows(clocks: Clocks) -> None:
-    pauses = Pauses()
+    pauses = clocks.pauses()
     for before, seconds in enumerate((0.03, 0.0, 0.02)):
         pauses.begins()
         clocks.works(seconds)
@@ -54,7 +55,7 @@ def test_work_of_the_steps_own_code_stands_before_the_operation_that_follows(clo
 
 
 def test_what_follows_the_last_operation_comes_before_the_first_of_the_next_step(clocks: Clocks) -> None:
-    pauses = Pauses()
+    pauses = clocks.pauses()
     pauses.begins()
     clocks.works(0.03)
     pauses.ends(before=3)
@@ -63,7 +64,7 @@ def test_what_follows_the_last_operation_comes_before_the_first_of_the_next_step
 
 
 def test_a_pause_of_the_framework_is_left_out(clocks: Clocks) -> None:
-    pauses = Pauses()
+    pauses = clocks.pauses()
     pauses.begins()
     clocks.works(0.9 * SHORTEST_PAUSE_SECONDS)
     pauses.ends(before=0)
@@ -71,7 +72,7 @@ def test_a_pause_of_the_framework_is_left_out(clocks: Clocks) -> None:
 
 
 def test_time_that_went_to_other_programs_is_not_the_steps(clocks: Clocks) -> None:
-    pauses = Pauses()
+    pauses = clocks.pauses()
     pauses.begins()
     clocks.works(0.006)
     clocks.others_work(0.008)
@@ -84,7 +85,7 @@ def test_time_that_went_to_other_programs_is_not_the_steps(clocks: Clocks) -> No
 
 def test_collecting_garbage_is_not_the_steps(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "callbacks", [])
-    pauses = Pauses()
+    pauses = clocks.pauses()
     pauses.open()
     clocks.works(0.006)
     (collects,) = gc.callbacks
@@ -113,7 +114,7 @@ def test_a_busy_machine_says_how_long_others_had_the_processor() -> None:
 
 
 def test_operations_inside_operations_are_no_pause(clocks: Clocks) -> None:
-    pauses = Pauses()
+    pauses = clocks.pauses()
     pauses.begins()
     pauses.ends(before=0)  # a composite begins, and its parts
     clocks.works(1.0)

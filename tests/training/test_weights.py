@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from lightning_predict.cli import main
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.collective import bundled_curves
-from lightning_predict.training import weights as command
 from lightning_predict.training.families import Training, train_families
 from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.recipes import RECIPES
@@ -38,14 +38,13 @@ def tables(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "JOBS", 1)
+train_alone = partial(train, jobs=1)
+"""Train in this process, which is fastest for small networks."""
 
 
 def test_training_writes_files_that_load_and_score_alike(tables: Path, tmp_path: Path) -> None:
     console = Console(width=120, file=(tmp_path / "printed").open("w"))
-    scores = train(tables, tmp_path / "weights", recipes=QUICK, console=console)
+    scores = train_alone(tables, tmp_path / "weights", recipes=QUICK, console=console)
     console.file.close()
     printed = (tmp_path / "printed").read_text()
     assert "[1/1] matmul_single: base and 2 GPUs" in printed
@@ -75,17 +74,14 @@ def test_training_writes_files_that_load_and_score_alike(tables: Path, tmp_path:
 
 def test_a_rerun_gives_the_same_hashes(tables: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        train(tables, tmp_path / name, recipes=QUICK, console=Console(quiet=True))
+        train_alone(tables, tmp_path / name, recipes=QUICK, console=Console(quiet=True))
     for file in ("manifest.json", "MODEL_CARD.md"):
         assert (tmp_path / "one" / file).read_text() == (tmp_path / "two" / file).read_text()
 
 
-def test_the_number_of_jobs_does_not_change_the_weights(
-    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(tables, tmp_path / "one", recipes=QUICK, console=Console(quiet=True))
-    monkeypatch.setattr(command, "JOBS", 2)
-    train(tables, tmp_path / "two", recipes=QUICK, console=Console(quiet=True))
+def test_the_number_of_jobs_does_not_change_the_weights(tables: Path, tmp_path: Path) -> None:
+    train_alone(tables, tmp_path / "one", recipes=QUICK, console=Console(quiet=True))
+    train(tables, tmp_path / "two", recipes=QUICK, console=Console(quiet=True), jobs=2)
     assert (tmp_path / "one" / "manifest.json").read_text() == (tmp_path / "two" / "manifest.json").read_text()
 
 
@@ -95,7 +91,7 @@ def test_collectives_in_the_folder_become_curves(tables: Path, tmp_path: Path) -
     with gzip.open(tables / "collective.csv.gz", "wt") as lines:
         lines.write("\n".join(["gpu,op,gpus,message_elements,latency_ms,source", *rows]) + "\n")
     console = Console(width=120, file=(tmp_path / "printed").open("w"))
-    train(tables, tmp_path / "weights", recipes=QUICK, console=console)
+    train_alone(tables, tmp_path / "weights", recipes=QUICK, console=console)
     console.file.close()
     assert "Collectives: mean error" in (tmp_path / "printed").read_text()
     assert set(bundled_curves(tmp_path / "weights" / "collectives.json").curves) == {"A"}
@@ -134,7 +130,7 @@ def test_a_gpu_that_the_catalogue_does_not_know_by_that_name_is_left_out() -> No
 def test_evaluate_prints_the_table(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(tables, tmp_path / "weights", recipes=QUICK, console=Console(quiet=True))
+    train_alone(tables, tmp_path / "weights", recipes=QUICK, console=Console(quiet=True))
     assert main(["evaluate", str(tables), "--weights", str(tmp_path / "weights")]) == 0
     printed = capsys.readouterr().out
     assert "Errors on held-out problems" in printed
