@@ -8,7 +8,7 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any, Final
 
 import torch

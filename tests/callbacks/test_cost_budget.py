@@ -19,6 +19,7 @@ import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
 from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.budget import Ledger
 from lightning_predict.callbacks.clocks import clock_of_fits
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
@@ -500,14 +501,14 @@ def test_a_second_fit_goes_on_from_the_first(lightning: Small, tmp_path: Path, t
     assert fit(lightning, tmp_path, hours_of(13.5), model=timed_model(lightning, time)).batches_trained == 10
 
 
-def slow_validation(small: Small, time: Time, seconds: float, **options: Any) -> Any:
+def slow_validation(small: Small, time: Clock, seconds: float, **options: Any) -> Any:
     """A model whose training batches take a second, and its validation batches these."""
     model = timed_model(small, time, validates=True)
     step = model.validation_step
 
     def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
         model.validated += 1
-        time.passes(seconds)
+        time.advance(seconds)
         step(batch, batch_idx)
 
     model.validated, model.validation_step = 0, validation_step
@@ -521,7 +522,7 @@ def validated_fit(small: Small, folder: Path, budget: CostBudget, model: Any, **
     return trainer
 
 
-def test_a_validation_that_uses_the_budget_up_is_cut_off(small: Small, tmp_path: Path, time: Time) -> None:
+def test_a_validation_that_uses_the_budget_up_is_cut_off(small: Small, tmp_path: Path, time: Clock) -> None:
     model, budget = slow_validation(small, time, 60.0), hours_of(610.0)
     # Nobody knows what validation takes: the low end of the forecast, 10 s of training, is within the budget. After
     # 10 s of training, ten batches of validation of a minute each use up the 610 s.
@@ -537,7 +538,7 @@ def test_a_validation_that_uses_the_budget_up_is_cut_off(small: Small, tmp_path:
     assert trainer.callback_metrics["val_loss"] > 0
 
 
-def test_a_validation_that_uses_the_budget_up_can_raise(lightning: Small, tmp_path: Path, time: Time) -> None:
+def test_a_validation_that_uses_the_budget_up_can_raise(lightning: Small, tmp_path: Path, time: Clock) -> None:
     model, budget = slow_validation(lightning, time, 60.0), CostBudget(hours=610.0 / 3600, on_exceed="raise")
     with (
         pytest.warns(LightningPredictWarning, match="cut this validation off"),
@@ -549,7 +550,7 @@ def test_a_validation_that_uses_the_budget_up_can_raise(lightning: Small, tmp_pa
 
 @pytest.mark.parametrize("options", [{"min_epochs": 2}, {}])
 def test_a_validation_of_a_run_that_goes_on_is_not_cut_off(
-    lightning: Small, tmp_path: Path, time: Time, options: dict[str, Any]
+    lightning: Small, tmp_path: Path, time: Clock, options: dict[str, Any]
 ) -> None:
     on_exceed: Any = "stop" if options else "warn"
     model, budget = slow_validation(lightning, time, 60.0), CostBudget(hours=610.0 / 3600, on_exceed=on_exceed)
@@ -559,7 +560,7 @@ def test_a_validation_of_a_run_that_goes_on_is_not_cut_off(
 
 
 def test_the_run_ends_before_the_validation_that_ends_it_is_over_the_budget(
-    small: Small, tmp_path: Path, time: Time
+    small: Small, tmp_path: Path, time: Clock
 ) -> None:
     # Two epochs of 10 s and a validation of 20 x 2 s take 100 s, and so does a run that early stopping may end before,
     # which a forecast alone does not stop. Of 75 s, 25 s are left after the first epoch, less than a validation takes:
