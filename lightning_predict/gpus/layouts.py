@@ -78,8 +78,6 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
         InvalidArgumentError: A number that is zero or beyond reason, two different numbers of machines, or something
             that is no name.
     """
-    if not isinstance(name, str):
-        raise InvalidArgumentError(f"gpus has {shown(name)}, which is no name; expected for example 'T4'.")
     if num_nodes < 1:
         raise InvalidArgumentError(f"num_nodes={num_nodes}; a layout has at least one machine.")
     if isinstance(name, Layout):
@@ -87,7 +85,9 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
     if isinstance(name, Gpu):
         return Layout(name, 1, num_nodes)
     if not isinstance(name, str):
-        raise InvalidArgumentError(f"{name!r} is no layout; expected a name such as 'T4' or '8xL4', a Gpu or a Layout.")
+        raise InvalidArgumentError(
+            f"{shown(name)} is no layout; expected a name such as 'T4' or '8xL4', a Gpu or a Layout."
+        )
     parts = _GRAMMAR.fullmatch(_SUFFIX.sub(r"\g<per_node>x\g<gpu>", name))
     if parts is None or _is_gpu(name):
         return _machines_of(name, num_nodes) or Layout(find_gpu(name), 1, num_nodes)
