@@ -16,14 +16,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
 from lightning_predict.callbacks.bases import rank_zero_info, samples_of
-from lightning_predict.callbacks.recorders import Pace, Session, StepRecorder, ValidationRecorder
+from lightning_predict.callbacks.recorders import EXTRA_WARMUP_WINDOWS, Pace, Session, StepRecorder, ValidationRecorder
 from lightning_predict.callbacks.remaining import remaining
 from lightning_predict.callbacks.trainer_state import position_of
-from lightning_predict.callbacks.recorders import EXTRA_WARMUP_WINDOWS
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.environment import autograd_nodes, compilations, has_compiled_code
-from lightning_predict.tracing.trace import Trace
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

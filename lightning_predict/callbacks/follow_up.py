@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.callbacks.outcome import Aftermath, Outcome
 from lightning_predict.callbacks.bases import rank_zero_info, warn
+from lightning_predict.callbacks.outcome import Aftermath, Outcome
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.assumptions import Assumptions
@@ -83,7 +83,7 @@ class Question:
     """
 
     layouts: tuple[Layout, ...]
-    assumptions: Assumptions = Assumptions()
+    assumptions: Assumptions = field(default_factory=Assumptions)
     batches_per_epoch: int | None = None
     samples_per_epoch: int | None = None
     learns: bool = True

@@ -16,8 +16,7 @@ from typing import final
 
 import torch
 
-from lightning_predict.cost.offers import load_offers, offers_for
-from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.offers import Offer, load_offers, offers_for
 from lightning_predict.errors import UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.reports.format import usd_per_hour as price_in_words

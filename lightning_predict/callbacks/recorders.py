@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, final
-from collections.abc import Callable
-from typing import Protocol
-from lightning_predict.tracing.trace import OtherStep, Trace
+from itertools import pairwise
+from typing import Final, Literal, Protocol, final
 
+from lightning_predict.tracing.trace import OtherStep, Trace
 
 SLOW_RATIO: Final = 1.5
 """A window that took this many times as long as it should is still warming up (compilation, cudnn.benchmark)."""
@@ -222,7 +221,7 @@ def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
         kind: One of them.
     """
     at = [number for number, window in enumerate(windows) if window == kind]
-    period = min((after - before for before, after in zip(at, at[1:], strict=False)), default=at[0] + 1)
+    period = min((after - before for before, after in pairwise(at)), default=at[0] + 1)
     return len(windows) - at[-1] >= period
 
 

@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
-from lightning_predict.run.workload import Batches, Workload
-from collections.abc import Sequence
-from typing import Final
-from lightning_predict.run.workload import Checkpoints
+from typing import Final, Literal, final
+
+from lightning_predict.run.workload import Batches, Checkpoints, Workload
 from lightning_predict.tracing.trace import Memory
 from lightning_predict.units import gigabytes_to_bytes
-
 
 Moment = Literal["batch end", "validation end", "batch start"]
 """The hook in which is asked what is left."""

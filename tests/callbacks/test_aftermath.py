@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.outcome import BATCHES_TO_LEARN_FROM, Aftermath, Expected
 from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.outcome import BATCHES_TO_LEARN_FROM, Aftermath, Expected
 from lightning_predict.run.history import append_record, fingerprint_of, history_path, read_history
 from lightning_predict.tracing.session import CaptureSession
 from tests.callbacks.conftest import Call

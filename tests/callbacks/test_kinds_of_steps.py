@@ -246,7 +246,12 @@ def test_accumulation_that_differs_by_optimizer(lightning: Small, tmp_path: Path
     # Updates after batches 2, 3, 4 and 6 of every six: windows of 2, 1, 1 and 2 batches.
     kinds = call.trace.kinds
     assert [kind.share for kind in kinds] == [0.25] * 4
-    assert sorted((kind.trace.batches, kind.trace.optimizer_steps) for kind in kinds) == [(1, 1), (1, 1), (2, 1), (2, 2)]
+    assert sorted((kind.trace.batches, kind.trace.optimizer_steps) for kind in kinds) == [
+        (1, 1),
+        (1, 1),
+        (2, 1),
+        (2, 2),
+    ]
     # Six batches take the four windows, so that the mean of the 1.5 batches of a window is right for each batch.
     assert predictor.predictions is not None
     seconds = [lp.predict(kind.trace, ["T4"], history=False)["T4"].iteration_seconds for kind in kinds]
@@ -301,8 +306,8 @@ def test_a_limit_in_optimizer_steps_counts_those_of_the_mean_step(
     trainer = lightning.trainer(tmp_path, max_epochs=-1, max_steps=120, callbacks=predictor)
     trainer.fit(turns(lightning, lambda batch: batch % 5 == 4), lightning.loader(50))
     (call,) = calls
-    # 6 updates in 5 batches: 120 are 100 batches. Batch 3 is recorded, the generator's turns come at 4, when it makes its
-    # state, at 9, which is recorded, and at 14, which is timed; then 15 batches are done.
+    # 6 updates in 5 batches: 120 are 100 batches. Batch 3 is recorded, the generator's turns come at 4, when it makes
+    # its state, at 9, which is recorded, and at 14, which is timed; then 15 batches are done.
     assert call.workload.training_iterations == 100 - 15
     assert trainer.fit_loop.total_batch_idx + 1 == 100
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from lightning_predict.callbacks.price import RunPrice, gpu_in_use, named_offer, price_of_run
-from lightning_predict.cost.offers import offers_for
-from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.offers import Offer, offers_for
 from lightning_predict.errors import UnknownOfferError
 from lightning_predict.gpus import gpu
 
@@ -58,7 +57,9 @@ def test_a_single_price_is_no_reason_to_warn() -> None:
 
 
 def test_a_gpu_that_nobody_rents_out_has_no_price() -> None:
-    assert price(gpu="P600", offers=[EIGHT]) == RunPrice(None, "no price of P600 is listed, so usd has no effect; give usd_per_hour")
+    assert price(gpu="P600", offers=[EIGHT]) == RunPrice(
+        None, "no price of P600 is listed, so usd has no effect; give usd_per_hour"
+    )
 
 
 def test_without_a_gpu_there_is_no_price() -> None:

@@ -10,8 +10,8 @@ import pytest
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.callbacks.predicting import strategy_of_trainer
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize("package", PACKAGES)

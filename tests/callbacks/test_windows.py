@@ -169,7 +169,10 @@ def test_steady_seconds_are_the_end_of_the_list(seconds: list[float]) -> None:
     assert list(steady) == seconds[-len(steady) :]
 
 
-PLAIN, BOTH = Kind(batches=1, optimizers=frozenset({0}), nodes=7), Kind(batches=1, optimizers=frozenset({0, 1}), nodes=9)
+PLAIN, BOTH = (
+    Kind(batches=1, optimizers=frozenset({0}), nodes=7),
+    Kind(batches=1, optimizers=frozenset({0, 1}), nodes=9),
+)
 
 
 def kinds(text: str) -> list[Kind | None]:
