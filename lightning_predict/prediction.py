@@ -177,7 +177,7 @@ def predict_workload(
         need = memory_need(layout, _memory_bytes(memory, layout, sharing), reported_bytes=reported)
         predictions.append(Prediction(layout, step, run, price, need))
     unknown_gpu = unknown_gpu_note(trace)
-    notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(kinds), *kinds_note(trace))
+    notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(singles), *kinds_note(trace))
     notes += () if models is None else models.notes
     return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
 
@@ -267,14 +267,13 @@ def _memory_bytes(memory: Iterable[tuple[Trace, StepMemory]], layout: Layout, sh
     )
 
 
-def _notes(kinds: Iterable[Trace]) -> tuple[str, ...]:
+def _notes(singles: Iterable[SingleSteps]) -> tuple[str, ...]:
     """Collect what is to be said of the kinds of step, each sentence once."""
-    notes = [
-        note
-        for kind in kinds
-        for note in (*kind.notes, *code_path_notes(kind), *translation_notes(kind), *memory_notes(kind))
-    ]
-    return tuple(dict.fromkeys(notes))
+    notes: dict[str, None] = {}
+    for single in singles:
+        kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)
+        notes |= dict.fromkeys((*kind.notes, *code_path_notes(kind), *untranslated, *memory_notes(kind)))
+    return tuple(notes)
 
 
 def _as_measured(step: Iteration, seconds: Sequence[float]) -> Iteration:

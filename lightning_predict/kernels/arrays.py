@@ -27,6 +27,8 @@ def summed_by_owner(values: FloatArray, owners: IndexArray, count: int) -> Float
     Returns:
         Shape (gpus, count); owners without parts are 0.
     """
+    if values.shape[1] == count and np.array_equal(owners, np.arange(count)):
+        return values  # one part each
     rows = values.shape[0]
     # One flat histogram: row r's owners are numbered from r x count.
     flat = (owners[None, :] + count * np.arange(rows)[:, None]).ravel()

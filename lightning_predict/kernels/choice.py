@@ -32,7 +32,7 @@ from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_ow
 from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in, problem_times
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
 from lightning_predict.kernels.translation import WorkItem, work_items
-from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD, unknown_operations
+from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD
 from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
 from lightning_predict.tracing.trace import Kernel, Phase, Trace
 
@@ -155,7 +155,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         whole = np.where(seconds > 0, seconds, 1.0)
         base_share = added(times.seconds * times.base_share) / whole
         shares = {method: added(times.seconds * share) / whole for method, share in times.shares.items()}
-    unknown = np.array([bool(unknown_operations(trace, item)) for item in items], dtype=np.bool_)
+    unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
     return TimedWork(
         items=items,
         families=tuple(_family(trace, item) for item in items),
@@ -195,9 +195,7 @@ def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], ori
     alone = _without_last(direct)
     at_origin = direct.seconds[-1]
     usable = (measured > 0) & (at_origin > 0)
-    by_ratio = usable & np.array(
-        [_goes_by_ratio(trace, direct, i, method) for i in range(len(kernels))], dtype=np.bool_
-    )
+    by_ratio = usable & np.array([_goes_by_ratio(direct, i, method) for i in range(len(kernels))], dtype=np.bool_)
     correction = np.divide(measured, at_origin, out=np.ones_like(measured), where=usable)
     kinship = _kinships(direct.items, by_ratio, gpus, origin)
     exponent = np.array([EXPONENTS[each] for each in KINSHIPS])[kinship] if method == "auto" else 1.0
@@ -238,7 +236,7 @@ def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
     return any(tensor.device == "cuda" for one in operations for tensor in (*one.inputs, *one.outputs))
 
 
-def _goes_by_ratio(trace: Trace, direct: TimedWork, column: int, method: Method) -> bool:
+def _goes_by_ratio(direct: TimedWork, column: int, method: Method) -> bool:
     """True where the ratio of two predictions scales the item's measured time.
 
     `auto` leaves what is only known by its bytes, and vector work without a trained model, to wave scaling.
@@ -246,7 +244,7 @@ def _goes_by_ratio(trace: Trace, direct: TimedWork, column: int, method: Method)
     item = direct.items[column]
     if method != "auto" or not item.problems:
         return method == "mlp"
-    if unknown_operations(trace, item):
+    if item.unknown:
         return False
     is_modelled = bool((direct.shares["roofline"][:, column] < 0.5).all())
     return is_modelled or operation_kind(item.problems[0].operation).units != "vector"

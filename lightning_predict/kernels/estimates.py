@@ -182,17 +182,17 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
     lower = np.array([index for index, item in enumerate(problems) if _float32_holds(item)], dtype=np.intp)
     if not lower.size:
         return own
-    twins = [replace(problems[int(index)], dtype="float32") for index in lower]
-    least = _rooflines(twins, gpus, least=True)
-    doubtful = np.flatnonzero((own.seconds[:, lower] > least).any(axis=0))
+    asked = [problems[int(index)] for index in lower]
+    twins = [replace(item, dtype="float32") for item in asked]
+    least, bound = _rooflines(twins, gpus, least=True), _rooflines(asked, gpus, least=True)
+    # Only where float32 may be the faster one, and is not what was timed already, is it timed as well.
+    may_gain = (own.seconds[:, lower] > least) & (bound <= least) & ~_are_float32_already(asked, gpus)
+    doubtful = np.flatnonzero(may_gain.any(axis=0))
     if not doubtful.size:
         return own
-    columns = lower[doubtful]
-    asked = [problems[int(column)] for column in columns]
     float32 = _own_times([twins[int(index)] for index in doubtful], gpus, models)
-    bound = _rooflines(asked, gpus, least=True)
-    known = np.array([[_is_float32_already(item, gpu) for item in asked] for gpu in gpus], dtype=np.bool_)
-    return _no_slower(own, columns, float32, bound, bound / least[:, doubtful], known)
+    bound, gain = bound[:, doubtful], (bound / least)[:, doubtful]
+    return _no_slower(own, lower[doubtful], float32, bound, gain, may_gain[:, doubtful])
 
 
 def _float32_holds(problem: Problem) -> bool:
@@ -200,15 +200,22 @@ def _float32_holds(problem: Problem) -> bool:
     return problem.dtype in LOWER_PRECISIONS and operation_kind(problem.operation).units in ("tensor", "vector")
 
 
-def _is_float32_already(problem: Problem, gpu: Gpu) -> bool:
-    """True where the time in the problem's own dtype is made of float32's, with an interval that says so."""
-    return operation_kind(problem.operation).units == "tensor" and _computes_in_float32(problem.dtype, gpu)
+def _are_float32_already(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> BoolArray:
+    """Find where the time in a problem's own dtype is made of float32's, with an interval that says so.
+
+    Returns:
+        Shape (gpus, problems).
+    """
+    by_dtype = {dtype: [_computes_in_float32(dtype, gpu) for gpu in gpus] for dtype in {one.dtype for one in problems}}
+    on_lanes = [False] * len(gpus)
+    columns = [by_dtype[one.dtype] if operation_kind(one.operation).units == "tensor" else on_lanes for one in problems]
+    return np.array(columns, dtype=np.bool_).T
 
 
 def _no_slower(
-    own: ProblemTimes, columns: IndexArray, float32: ProblemTimes, bound: Array, gain: Array, known: BoolArray
+    own: ProblemTimes, columns: IndexArray, float32: ProblemTimes, bound: Array, gain: Array, may_gain: BoolArray
 ) -> ProblemTimes:
-    """Times of which those in `columns` are float32's where these are less; arrays are (gpus, columns).
+    """Replace times in `columns` by float32's where these are less; arrays are (gpus, columns).
 
     The interval is that of a stand-in, and its low end lower by what the dtype's own kernels may gain.
 
@@ -218,9 +225,9 @@ def _no_slower(
         float32: Their times in float32.
         bound: Their least times in their own dtype.
         gain: The same over float32's least times.
-        known: Where their own times are float32's already.
+        may_gain: Where float32 may be less.
     """
-    taken = (float32.seconds < own.seconds[:, columns] * (1 - 1e-9)) & (gain <= 1) & ~known
+    taken = (float32.seconds < own.seconds[:, columns] * (1 - 1e-9)) & may_gain
 
     def merged(table: Array, instead: Array) -> Array:
         result = table.copy()

@@ -20,9 +20,8 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.free_operations import is_free
 from lightning_predict.kernels.operations import operation_kind
-from lightning_predict.kernels.traffic import LOOK_UPS
+from lightning_predict.kernels.traffic import LOOK_UPS, is_free
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 

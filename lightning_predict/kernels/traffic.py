@@ -1,71 +1,180 @@
-"""Bytes that an operation reads and writes, for the many that are bound by memory.
+"""What the calls without a translator do to memory: nothing, or a copy of their tensors.
 
-The rule: inputs are read, outputs are written; where the recorder did not see outputs (the profiler does not), the
-output is as large as the largest input, or as the tensor that is changed in place. Tables hold the exceptions.
-Example::
+Such a call has no shape parameters, formulas or proxy of its own to register: it is a `transfer` (`families/copies.py`)
+of the bytes of its tensors, or free, and only its name says which tensors it reads and writes. So the names stand here,
+in one table for each way of using memory, and nowhere else. The rule: inputs are read, outputs are written; where the
+recorder did not see outputs (the profiler does not), the output is as large as the largest input, or as the tensor that
+is changed in place. The tables of `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` hold the exceptions; those of `POINTWISE` to
+`REDUCING` name what follows the rule and takes about as long as its bytes. Of any other call, such as an operator of
+one's own, nothing is known but its tensors (`unknown_operations.py`). Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo
     >>> x = TensorInfo((1024,), "float32")
-    >>> transfer_of(Operation(name="aten::sigmoid", phase="forward", inputs=(x,), outputs=(x,)))[0].dims
+    >>> sigmoid = Operation(name="aten::sigmoid", phase="forward", inputs=(x,), outputs=(x,))
+    >>> transfer_of(sigmoid)[0].dims
     (4096.0, 4096.0, 1024.0)
+    >>> is_free(Operation(name="aten::view", phase="forward", inputs=(x,)))
+    True
+    >>> is_known(sigmoid), is_known(Operation(name="mine::scan", phase="forward", inputs=(x,)))
+    (True, False)
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from lightning_predict.kernels.operations import Problem
+from lightning_predict.kernels.operations import Problem, translator_of
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
-WRITE_ONLY: Final = frozenset(
-    f"aten::{name}"
-    for name in (
-        "arange bernoulli bernoulli_ exponential_ eye fill_ full full_like linspace new_full new_ones new_zeros "
-        "normal_ ones ones_like rand rand_like randint randn randn_like random_ randperm scalar_tensor uniform_ "
-        "zero_ zeros zeros_like _foreach_zero_"
-    ).split()
+
+def _aten(names: str) -> frozenset[str]:
+    """Split names of calls, and put `aten::` before each."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+FREE_OPERATIONS: Final = _aten(
+    # Views of existing storage.
+    "_conj _fw_primal _make_dual _neg_view _reshape_alias _unpack_dual _unsafe_view adjoint alias as_strided "
+    "as_strided_ broadcast_to chunk conj detach detach_ diagonal dsplit expand expand_as flatten hsplit imag "
+    "lift_fresh linalg_diagonal mH mT matrix_H moveaxis movedim narrow numpy_T permute pin_memory positive ravel "
+    "real reshape reshape_as select set_ slice slice_inverse split split_with_sizes squeeze squeeze_ swapaxes "
+    "swapaxes_ swapdims swapdims_ t t_ tensor_split transpose transpose_ unbind unflatten unfold unsafe_chunk "
+    "unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_ view view_as view_as_complex view_as_real vsplit "
+    # Views of what a sparse or nested tensor consists of.
+    "_coalesced_ _dimI _dimV _indices _nested_get_jagged_dummy _nested_get_lengths _nested_get_max_seqlen "
+    "_nested_get_min_seqlen _nested_get_offsets _nested_get_ragged_idx _nested_get_values _nested_view_from_buffer "
+    "_nested_view_from_jagged _nnz _sparse_broadcast_to _sparse_coo_tensor_unsafe _values ccol_indices col_indices "
+    "crow_indices dense_dim indices is_coalesced row_indices sparse_dim sparse_resize_and_clear_ values "
+    "_sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_csr_tensor_unsafe "
+    "_sparse_compressed_tensor_unsafe "
+    # Allocations.
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ "
+    # Metadata and host work.
+    "_assert_async _assert_tensor_metadata _has_compatible_shallow_copy_type _nested_tensor_from_mask "
+    "_version is_nonzero is_pinned is_same_size item record_stream requires_grad_ result_type "
+    "set_data sym_numel sym_size sym_storage_offset sym_stride _local_scalar_dense"
+)
+"""Calls that launch nothing on the device. Reading a scalar (`item`) waits for it, but computes nothing there."""
+
+FREE_NAMESPACES: Final = ("prim::", "profiler::", "prims::device_put_meta")
+
+WRITE_ONLY: Final = _aten(
+    "arange bernoulli bernoulli_ exponential_ eye fill_ full full_like linspace new_full new_ones new_zeros "
+    "normal_ ones ones_like rand rand_like randint randn randn_like random_ randperm scalar_tensor uniform_ "
+    "zero_ zeros zeros_like _foreach_zero_"
 )
 """Fills and random draws: nothing is read."""
 
-REDUCTIONS: Final = frozenset(
-    f"aten::{name}"
-    for name in (
-        "all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm nansum prod std sum var "
-        "_foreach_norm var_mean"
-    ).split()
+REDUCTIONS: Final = _aten(
+    "all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm nansum prod std sum var "
+    "_foreach_norm var_mean"
 )
 """The output is small against the input."""
 
-LOOK_UPS: Final = frozenset(
-    f"aten::{name}" for name in "gather index index_select take take_along_dim embedding upsample_nearest2d".split()
-)
+LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
 """Of the table only the rows asked for are read."""
 
 TENSOR_LISTS: Final = {
-    "aten::_foreach_add_": 1,
-    "aten::_foreach_mul_": 1,
-    "aten::_foreach_div_": 1,
-    "aten::_foreach_sqrt": 1,
-    "aten::_foreach_sqrt_": 1,
-    "aten::_foreach_neg": 1,
     "aten::_foreach_addcmul_": 3,
     "aten::_foreach_addcdiv_": 3,
     "aten::_foreach_lerp_": 2,
     "aten::_foreach_copy_": 2,
 }
-"""Lists of tensors that a multi-tensor operation takes, the changed one among them, where no scalar list decides it."""
+"""Lists of tensors that a multi-tensor operation takes, the changed one among them, where they are more than one and no
+scalar list decides it."""
 
-# Lists read and lists written: (parameters, gradients, two moments) and the same less the gradients.
 FUSED_OPTIMIZERS: Final = {
     "aten::_fused_adam_": (4, 3),
     "aten::_fused_adamw_": (4, 3),
     "aten::_fused_adagrad_": (3, 2),
     "aten::_fused_sgd_": (3, 2),
 }
+"""Lists read and lists written: (parameters, gradients, two moments) and the same less the gradients."""
 
+POINTWISE: Final = frozenset(
+    # Those with torch's own tag `pointwise`, less the special functions, which compute for long.
+    "__ilshift_ __ixor_ __lshift_ __rshift_ __xor_ _conj_physical abs acos acosh add addcdiv addcmul angle asin asinh "
+    "atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu "
+    "clamp clamp_max clamp_min clip clone conj_physical copysign cos cosh deg2rad div elu eq equal erf erfc erfinv exp "
+    "exp2 expm1 float_power floor fmax fmin fmod frac frexp ge gelu gelu_backward gt hardshrink hardsigmoid hardtanh "
+    "heaviside hypot isfinite isinf isnan isneginf isposinf ldexp le leaky_relu lerp log log10 log1p log2 logaddexp "
+    "logaddexp2 logical_and logical_not logical_or logical_xor logit logit_backward lt masked_fill max maximum min "
+    "minimum mish mul nan_to_num native_dropout_backward ne neg nextafter positive pow rad2deg reciprocal relu relu6 "
+    "remainder round rrelu rsqrt rsub selu sgn sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh "
+    "softplus softshrink sqrt square sub tan tanh tanh_backward threshold threshold_backward true_divide trunc where "
+    "xlogy "
+    # And those that lack it.
+    "_fused_dropout _prelu_kernel _prelu_kernel_backward binary_cross_entropy binary_cross_entropy_backward "
+    "binary_cross_entropy_with_logits dropout elu_backward floor_divide glu glu_backward hardshrink_backward "
+    "hardsigmoid_backward hardswish hardswish_backward hardtanh_backward huber_loss huber_loss_backward kl_div l1_loss "
+    "leaky_relu_backward log_sigmoid log_sigmoid_backward log_sigmoid_forward mish_backward mse_loss "
+    "mse_loss_backward native_dropout prelu rrelu_with_noise rrelu_with_noise_backward smooth_l1_loss "
+    "smooth_l1_loss_backward soft_margin_loss softplus_backward softshrink_backward".split()
+)
+"""Element-wise calls, without `aten::`."""
+
+MOVING: Final = frozenset(
+    "_copy_from _index_put_impl_ _local_scalar_dense _pin_memory _to_copy _unsafe_index _unsafe_index_put "
+    "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward block_diag broadcast_tensors "
+    "bucketize cat channel_shuffle clone col2im constant_pad_nd contiguous copy cumprod cumsum diag diag_embed "
+    "diagonal_backward fill flip im2col index_add index_copy index_fill index_put index_put_impl lift lift_fresh_copy "
+    "masked_scatter masked_select meshgrid new_copy nonzero one_hot pad pixel_shuffle pixel_unshuffle "
+    "reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d "
+    "reflection_pad3d_backward repeat repeat_interleave replication_pad1d replication_pad1d_backward "
+    "replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward roll rot90 scatter "
+    "scatter_add scatter_reduce select_backward select_scatter slice_backward slice_scatter split_copy stack tile to "
+    "trace tril tril_indices triu triu_indices unfold_backward upsample_bicubic2d upsample_bicubic2d_backward "
+    "upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d "
+    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward "
+    "upsample_trilinear3d upsample_trilinear3d_backward view_copy".split()
+)
+"""Calls that move data and compute little, without `aten::`."""
+
+REDUCING: Final = frozenset(
+    "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward "
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool2d_backward avg_pool1d avg_pool2d "
+    "avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d max_pool2d_with_indices "
+    "max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward "
+    "_native_batch_norm_legit_no_training native_norm cudnn_batch_norm count_nonzero aminmax cummax cummin dist "
+    "std_mean nanmean _weight_norm_interface _weight_norm_interface_backward _amp_foreach_non_finite_check_and_unscale "
+    "_amp_update_scale _is_all_true _is_any_true".split()
+)
+"""Calls that pass over their input and keep less of it, without `aten::`."""
+
+_KNOWN: Final = (
+    POINTWISE
+    | MOVING
+    | REDUCING
+    | {
+        name.removeprefix("aten::")
+        for names in (WRITE_ONLY, REDUCTIONS, LOOK_UPS, TENSOR_LISTS, FUSED_OPTIMIZERS)
+        for name in names
+    }
+)
+_FUSED_BY_COMPILER: Final = ("triton", "inductor")
 
 UNTRANSLATED: Final = "untranslated"
 """Kind of an operation whose translator failed (`families/copies.py`)."""
+
+
+def is_free(operation: Operation) -> bool:
+    """True where the operation runs nothing on the device."""
+    if operation.kernels:
+        return False
+    return operation.name in FREE_OPERATIONS or operation.name.startswith(FREE_NAMESPACES)
+
+
+def is_known(operation: Operation) -> bool:
+    """True where the operation's work is known, or takes about as long as its bytes."""
+    if translator_of(operation.name) is not None or is_free(operation):
+        return True
+    namespace, _, name = operation.name.rpartition("::")
+    if namespace.startswith(_FUSED_BY_COMPILER):
+        return True
+    if namespace != "aten":
+        return False
+    spellings = (name, name.removesuffix("_"), name.removeprefix("_foreach_").removesuffix("_"))
+    return any(spelling in _KNOWN for spelling in spellings)
 
 
 def untranslated(operation: Operation) -> tuple[Problem, ...]:

@@ -7,7 +7,7 @@ that only changes metadata costs nothing.
 
 A translator gives None for a call that it does not know (other tensors than it expects): its bytes are still known.
 Anything that it raises is a bug of ours: no reason to end a prediction, but none to be silent either. The call counts
-as `untranslated`, its bytes with a very wide interval, and `translation_notes` names it. Example::
+as `untranslated`, its bytes with a very wide interval, and its work item says so (`translation_notes`). Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")
@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from lightning_predict.kernels.families.sparse import sparse_problems
-from lightning_predict.kernels.free_operations import is_free
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind, translator_of
-from lightning_predict.kernels.traffic import transfer_of, untranslated
+from lightning_predict.kernels.traffic import is_free, is_known, transfer_of, untranslated
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
@@ -46,41 +45,38 @@ COMPLEX_PRODUCTS: Final = 4
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
-    """Problems that the operation computes on a GPU; none where it only changes metadata.
+    """Find the problems that an operation computes on a GPU; none where it only changes metadata.
 
     Raises:
         Exception: What a translator raised, and only where `STRICT_VARIABLE` asks for it.
     """
+    return _translated(operation, flags)[0]
+
+
+def _translated(operation: Operation, flags: Flags) -> tuple[tuple[Problem, ...], str | None]:
+    """Find an operation's problems, and the error in words where its translator failed."""
     if is_free(operation):
-        return ()
+        return (), None
     try:
-        problems = _translated(operation, flags)
-    except Exception:
+        if any(tensor.stored_bytes is not None for tensor in operation.inputs):
+            problems = sparse_problems(operation)
+        else:
+            translator = translator_of(operation.name)
+            problems = None if translator is None or not operation.inputs else translator(operation, flags)
+    except Exception as error:
         if os.environ.get(STRICT_VARIABLE, "0") != "0":
             raise
-        return untranslated(operation)
-    return transfer_of(operation) if problems is None else problems
+        shapes = ", ".join(f"{list(tensor.shape)} {tensor.dtype}" for tensor in operation.inputs)
+        return untranslated(operation), f"{type(error).__name__}: {error}; its tensors: {shapes}"
+    return (transfer_of(operation) if problems is None else problems), None
 
 
-def _translated(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """What the operation's translator says; None without one, and for a call that it does not know."""
-    if any(tensor.stored_bytes is not None for tensor in operation.inputs):
-        return sparse_problems(operation)
-    translator = translator_of(operation.name)
-    return translator(operation, flags) if translator is not None and operation.inputs else None
-
-
-def translation_notes(trace: Trace) -> tuple[str, ...]:
-    """One note an operation whose translator failed, with the first error: a bug of ours, to be reported."""
+def translation_notes(trace: Trace, items: Iterable[WorkItem]) -> tuple[str, ...]:
+    """Name each operation whose translator failed, once, with its first error: a bug of ours, to be reported."""
     errors: dict[str, str] = {}
-    for operation in trace.operations:
-        if operation.name in errors or is_free(operation):
-            continue
-        try:
-            _translated(operation, trace.flags)
-        except Exception as error:
-            shapes = ", ".join(f"{list(tensor.shape)} {tensor.dtype}" for tensor in operation.inputs)
-            errors[operation.name] = f"{type(error).__name__}: {error}; its tensors: {shapes}"
+    for item in items:
+        if item.error is not None:
+            errors.setdefault(trace.operations[item.operations[0]].name, item.error)
     return tuple(
         f"{name} could not be translated ({error}). It counts by the bytes that it touches, at least; please report it."
         for name, error in errors.items()
@@ -127,11 +123,15 @@ class WorkItem:
         operations: Indices of the trace's operations that it stands for (several where the GPU would run them as one).
         problems: What they compute.
         launches: Kernels that the host launches for it.
+        unknown: Names of its operations that are timed by their bytes for want of anything better, each once.
+        error: What the translator of one of them raised, in words; None where none failed.
     """
 
     operations: tuple[int, ...]
     problems: tuple[Problem, ...]
     launches: int
+    unknown: tuple[str, ...] = ()
+    error: str | None = None
 
 
 def work_items(trace: Trace) -> tuple[WorkItem, ...]:
@@ -149,22 +149,34 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
     inside = {index for indices in dropouts.values() for index in indices}
     masks = frozenset(trace.operations[drawn].inputs[0].id for drawn in dropouts)
     items: list[WorkItem] = []
-    updates: dict[str, list[int]] = {}
+    updates: dict[str, list[WorkItem]] = {}
     for index, operation in enumerate(trace.operations):
         if index in dropouts:
             items.append(WorkItem(dropouts[index], _dropout_problem(operation), 1))
         if index in inside:
             continue
-        is_dropout = operation.name == "aten::mul" and any(tensor.id in masks for tensor in operation.inputs)
-        problems = _dropout_backward(operation, masks) if is_dropout else translate(operation, trace.flags)
+        error = None
+        if operation.name == "aten::mul" and any(tensor.id in masks for tensor in operation.inputs):
+            problems = _dropout_backward(operation, masks)
+        else:
+            problems, error = _translated(operation, trace.flags)
+        if not problems and not operation.kernels:
+            continue
+        unknown = () if not problems or is_known(operation) else (operation.name,)
+        item = WorkItem((index,), problems, len(operation.kernels) or len(problems), unknown, error)
         if elsewhere and operation.phase == "optimizer" and problems and all(map(_is_vector_work, problems)):
-            updates.setdefault(operation.name, []).append(index)
-        elif problems or operation.kernels:
-            items.append(WorkItem((index,), problems, len(operation.kernels) or len(problems)))
-    for indices in updates.values():
-        merged = _sum_transfers(transfer_of(trace.operations[i]) for i in indices)
-        items.append(WorkItem(tuple(indices), (merged,), 1))
-    return tuple(items)
+            updates.setdefault(operation.name, []).append(item)
+        else:
+            items.append(item)
+    return (*items, *(_merged(trace, updating) for updating in updates.values()))
+
+
+def _merged(trace: Trace, items: Sequence[WorkItem]) -> WorkItem:
+    """Merge the updates of single tensors by equal operations into one multi-tensor operation."""
+    indices = tuple(index for item in items for index in item.operations)
+    problem = _sum_transfers(transfer_of(trace.operations[index]) for index in indices)
+    errors = (item.error for item in items if item.error is not None)
+    return WorkItem(indices, (problem,), 1, items[0].unknown, next(errors, None))
 
 
 def _is_vector_work(problem: Problem) -> bool:

@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.free_operations import is_free
 from lightning_predict.kernels.operations import Problem, batch_of, operation_kind
+from lightning_predict.kernels.traffic import is_free
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, Phase, Trace
 

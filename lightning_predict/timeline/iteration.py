@@ -134,7 +134,7 @@ def iterations(
     phases = np.array(timed.phases, dtype=np.str_)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
-    unknown = unknown_operation_notes(trace, timed.items, timed.seconds, _unmeasured(timed))
+    unknown = unknown_operation_notes(timed.items, timed.seconds, _unmeasured(timed))
     return tuple(
         _iteration(
             timed,

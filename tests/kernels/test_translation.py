@@ -10,8 +10,8 @@ import lightning_predict as lp
 import lightning_predict.kernels  # registers the translators
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels import operations
-from lightning_predict.kernels.free_operations import FREE_OPERATIONS
 from lightning_predict.kernels.operations import Problem, batch_of, problem, translates
+from lightning_predict.kernels.traffic import FREE_OPERATIONS
 from lightning_predict.kernels.translation import translate, work_items
 from lightning_predict.tracing.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
 

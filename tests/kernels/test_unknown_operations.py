@@ -8,14 +8,9 @@ import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.traffic import POINTWISE, is_known
 from lightning_predict.kernels.translation import work_items
-from lightning_predict.kernels.unknown_operations import (
-    POINTWISE,
-    UNKNOWN_SPREAD,
-    is_known,
-    unknown_operation_notes,
-    unknown_operations,
-)
+from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD, unknown_operation_notes
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 MATRIX = TensorInfo((4096, 4096), "float32")
@@ -60,21 +55,21 @@ def test_an_unknown_operation_may_take_far_longer_than_its_bytes() -> None:
     np.testing.assert_allclose(timed.seconds[:, 1], timed.seconds[:, 0])
     np.testing.assert_allclose(timed.low_seconds[:, 1], timed.low_seconds[:, 0])
     np.testing.assert_allclose(timed.high_seconds[:, 1], UNKNOWN_SPREAD * timed.high_seconds[:, 0])
-    assert [unknown_operations(trace, item) for item in work_items(trace)] == [(), ("mine::scan",)]
+    assert [item.unknown for item in work_items(trace)] == [(), ("mine::scan",)]
 
 
 def test_unknown_operations_are_named_with_their_share_of_the_time() -> None:
     trace = trace_of("aten::sigmoid", "mine::scan", "mine::scan", "mine::rest", "mine::little")
     items = work_items(trace)
     seconds = np.array([[5.0, 1.0, 2.0, 1.95, 0.05], [5.0, 2.0, 2.0, 0.95, 0.05]])
-    (note,) = unknown_operation_notes(trace, items, seconds, np.ones_like(seconds))
+    (note,) = unknown_operation_notes(items, seconds, np.ones_like(seconds))
     # scan: 3 of 10 and 4 of 10; rest: 19.5 and 9.5 %; little: 0.5 %, which is not worth a line.
     assert note == (
         "mine::scan (30–40 % of the time), mine::rest (10–20 % of the time) are not known; they are timed as copies of "  # noqa: RUF001
         "their tensors and may take far longer."
     )
     # Where kernels were measured, nothing had to be guessed.
-    assert unknown_operation_notes(trace, items, seconds, np.zeros_like(seconds)) == ()
+    assert unknown_operation_notes(items, seconds, np.zeros_like(seconds)) == ()
 
 
 def test_a_prediction_names_an_operator_of_ones_own() -> None:
