@@ -11,10 +11,10 @@ with the collectives beside them. Where several GPUs hold the model once, a repl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -29,7 +29,14 @@ from lightning_predict.distributed.gradients import (
     unit_bytes,
     visits,
 )
-from lightning_predict.distributed.model_parallel import Stage, divided_step, model_stages, pace_of, stage_factors
+from lightning_predict.distributed.model_parallel import (
+    Stage,
+    divided_step,
+    model_stages,
+    needs_blocks,
+    pace_of,
+    stage_factors,
+)
 from lightning_predict.distributed.offloading import OPTIMIZER_STATES, STATE_BYTES, update_seconds
 from lightning_predict.distributed.overlap import (
     FRICTION,
@@ -45,12 +52,14 @@ from lightning_predict.distributed.overlap import (
 )
 from lightning_predict.distributed.pipeline_parallel import idle_share, turns
 from lightning_predict.distributed.strategy import Strategy, data_group
+from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.overheads import HostModel
@@ -135,6 +144,7 @@ class SharedStep:
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
         self._stages: dict[Strategy, tuple[Stage, ...]] = {}
+        self._models_of_blocks: dict[bool, SplitModel] = {}
         self._host = anchor(trace, timed, origin, host_factor).host
         self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
 
@@ -183,18 +193,68 @@ class SharedStep:
         cutter = Cutter(self._simulated, row, _ends(step) / self._simulated.seconds[row])
         return _exchanged(self._trace, self._work, cutter, links, strategy)
 
+    def split(self, blocks: bool) -> SplitModel:
+        """The model of the trace, with its blocks or without.
+
+        Raises:
+            InvalidArgumentError: It has no transformer blocks.
+        """
+        if blocks not in self._models_of_blocks:
+            self._models_of_blocks[blocks] = split_model(self._trace, needs_blocks=blocks)
+        return self._models_of_blocks[blocks]
+
+    @property
+    def trace(self) -> Trace:
+        """The step of one GPU."""
+        return self._trace
+
+    @property
+    def timed(self) -> TimedWork:
+        """Its work with device seconds."""
+        return self._timed
+
+    @property
+    def gpus(self) -> Sequence[Gpu]:
+        """The GPUs, each once."""
+        return self._gpus
+
+    @property
+    def models(self) -> KernelModels | None:
+        """Trained models; None uses rooflines instead."""
+        return self._models
+
+    @property
+    def seconds(self) -> Array:
+        """The step on each GPU as it was simulated, shape (gpus,)."""
+        return self._simulated.seconds
+
+    @property
+    def work(self) -> tuple[Launching, ...]:
+        """The step's operations in the order of the host."""
+        return self._work
+
+    def host(self, strategy: Strategy) -> HostModel:
+        """The host beside each GPU; of a step that a framework divides, a slower one."""
+        if strategy.is_whole or self._trace.has_measured_kernels:
+            return self._host
+        return replace(self._host, factor=self._host.factor * FRAMEWORK_HOST)
+
     def _divided(
         self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect
     ) -> Iteration:
         """The step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
         group = data_group(layout, strategy)
-        host = self._host if self._trace.has_measured_kernels else framework_host(self._host)
-        if strategy not in self._stages:
-            self._stages[strategy] = model_stages(self._trace, self._timed, self._gpus, host, self._models, strategy)
+        host = self.host(strategy)
+        alike = strategy if strategy.offload != "none" else replace(strategy, **_NOT_OF_STAGES)
+        if alike not in self._stages:
+            model = self.split(needs_blocks(strategy))
+            self._stages[alike] = model_stages(
+                self._trace, self._timed, self._gpus, host, self._models, strategy, model=model
+            )
         device_factors = _ends(step) / self._simulated.seconds[row]
         paces = [
             pace_of(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
-            for stage in self._stages[strategy]
+            for stage in self._stages[alike]
         ]
         pace = max(paces, key=lambda pace: float(pace.seconds[1]))
         factors = stage_factors(pace.stage, row, device_factors, host)
@@ -219,16 +279,22 @@ class SharedStep:
         return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
 
 
-FRAMEWORK_HOST: Final = 5.0
+_NOT_OF_STAGES: Final[Mapping[str, Any]] = {
+    "data": "ddp",
+    "bucket_cap_mb": 25.0,
+    "shard": None,
+    "overlap_grad_reduce": True,
+    "param_dtype": None,
+    "reduce_dtype": None,
+}
+"""Options without effect on what a stage runs; strategies that differ by them alone share their stages."""
+
+FRAMEWORK_HOST: Final = 2.35
 """Time that the host takes for an operation of a divided step over what it takes in a plain one: frameworks that divide
-a model or its batch wrap layers, collectives and checkpoints in Python of their own. Read off the rows of
-Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its shapes), whose hosts take 3.6 to 3.8
-ms for a layer, forward twice and backward; one framework on one machine, so that both are training data for it."""
-
-
-def framework_host(host: HostModel) -> HostModel:
-    """The host of a step that a framework divides among GPUs."""
-    return replace(host, factor=host.factor * FRAMEWORK_HOST)
+a model or its batch wrap layers, collectives and checkpoints in Python of their own. Over the median host of
+`overheads.py`, read off the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its
+shapes), whose host takes 3.6 to 3.8 ms for a layer, forward twice and backward; one framework on one machine, so that
+they are training data for it."""
 
 
 def _ends(step: Iteration) -> Ends:

@@ -12,7 +12,7 @@ gradients, which replicas share as they share the optimizer's state. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -62,7 +62,7 @@ class HeldMemory:
 
 
 def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:
-    """What the fullest GPU holds.
+    """Derive what the fullest GPU holds.
 
     Args:
         single_bytes: Peak memory of the step on one GPU.
@@ -72,36 +72,67 @@ def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMe
     Raises:
         InvalidArgumentError: The model cannot be shared so.
     """
-    whole = _of_parameters(trace, trace.parameters)
-    known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
-    copies, written = update_memory(trace)
-    passing = max(single_bytes - known - _behind_passes(trace), 0.0)
-    if strategy.is_whole:
-        return replace(
-            whole,
-            peak_bytes=max(single_bytes, known + copies + max(passing, written)),
-            activation_bytes=passing,
-            copy_bytes=copies,
-            update_bytes=written,
-        )
-    model = split_model(trace, needs_blocks=needs_blocks(strategy))
-    stages = [_of_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
-    shares = activation_shares(trace, model, strategy)
-    held = []
-    for own, share in zip(stages, shares, strict=True):
-        part = _share(own.trainable_bytes, whole.trainable_bytes)
-        activations = share * passing
-        lasting = own.peak_bytes + part * copies
-        held.append(
-            replace(
-                own,
-                peak_bytes=lasting + max(activations, part * written),
-                activation_bytes=activations,
-                copy_bytes=part * copies,
-                update_bytes=part * written,
+    return ModelMemory(trace).held(single_bytes, strategy)
+
+
+@final
+class ModelMemory:
+    """What a step holds, ready to be shared in many ways.
+
+    Args:
+        trace: The step.
+        model: Its blocks, where they are known already.
+    """
+
+    def __init__(self, trace: Trace, model: SplitModel | None = None) -> None:
+        self._trace, self._model = trace, model
+        self._whole = _of_parameters(trace, trace.parameters)
+        self._copies, self._written = update_memory(trace)
+        self._behind = _behind_passes(trace)
+        self._kept: tuple[_Kept, ...] | None = None
+        self._stages: dict[tuple[int, int, int, int], list[HeldMemory]] = {}
+
+    def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
+        """Do as `held_memory` does."""
+        trace, whole, written = self._trace, self._whole, self._written
+        known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
+        passing = max(single_bytes - known - self._behind, 0.0)
+        if strategy.is_whole:
+            return replace(
+                whole,
+                peak_bytes=max(single_bytes, known + self._copies + max(passing, written)),
+                activation_bytes=passing,
+                copy_bytes=self._copies,
+                update_bytes=written,
             )
-        )
-    return max(held, key=lambda own: own.peak_bytes)
+        model = self._split(strategy)
+        key = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert)
+        if key not in self._stages:
+            self._stages[key] = [_of_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
+        stages = self._stages[key]
+        if self._kept is None:
+            self._kept = tuple(_kept(trace, model))
+        shares = _shares(trace, model, strategy, self._kept)
+        held = []
+        for own, share in zip(stages, shares, strict=True):
+            part = _share(own.trainable_bytes, whole.trainable_bytes)
+            activations = share * passing
+            lasting = own.peak_bytes + part * self._copies
+            held.append(
+                replace(
+                    own,
+                    peak_bytes=lasting + max(activations, part * written),
+                    activation_bytes=activations,
+                    copy_bytes=part * self._copies,
+                    update_bytes=part * written,
+                )
+            )
+        return max(held, key=lambda own: own.peak_bytes)
+
+    def _split(self, strategy: Strategy) -> SplitModel:
+        if self._model is None or (needs_blocks(strategy) and not self._model.blocks):
+            self._model, self._kept = split_model(self._trace, needs_blocks=needs_blocks(strategy)), None
+        return self._model
 
 
 def update_memory(trace: Trace) -> tuple[float, float]:
@@ -147,7 +178,7 @@ def _behind_passes(trace: Trace) -> float:
     return float(max(whole - passes, 0))
 
 
-def activation_shares(trace: Trace, model: SplitModel, strategy: Strategy) -> list[float]:
+def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: Sequence[_Kept]) -> list[float]:
     """Of what the backward pass of a whole batch on one GPU reads, the share that a GPU of each stage holds at once."""
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
@@ -155,7 +186,7 @@ def activation_shares(trace: Trace, model: SplitModel, strategy: Strategy) -> li
     held = [under_way(strategy, stage, micro_batches) for stage in range(strategy.pipeline)]
     sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
     total = 0.0
-    for kept in _kept(trace, model, stage_of):
+    for kept in kept_storages:
         size = kept.tensor.size_bytes
         total += size
         is_shared = kept.is_split or (strategy.sequence and kept.block is not None)
@@ -165,7 +196,7 @@ def activation_shares(trace: Trace, model: SplitModel, strategy: Strategy) -> li
         ):
             again[kept.block] = again.get(kept.block, 0.0) + own
         else:
-            sizes[kept.stage] += own
+            sizes[0 if kept.position is None else stage_of[kept.position]] += own
     if strategy.recompute == "full":  # the input of each block
         for block, stage in zip(model.blocks, stage_of, strict=True):
             sizes[stage] += block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
@@ -184,26 +215,27 @@ class _Kept:
 
     Attributes:
         tensor: What it holds.
-        stage: Its stage.
+        position: Of the block that it goes with, its own or the one before it; None before the first.
         block: The block that it lies in; None outside of all.
         is_split: Each GPU that shares the block holds its part.
         is_core: Written inside the block's attention.
     """
 
     tensor: TensorInfo
-    stage: int
+    position: int | None
     block: str | None
     is_split: bool
     is_core: bool
 
 
-def _kept(trace: Trace, model: SplitModel, stage_of: tuple[int, ...]) -> Iterator[_Kept]:
+def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
     """Each storage that the forward pass leaves to the backward pass."""
     read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
     core = _written_in_attention(trace, model)
     met = set[int | None]()
-    for operation, stage in zip(trace.operations, stages_of(trace.operations, model.positions, stage_of), strict=True):
-        if operation.phase != "forward" or stage is None:
+    goes_with = list(stages_of(trace.operations, model.positions, range(len(model.blocks))))
+    for operation, position in zip(trace.operations, goes_with, strict=True):
+        if operation.phase != "forward":
             continue
         block = model.block(operation.module)
         name = None if block is None else block.name
@@ -211,7 +243,9 @@ def _kept(trace: Trace, model: SplitModel, stage_of: tuple[int, ...]) -> Iterato
             if tensor.id is None or tensor.id not in read or tensor.id in met or tensor.shape in model.parameters:
                 continue
             met.add(tensor.id)
-            yield _Kept(tensor, stage, name, model.is_split(tensor.shape, block), tensor.id in core)
+            yield _Kept(
+                tensor, position if model.blocks else None, name, model.is_split(tensor.shape, block), tensor.id in core
+            )
 
 
 def _written_in_attention(trace: Trace, model: SplitModel) -> set[int | None]:

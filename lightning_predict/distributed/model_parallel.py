@@ -103,6 +103,8 @@ def model_stages(
     host: HostModel,
     models: KernelModels | None,
     strategy: Strategy,
+    *,
+    model: SplitModel | None = None,
 ) -> tuple[Stage, ...]:
     """The stages of a model's pipeline, a single one where only blocks are split.
 
@@ -113,11 +115,12 @@ def model_stages(
         host: The host beside each of them.
         models: Trained models; None uses rooflines instead.
         strategy: How they share.
+        model: The model of the trace, where it is known already.
 
     Raises:
         InvalidArgumentError: The model has no blocks, or none that can be shared so.
     """
-    model = split_model(trace, needs_blocks=needs_blocks(strategy))
+    model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
     check_experts(trace, strategy)
     check_recomputation(trace, model, strategy.recompute)
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)

@@ -92,21 +92,19 @@ def _repeated(work: Sequence[Launching], model: SplitModel, recompute: Recompute
         elif block is not None and operation.phase == "backward" and block.name not in done:
             done.add(block.name)
             own = latest.get(block.name, [])
-            chosen = own if recompute == "full" else core_of(own)
-            yield from (replace(each, phase="backward") for each in chosen)
+            chosen = recomputed_part([each.name for each in own], recompute)
+            yield from (replace(each, phase="backward") for each in own[chosen])
         yield operation
 
 
-def core_of(operations: Sequence[Launching]) -> Sequence[Launching]:
-    """Select a block's forward operations from the first to the last product of its attention."""
-    return operations[_core([operation.name for operation in operations])]
+def recomputed_part(names: Sequence[str], recompute: Recompute) -> slice:
+    """Select the forward operations of a block that its backward pass repeats, by their names in order."""
+    if recompute == "selective":
+        positions = [index for index, name in enumerate(names) if name.startswith(CORE_NAMES)]
+        return slice(positions[0], positions[-1] + 1) if positions else slice(0, 0)
+    return slice(0, len(names) if recompute == "full" else 0)
 
 
 def core_operations(operations: Sequence[Operation]) -> Sequence[Operation]:
-    """Do as `core_of` does with operations as they were recorded."""
-    return operations[_core([operation.name for operation in operations])]
-
-
-def _core(names: Sequence[str]) -> slice:
-    positions = [index for index, name in enumerate(names) if name.startswith(CORE_NAMES)]
-    return slice(positions[0], positions[-1] + 1) if positions else slice(0, 0)
+    """Select a block's forward operations from the first to the last product of its attention."""
+    return operations[recomputed_part([operation.name for operation in operations], "selective")]

@@ -344,10 +344,18 @@ class SplitModel:
         """Position of each block by its name."""
         return positions_of(self.blocks)
 
+    @cached_property
+    def _block_of_module(self) -> dict[str | None, Block | None]:
+        """What was found out so far."""
+        return {}
+
     def block(self, module: str | None) -> Block | None:
         """The block that a module lies in; None outside of all."""
-        position = block_of(module, self.positions)
-        return None if position is None else self.blocks[position]
+        known = self._block_of_module
+        if module not in known:
+            position = block_of(module, self.positions)
+            known[module] = None if position is None else self.blocks[position]
+        return known[module]
 
     def check(self, tensor: int) -> None:
         """See that so many GPUs can share every block.

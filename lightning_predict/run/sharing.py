@@ -196,7 +196,20 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     """
     if layout.count == 1:
         return single_bytes
-    held = held_memory(single_bytes, trace, strategy)
+    return memory_on(held_memory(single_bytes, trace, strategy), layout, strategy)
+
+
+def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
+    """Peak memory of each GPU of a layout of several, from what the fullest holds before replicas share anything.
+
+    Args:
+        held: See `distributed/memory.py`.
+        layout: The GPUs.
+        strategy: How they share.
+
+    Raises:
+        InvalidArgumentError: The GPUs cannot be divided so.
+    """
     strategy.replicas(layout)
     count = strategy.sharded_count(layout)
     share = 1 / count

@@ -1,0 +1,199 @@
+"""Find the best ways to share a recorded step over layouts: strategies, micro-batches and recomputation that fit.
+
+Example::
+
+    import lightning_predict as lp
+
+    for one in lp.best_layouts(trace, ["8x8xH100-SXM-80GB"], iterations=10_000):
+        print(one.strategy.name, one.samples_per_second, one.prediction.cost_usd, one.bound_by)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.memory import memory_need, step_memory, usable_bytes
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import Prediction, UserPrice, price_of
+from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
+from lightning_predict.distributed.memory import ModelMemory
+from lightning_predict.distributed.search import Found, best_strategies
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.prediction import steps_to_come
+from lightning_predict.run.sharing import memory_on, shared_workload
+from lightning_predict.run.totals import run_of
+from lightning_predict.timeline.mean_step import weighted_kinds
+from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.weights.source import AnyWeights
+
+SPARE = 4
+"""With a budget, so many times as many are found as are wanted; of one layout the fastest is the cheapest, too."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RankedLayout:
+    """A way to share the step.
+
+    Attributes:
+        prediction: Its time, memory and cost.
+        strategy: How the GPUs share.
+        samples_per_second: Samples of all GPUs; None where the trace does not say how many a step has.
+        seconds_per_batch: Seconds for as many samples as were recorded.
+    """
+
+    prediction: Prediction
+    strategy: Strategy
+    samples_per_second: float | None
+    seconds_per_batch: float
+
+    @property
+    def bound_by(self) -> str | None:
+        """What its steps wait for most."""
+        verdict = self.prediction.step.verdict
+        return None if verdict is None else verdict.bound_by
+
+
+def best_layouts(
+    trace: Trace,
+    gpus: Sequence[str],
+    *,
+    iterations: int | None = None,
+    budget_usd: float | None = None,
+    count: int = 10,
+    offers: Sequence[Offer] | None = None,
+    usd_per_hour: UserPrice = None,
+    weights: AnyWeights = None,
+    interconnect: Interconnect | None = None,
+    host_factor: float = 1.0,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> tuple[RankedLayout, ...]:
+    """Search strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
+
+    Each batch is as large as the recorded one, and a strategy works on as many batches at once as it has data-parallel
+    groups; they are ranked by their time for the same samples.
+
+    Args:
+        trace: One step, recorded on one GPU or on the meta device.
+        gpus: Names of layouts, for example `8x8xH100-SXM-80GB`.
+        iterations: Recorded steps still to come, for the cost of the run.
+        budget_usd: Leave out what costs more; needs `iterations`.
+        count: How many to return.
+        offers: See `predict`.
+        usd_per_hour: See `predict`.
+        weights: See `predict`.
+        interconnect: See `predict`.
+        host_factor: See `predict`.
+        on_progress: Called with how many candidates of a layout are done, of how many.
+
+    Returns:
+        The best, the fastest first.
+
+    Raises:
+        InvalidArgumentError: Nothing fits, or nothing that fits is within the budget; an impossible argument.
+        LightningPredictError: As `predict`.
+    """
+    if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
+        raise InvalidArgumentError(
+            f"budget_usd={budget_usd!r} with iterations={iterations!r}; expected dollars above 0, and the number of "
+            "steps still to come, which they have to pay for."
+        )
+    if count < 1:
+        raise InvalidArgumentError(f"count={count}; expected at least 1.")
+    check_predictable(trace)
+    layouts = layouts_of(gpus)
+    assumptions = Assumptions(
+        offers=offers,
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        interconnect=interconnect,
+        host_factor=host_factor,
+    )
+    kinds, shares = weighted_kinds(trace)
+    kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # a search looks at one kind of step
+    targets = tuple(dict.fromkeys(layout.gpu for layout in layouts))
+    origin = gpu_in_use(trace)
+    models = kernel_models(tuple(gpu.name for gpu in targets), weights)
+    setting = Setting(targets, origin, models, assumptions.method, host_factor, assumptions.links)
+    single = single_steps(kind, setting)
+    shared = SharedStep(
+        single.trace, single.timed, targets, origin=origin, models=models, host_factor=single.host_factor
+    )
+    ranked = list[RankedLayout]()
+    for layout in layouts:
+        wanted = count if budget_usd is None else SPARE * count
+        found = _found(kind, shared, single, layout, setting, count=wanted, on_progress=on_progress)
+        ranked += [_ranked(kind, one, layout, iterations, assumptions) for one in found]
+    if budget_usd is not None:
+        ranked = _within(ranked, budget_usd)
+    return tuple(sorted(ranked, key=lambda one: one.seconds_per_batch)[:count])
+
+
+def _found(
+    kind: Trace,
+    shared: SharedStep,
+    single: SingleSteps,
+    layout: Layout,
+    setting: Setting,
+    *,
+    count: int,
+    on_progress: Callable[[int, int], None],
+) -> tuple[Found, ...]:
+    row = setting.gpus.index(layout.gpu)
+    need = step_memory(kind)
+    memory = ModelMemory(kind)
+
+    def bytes_of(strategy: Strategy) -> float | None:
+        if need is None:
+            return None
+        alone = float(need.bytes_on(layout.gpu))
+        return alone if layout.count == 1 else memory_on(memory.held(alone, strategy), layout, strategy)
+
+    return best_strategies(
+        shared,
+        layout,
+        single.steps[row],
+        row,
+        bytes_of,
+        usable_bytes=usable_bytes(layout.gpu),
+        wanted=count,
+        interconnect=setting.interconnect,
+        on_progress=on_progress,
+    )
+
+
+def _ranked(
+    trace: Trace, found: Found, layout: Layout, iterations: int | None, assumptions: Assumptions
+) -> RankedLayout:
+    replicas = found.candidate.replicas
+    workload = shared_workload(steps_to_come(trace, iterations), replicas=replicas, recorded=trace.world_size)
+    run = run_of(found.step, workload, batches=trace.batches, replicas=replicas)
+    price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
+    need = memory_need(layout, found.candidate.memory_bytes)
+    samples = None if trace.samples is None else trace.samples * replicas / found.step.seconds
+    prediction = Prediction(layout, found.step, run, price, need)
+    return RankedLayout(prediction, found.candidate.strategy, samples, found.seconds_per_batch)
+
+
+def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
+    """Those that the budget pays for.
+
+    Raises:
+        InvalidArgumentError: There are none.
+    """
+    costs = [one.prediction.cost_usd for one in ranked]
+    affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]
+    if not affordable:
+        known = [cost for cost in costs if cost is not None]
+        least = f"the cheapest costs ${min(known):,.2f}" if known else "no price of these layouts is known"
+        raise InvalidArgumentError(f"budget_usd={budget_usd:g} pays for no strategy that fits: {least}.")
+    return affordable

@@ -1,0 +1,354 @@
+"""Find the strategies with which a layout does most samples in a second, under its memory.
+
+All combinations of data, tensor and pipeline parallelism, micro-batches, interleaving and recomputation are listed;
+what does not fit in memory is left out. Each of the others has a bound that its time cannot fall below: what its
+slowest stage computes and exchanges, where blocks that do the same are computed once. In the order of their bounds they
+are predicted as `predict` does, until no bound is better than the last of those wanted. Example::
+
+    found = best_strategies(shared, layout, step, row, memory, usable_bytes=77e9, wanted=10)
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.model_parallel import needs_blocks
+from lightning_predict.distributed.pipeline_parallel import sharing_links, stage_of_blocks
+from lightning_predict.distributed.recomputation import recomputed_part, recomputed_products, with_recomputation
+from lightning_predict.distributed.strategy import DataStrategy, Recompute, Strategy
+from lightning_predict.distributed.tensor_parallel import Block, Cut, SplitModel, block_of, cut_work
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.simulation import host_walk, launch_order
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.units import bytes_to_gibibytes
+
+VIRTUAL_STAGES: Final = (1, 2, 4)
+RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A strategy that fits.
+
+    Attributes:
+        strategy: How the GPUs share.
+        memory_bytes: Peak memory of each GPU; None where it is not known.
+        replicas: Batches of a step.
+        bound_seconds: What a step takes at least.
+    """
+
+    strategy: Strategy
+    memory_bytes: float | None
+    replicas: int
+    bound_seconds: float = 0.0
+
+    @property
+    def bound(self) -> float:
+        """Least seconds for the samples of a batch."""
+        return self.bound_seconds / self.replicas
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A strategy and its step."""
+
+    candidate: Candidate
+    step: Iteration
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """Seconds for the samples of a batch."""
+        return self.step.seconds / self.candidate.replicas
+
+
+def strategies_for(
+    trace: Trace, layout: Layout, *, heads: int, blocks: int, recomputes: bool, is_fused: bool
+) -> Iterator[Strategy]:
+    """List every strategy to look at.
+
+    Args:
+        trace: The step of one GPU.
+        layout: The GPUs.
+        heads: What tensor parallelism must divide; 0 where the model has no blocks.
+        blocks: Blocks of the model.
+        recomputes: The step was recorded with activation checkpointing.
+        is_fused: Attention is one kernel, between whose projections nothing is kept that could be computed again.
+    """
+    samples = max((trace.samples or 1) // trace.batches, 1)
+    parts = [2**power for power in range(samples.bit_length()) if samples % 2**power == 0]
+    tensors = [size for size in _divisors(layout.gpus_per_node) if heads and heads % size == 0] or [1]
+    pipelines = [size for size in _divisors(layout.count) if size <= max(blocks, 1)]
+    recomputed: tuple[Recompute, ...] = ("none",)
+    if blocks and not recomputes and has_gradients(trace):
+        recomputed = ("none", "full") if is_fused else RECOMPUTED
+    for tensor, pipeline, micro_batches, recompute in product(tensors, pipelines, parts, recomputed):
+        if layout.count % (tensor * pipeline):
+            continue
+        for virtual in VIRTUAL_STAGES if pipeline > 1 else (1,):
+            if virtual > 1 and (micro_batches % pipeline or pipeline * virtual > blocks):
+                continue
+            for data in _data_strategies(layout, tensor * pipeline, pipeline, trains=has_gradients(trace)):
+                yield Strategy(
+                    data=data,
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    micro_batches=micro_batches,
+                    virtual=virtual,
+                    sequence=tensor > 1,
+                    recompute=recompute,
+                )
+
+
+def has_gradients(trace: Trace) -> bool:
+    """Tell whether the step trains."""
+    return any(operation.phase == "backward" for operation in trace.operations)
+
+
+def _divisors(count: int) -> list[int]:
+    return [size for size in range(1, count + 1) if count % size == 0]
+
+
+def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trains: bool) -> tuple[DataStrategy, ...]:
+    """What splits the data; sharded parameters without a pipeline alone, which would gather them all the time."""
+    if layout.count == model_parallel or not trains:
+        return ("ddp",)
+    if pipeline > 1:
+        return ("ddp", "zero1")
+    return ("ddp", "zero1", "fsdp", "hybrid") if layout.nodes > 1 else ("ddp", "zero1", "fsdp")
+
+
+def best_strategies(
+    shared: SharedStep,
+    layout: Layout,
+    step: Iteration,
+    row: int,
+    memory_of: Callable[[Strategy], float | None],
+    *,
+    usable_bytes: float,
+    wanted: int,
+    interconnect: Interconnect = CATALOGUE,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> tuple[Found, ...]:
+    """Find the strategies with the least time for each sample, the fastest first.
+
+    Args:
+        shared: The step, ready to be shared.
+        layout: The GPUs.
+        step: The step on one of them.
+        row: Its row in `shared`.
+        memory_of: Peak memory of each GPU under a strategy; None where it is not known.
+        usable_bytes: What a GPU's tensors may take.
+        wanted: How many to find.
+        interconnect: What is known of the links.
+        on_progress: Called with how many candidates are done, of how many.
+
+    Raises:
+        InvalidArgumentError: No strategy fits.
+    """
+    candidates = list(_fitting(shared, layout, memory_of, usable_bytes))
+    bounds = Bounds(shared, step, row, interconnect)
+    bounded = [replace(one, bound_seconds=bounds.seconds(one.strategy, layout)) for one in candidates]
+    bounded.sort(key=lambda one: one.bound)
+    best: list[tuple[float, int, Found]] = []
+    for position, candidate in enumerate(bounded):
+        on_progress(position, len(bounded))
+        if len(best) == wanted and candidate.bound >= -best[0][0]:
+            break
+        found = Found(candidate, shared.on(layout, step, row, candidate.strategy, interconnect))
+        entry = (-found.seconds_per_batch, -position, found)
+        if len(best) < wanted:
+            heapq.heappush(best, entry)
+        else:
+            heapq.heappushpop(best, entry)
+    on_progress(len(bounded), len(bounded))
+    return tuple(found for *_, found in sorted(best, reverse=True))
+
+
+def _fitting(
+    shared: SharedStep, layout: Layout, memory_of: Callable[[Strategy], float | None], usable_bytes: float
+) -> Iterator[Candidate]:
+    trace = shared.trace
+    try:
+        model = shared.split(True)
+    except InvalidArgumentError:  # no transformer: whole models alone
+        model = None
+    blocks = () if model is None else model.blocks
+    heads = math.gcd(*(size for block in blocks for size in (block.heads, block.kv_heads))) if blocks else 0
+    recomputes = model is not None and any(recomputed_products(trace, model).values())
+    is_fused = all(block.ring_bytes > 0 for block in blocks)
+    least = math.inf
+    is_empty = True
+    for strategy in strategies_for(
+        trace, layout, heads=heads, blocks=len(blocks), recomputes=recomputes, is_fused=is_fused
+    ):
+        needed = memory_of(strategy)
+        least = min(least, needed or 0.0)
+        if needed is None or needed <= usable_bytes:
+            is_empty = False
+            yield Candidate(strategy, needed, strategy.replicas(layout))
+    if is_empty:
+        raise InvalidArgumentError(
+            f"No strategy fits the step into {bytes_to_gibibytes(usable_bytes):.1f} GiB of each GPU of {layout.name}: "
+            f"the least needs {bytes_to_gibibytes(least):.1f} GiB. Ask for more GPUs, or record a smaller batch."
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Least:
+    """Device seconds of a micro-batch's passes in one GPU's part of all blocks, what is outside, and the update.
+
+    Attributes:
+        in_blocks: As recorded.
+        again: What recomputation adds to them.
+        outside: Outside of blocks.
+        update: The update.
+    """
+
+    in_blocks: float
+    again: Mapping[Recompute, float]
+    outside: float
+    update: float
+
+
+@final
+class Bounds:
+    """Least times of strategies: nothing hides computing, the host's launches, or what a block's GPUs exchange.
+
+    Blocks that do the same are cut and timed once.
+
+    Args:
+        shared: The step, ready to be shared.
+        step: The step on one of the GPUs.
+        row: Its row in `shared`.
+        interconnect: What is known of the links.
+    """
+
+    def __init__(self, shared: SharedStep, step: Iteration, row: int, interconnect: Interconnect) -> None:
+        self._shared, self._row, self._interconnect = shared, row, interconnect
+        self._factor = step.seconds / float(shared.seconds[row])
+        self._known: dict[Strategy, _Least] = {}
+        self._hosts: dict[tuple[Recompute, bool], float] = {}
+        self._kinds: tuple[dict[int, int], TimedWork, list[int | None]] | None = None
+
+    def seconds(self, strategy: Strategy, layout: Layout) -> float:
+        """Least seconds of a step: with its longest stage's blocks, and the others as equal as can be.
+
+        Args:
+            strategy: How the GPUs share.
+            layout: The GPUs.
+        """
+        own = Strategy(tensor=strategy.tensor, micro_batches=strategy.micro_batches, sequence=strategy.sequence)
+        if own not in self._known:
+            self._known[own] = self._least(own)
+        least = self._known[own]
+        model = self._model(strategy)
+        in_blocks = self._factor * (least.in_blocks + least.again[strategy.recompute])
+        in_blocks += self._exchanging(strategy, layout)
+        everything = in_blocks + self._factor * least.outside
+        host = self._host(strategy)
+        stages = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
+        longest = max(map(stages.count, set(stages))) / len(stages) if stages else 1.0
+        slowest = max(in_blocks * longest, everything / strategy.pipeline, host / strategy.pipeline)
+        together = max(everything, host, slowest)
+        turning = slowest * (strategy.micro_batches or 1) + (together - slowest) / strategy.virtual
+        shared = strategy.sharded_count(layout) if strategy.data != "ddp" else 1
+        update = self._factor * least.update / strategy.pipeline / shared
+        return turning + update
+
+    def _model(self, strategy: Strategy) -> SplitModel:
+        return self._shared.split(needs_blocks(strategy))
+
+    def _exchanging(self, strategy: Strategy, layout: Layout) -> float:
+        """Seconds of the collectives of a micro-batch inside all blocks."""
+        if strategy.tensor == 1:
+            return 0.0
+        trains = has_gradients(self._shared.trace)
+        times = (2 if trains else 1) + (strategy.recompute == "full" and trains)
+        links = sharing_links(layout, strategy, self._interconnect)
+        operations = ("reduce_scatter", "all_gather") if strategy.sequence else ("all_reduce",)
+        seconds = 0.0
+        for sizes, count in Counter(block.reduced_bytes for block in self._model(strategy).blocks).items():
+            each = [size / (strategy.micro_batches or 1) for size in sizes]
+            for operation in operations:
+                seconds += count * times * sum(float(one[1]) for one in links.collective(operation, each))
+        return seconds
+
+    def _host(self, strategy: Strategy) -> float:
+        """Seconds in which the host launches a micro-batch's passes."""
+        key = strategy.recompute, strategy.is_whole
+        if key not in self._hosts:
+            work = with_recomputation(self._shared.work, self._model(strategy), strategy.recompute)
+            passes = [each for each in work if each.phase in ("forward", "backward")]
+            walk = host_walk(launch_order(passes, gpus=len(self._shared.gpus)), self._shared.host(strategy))
+            self._hosts[key] = walk.seconds
+        return self._hosts[key]
+
+    def _least(self, strategy: Strategy) -> _Least:
+        trace, model = self._shared.trace, self._model(strategy)
+        counts, timed, owners = self._distinct()
+        cut = Cut(strategy.tensor, strategy.micro_batches or 1, 1 / strategy.tensor, sequence=strategy.sequence)
+        seconds = cut_work(trace, timed, model, self._shared.gpus, self._shared.models, cut).seconds[self._row]
+        inside, outside, update = 0.0, 0.0, 0.0
+        forward: dict[int, list[tuple[str, float]]] = {}
+        for item, phase, owner, own in zip(timed.items, timed.phases, owners, seconds.tolist(), strict=True):
+            if phase == "optimizer":
+                update += own
+            elif phase in ("forward", "backward") and owner is None:
+                outside += own
+            elif phase in ("forward", "backward") and owner is not None:
+                inside += counts[owner] * own
+                if phase == "forward":
+                    forward.setdefault(owner, []).append((trace.operations[item.operations[0]].name, own))
+        again = dict.fromkeys(RECOMPUTED, 0.0)
+        for owner, operations in forward.items():
+            for recompute in RECOMPUTED:
+                repeated = operations[recomputed_part([name for name, _ in operations], recompute)]
+                again[recompute] += counts[owner] * sum(own for _, own in repeated)
+        return _Least(inside, again, outside, update)
+
+    def _distinct(self) -> tuple[dict[int, int], TimedWork, list[int | None]]:
+        """How many blocks are like each representative, the work of these and outside, and whose each item is."""
+        if self._kinds is None:
+            trace, timed = self._shared.trace, self._shared.timed
+            try:
+                model = self._shared.split(True)
+            except InvalidArgumentError:
+                model = self._shared.split(False)
+            first: dict[Block, int] = {}
+            alike = [first.setdefault(replace(one, name=""), index) for index, one in enumerate(model.blocks)]
+            counts = dict(Counter(alike))
+            kept, owners = list[int](), list[int | None]()
+            for column, item in enumerate(timed.items):
+                owner = block_of(trace.operations[item.operations[0]].module, model.positions)
+                if owner is None or owner in counts:
+                    kept.append(column)
+                    owners.append(owner)
+            chosen = np.array(kept, dtype=np.intp)
+            part = replace(
+                timed,
+                items=tuple(timed.items[column] for column in kept),
+                families=tuple(timed.families[column] for column in kept),
+                phases=tuple(timed.phases[column] for column in kept),
+                seconds=timed.seconds[:, chosen],
+                low_seconds=timed.low_seconds[:, chosen],
+                high_seconds=timed.high_seconds[:, chosen],
+                shares={},
+            )
+            self._kinds = counts, part, owners
+        return self._kinds
