@@ -58,6 +58,12 @@ OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
 }
 """Figures that not every GPU has: no base clock is published for some, and most have no NVLink."""
 
+MEMORY_KINDS: Final = ("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "HBM2", "HBM2e", "HBM3", "HBM3e")
+"""Device memory; a row's sources state it."""
+
+PEER_ACCESS: Final = "peer_access"
+"""Key of the rows whose driver refuses access between two such cards of one machine; the others have it."""
+
 COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
 
 PEAKS: Final[dict[str, str]] = {
@@ -72,14 +78,20 @@ PEAKS: Final[dict[str, str]] = {
 """Peaks that a row may state: key of the row -> dtype. Only float32's must be there."""
 
 CITABLE: Final[Mapping[str, str]] = (
-    {key: field for key, (field, _) in (FIGURES | OPTIONAL_FIGURES).items()} | COUNTS | PEAKS
+    {key: field for key, (field, _) in (FIGURES | OPTIONAL_FIGURES).items()}
+    | COUNTS
+    | PEAKS
+    | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access"}
 )
 """Keys that may have sources of their own -> how `Gpu.sources` calls them."""
 
 REQUIRED_KEYS: Final = frozenset(
-    {*FIGURES, *COUNTS, "compute_capability", "float32_tflops", "reported_names", "single_source", "sources"}
+    {*FIGURES, *COUNTS, "compute_capability", "float32_tflops", "memory_kind", "reported_names", "single_source"}
+    | {"sources"}
 )
-OPTIONAL_KEYS: Final = frozenset({*PEAKS, *OPTIONAL_FIGURES, "aliases", "emulated_dtypes", "figure_sources"})
+OPTIONAL_KEYS: Final = frozenset(
+    {*PEAKS, *OPTIONAL_FIGURES, PEER_ACCESS, "aliases", "emulated_dtypes", "figure_sources"}
+)
 
 CAPABILITY_KEYS: Final[Mapping[str, str]] = {
     "cores_per_multiprocessor": "cores_per_multiprocessor",
@@ -186,6 +198,8 @@ def _parse_gpu(name: str, row: Checked, capabilities: Mapping[str, Checked], sou
         compute_capability=(int(major), int(minor)),
         peak_flops_per_second={d: teraflops_to_flops(_figure(row, key)) for key, d in PEAKS.items() if row.has(key)},
         emulated_dtypes=_parse_emulated(row),
+        memory_kind=row.member("memory_kind").choice(MEMORY_KINDS),
+        has_peer_access=row.optional(PEER_ACCESS, Checked.flag, default=True),
         single_source=row.member("single_source").flag(),
         sources=_parse_sources(row, shared, sources),
         **fields,

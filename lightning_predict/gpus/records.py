@@ -60,6 +60,7 @@ class Gpu:
         l2_bytes_per_second: Bandwidth of the last-level cache.
         memory_bytes: Size of the device memory as sold (2**30 bytes per GB on the box; what the driver reports where
             the box counts 10**9). What a program can use is up to 8 % less.
+        memory_kind: `GDDR5`, `GDDR6X`, `HBM2e` and so on; `HBM` is stacked beside the die.
         max_threads_per_multiprocessor: Resident threads of one SM.
         max_blocks_per_multiprocessor: Resident thread blocks of one SM, however small they are.
         registers_per_multiprocessor: 32-bit registers of one SM.
@@ -67,6 +68,8 @@ class Gpu:
         nvlink_bytes_per_second: NVLink bandwidth of one GPU to its peers, one direction; None without it, and where
             it is only an optional bridge between two cards.
         pcie_bytes_per_second: Host link bandwidth, one direction.
+        has_peer_access: Two such cards of one machine reach each other's memory without a copy through the host's, over
+            NVLink or PCIe, unless a virtual machine takes it away.
         power_watts: Board (or module) power limit as shipped.
         single_source: True where the figures come from one data sheet and no second source agreed.
         sources: Where each figure was read, by field (by dtype for peaks); `sources["*"]` holds for all that have no
@@ -90,12 +93,14 @@ class Gpu:
     l2_bytes: float
     l2_bytes_per_second: float
     memory_bytes: float
+    memory_kind: str
     max_threads_per_multiprocessor: int
     max_blocks_per_multiprocessor: int
     registers_per_multiprocessor: int
     shared_memory_bytes_per_multiprocessor: int
     nvlink_bytes_per_second: float | None
     pcie_bytes_per_second: float
+    has_peer_access: bool
     power_watts: float
     single_source: bool
     sources: Mapping[str, tuple[Source, ...]]
@@ -105,14 +110,9 @@ class Gpu:
         return hash(self.name)
 
     @property
-    def has_peer_access(self) -> bool:
-        """Two such cards of one machine reach each other's memory without a copy through the host's.
-
-        NVLink does, and so does PCIe, except between GeForce cards since Turing, whose driver refuses it (NCCL's guide,
-        "GPU-to-GPU communication"). A virtual machine may take it away from any card.
-        """
-        is_geforce_rtx = any("GeForce RTX" in name for name in self.reported_names)
-        return self.nvlink_bytes_per_second is not None or not is_geforce_rtx
+    def has_stacked_memory(self) -> bool:
+        """Tell whether the memory is stacked beside the die (HBM), with a bus of thousands of wires."""
+        return self.memory_kind.startswith("HBM")
 
     def peak(self, dtype: str) -> float | None:
         """Dense peak FLOP/s for `dtype`, emulated ones included; None where the GPU cannot compute it.

@@ -37,9 +37,6 @@ UNMEASURED: Final = {"broadcast": "all_gather"}
 """Collectives that no table holds, with the measured one that moves as many bytes over each link."""
 
 CURVES_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "collectives.json"
-WITHOUT_PEER_ACCESS: Final = frozenset({"L40S"})
-"""Measured GPUs whose machine had no peer access, though the card has (said by who measured it)."""
-
 MESHED: Final = frozenset({"pascal", "volta"})
 """Architectures whose machines join eight GPUs by NVLink without a switch (DGX-1's cube mesh): a pair shares one or two
 of a GPU's four or six links, so that bandwidth depends on how many take part."""
@@ -79,12 +76,14 @@ class CollectiveCurves:
         curves: By GPU, collective and number of GPUs: log(seconds), shape (points,).
         half_width: Half width of the 90 % interval in log(seconds), on sizes that were not fitted.
         derived: (GPU, collective) of curves that were not measured, but follow from that GPU's all_reduce.
+        staged: Measured GPUs whose machine had no peer access, so that each byte went through the host's memory.
     """
 
     log_sizes: Array
     curves: Mapping[str, Mapping[str, Mapping[int, Array]]]
     half_width: float
     derived: frozenset[tuple[str, str]] = frozenset()
+    staged: frozenset[str] = frozenset()
 
     def supports(self, operation: str) -> bool:
         """True for a collective."""
@@ -109,7 +108,7 @@ class CollectiveCurves:
         counts = np.array(sorted(by_count), dtype=np.float64)
         log_messages = np.log(batch.columns["message_bytes"])
         scaled = [self._interpolated(by_count[int(count)], log_messages + np.log(scale)) for count in counts]
-        if not _is_peer(source) and target.name not in self.curves:
+        if source in self.staged and target.name not in self.curves:
             staged = [self._interpolated(by_count[int(count)], log_messages) for count in counts]
             scaled = [scaled[0], *(np.maximum(scaled[0], shared) for shared in staged[1:])]
         seconds: Array = np.exp(_between_counts(counts, np.stack(scaled), batch.columns["num_gpus"]))
@@ -119,7 +118,10 @@ class CollectiveCurves:
         """The measured GPU to take curves from, and by how much messages grow on its link."""
         if target.name in self.curves:
             return target.name, 1.0
-        of_kind = [name for name in self.curves if _kind(find_gpu(name), _is_peer(name)) == _kind(target)]
+        wanted = _kind(target, has_peer_access=target.has_peer_access)
+        of_kind = [
+            name for name in self.curves if _kind(find_gpu(name), has_peer_access=name not in self.staged) == wanted
+        ]
         own = link_bandwidth(target)
         nearest = min(of_kind, key=lambda name: abs(np.log(link_bandwidth(find_gpu(name)) / own)))
         return nearest, link_bandwidth(find_gpu(nearest)) / own
@@ -131,15 +133,10 @@ class CollectiveCurves:
         return values
 
 
-def _is_peer(measured: str) -> bool:
-    return measured not in WITHOUT_PEER_ACCESS
-
-
-def _kind(target: Gpu, has_peer_access: bool | None = None) -> tuple[bool, bool, bool]:
+def _kind(target: Gpu, *, has_peer_access: bool) -> tuple[bool, bool, bool]:
     """Tell what a machine's links are like: over NVLink, with peer access, a mesh without a switch."""
-    peer = target.has_peer_access if has_peer_access is None else has_peer_access
     has_nvlink = target.nvlink_bytes_per_second is not None
-    return has_nvlink, peer, has_nvlink and target.architecture in MESHED
+    return has_nvlink, has_peer_access, has_nvlink and target.architecture in MESHED
 
 
 def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
@@ -192,4 +189,5 @@ def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
         (gpu, operation)
         for gpu, _, operation in (pair.partition(" ") for pair in document.optional("derived", _texts, ()))
     )
-    return CollectiveCurves(sizes, curves, float(document.member("half_width_90").number()), derived)
+    staged = frozenset(document.optional("without_peer_access", _texts, ()))
+    return CollectiveCurves(sizes, curves, float(document.member("half_width_90").number()), derived, staged)

@@ -21,8 +21,9 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array, ProblemBatch
 from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
+from lightning_predict.units import GIGA, MICROSECOND
 
-LAUNCH_SECONDS: Final = 1.5e-6
+LAUNCH_SECONDS: Final = 1.5 * MICROSECOND
 """Shortest kernel: the quickest graph-replayed kernel of the public tables on any GPU takes 1.5 µs."""
 
 SMALLEST: Final = 1e-12
@@ -86,12 +87,12 @@ def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Arra
     capability = per_gpu(gpus, lambda gpu: gpu.compute_capability[0] + gpu.compute_capability[1] / 10)
     return {
         "multiprocessors": log2(multiprocessors(gpus)),
-        "boost_clock": log2(per_gpu(gpus, lambda gpu: gpu.boost_clock_hz / 1e9)),
+        "boost_clock": log2(per_gpu(gpus, lambda gpu: gpu.boost_clock_hz / GIGA)),
         "flops_per_clock": log2(compute_peak(batch, gpus) / lanes),
         "memory_bytes_per_clock": log2(per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second) / lanes),
         "cache_over_memory": log2(per_gpu(gpus, lambda gpu: gpu.l2_bytes_per_second / gpu.dram_bytes_per_second)),
         "cache_per_multiprocessor": log2(per_gpu(gpus, lambda gpu: gpu.l2_bytes) / multiprocessors(gpus)),
-        "watts_per_lane": log2(per_gpu(gpus, lambda gpu: gpu.power_watts) / lanes * 1e9),
+        "watts_per_lane": log2(per_gpu(gpus, lambda gpu: gpu.power_watts) / lanes * GIGA),
         "volta_or_later": (capability >= 7.0).astype(np.float64),
         "ampere_or_later": (capability >= 8.0).astype(np.float64),
         "hopper_or_later": (capability >= 9.0).astype(np.float64),

@@ -339,10 +339,10 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
 
 def _time_unit(hours: float) -> tuple[str, float]:
     """Choose the unit in which so many hours are read best, and say how many of it an hour has."""
-    for unit, per_hour in (("hours", 1.0), ("minutes", 60.0), ("seconds", 3600.0)):
+    for unit, per_hour in (("hours", 1.0), ("minutes", 60.0), ("seconds", hours_to_seconds(1.0))):
         if hours * per_hour >= 1:
             return unit, per_hour
-    return "milliseconds", 3.6e6
+    return "milliseconds", seconds_to_milliseconds(hours_to_seconds(1.0))
 
 
 def _together(points: Sequence[Point], places: Sequence[tuple[float, float]]) -> dict[tuple[float, float], list[Point]]:

@@ -38,6 +38,8 @@ LARGE_TABLE_NAME: Final = "all_reduce_large.csv.gz"
 LARGE_COLUMNS: Final = ("gpu", "gpus", "bytes", "out_of_place_ns", "in_place_ns")
 LARGE_GPUS: Final[Mapping[str, str]] = {"A100-SXM": "A100-SXM-80GB", "V100-SXM2": "V100-SXM2-16GB"}
 """The catalogue's names of that table's GPUs; cards of more or less memory have the same links."""
+WITHOUT_PEER_ACCESS: Final = frozenset({"L40S"})
+"""GPUs of the tables whose machine had no peer access, though the card has: said by who measured it."""
 LARGE_SOURCE: Final = "VIA-Research/vTrain (MIT)"
 MEASURED_ALONE: Final = "all_reduce"
 COLUMNS: Final = ("gpu", "op", "gpus", "message_elements", "latency_ms")
@@ -242,6 +244,7 @@ def write_curves(points: Mapping[Key, Points], path: str | Path, *, sources: Ite
         "mean_error_held_out_1_mb": None if result.mean_error is None else round(result.mean_error, 4),
         "half_width_90": round(result.half_width_90, 4),
         "derived": sorted({f"{gpu} {operation}" for gpu, operation, _ in derived}),
+        "without_peer_access": sorted(WITHOUT_PEER_ACCESS & table.keys()),
         "message_bytes": sizes,
         "microseconds": table,
     }

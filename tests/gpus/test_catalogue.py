@@ -22,6 +22,7 @@ dram_gb_per_s = 100
 l2_mib = 2
 l2_gb_per_s = 200
 memory_gib = 8
+memory_kind = "GDDR6"
 pcie_gb_per_s = 16
 power_watts = 75
 single_source = true
@@ -57,6 +58,8 @@ def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
     assert row.dram_bytes_per_second == 100e9
     assert row.l2_bytes == 2 * 1024 * 1024
     assert row.memory_bytes == 8 * 1024**3
+    assert not row.has_stacked_memory
+    assert row.has_peer_access  # unless the row says otherwise
     assert row.shared_memory_bytes_per_multiprocessor == 102_400
     assert row.aliases == ()
     assert row.nvlink_bytes_per_second is None
@@ -134,6 +137,16 @@ def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
             "ampere.toml: gpu.X Y is named 'X Y'; expected only letters, digits, dots and hyphens.",
         ),
         ("l2_mib = 2", 'l2_mib = 2\nemulated_dtypes = ["bfloat16"]', "lists 'bfloat16', but the row states no rate"),
+        (
+            '"GDDR6"',
+            '"GDDR"',
+            "ampere.toml: gpu.X.memory_kind is 'GDDR'; expected one of GDDR5, GDDR5X, GDDR6, GDDR6X, GDDR7, HBM2,",
+        ),
+        (
+            "power_watts = 75",
+            "power_watts = 75\npeer_access = 0",
+            "ampere.toml: gpu.X.peer_access is 0; expected true or false.",
+        ),
         ("[gpu.X]", "[gpus.X]", "ampere.toml: the whole file has the field 'gpus'; expected only"),
         ("[gpu.X]", "gpu.Y = 3\n[gpu.X]", "ampere.toml: gpu.Y is 3; expected an object of keys and values."),
         ("[gpu.X]", "[gpu.X", "ampere.toml is not valid TOML"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.training.collectives import (
     fit_curves,
     publish_curves,
@@ -117,6 +118,14 @@ def test_a_rerun_writes_the_same_bytes_and_names_the_source(tmp_path: Path) -> N
     assert written[0] == written[1]
     assert sources_of(path) == ["ai-dynamo/aiconfigurator, (c) NVIDIA (Apache-2.0)"]
     assert json.loads(written[0])["sources"] == sources_of(path)
+
+
+def test_machines_without_peer_access_are_named_in_the_file(tmp_path: Path) -> None:
+    names = {"A": "L40S", "B": "A100-SXM-80GB"}
+    points = {(names[gpu], operation, count): curve for (gpu, operation, count), curve in synthetic().items()}
+    write_curves(points, tmp_path / "curves.json", sources=[])
+    assert json.loads((tmp_path / "curves.json").read_text())["without_peer_access"] == ["L40S"]
+    assert bundled_curves(tmp_path / "curves.json").staged == {"L40S"}
 
 
 def test_messages_that_are_all_small_have_no_error_of_large_ones(tmp_path: Path) -> None:

@@ -50,9 +50,13 @@ ELEMENTS_PER_BLOCK: Final = 1024
 """Elements that one block of an element-wise kernel takes (256 threads, 4 elements each)."""
 
 
-STACKED_MEMORY: Final = frozenset({(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
-"""Compute capabilities of dies with HBM, which delivers more of its bandwidth than GDDR does. The P100's, the first, is
-not among them: in the public tables it delivers as little as GDDR."""
+FIRST_FAST_STACKS: Final = (7, 0)
+"""Compute capability from which stacked memory delivers more of its bandwidth than GDDR does. The P100's, the first,
+delivers as little as GDDR in the public tables (training data)."""
+
+
+def _has_fast_stacks(gpu: Gpu) -> bool:
+    return gpu.has_stacked_memory and gpu.compute_capability >= FIRST_FAST_STACKS
 
 
 def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
@@ -84,7 +88,7 @@ def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     element_waves, element_tail = wave_quantisation(np.ceil(total / 4 / ELEMENTS_PER_BLOCK)[None, :], slots * 8)
     named["element_waves"] = log2(element_waves)
     named["element_tail"] = log2(element_tail)
-    named["stacked_memory"] = per_gpu(gpus, lambda gpu: gpu.compute_capability in STACKED_MEMORY)
+    named["stacked_memory"] = per_gpu(gpus, _has_fast_stacks)
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 
