@@ -24,6 +24,7 @@ from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes
@@ -277,4 +278,4 @@ def _notes(singles: Iterable[SingleSteps]) -> tuple[str, ...]:
 
 
 def _as_measured(step: Iteration, seconds: Sequence[float]) -> Iteration:
-    return replace(step, seconds=statistics.median(seconds), low_seconds=min(seconds), high_seconds=max(seconds))
+    return replace(step, interval=Interval(min(seconds), statistics.median(seconds), max(seconds)))

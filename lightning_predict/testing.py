@@ -52,9 +52,7 @@ def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
     found = layout_of(layout)
     step = Iteration(
         gpu=found.name,
-        seconds=0.020,
-        low_seconds=0.018,
-        high_seconds=0.023,
+        interval=Interval(0.018, 0.020, 0.023),
         device_seconds=0.020,
         host_seconds=0.005,
         coverage={},
@@ -80,11 +78,10 @@ def changed(prediction: Prediction, **values: Any) -> Prediction:
         named = replace(prediction.layout, gpu=replace(prediction.layout.gpu, name=values.pop("gpu")))
         prediction = replace(prediction, layout=named)
     if "iteration" in values:
-        ends: Interval[float] = values.pop("iteration")
-        values |= {"seconds": ends.middle, "low_seconds": ends.low, "high_seconds": ends.high}
+        values["interval"] = values.pop("iteration")
     if "samples_per_second" in values:
         rate = values.pop("samples_per_second")
-        seconds = values.get("seconds", prediction.step.seconds)
+        seconds = values.get("interval", prediction.step.interval).middle
         values["samples_per_iteration"] = None if rate is None else rate * seconds
     for part, kind in _PARTS.items():
         own = {field.name: values.pop(field.name) for field in fields(kind) if field.name in values}

@@ -35,6 +35,7 @@ from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.fabric import Interconnect, bus_factor, collective
 from lightning_predict.kernels.models import kernel_models
@@ -350,7 +351,7 @@ def _predicted(cases: Sequence[ScalingCase], weights: Path | None) -> list[Scali
     for case in cases:
         row = names.index(case.gpu)
         seconds = units / case.single_per_second
-        measured = replace(steps[row], seconds=seconds, low_seconds=seconds, high_seconds=seconds)
+        measured = replace(steps[row], interval=Interval(seconds, seconds, seconds))
         found = shared.on(Layout(gpus[row], case.count), measured, row, Strategy())
         ends = (seconds / found.seconds, seconds / found.high_seconds, seconds / found.low_seconds)
         results.append(ScalingResult(case, _study(shared, measured, row, Layout(gpus[row], case.count)), *ends))

@@ -225,7 +225,7 @@ def family_of(trace: Trace) -> str:
         if kind.units == "tensor":
             name = "convolution" if problem.operation.startswith("conv") else "other"
             flops[name] += float(batch_of([problem]).flops[0])
-            groups = dict(zip(kind.words, problem.dims, strict=True)).get("groups", 1.0)
+            groups = problem.shape.get("groups", 1.0)
             is_grouped |= name == "convolution" and groups > 1
     if flops["other"] > flops["convolution"]:
         return "transformer"

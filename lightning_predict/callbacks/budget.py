@@ -6,7 +6,7 @@
     >>> limit = usd_limit(10.0, per_second=seconds_to_hours(1.0), before=2.0)  # $10 at $1 an hour, of which $2 are gone
     >>> limit.used(3600.0)
     3.0
-    >>> judge_forecast([limit], 600.0, Forecast(40_000.0, 50_000.0, 60_000.0)).action
+    >>> judge_forecast([limit], 600.0, Interval(40_000.0, 50_000.0, 60_000.0)).action
     'stop'
 """
 
@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Final, Literal, final
 
 from lightning_predict.callbacks.recorders import Pace, Window, WindowWatch, steady_seconds
-from lightning_predict.callbacks.rest_of_run import Forecast
+from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd as dollars
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
@@ -179,7 +179,7 @@ class Verdict:
 GO_ON: Final = Verdict("go on", "within the budget")
 
 
-def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Forecast | None) -> dict[str, float]:
+def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float] | None) -> dict[str, float]:
     """Values for loggers by name: what is used, allowed and, where there is a forecast, needed of each limit.
 
     Args:
@@ -198,7 +198,7 @@ def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Foreca
     return values
 
 
-def judge_forecast(limits: Sequence[Limit], elapsed_seconds: float, forecast: Forecast) -> Verdict:
+def judge_forecast(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float]) -> Verdict:
     """Stop where even the low end of the forecast breaks a limit, warn where its middle does.
 
     Args:
@@ -278,7 +278,7 @@ class BudgetWatch:
         ranks_agree: bool = False,
     ) -> None:
         self.limits = tuple(limits)
-        self.forecast: Forecast | None = None
+        self.forecast: Interval[float] | None = None
         self.windows_between_checks = 1
         self.end_seconds = 0.0
         self._ledger = ledger
@@ -375,7 +375,7 @@ class BudgetWatch:
         """
         return judge_use(self.limits, self._ledger.elapsed_seconds, 0.0 if at_end else self.end_seconds)
 
-    def judge_forecast(self, forecast: Forecast | None) -> Verdict:
+    def judge_forecast(self, forecast: Interval[float] | None) -> Verdict:
         """Judge what the rest of the run will take, and be quiet until the next forecast is due.
 
         Args:

@@ -3,7 +3,7 @@
 Example::
 
     rest = rest_of_run(trainer, clock, pace=Pace(), batches_per_window=1)
-    rest.forecast      # Forecast(low=48.0, middle=52.0, high=60.0); None where no step was timed, or without an end
+    rest.forecast      # Interval(low=48.0, middle=52.0, high=60.0); None where no step was timed, or without an end
     rest.workload      # the same batches, for other GPUs
 """
 
@@ -25,6 +25,7 @@ from lightning_predict.callbacks.trainer_state import (
     starts_workers,
     workers_of,
 )
+from lightning_predict.interval import Interval
 from lightning_predict.run.totals import run_of
 from lightning_predict.run.workload import Loader, Run, Workload
 from lightning_predict.timeline.iteration import Iteration
@@ -38,22 +39,6 @@ FORWARD_SHARE: Final = 1 / 3
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Seconds that the rest of the run takes: the low end, the middle and the high end of what was measured."""
-
-    low: float
-    middle: float
-    high: float
-
-    def cut_off(self, seconds: float | None) -> Forecast:
-        """Limit it by a time limit of the Trainer; None is no limit."""
-        if seconds is None:
-            return self
-        return Forecast(min(self.low, seconds), min(self.middle, seconds), min(self.high, seconds))
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
     """What is left of a fit.
@@ -63,14 +48,15 @@ class Rest:
         workload: The same for a prediction of any GPU.
         tempo: What a batch takes on the machine in use; None before a step was timed.
         run: The rest on the machine in use; None before a step was timed.
-        forecast: Its total, with its ends; None where there is no total.
+        forecast: Seconds of its total, from the fastest to the slowest part of the run so far; None for a run without
+            an end.
     """
 
     left: Remaining
     workload: Workload
     tempo: Tempo | None
     run: Run | None
-    forecast: Forecast | None
+    forecast: Interval[float] | None
 
 
 def rest_of_run(
@@ -127,18 +113,14 @@ def rest_of_run(
     # Of a validation that nobody timed, the low end counts nothing: a guess alone ends no run.
     low, run, high = (
         _run_here(work, tempo, size, batch, share * batch if check is None else check)
-        for batch, share in ((tempo.low_seconds, 0.0), (tempo.step_seconds, FORWARD_SHARE), (tempo.high_seconds, 1.0))
+        for batch, share in ((tempo.step.low, 0.0), (tempo.step.middle, FORWARD_SHARE), (tempo.step.high, 1.0))
     )
-    ends = (low.total_seconds, run.total_seconds, high.total_seconds)
-    return Rest(
-        left=left,
-        workload=work,
-        tempo=tempo,
-        run=run,
-        forecast=None
-        if ends[0] is None or ends[1] is None or ends[2] is None
-        else Forecast(ends[0], ends[1], ends[2]).cut_off(limit),
-    )
+    forecast = None
+    if low.total_seconds is not None and run.total_seconds is not None and high.total_seconds is not None:
+        forecast = Interval(low.total_seconds, run.total_seconds, high.total_seconds)
+        if limit is not None:
+            forecast = forecast.at_most(limit)
+    return Rest(left=left, workload=work, tempo=tempo, run=run, forecast=forecast)
 
 
 def end_seconds(trainer: Trainer, clock: RunClock, tempo: Tempo | None) -> float:
@@ -167,9 +149,7 @@ def _run_here(work: Workload, tempo: Tempo, size: int, batch_seconds: float, val
 def _measured(seconds: float) -> Iteration:
     return Iteration(
         gpu="this machine",
-        seconds=seconds,
-        low_seconds=seconds,
-        high_seconds=seconds,
+        interval=Interval(seconds, seconds, seconds),
         device_seconds=seconds,
         host_seconds=0.0,
         coverage={},

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from lightning_predict.callbacks.clocks import host_clock
 from lightning_predict.callbacks.remaining import CheckpointClock
+from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Memory
 
 if TYPE_CHECKING:
@@ -46,16 +47,18 @@ class Tempo:
     """Seconds of a batch on the machine in use.
 
     Attributes:
-        step_seconds: From its beginning to its end; an optimizer update counts by its share.
+        step: Seconds from its beginning to its end, in the mean, the fastest and the slowest part of the run; an
+            optimizer update counts by its share.
         wait_seconds: From its end to the next beginning: the loader, logging and other callbacks.
-        low_seconds: `step_seconds` of the fastest part of the run.
-        high_seconds: The same of the slowest.
     """
 
-    step_seconds: float
+    step: Interval[float]
     wait_seconds: float
-    low_seconds: float
-    high_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a batch from its beginning to its end, in the mean."""
+        return self.step.middle
 
 
 @final
@@ -379,12 +382,8 @@ class RunClock:
             if not self._early_seconds:
                 return None
             later = self._early_seconds[1:] or self._early_seconds
-            return Tempo(
-                step_seconds=statistics.median_low(later),
-                wait_seconds=wait,
-                low_seconds=min(self._early_seconds),
-                high_seconds=max(later),
-            )
+            early = Interval(min(self._early_seconds), statistics.median_low(later), max(later))
+            return Tempo(step=early, wait_seconds=wait)
         steps = self._steps.settled()
         step = mean_without_accident(steps)
         size = -(-len(steps) // CHUNKS)
@@ -395,9 +394,7 @@ class RunClock:
             later = self._early_seconds[1:] or self._early_seconds
             longer = max(step, min(statistics.median_low(later), whole))
             wait, step, chunks = whole - longer, longer, [chunk + longer - step for chunk in chunks]
-        return Tempo(
-            step_seconds=step, wait_seconds=wait, low_seconds=min(*chunks, step), high_seconds=max(*chunks, step)
-        )
+        return Tempo(step=Interval(min(*chunks, step), step, max(*chunks, step)), wait_seconds=wait)
 
     def validation_tempo(self) -> ValidationTempo | None:
         """Find what validation takes, from the runs so far or else from the sanity check; None if there was none."""

@@ -79,7 +79,7 @@ class Prediction:
     @property
     def iteration(self) -> Interval[float]:
         """Seconds of one training step, with their 90 % interval."""
-        return Interval(self.step.low_seconds, self.step.seconds, self.step.high_seconds)
+        return self.step.interval
 
     @property
     def iteration_seconds(self) -> float:

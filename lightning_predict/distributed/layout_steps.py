@@ -56,6 +56,7 @@ from lightning_predict.distributed.tensor_parallel import SplitModel, split_mode
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
@@ -166,9 +167,7 @@ class SharedStep:
         return replace(
             step,
             gpu=layout.name,
-            seconds=float(middle),
-            low_seconds=float(min(low, middle)),
-            high_seconds=float(max(high, middle)),
+            interval=Interval(float(min(low, middle)), float(middle), float(max(high, middle))),
             communication_seconds=float(walked.communication_seconds[1]),
             added_seconds=float(middle - step.seconds),
         )

@@ -47,6 +47,7 @@ from lightning_predict.distributed.tensor_parallel import (
 )
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import Interconnect
@@ -476,9 +477,7 @@ def divided_step(
     return replace(
         step,
         gpu=layout.name,
-        seconds=middle,
-        low_seconds=min(low, middle),
-        high_seconds=max(high, middle),
+        interval=Interval(min(low, middle), middle, max(high, middle)),
         device_seconds=step.device_seconds * _ratio(float(device), float(simulated.active_seconds[row])),
         host_seconds=step.host_seconds * _ratio(host, simulated.host_seconds),
         forward_seconds=step.forward_seconds * forward + waiting,

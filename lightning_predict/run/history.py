@@ -101,9 +101,7 @@ class Correction:
         """Return the step with all of its times corrected."""
         return replace(
             step,
-            seconds=step.seconds * self.step,
-            low_seconds=step.low_seconds * self.step,
-            high_seconds=step.high_seconds * self.step,
+            interval=step.interval.scaled(self.step),
             device_seconds=step.device_seconds * self.step,
             host_seconds=step.host_seconds * self.step,
             forward_seconds=step.forward_seconds * self.step,

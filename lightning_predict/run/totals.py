@@ -2,10 +2,11 @@
 
 Example::
 
+    >>> from lightning_predict.interval import Interval
     >>> from lightning_predict.run.workload import Workload
     >>> from lightning_predict.timeline.iteration import Iteration
-    >>> step = Iteration(gpu="T4", seconds=0.5, low_seconds=0.4, high_seconds=0.6, device_seconds=0.5,
-    ...                  host_seconds=0.1, coverage={"roofline": 1.0}, forward_seconds=0.2)
+    >>> step = Iteration(gpu="T4", interval=Interval(0.4, 0.5, 0.6), device_seconds=0.5, host_seconds=0.1,
+    ...                  coverage={"roofline": 1.0}, forward_seconds=0.2)
     >>> run_of(step, Workload(training_iterations=100, validation_iterations=10)).total_seconds  # 50 + 10 x 0.2
     52.0
 """

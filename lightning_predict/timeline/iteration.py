@@ -21,6 +21,7 @@ from typing import Final, Literal, final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
 from lightning_predict.kernels.estimates import float32_stands_in
 from lightning_predict.kernels.operations import Array
@@ -40,9 +41,7 @@ class Iteration:
 
     Attributes:
         gpu: Name of the GPU.
-        seconds: Middle of the prediction.
-        low_seconds: Lower end of the 90 % interval.
-        high_seconds: Upper end of the 90 % interval.
+        interval: Seconds of the step with their 90 % interval.
         device_seconds: Time that the device computes.
         host_seconds: Time that the host needs to launch all of it, and for the Python work of the step in between.
         coverage: Share of the device time by method; sums to 1. Methods: `measured`, by a kernel recorded on this GPU;
@@ -61,9 +60,7 @@ class Iteration:
     """
 
     gpu: str
-    seconds: float
-    low_seconds: float
-    high_seconds: float
+    interval: Interval[float]
     device_seconds: float
     host_seconds: float
     coverage: Mapping[str, float]
@@ -76,6 +73,21 @@ class Iteration:
     base_share: float = 0.0
     measured_seconds: float | None = None
     unmeasured_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step: the middle of the prediction."""
+        return self.interval.middle
+
+    @property
+    def low_seconds(self) -> float:
+        """Lower end of the 90 % interval of the step."""
+        return self.interval.low
+
+    @property
+    def high_seconds(self) -> float:
+        """Upper end of the 90 % interval of the step."""
+        return self.interval.high
 
     @property
     def bound_by(self) -> Literal["device", "host"]:
@@ -140,7 +152,7 @@ def iterations(
             timed,
             row,
             middle,
-            (float(low[row]), float(high[row])),
+            Interval(float(low[row]), float(middle.seconds[row]), float(high[row])),
             by_phase=by_phase,
             measured=trace.step_seconds if target == origin else (),
             gpu=target.name,
@@ -230,7 +242,7 @@ def _iteration(
     timed: TimedWork,
     row: int,
     simulated: Simulated,
-    ends: tuple[float, float],
+    interval: Interval[float],
     *,
     by_phase: Mapping[Phase, Array],
     measured: Sequence[float],
@@ -238,16 +250,13 @@ def _iteration(
     verdict: Verdict,
     notes: tuple[str, ...],
 ) -> Iteration:
-    seconds, (low, high) = float(simulated.seconds[row]), ends
     if measured:
-        seconds, low, high = statistics.median(measured), min(measured), max(measured)
+        interval = Interval(min(measured), statistics.median(measured), max(measured))
     total = float(timed.seconds[row].sum())
     shares = {name: float((share[row] * timed.seconds[row]).sum()) for name, share in timed.shares.items()}
     return Iteration(
         gpu=gpu,
-        seconds=seconds,
-        low_seconds=low,
-        high_seconds=high,
+        interval=interval,
         device_seconds=float(simulated.active_seconds[row]),
         host_seconds=simulated.host_seconds,
         coverage={name: share / total for name, share in shares.items() if share > 0} if total else {},

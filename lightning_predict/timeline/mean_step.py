@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from lightning_predict.interval import Interval
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.same_gpu import SameGpuCheck
 from lightning_predict.timeline.verdict import Verdict
@@ -65,9 +66,11 @@ def mean_step(steps: Sequence[Iteration], weights: Sequence[float]) -> Iteration
     )
     return Iteration(
         gpu=steps[0].gpu,
-        seconds=mean([step.seconds for step in steps]),
-        low_seconds=mean([step.low_seconds for step in steps]),
-        high_seconds=mean([step.high_seconds for step in steps]),
+        interval=Interval(
+            low=mean([step.low_seconds for step in steps]),
+            middle=mean([step.seconds for step in steps]),
+            high=mean([step.high_seconds for step in steps]),
+        ),
         device_seconds=mean([step.device_seconds for step in steps]),
         host_seconds=mean([step.host_seconds for step in steps]),
         coverage=coverage,

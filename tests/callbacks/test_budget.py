@@ -1,7 +1,7 @@
 import pytest
 
 from lightning_predict.callbacks.budget import GO_ON, Limit, judge_forecast, judge_use
-from lightning_predict.callbacks.rest_of_run import Forecast
+from lightning_predict.interval import Interval
 from lightning_predict.reports.format import usd
 
 DOLLARS = Limit(name="usd", total=10.0, per_second=0.01, show=usd, before=1.0)
@@ -14,15 +14,15 @@ def test_use_is_what_was_before_and_the_time_at_its_price() -> None:
 
 def test_it_goes_on_while_the_middle_fits() -> None:
     # $1 before, $1 so far: $8 are left, 800 s. The high end may be over.
-    assert judge_forecast([DOLLARS], 100.0, Forecast(700.0, 799.0, 2000.0)) is GO_ON
+    assert judge_forecast([DOLLARS], 100.0, Interval(700.0, 799.0, 2000.0)) is GO_ON
 
 
 def test_it_warns_where_the_middle_breaks_it() -> None:
-    assert judge_forecast([DOLLARS], 100.0, Forecast(799.0, 801.0, 2000.0)).action == "warn"
+    assert judge_forecast([DOLLARS], 100.0, Interval(799.0, 801.0, 2000.0)).action == "warn"
 
 
 def test_it_stops_where_the_low_end_breaks_it_and_says_why() -> None:
-    verdict = judge_forecast([DOLLARS], 100.0, Forecast(900.0, 1000.0, 1900.0))
+    verdict = judge_forecast([DOLLARS], 100.0, Interval(900.0, 1000.0, 1900.0))
     assert verdict.action == "stop"
     assert verdict.reason == (
         "the run is forecast to need $12.0 ($11.0 to $21.0), $2.00 of it used so far, and usd allows $10.0; "
@@ -32,7 +32,7 @@ def test_it_stops_where_the_low_end_breaks_it_and_says_why() -> None:
 
 def test_a_limit_that_stops_beats_one_that_warns() -> None:
     tight = Limit(name="hours", total=1.0, per_second=1.0, show=str)
-    verdict = judge_forecast([DOLLARS, tight], 100.0, Forecast(799.0, 801.0, 2000.0))
+    verdict = judge_forecast([DOLLARS, tight], 100.0, Interval(799.0, 801.0, 2000.0))
     assert verdict.action == "stop"
     assert "hours allows 1.0" in verdict.reason
 
@@ -48,8 +48,3 @@ def test_actual_use_warns_at_80_percent_and_stops_at_100(elapsed_seconds: float,
 
 def test_the_reason_of_actual_use() -> None:
     assert judge_use([DOLLARS], 900.0).reason == "$10.0 of $10.0 (usd) are used"
-
-
-def test_a_time_limit_cuts_the_forecast_off() -> None:
-    assert Forecast(1.0, 5.0, 9.0).cut_off(4.0) == Forecast(1.0, 4.0, 4.0)
-    assert Forecast(1.0, 5.0, 9.0).cut_off(None) == Forecast(1.0, 5.0, 9.0)

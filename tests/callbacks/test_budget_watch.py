@@ -4,7 +4,7 @@ import pytest
 
 from lightning_predict.callbacks.budget import CHECK_SECONDS, BudgetWatch, Ledger, hours_limit
 from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.rest_of_run import Forecast
+from lightning_predict.interval import Interval
 
 
 class Run:
@@ -33,9 +33,9 @@ class Run:
         return self.watch.batch_ends(optimizer_steps_done=steps * (self.batches // accumulates))
 
 
-def seconds(middle: float) -> Forecast:
+def seconds(middle: float) -> Interval[float]:
     """A forecast of which all ends are alike."""
-    return Forecast(middle, middle, middle)
+    return Interval(middle, middle, middle)
 
 
 def test_alone_it_asks_after_the_warmup_and_at_every_window_once_it_gets_narrow() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_predict.callbacks.run_clock import BLOCKS, Blocks, RunClock, Tempo, mean_without_accident
+from lightning_predict.interval import Interval
 
 
 class Fit:
@@ -54,7 +55,7 @@ def test_before_a_step_was_timed_nothing_is_known() -> None:
 def test_of_few_early_steps_the_first_is_left_out_and_the_lower_median_counts() -> None:
     fit = Fit()
     fit.clock.settle((9.0, 3.0, 2.0), batches_per_window=1)
-    assert fit.tempo() == Tempo(step_seconds=2.0, wait_seconds=0.0, low_seconds=2.0, high_seconds=3.0)
+    assert fit.tempo() == Tempo(step=Interval(2.0, 2.0, 3.0), wait_seconds=0.0)
     fit.clock.settle((9.0,), batches_per_window=1)
     assert fit.tempo().step_seconds == 9.0  # There is no other.
 

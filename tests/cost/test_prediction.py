@@ -75,9 +75,7 @@ def test_a_price_must_be_above_zero(price: float | dict[str, float]) -> None:
 
 STEP = Iteration(
     gpu="2xT4",
-    seconds=0.5,
-    low_seconds=0.4,
-    high_seconds=0.6,
+    interval=Interval(0.4, 0.5, 0.6),
     device_seconds=0.4,
     host_seconds=0.1,
     coverage={"mlp": 1.0},

@@ -188,9 +188,7 @@ def test_inference_has_half_the_all_reduces_and_no_gradients() -> None:
 
 def test_corrections_of_the_single_step_are_kept() -> None:
     step = single(2)
-    corrected = replace(
-        step, seconds=2 * step.seconds, low_seconds=2 * step.low_seconds, high_seconds=2 * step.high_seconds
-    )
+    corrected = replace(step, interval=step.interval.scaled(2))
     plain, twice = (on(2, Strategy(tensor=2), 2, step=each) for each in (step, corrected))
     # The wait for the slowest grows less than the step.
     assert twice.seconds == pytest.approx(2 * plain.seconds, rel=5e-3)

@@ -13,15 +13,20 @@ from lightning_predict.timeline.iteration import Iteration
 
 STEP = Iteration(
     gpu="T4",
-    seconds=0.5,
-    low_seconds=0.4,
-    high_seconds=0.75,
+    interval=Interval(0.4, 0.5, 0.75),
     device_seconds=0.5,
     host_seconds=0.1,
     coverage={"mlp": 1.0},
     forward_seconds=0.2,
 )
-VALIDATION = replace(STEP, seconds=0.1)
+
+
+def taking(seconds: float, **values: float) -> Iteration:
+    """The step with other times."""
+    return replace(STEP, interval=Interval(seconds, seconds, seconds), **values)  # type: ignore[arg-type]
+
+
+VALIDATION = taking(0.1)
 
 
 def test_training_and_captured_validation_add_up() -> None:
@@ -57,7 +62,7 @@ def test_an_unknown_number_of_validation_batches_leaves_the_known_part() -> None
     assert run.at_most
 
 
-STEP_OF_THREE = replace(STEP, seconds=3.5, device_seconds=3.5, optimizer_seconds=0.5)
+STEP_OF_THREE = taking(3.5, device_seconds=3.5, optimizer_seconds=0.5)
 """A window of three batches of a second each, and half a second for the update."""
 
 
@@ -78,7 +83,7 @@ def test_an_uneven_batch_takes_its_share_but_no_less_than_its_launches() -> None
 
 def test_a_step_that_the_host_bounds_splits_as_the_device_does() -> None:
     # The device works for 1 s of the 4, half of it on the update: so half of the 4 s are the update's.
-    step = replace(STEP, seconds=4.0, host_seconds=4.0, device_seconds=1.0, optimizer_seconds=0.5)
+    step = taking(4.0, host_seconds=4.0, device_seconds=1.0, optimizer_seconds=0.5)
     assert training_seconds(step, Batches(windows=2, batches=2), batches_per_step=2) == pytest.approx(2 * 2 + 2 * 1)
 
 
@@ -89,7 +94,7 @@ def test_a_step_that_the_host_bounds_splits_as_the_device_does() -> None:
     optimizer_share=st.floats(0, 1),
 )
 def test_whole_windows_are_whole_steps(windows: int, per_window: int, seconds: float, optimizer_share: float) -> None:
-    step = replace(STEP, seconds=seconds, device_seconds=seconds, optimizer_seconds=optimizer_share * seconds)
+    step = taking(seconds, device_seconds=seconds, optimizer_seconds=optimizer_share * seconds)
     work = Batches(windows=windows, batches=windows * per_window)
     assert training_seconds(step, work, batches_per_step=per_window) == pytest.approx(windows * seconds)
 
@@ -105,7 +110,7 @@ def test_waits_for_a_loader_without_workers_add_to_every_step() -> None:
 
 @pytest.mark.parametrize(("step_seconds", "total"), [(0.5, 10 * 0.7), (0.7, 10 * 0.7), (2.0, 10 * 2.0)])
 def test_workers_that_are_too_slow_bound_a_faster_gpu(step_seconds: float, total: float) -> None:
-    step = replace(STEP, seconds=step_seconds)
+    step = taking(step_seconds)
     loader = Loader(seconds_per_batch=0.7, overlaps=True)
     assert run_of(step, Workload(training_iterations=10, loader=loader)).total_seconds == pytest.approx(total)
 

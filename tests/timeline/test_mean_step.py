@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.interval import Interval
 from lightning_predict.run.history import fingerprint_of
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
@@ -39,9 +40,7 @@ MIXED = replace(ONE, other_steps=(OtherStep(share=0.2, trace=SIX),))
 def iteration(seconds: float, **values: object) -> Iteration:
     defaults: dict[str, object] = {
         "gpu": "T4",
-        "seconds": seconds,
-        "low_seconds": seconds / 2,
-        "high_seconds": seconds * 2,
+        "interval": Interval(seconds / 2, seconds, seconds * 2),
         "device_seconds": seconds,
         "host_seconds": 1.0,
         "coverage": {"mlp": 1.0},
