@@ -4,6 +4,7 @@ The public surface, lazily imported (nothing here loads torch until `capture` is
 
 * `capture(step)` runs a training step and returns its `Trace`; `Trace.load` and `Trace.save` keep it in a file.
 * `import_trace(path)` reads a profile of `torch.profiler` as a Trace.
+* `best_layouts(trace, layouts)` ranks the ways to share a step over several GPUs.
 * `predict(trace, gpus)` returns `Predictions`: one `Prediction` a GPU, and a table when printed.
 * `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
 * `gpu(name)` finds a `Gpu` of the catalogue; `gpu_names()` lists them.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lightning_predict.errors import LightningPredictError
     from lightning_predict.gpus import Gpu, gpu, gpu_names
     from lightning_predict.kernels.operator_times import operator_seconds
+    from lightning_predict.layout_search import best_layouts
     from lightning_predict.prediction import predict
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.tracing.imports import import_trace
@@ -40,6 +42,7 @@ __all__ = [
     "Prediction",
     "Predictions",
     "Trace",
+    "best_layouts",
     "capture",
     "gpu",
     "gpu_names",
@@ -54,6 +57,7 @@ _HOMES = {
     "Prediction": "lightning_predict.cost.prediction",
     "Predictions": "lightning_predict.reports.predictions",
     "Trace": "lightning_predict.tracing.trace",
+    "best_layouts": "lightning_predict.layout_search",
     "capture": "lightning_predict.tracing.recording",
     "gpu": "lightning_predict.gpus",
     "gpu_names": "lightning_predict.gpus",

@@ -17,6 +17,7 @@ CARD = [
     "Prediction",
     "Predictions",
     "Trace",
+    "best_layouts",
     "capture",
     "gpu",
     "gpu_names",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_predict import __version__
 from lightning_predict.cli.answers import Answer
 from lightning_predict.cli.catalogue_commands import gpus, offers
+from lightning_predict.cli.parallel_commands import curve, parallel
 from lightning_predict.cli.planning_commands import plan, simulate
 from lightning_predict.cli.prediction_commands import predict
 from lightning_predict.cli.regression_commands import regress
@@ -39,6 +40,8 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
         trace,
         regress,
         shard,
+        parallel,
+        curve,
         plan,
         simulate,
         gpus,

@@ -18,7 +18,8 @@ from typing import Final, final
 from lightning_predict.cost.energy import Energy
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.reports.format import duration, milliseconds, usd, usd_per_hour
+from lightning_predict.reports.cost_curve import HEADERS, CostCurve, cost_curves, rows_of
+from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Candidate, Ranking, memory_of, remarks, takes
 from lightning_predict.reports.table import IN_USE_MARK, Grid, energy_columns, grid, prediction_notes
@@ -129,10 +130,10 @@ class Axis:
     def pixel(self, value: float) -> float:
         """Place a value on the axis."""
         if self.logarithmic:
-            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+            part = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
-            share = (value - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
+            part = (value - self.low) / (self.high - self.low)
+        return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
         """Choose round values of the axis."""
@@ -414,6 +415,7 @@ def html_report(
             f'<header><h1>{escape(title)}</h1><p class="sub">{escape(_subtitle(predictions, made_on))}</p></header>',
             _cards(ranking),
             _charts(predictions, ranking),
+            _cost_curves(predictions),
             _critical_path(predictions),
             _table(predictions, ranking, shown),
             _prices(predictions, load_offers() if offers is None else offers),
@@ -498,6 +500,51 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
         "The prediction, and its 90 % interval."
         + (f" Orange: {predictions.used_gpu}, in use now." if predictions.used_gpu in predictions else ""),
     )
+
+
+def _cost_curves(predictions: Predictions) -> str:
+    """Draw throughput over the number of GPUs, beside what it would be if none waited, and list time and dollars."""
+    sections = []
+    for curve in cost_curves(predictions):
+        rows = rows_of(curve)
+        cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        heads = "".join(f"<th>{escape(head)}</th>" for head in HEADERS)
+        sections.append(
+            _figure(
+                f"More {curve.gpu}",
+                curve_chart(curve),
+                f"{curve.sentence} The thin line is the throughput without any waiting.",
+            )
+            + f'<section><div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>'
+            "</section>"
+        )
+    return "".join(sections)
+
+
+def curve_chart(curve: CostCurve) -> str:
+    """Draw the throughput of a curve, both axes logarithmic."""
+    bottom = _HEIGHT - 48
+    first = curve.points[0]
+    ideal = [first.samples_per_second / first.gpus * point.gpus for point in curve.points]
+    x_axis = Axis.over([float(point.gpus) for point in curve.points], 64, WIDTH - 90)
+    y_axis = Axis.over([*ideal, *(point.samples_per_second for point in curve.points)], bottom, 12)
+    parts = [grid_line(64, y_axis.pixel(tick), WIDTH - 16, y_axis.pixel(tick)) for tick in y_axis.ticks()]
+    parts += [text_at(56, y_axis.pixel(tick) + 4, tick_text(tick), "end", "tick") for tick in y_axis.ticks()]
+    for point, perfect in zip(curve.points, ideal, strict=True):
+        x, y = x_axis.pixel(point.gpus), y_axis.pixel(point.samples_per_second)
+        parts.append(text_at(x, bottom + 18, f"{point.gpus}", "middle", "tick"))
+        kind = "unfit" if point.fits is False else ""
+        words = f"{point.name}: {tick_text(point.samples_per_second)} samples/s, {share(point.efficiency)}"
+        parts.append(
+            f'<circle class="point {kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(words)}</title></circle>'
+        )
+        parts.append(text_at(x + 8, y + 16, share(point.samples_per_second / perfect), "start", "name"))
+    for style, values in (("grid", ideal), ("frontier", [point.samples_per_second for point in curve.points])):
+        places = zip(curve.points, values, strict=True)
+        path = "L".join(f"{x_axis.pixel(point.gpus):.1f} {y_axis.pixel(value):.1f}" for point, value in places)
+        parts.append(f'<path class="{style}" d="M{path}"/>')
+    parts.append(text_at((64 + WIDTH) / 2, bottom + 40, "GPUs" + scale_note(x_axis), "middle", "axis"))
+    return svg_of(parts, _HEIGHT, f"Samples a second over the number of {curve.gpu}")
 
 
 def _critical_path(predictions: Predictions) -> str:

@@ -47,14 +47,17 @@ class RankedLayout:
     Attributes:
         prediction: Its time, memory and cost.
         strategy: How the GPUs share.
-        samples_per_second: Samples of all GPUs; None where the trace does not say how many a step has.
         seconds_per_batch: Seconds for as many samples as were recorded.
     """
 
     prediction: Prediction
     strategy: Strategy
-    samples_per_second: float | None
     seconds_per_batch: float
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples of all GPUs; None where the trace does not say how many a step has."""
+        return self.prediction.samples_per_second
 
     @property
     def bound_by(self) -> str | None:
@@ -179,9 +182,8 @@ def _ranked(
     run = run_of(found.step, workload, batches=trace.batches, replicas=replicas)
     price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
     need = memory_need(layout, found.candidate.memory_bytes)
-    samples = None if trace.samples is None else trace.samples * replicas / found.step.seconds
     prediction = Prediction(layout, found.step, run, price, need)
-    return RankedLayout(prediction, found.candidate.strategy, samples, found.seconds_per_batch)
+    return RankedLayout(prediction, found.candidate.strategy, found.seconds_per_batch)
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:

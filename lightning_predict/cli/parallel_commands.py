@@ -1,0 +1,170 @@
+"""Share a recorded step over many GPUs: `parallel` finds the best ways, `curve` says where more GPUs stop paying.
+
+Example::
+
+    lightning-predict parallel step.json.gz --gpus 8x8xH100-SXM-80GB --iterations 10000 --budget 5000
+    lightning-predict curve step.json.gz --gpus 8x8xH100-SXM-80GB --strategy fsdp --output report.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_predict.cli.answers import Answer, aligned, json_value
+
+if TYPE_CHECKING:
+    from lightning_predict.layout_search import RankedLayout
+
+
+def parallel(
+    trace: Path,
+    *,
+    gpus: str = "8x8xH100-SXM-80GB",
+    iterations: int | None = None,
+    budget: float | None = None,
+    count: int = 10,
+    usd_per_hour: float | None = None,
+    host_factor: float = 1.0,
+    weights: str | None = None,
+) -> Answer:
+    """Find the fastest ways to share a step over many GPUs: strategy, micro-batches and recomputation that fit.
+
+    Every data-parallel group works on a batch as large as the recorded one; ways are ranked by samples a second.
+
+    Args:
+        trace: The recorded step, of one GPU or of the meta device.
+        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB.
+        iterations: Recorded steps still to come, for the cost of the run.
+        budget: Dollars that the run may cost; with --iterations.
+        count: How many ways to print.
+        usd_per_hour: Your own price of every GPU.
+        host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
+        weights: Weights of the models: a folder, a file or an https:// address.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from lightning_predict.layout_search import best_layouts
+    from lightning_predict.tracing.trace import Trace
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("strategies that fit", total=None)
+        found = best_layouts(
+            Trace.load(str(trace)),
+            _words(gpus),
+            iterations=iterations,
+            budget_usd=budget,
+            count=count,
+            usd_per_hour=usd_per_hour,
+            weights=weights,
+            host_factor=host_factor,
+            on_progress=lambda done, of: progress.update(task, completed=done, total=of),
+        )
+    return Answer(data=lambda: [_values(one) for one in found], show=lambda: print("\n".join(_lines(found))))
+
+
+def curve(
+    trace: Path,
+    *,
+    gpus: str = "8x8xH100-SXM-80GB",
+    strategy: str = "ddp",
+    iterations: int | None = None,
+    usd_per_hour: float | None = None,
+    host_factor: float = 1.0,
+    weights: str | None = None,
+    output: Path | None = None,
+) -> Answer:
+    """Show time, dollars and efficiency for 1, 2, 4, ... GPUs, and where another machine stops paying.
+
+    Args:
+        trace: The recorded step, of one GPU or of the meta device.
+        gpus: The largest layouts, separated by commas.
+        strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
+        iterations: Recorded steps still to come, for the time and the cost of the run.
+        usd_per_hour: Your own price of every GPU.
+        host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
+        weights: Weights of the models: a folder, a file or an https:// address.
+        output: Write a report in HTML to this file, too.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.prediction import predict
+    from lightning_predict.reports.cost_curve import HEADERS, cost_curves, names_up_to, rows_of
+    from lightning_predict.reports.html import html_report
+    from lightning_predict.tracing.trace import Trace
+
+    names = list(dict.fromkeys(name for layout in _words(gpus) for name in names_up_to(layout)))
+    predictions = predict(
+        Trace.load(str(trace)),
+        names,
+        iterations=iterations,
+        strategy=strategy,
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        host_factor=host_factor,
+    )
+    curves = cost_curves(predictions)
+    if not curves:
+        raise InvalidArgumentError(
+            f"gpus={gpus!r} makes no curve of {len(names)} layout(s); name a layout of four GPUs or more, and record "
+            "the step with samples_per_step."
+        )
+    if output is not None:
+        output.write_text(html_report(predictions, predictions.ranking()), encoding="utf-8")
+    lines = [
+        line
+        for one in curves
+        for line in (aligned(HEADERS, rows_of(one), right=range(1, len(HEADERS))), "", one.sentence)
+    ]
+    written = [] if output is None else [str(output)]
+    return Answer(
+        data=lambda: {"curves": json_value(curves), "sentences": [one.sentence for one in curves], "written": written},
+        show=lambda: print("\n".join([*lines, *written])),
+    )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _values(one: RankedLayout) -> dict[str, object]:
+    found = one.prediction
+    return {
+        "layout": found.gpu,
+        "strategy": one.strategy.name,
+        "iteration_seconds": found.iteration_seconds,
+        "iteration_seconds_low": found.iteration_seconds_low,
+        "iteration_seconds_high": found.iteration_seconds_high,
+        "samples_per_second": one.samples_per_second,
+        "cost_usd": found.cost_usd,
+        "usd_per_hour": found.usd_per_hour,
+        "memory_bytes": found.memory_bytes,
+        "bound_by": one.bound_by,
+        "notes": list(found.step.notes),
+    }
+
+
+def _lines(found: Sequence[RankedLayout]) -> list[str]:
+    from lightning_predict.reports.format import gibibytes, milliseconds, milliseconds_interval, significant, usd
+
+    rows = []
+    for one in found:
+        own = one.prediction
+        rows.append(
+            [
+                own.gpu,
+                one.strategy.name,
+                milliseconds(own.iteration_seconds),
+                milliseconds_interval(own.iteration_seconds_low, own.iteration_seconds_high),
+                "-" if one.samples_per_second is None else significant(one.samples_per_second),
+                "-" if own.cost_usd is None else usd(own.cost_usd),
+                "-" if own.memory_bytes is None else gibibytes(own.memory_bytes),
+                one.bound_by or "-",
+            ]
+        )
+    headers = ["layout", "strategy", "step (ms)", "interval", "samples/s", "cost", "GiB", "bound by"]
+    notes = dict.fromkeys(note for note in found[0].prediction.step.notes)
+    return [aligned(headers, rows, right={2, 3, 4, 5, 6}), "", *notes]

@@ -1,0 +1,152 @@
+"""Show how time, dollars and efficiency go with the number of GPUs: where does another machine stop paying?
+
+A curve holds the layouts of one GPU among some predictions. Efficiency is the throughput of n GPUs over n times that of
+the smallest layout's. Example::
+
+    result = lp.predict(trace, names_up_to("8x8xH100-SXM-80GB"), strategy="fsdp")
+    for curve in cost_curves(result):
+        print(curve.gpu, curve.pays_up_to.name, curve.points[-1].efficiency)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from lightning_predict.cost.prediction import Prediction
+from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.reports.format import duration, share, significant, usd
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.units import seconds_to_hours
+
+LEAST_POINTS: Final = 3
+"""Fewer layouts of a GPU are no curve."""
+
+LEAST_GAIN: Final = 0.5
+"""Further GPUs pay as long as each adds half of what one of the smallest layout does."""
+
+SAMPLES: Final = 1_000_000
+"""Samples whose cost is shown."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One layout.
+
+    Attributes:
+        name: Its name.
+        gpus: GPUs in all.
+        samples_per_second: Throughput of all of them.
+        seconds: The run still to come; None where its length is not known.
+        usd: What it costs; None where that or the price is not known.
+        usd_per_million_samples: Cost of so many samples; None without a price.
+        efficiency: Throughput of a GPU over that in the smallest layout.
+        fits: A step fits into the memory of each GPU; None where that is not known.
+    """
+
+    name: str
+    gpus: int
+    samples_per_second: float
+    seconds: float | None
+    usd: float | None
+    usd_per_million_samples: float | None
+    efficiency: float
+    fits: bool | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """The layouts of one GPU, the smallest first."""
+
+    gpu: str
+    points: tuple[CurvePoint, ...]
+
+    @property
+    def pays_up_to(self) -> CurvePoint:
+        """The largest layout up to which further GPUs pay."""
+        first = self.points[0]
+        each = first.samples_per_second / first.gpus
+        best = first
+        for before, point in zip(self.points, self.points[1:], strict=False):
+            added = (point.samples_per_second - before.samples_per_second) / (point.gpus - before.gpus)
+            if added < LEAST_GAIN * each:
+                break
+            best = point
+        return best
+
+    @property
+    def sentence(self) -> str:
+        """Where another machine stops paying."""
+        last, best = self.points[-1], self.pays_up_to
+        if best == last:
+            return f"Further GPUs pay up to {last.name}, the largest asked for, at {share(last.efficiency)} efficiency."
+        following = self.points[self.points.index(best) + 1]
+        return (
+            f"Further GPUs pay up to {best.name} ({share(best.efficiency)} efficiency); in {following.name} each of "
+            f"those added does less than {share(LEAST_GAIN)} of the work of one alone."
+        )
+
+
+def names_up_to(layout: str | Layout) -> tuple[str, ...]:
+    """Name the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first.
+
+    Args:
+        layout: The largest.
+
+    Raises:
+        LightningPredictError: It is none.
+    """
+    largest = layout_of(layout) if isinstance(layout, str) else layout
+    inside = [2**power for power in range(largest.gpus_per_node.bit_length()) if 2**power <= largest.gpus_per_node]
+    machines = [2**power for power in range(1, largest.nodes.bit_length()) if 2**power <= largest.nodes]
+    layouts = [Layout(largest.gpu, count) for count in dict.fromkeys([*inside, largest.gpus_per_node])]
+    layouts += [Layout(largest.gpu, largest.gpus_per_node, count) for count in machines]
+    return tuple(dict.fromkeys([*(one.name for one in layouts), largest.name]))
+
+
+def cost_curves(predictions: Predictions) -> tuple[CostCurve, ...]:
+    """Collect the curves of the GPUs that are there in three layouts or more; samples must be known."""
+    by_gpu: dict[str, list[Prediction]] = {}
+    for one in predictions.values():
+        if one.samples_per_second is not None:
+            by_gpu.setdefault(one.layout.gpu.name, []).append(one)
+    return tuple(_curve(name, own) for name, own in by_gpu.items() if len(own) >= LEAST_POINTS)
+
+
+def _curve(name: str, predictions: Sequence[Prediction]) -> CostCurve:
+    ordered = sorted(predictions, key=lambda one: one.num_gpus)
+    first = (ordered[0].samples_per_second or 0.0) / ordered[0].num_gpus
+    points = []
+    for one in ordered:
+        throughput = one.samples_per_second or 0.0
+        price = one.usd_per_hour
+        million = None if price is None else price * seconds_to_hours(SAMPLES / throughput)
+        efficiency = throughput / one.num_gpus / first
+        points.append(
+            CurvePoint(
+                one.gpu, one.num_gpus, throughput, one.total_seconds, one.cost_usd, million, efficiency, one.fits
+            )
+        )
+    return CostCurve(name, tuple(points))
+
+
+HEADERS: Final = ("GPUs", "samples/s", "efficiency", "per million samples", "total", "cost", "fits")
+
+
+def rows_of(curve: CostCurve) -> list[list[str]]:
+    """Write the points as texts under `HEADERS`."""
+    return [
+        [
+            point.name,
+            significant(point.samples_per_second),
+            share(point.efficiency),
+            "-" if point.usd_per_million_samples is None else usd(point.usd_per_million_samples),
+            "-" if point.seconds is None else duration(point.seconds),
+            "-" if point.usd is None else usd(point.usd),
+            {True: "yes", False: "no", None: "-"}[point.fits],
+        ]
+        for point in curve.points
+    ]

@@ -1,0 +1,97 @@
+"""`parallel` and `curve` on a recorded transformer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import lightning_predict as lp
+from lightning_predict.reports.cost_curve import CostCurve, CurvePoint, cost_curves, names_up_to
+from tests.cli.conftest import Run
+from tests.workloads.gpt import Gpt, GptConfig
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step of eight samples of a small GPT."""
+    with torch.device("meta"):
+        model = Gpt(GptConfig(layers=2, hidden=1024, heads=8, vocabulary=1024, context=128))
+        tokens = torch.zeros(8, 128, dtype=torch.int64)
+    path = tmp_path_factory.mktemp("trace") / "gpt.json.gz"
+    lp.capture(lambda: model(tokens).float().sum().backward(), samples_per_step=8).save(str(path))
+    return path
+
+
+def test_parallel_prints_the_best_ways_and_gives_what_the_library_gives(gpt: Path, run: Run) -> None:
+    ran = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--count", "3", "--iterations", "100")
+    assert ran.code == 0
+    head, _, *rows = ran.out.split("\n\n")[0].splitlines()
+    assert head.split("  ")[0] == "layout"
+    assert len(rows) == 3
+    found = lp.best_layouts(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], count=3, iterations=100)
+    assert [row.split()[1] for row in rows] == [one.strategy.name for one in found]
+    assert [one.seconds_per_batch for one in found] == sorted(one.seconds_per_batch for one in found)
+    values = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--count", "1", "--json").json
+    assert values[0]["strategy"] == found[0].strategy.name
+    assert values[0]["iteration_seconds"] == pytest.approx(found[0].prediction.iteration_seconds)
+    # What predict says of the same strategy.
+    same = lp.predict(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], strategy=found[0].strategy, history=False)
+    assert same["4xH100-SXM-80GB"].iteration_seconds == pytest.approx(found[0].prediction.iteration_seconds)
+    assert same["4xH100-SXM-80GB"].memory_bytes == pytest.approx(found[0].prediction.memory_bytes)
+
+
+def test_what_costs_more_than_the_budget_is_left_out(gpt: Path, run: Run) -> None:
+    words = ("parallel", gpt, "--gpus", "2xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "2")
+    ran = run(*words, "--budget", "1e-9", "--iterations", "100")
+    assert ran.code == 2
+    assert "budget_usd=1e-09 pays for no strategy that fits: the cheapest costs $" in ran.err
+    ran = run(*words, "--budget", "5")
+    assert ran.code == 2
+    assert "expected dollars above 0, and the number of steps still to come" in ran.err
+
+
+def test_a_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    words = ("curve", gpt, "--gpus", "2x4xH100-SXM-80GB", "--iterations", "1000", "--output", report)
+    ran = run(*words)
+    assert ran.code == 0
+    assert [line.split()[0] for line in ran.out.splitlines()[2:6]] == list(names_up_to("2x4xH100-SXM-80GB"))
+    assert "Further GPUs pay up to" in ran.out
+    page = report.read_text(encoding="utf-8")
+    assert "More H100-SXM-80GB" in page
+    assert "Samples a second over the number of H100-SXM-80GB" in page
+    found = run(*words[:-2], "--json").json
+    assert [point["gpus"] for point in found["curves"][0]["points"]] == [1, 2, 4, 8]
+    assert found["curves"][0]["points"][0]["efficiency"] == pytest.approx(1.0)
+    few = run("curve", gpt, "--gpus", "2xH100-SXM-80GB")
+    assert few.code == 2
+    assert "makes no curve of 2 layout(s); name a layout of four GPUs or more" in few.err
+
+
+def test_names_double_and_fill_machines_first() -> None:
+    assert names_up_to("3x8xL4") == ("L4", "2xL4", "4xL4", "8xL4", "2x8xL4", "3x8xL4")
+    assert names_up_to("6xT4") == ("T4", "2xT4", "4xT4", "6xT4")
+
+
+def test_further_gpus_pay_while_each_adds_half_of_what_the_first_does() -> None:
+    def point(gpus: int, throughput: float) -> CurvePoint:
+        return CurvePoint(f"{gpus}xL4", gpus, throughput, None, None, None, throughput / gpus / 10, None)
+
+    # 10 samples a second on one; the second adds 9, the next two 6.5 each, the last four 2.5 each, less than 5.
+    curve = CostCurve("L4", (point(1, 10), point(2, 19), point(4, 32), point(8, 42)))
+    assert curve.pays_up_to.gpus == 4
+    assert curve.sentence.startswith("Further GPUs pay up to 4xL4 (80 % efficiency); in 8xL4 each of those added")
+    assert CostCurve("L4", curve.points[:3]).sentence.endswith("the largest asked for, at 80 % efficiency.")
+
+
+def test_a_curve_is_priced(gpt: Path) -> None:
+    names = names_up_to("4xL4")
+    result = lp.predict(lp.Trace.load(str(gpt)), names, usd_per_hour=2.0, history=False)
+    (curve,) = cost_curves(result)
+    for point in curve.points:
+        # Two dollars an hour and GPU (or machine, as predict has it) for a million samples at this throughput.
+        assert point.usd_per_million_samples == pytest.approx(
+            (result[point.name].usd_per_hour or 0) * 1e6 / point.samples_per_second / 3600
+        )
