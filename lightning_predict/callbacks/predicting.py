@@ -15,12 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.outcome import Expected, expected_of, with_tempo
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
+from lightning_predict.deadline import within
 from lightning_predict.distributed.strategy import DataStrategy, Strategy
+from lightning_predict.errors import LightningPredictError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.prediction import layout_in_use, predict_workload
 from lightning_predict.reports.predictions import Predictions
@@ -32,6 +35,9 @@ from lightning_predict.tracing.trace import Trace
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
+
+PREDICTION_SECONDS: Final = 60.0
+"""Longest time that a prediction may keep the training waiting; less where the ranks' collectives wait less."""
 
 _BY_CLASS: Final[dict[str, DataStrategy]] = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp"}
 """By class name, as the classes of both packages are called alike and some cannot be imported without an extra."""
@@ -132,7 +138,7 @@ def predict_rest(
         is_renewed: It is not the first prediction of this fit.
 
     Raises:
-        LightningPredictError: As `predict`.
+        LightningPredictError: As `predict`, and where it takes too long.
     """
     given = _batches_per_epoch(trainer, question, trace)
     rest = rest_of_run(
@@ -151,7 +157,18 @@ def predict_rest(
         strategy=strategy_of_trainer(trainer) if question.strategy is None else question.strategy,
         history=_history(question, trace, is_renewed=is_renewed),
     )
-    predictions = predict_workload(trace, question.layouts, work, assumptions, validation=validation)
+
+    def work_out() -> Predictions:
+        return predict_workload(trace, question.layouts, work, assumptions, validation=validation)
+
+    longest = wait_seconds(trainer, PREDICTION_SECONDS)
+    try:
+        predictions = within(longest, work_out)
+    except TimeoutError:
+        raise LightningPredictError(
+            f"the prediction took more than {longest:g} s, which is as long as it may keep the training waiting; ask "
+            "for fewer GPUs, or predict later from the recorded step (save_trace=...)"
+        ) from None
     predictions = replace(predictions, notes=(*predictions.notes, *_notes(trainer, given, work)))
     return Answer(
         predictions=predictions,

@@ -342,6 +342,19 @@ class Session(Protocol):
         """Find what was recorded."""
 
 
+def stop_for_sure(session: Session) -> None:
+    """End a recording, at a second attempt where the first fails: a recorder that stays open harms what follows.
+
+    Args:
+        session: May have been stopped before.
+    """
+    try:
+        session.stop()
+    except BaseException:
+        session.stop()
+        raise
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -532,7 +545,7 @@ class StepRecorder:
         """End a recording that is under way and forget it."""
         session, self._session = self._session, None
         if session is not None:
-            session.stop()
+            stop_for_sure(session)
 
     @property
     def _is_idle(self) -> bool:
@@ -786,9 +799,8 @@ class ValidationRecorder:
             samples: Samples of the batch; None if unknown.
         """
         if self._session is not None:
-            session, self._session = self._session, None
-            session.stop()
-            self._recorded, self._samples = session, samples
+            self._session.stop()
+            self._recorded, self._session, self._samples = self._session, None, samples
         elif self._batch_start is not None:
             start, self._batch_start = self._batch_start, None
             self._seconds.append(self._clock() - start)
@@ -797,4 +809,4 @@ class ValidationRecorder:
         """End a recording that is under way and forget it."""
         session, self._session = self._session, None
         if session is not None:
-            session.stop()
+            stop_for_sure(session)

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import torch
 
@@ -40,7 +40,12 @@ from lightning_predict.tracing.signatures import (
     whole_arguments,
 )
 from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_value, tensors_in
-from lightning_predict.tracing.trace import Operation
+from lightning_predict.tracing.trace import Operation, TensorInfo
+
+_NoFunctionModes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+
+_TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLAIN: Final = frozenset({bool, int, str})
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -144,11 +149,18 @@ class DispatchRecorder:
         """Stop recording and leave nothing behind; stopping twice is harmless."""
         with ExitStack() as parts:  # each stops, whatever the others raise
             parts.callback(self._pauses.close, after=len(self.operations))
+            parts.callback(self._take_failures)
             parts.callback(self.modules.close)
             parts.callback(self.optimizers.close)
             if self._modes is not None:
                 parts.callback(leave_modes, *self._modes)
         self._modes = None
+
+    def _take_failures(self) -> None:
+        """A hook that failed has seen no more, so the recording is not whole."""
+        for watch in (self.modules, self.optimizers):
+            if watch.failure is not None:
+                self.fails(watch.failure)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -197,13 +209,23 @@ class DispatchRecorder:
     def _saw_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         self.saw_operation(torch.ops.aten._to_copy.default, (source,), {"dtype": copy.dtype}, copy)
 
+    def fails(self, error: Exception) -> None:
+        """Record no more."""
+        self.failure = self.failure or error
+
     def operation_begins(self) -> None:
         """Note that an operation begins, and with it ends what the step did outside of any."""
-        self._pauses.ends(before=len(self.operations))
+        try:
+            self._pauses.ends(before=len(self.operations))
+        except Exception as error:
+            self.fails(error)
 
     def operation_ends(self) -> None:
         """Note that an operation has run and is recorded."""
-        self._pauses.begins()
+        try:
+            self._pauses.begins()
+        except Exception as error:
+            self.fails(error)
 
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
@@ -212,29 +234,40 @@ class DispatchRecorder:
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note that an operation has run."""
-        if self.failure is None:
-            self._guarded(self._record, func, args, kwargs, output)
+        if self.failure is not None:
+            return
+        try:
+            # Attributes of tensors are function calls, too: the step's function modes must not see ours.
+            with _NoFunctionModes():
+                self._record(func, args, kwargs, output)
+        except Exception as error:
+            self.fails(error)
 
     def passed_over(self, func: Any) -> None:
         """Note that an operation has run that cannot be shown."""
         if self.failure is None:
-            self._guarded(self._pass_over, schema_of(func).name)
+            self._guarded(lambda: self._pass_over(schema_of(func).name))
 
     def _pass_over(self, name: str) -> None:
         self._passed_over[name] += 1
 
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole, its parts left out."""
-        self.note_autocast()
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
-        parts = self._parts = _Parts()
-        first_number = _sequence_number()
-        output = None
+        parts = self._parts = _Parts()  # the casts are its own, too
         try:
+            self.note_autocast()
+            first_number = _sequence_number()
             positional, dtype = self._casts.cast_whole(name, args)
             by_name, _ = self._casts.cast_whole(name, kwargs)
             parts.compute_dtype = None if dtype is None else dtype_name(dtype)
+        except Exception as error:
+            self.fails(error)
+            self._parts = None
+            return call(*args, **kwargs)
+        output = None
+        try:
             output = call(*positional, **by_name)
         finally:
             self._parts = None
@@ -246,11 +279,10 @@ class DispatchRecorder:
     def _guarded(self, record: Callable[..., None], *values: Any) -> None:
         """Record something; an error ends the recording and goes no further."""
         try:
-            # Attributes of tensors are function calls, too: the step's function modes must not see ours.
-            with torch._C.DisableTorchFunction():
+            with _NoFunctionModes():
                 record(*values)
         except Exception as error:
-            self.failure = error
+            self.fails(error)
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         schema = schema_of(func)
@@ -270,11 +302,19 @@ class DispatchRecorder:
         tensors: list[torch.Tensor] = []
         arguments: dict[str, Any] = {}
         for word, value in zip(schema.words or map(str, range(len(values))), values, strict=True):
-            found = list(tensors_in(value))
-            tensors.extend(found)
-            if not found and value is not None and not isinstance(value, torch.Generator):
-                arguments[word] = json_value(value)
-        outputs = list(tensors_in(output))
+            kind = type(value)
+            if kind in _TENSORS:
+                tensors.append(value)
+            elif value is None:
+                continue
+            elif kind in _PLAIN:
+                arguments[word] = value
+            else:
+                found = list(tensors_in(value))
+                tensors.extend(found)
+                if not found and not isinstance(value, torch.Generator):
+                    arguments[word] = json_value(value)
+        outputs = [output] if type(output) in _TENSORS else list(tensors_in(output))
         images = IMAGES_AT.get(schema.name)
         if images is not None and is_channels_last(values[images].shape, values[images].stride()):
             arguments[CHANNELS_LAST] = True
@@ -317,18 +357,23 @@ class DispatchRecorder:
         *,
         in_backward: bool,
     ) -> Operation | None:
-        inputs, written = ([self._numbers.describe(one) for one in these] for these in (tensors, outputs))
+        describe = self._numbers.describe
+        inputs, written = tuple(map(describe, tensors)), tuple(map(describe, outputs))
         if None in inputs or None in written:
             self._pass_over(name)
             return None
         grad_enabled = torch.is_grad_enabled()
-        needing = [tensor for tensor in tensors if tensor.requires_grad]
-        self.leaves.update((id(tensor), tensor) for tensor in needing if tensor.is_leaf)
+        needs_grad = False
+        for tensor in tensors:
+            if tensor.requires_grad:
+                needs_grad = True
+                if tensor.is_leaf:
+                    self.leaves[id(tensor)] = tensor
         phase = self._rules.phase_of(
             name,
             in_optimizer=self.optimizers.inside,
             in_backward=in_backward,
-            builds_graph=grad_enabled and bool(needing),
+            builds_graph=grad_enabled and needs_grad,
             grad_enabled=grad_enabled,
             in_module=self.modules.inside,
             between_devices=name in _COPIES and len({tensor.device.type for tensor in (*tensors, *outputs)}) > 1,
@@ -336,8 +381,8 @@ class DispatchRecorder:
         operation = Operation(
             name=name,
             phase=phase,
-            inputs=tuple(info for info in inputs if info is not None),
-            outputs=tuple(info for info in written if info is not None),
+            inputs=cast("tuple[TensorInfo, ...]", inputs),  # none is None
+            outputs=cast("tuple[TensorInfo, ...]", written),
             arguments=arguments,
             module=self._module(number, grad_enabled=grad_enabled),
         )

@@ -1,6 +1,7 @@
 """What runs around the operations of a step: optimizers and modules, watched through torch's global hooks.
 
-Both watchers are open only while a step is recorded; closing them removes every hook. Example::
+Both watchers are open only while a step is recorded; closing them removes every hook. What fails in a hook is kept in
+`failure`, and the hook does nothing from then on: torch calls it within the step, which must not see it. Example::
 
     watch = OptimizerWatch()
     watch.open()
@@ -14,7 +15,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any, Final, final
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, final
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -29,6 +31,34 @@ from lightning_predict.tracing.attribution import MODULE_MARK
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class _Watch(Protocol):
+    failure: Exception | None
+
+
+_AnyWatch = TypeVar("_AnyWatch", bound=_Watch)
+
+
+def _unseen_by_the_step(
+    hook: Callable[Concatenate[_AnyWatch, Parameters], Result],
+) -> Callable[Concatenate[_AnyWatch, Parameters], Result | None]:
+    """The hook, which keeps what fails in it and does nothing after that."""
+
+    @wraps(hook)
+    def guarded(watch: _AnyWatch, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
+        if watch.failure is not None:
+            return None
+        try:
+            return hook(watch, *args, **kwargs)
+        except Exception as error:
+            watch.failure = error
+            return None
+
+    return guarded
+
 
 @final
 class OptimizerWatch:
@@ -38,9 +68,11 @@ class OptimizerWatch:
         optimizers: Those that stepped, in the order of their first step.
         steps: Number of finished steps.
         on_step_end: Called after each step.
+        failure: What failed in a hook; None while all is well.
     """
 
     def __init__(self, on_step_end: Callable[[], None] = lambda: None) -> None:
+        self.failure: Exception | None = None
         self.optimizers: list[Optimizer] = []
         self.steps = 0
         self.on_step_end = on_step_end
@@ -67,6 +99,7 @@ class OptimizerWatch:
         self._open = []
         self._stepping = []
 
+    @_unseen_by_the_step
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -80,6 +113,7 @@ class OptimizerWatch:
             return (args[0], self._outside(args[1]), *args[2:]), kwargs
         return None
 
+    @_unseen_by_the_step
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._open:
             self._open.pop()
@@ -125,9 +159,11 @@ class ModuleWatch:
 
     Attributes:
         roots: Outermost modules that were called, in the order of their first call.
+        failure: What failed in a hook; None while all is well.
     """
 
     def __init__(self, model: torch.nn.Module | None = None, *, marks: bool = False) -> None:
+        self.failure: Exception | None = None
         self.roots: list[torch.nn.Module] = []
         self._mark = getattr(torch._C._profiler, "_RecordFunctionFast", None) if marks else None
         self._open_marks: list[Any] = []
@@ -170,6 +206,7 @@ class ModuleWatch:
             _remove(self._handles)
         self._calls = []
 
+    @_unseen_by_the_step
     def _before_call(self, module: torch.nn.Module, _args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
@@ -182,6 +219,7 @@ class ModuleWatch:
             mark.__enter__()
             self._open_marks.append(mark)
 
+    @_unseen_by_the_step
     def _after_call(self, module: torch.nn.Module, *_: Any) -> None:
         if threading.get_ident() == self._thread and self._calls and self._calls[-1] is module:
             self._calls.pop()

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from enum import Enum, auto
 from typing import Any, Final, Protocol, final
 
 import torch
@@ -67,25 +67,14 @@ class Recorder(Protocol):
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole and return what it returns."""
 
+    def fails(self, error: Exception) -> None:
+        """Something of ours has failed: record no more. Must not raise."""
+
     def operation_begins(self) -> None:
         """Note that the host has an operation to run. Must not raise."""
 
     def operation_ends(self) -> None:
         """Note that the operation has run and was shown. Must not raise."""
-
-
-def _between_pauses(dispatch: Call) -> Call:
-    """Tell the recorder when a mode has something to run, so that it can time what the step does in between."""
-
-    @wraps(dispatch)
-    def dispatch_in_time(mode: OperationMode, *args: Any, **kwargs: Any) -> Any:
-        mode._recorder.operation_begins()
-        try:
-            return dispatch(mode, *args, **kwargs)
-        finally:
-            mode._recorder.operation_ends()
-
-    return dispatch_in_time
 
 
 @final
@@ -98,21 +87,34 @@ class Schema:
         words: Names of its arguments.
         defaults: Their defaults; None if there is none.
         decomposes: It only calls others, and torch would take it apart if a tensor with autograd came in.
+        asks: It asks for a device or a layout, and computes nothing.
     """
 
     name: str
     words: tuple[str, ...]
     defaults: tuple[Any, ...]
     decomposes: bool
+    asks: bool = False
 
 
-@cache
+_SCHEMAS: dict[int, tuple[Any, Schema]] = {}
+"""By the operator's address, as its own hash is computed in Python; the operator is kept, and with it the address."""
+
+
 def schema_of(operator: Any) -> Schema:
     """Schema of an `OpOverload`, or of a higher-order operator, which has no argument names."""
+    known = _SCHEMAS.get(id(operator))
+    if known is None:
+        known = _SCHEMAS[id(operator)] = (operator, _read_schema(operator))
+    return known[1]
+
+
+def _read_schema(operator: Any) -> Schema:
     if not isinstance(operator, torch._ops.OpOverload):
         return Schema(f"higher_order::{operator.__name__}", (), (), decomposes=False)
+    if operator.namespace == "prim":
+        return Schema(operator._schema.name, (), (), decomposes=False, asks=True)
     schema = operator._schema
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     name = operator.name()
     return Schema(
         name=schema.name,
@@ -120,8 +122,40 @@ def schema_of(operator: Any) -> Schema:
         defaults=tuple(
             argument.default_value if argument.has_default_value() else None for argument in schema.arguments
         ),
-        decomposes=has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"),
+        decomposes=_has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU"),
     )
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    except RuntimeError:  # an operator of Python alone, such as those that ask for symbolic sizes
+        return False
+
+
+class _Way(Enum):
+    """What is done with an operation."""
+
+    RECORDED = auto()
+    RUN = auto()
+    DECOMPOSED = auto()
+    LEFT = auto()
+    """To its subclass, which runs it; this mode sees the operations inside."""
+    PASSED_OVER = auto()
+
+
+def _way(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Way:
+    schema = schema_of(func)
+    if schema.asks:
+        return _Way.RUN
+    for kind in types:
+        if runs_python(kind):
+            # A mode of somebody else's expects the operation as it is.
+            return _Way.LEFT if torch._C._len_torch_dispatch_stack() == 0 else _Way.PASSED_OVER
+    if schema.decomposes and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
+        # Inference mode skips autograd, and with it the place where composites are taken apart.
+        return _Way.DECOMPOSED
+    return _Way.RECORDED
 
 
 @final
@@ -144,27 +178,37 @@ class OperationMode(TorchDispatchMode):
         """Compiled code that nobody could know of stays compiled."""
         return True
 
-    @_between_pauses
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "namespace", "") == "prim":  # asks for a device or a layout, and computes nothing
-            return func(*args, **kwargs)
-        if any(map(runs_python, types)):
-            if torch._C._len_torch_dispatch_stack() == 0:
-                return NotImplemented  # the subclass runs it, and this mode sees the operations inside
-            output = func(*args, **kwargs)  # a mode of somebody else's expects it as it is
-            self._recorder.passed_over(func)
+        recorder = self._recorder
+        recorder.operation_begins()  # what the step did in between is timed
+        try:
+            try:
+                way = _way(func, types, args, kwargs)
+                if way is _Way.RECORDED:
+                    args, kwargs = recorder.cast(func, args, kwargs)
+            except Exception as error:  # ours, so the step must not see it
+                recorder.fails(error)
+                way = _Way.RUN
+            if way is _Way.LEFT:
+                return NotImplemented
+            if way is _Way.DECOMPOSED:
+                with self:
+                    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            output = func(*args, **kwargs)
+            if way is _Way.RECORDED:
+                try:
+                    output = as_on_cuda(schema_of(func).name, args, output)
+                except Exception as error:
+                    recorder.fails(error)
+                recorder.saw_operation(func, args, kwargs, output)
+            elif way is _Way.PASSED_OVER:
+                recorder.passed_over(func)
             return output
-        if schema_of(func).decomposes and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
-            # Inference mode skips autograd, and with it the place where composites are taken apart.
-            with self:
-                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        args, kwargs = self._recorder.cast(func, args, kwargs)
-        output = as_on_cuda(schema_of(func).name, args, func(*args, **kwargs))
-        self._recorder.saw_operation(func, args, kwargs, output)
-        return output
+        finally:
+            recorder.operation_ends()
 
 
 @final
@@ -179,21 +223,37 @@ class WholeCallMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        self._recorder.note_autocast()
-        name = _WHOLE_CALLS.get(func)
-        if name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
+        try:
+            self._recorder.note_autocast()
+            name = _WHOLE_CALLS.get(func)
+            is_whole = name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values()))))
+            cast = None if is_whole else self._recorder.cast_call(func, args, kwargs)
+        except Exception as error:  # ours, so the step must not see it
+            self._recorder.fails(error)
+            return self._run(func, args, kwargs)
+        if name is not None and cast is None:
             return self._recorder.run_whole(name, func, args, kwargs)
-        with self._recorder.cast_call(func, args, kwargs) as (args, kwargs):
+        assert cast is not None
+        with cast as (args, kwargs):
             return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is _HOLDS_ATTENTION:
-            with self._shown_inside(functional, "scaled_dot_product_attention", self._attend):
-                return func(*args, **kwargs)
-        if func in _RUN_AUTOGRAD:
-            with self._shown_inside(torch.autograd, "_engine_run_backward", self._run_autograd):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        try:
+            shown: AbstractContextManager[None] | None = None
+            if func is _HOLDS_ATTENTION:
+                shown = self._shown_inside(functional, "scaled_dot_product_attention", self._attend)
+            elif func in _RUN_AUTOGRAD:
+                shown = self._shown_inside(torch.autograd, "_engine_run_backward", self._run_autograd)
+            if shown is not None:
+                shown.__enter__()
+        except Exception as error:  # ours, so the step must not see it
+            self._recorder.fails(error)
+            shown = None
+        if shown is None:
+            return func(*args, **kwargs)
+        with ExitStack() as inside:
+            inside.push(shown)
+            return func(*args, **kwargs)
 
     def _attend(self, original: Call, *args: Any, **kwargs: Any) -> Any:
         if not all(map(is_dense, tensors_in((*args, *kwargs.values())))):

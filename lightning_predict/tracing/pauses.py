@@ -13,6 +13,7 @@ Example::
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,9 @@ from lightning_predict.units import nanoseconds_to_seconds
 SHORTEST_PAUSE_SECONDS: Final = 5e-3
 """A shorter pause is PyTorch's own, a hook's, or a slice of time (3-4 ms) that a virtual machine lost to another: on
 one with six times as many programs as processors, pauses of a step that does nothing else were 4.5 ms at most."""
+
+STALE_SECONDS: Final = 5e-4
+"""For so long, a reading of what other programs took of the processor counts as new."""
 
 _SCHEDULER: Final = "/proc/thread-self/schedstat"
 """Where Linux says, second, for how many nanoseconds a thread was ready to run and another program ran."""
@@ -51,6 +55,7 @@ class Pauses:
         self._since: float | None = None
         self._own_since = 0.0
         self._scheduler: int | None = None
+        self._waited, self._read_at = 0.0, -math.inf
         self._collecting_since = 0.0
         self._collected = 0.0
 
@@ -79,8 +84,12 @@ class Pauses:
 
     def begins(self) -> None:
         """Note that no operation runs any longer."""
-        self._own_since = self._own_clock()
-        self._since = self._clock()
+        now = self._since = self._clock()
+        # Reading the file after each operation costs more than all else; what others took of the processor in less
+        # than a millisecond is at most that.
+        if now - self._read_at > STALE_SECONDS:
+            self._read_at, self._waited = now, self._others()
+        self._own_since = now - self._waited - self._collected
 
     def ends(self, *, before: int) -> None:
         """Note that an operation begins, or the recording ends.

@@ -213,8 +213,10 @@ class CaptureSession:
         if self._recorder is None:
             return
         self._recorder.stop()
+        failures = [part.failure for part in (self._module_watch, self._optimizer_watch) if part is not None]
         if isinstance(self._recorder, DispatchRecorder):
-            self._failure = self._failure or self._recorder.failure
+            failures.append(self._recorder.failure)
+        self._failure = next((one for one in (self._failure, *failures) if one is not None), None)
 
     def _recorded(self) -> Trace:
         """Find what the recorder saw, with what surrounds it."""

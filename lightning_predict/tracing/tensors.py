@@ -29,6 +29,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+_ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types of tensors without sizes, storages or materials of their own; a lazy parameter has another."""
+
+
 @final
 class StorageNumbers:
     """Numbers storages in the order in which they are met; views of one storage share its number.
@@ -41,14 +45,23 @@ class StorageNumbers:
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
         """Describe a tensor, with what it stores where it is sparse; None if its sizes are no plain numbers."""
+        if type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested:
+            shape = tensor.shape
+            if torch.SymInt not in map(type, shape):
+                return TensorInfo(tuple(shape), dtype_name(tensor.dtype), self.number(tensor), tensor.device.type)
         if tensor.is_nested or is_lazy(tensor):
             return None
         sizes = tuple(map(whole_number, tensor.shape))
         if None in sizes:
             return None
-        shape = tuple(size for size in sizes if size is not None)
         number = self.number(tensor)
-        return TensorInfo(shape, dtype_name(tensor.dtype), number, tensor.device.type, *_stored(tensor))
+        return TensorInfo(
+            tuple(size for size in sizes if size is not None),
+            dtype_name(tensor.dtype),
+            number,
+            tensor.device.type,
+            *_stored(tensor),
+        )
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """Number of a tensor's storage; None if it has none."""

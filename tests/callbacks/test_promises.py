@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,18 @@ def test_a_prediction_that_fails(small: Small, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(predicting, "predict_workload", fails)
     off_and_unharmed(small, tmp_path, "RuntimePredictor is off, and training goes on: ZeroDivisionError: by zero")
+
+
+def test_a_prediction_that_takes_too_long_is_dropped_in_words(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(predicting, "PREDICTION_SECONDS", 0.05)
+    monkeypatch.setattr(predicting, "predict_workload", lambda *args, **options: done.wait(60))
+    start = time.monotonic()
+    off_and_unharmed(small, tmp_path, "the prediction took more than 0.05 s")
+    assert time.monotonic() - start < 30
+    done.set()  # its thread ends
 
 
 @pytest.mark.parametrize("method", ["start", "stop", "trace"])

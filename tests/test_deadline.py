@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from lightning_predict.deadline import Background, within
+
+
+def test_the_result_comes_as_it_is() -> None:
+    assert within(5.0, lambda: [1, 2]) == [1, 2]
+
+
+def test_an_error_comes_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
+        within(5.0, lambda: 1 / 0)
+
+
+def test_what_takes_longer_is_left_behind() -> None:
+    done, start = threading.Event(), time.monotonic()
+    with pytest.raises(TimeoutError, match=r"not done within 0\.05 s"):
+        within(0.05, lambda: done.wait(60))
+    assert time.monotonic() - start < 30
+    done.set()
+
+
+def test_it_can_be_asked_for_later() -> None:
+    done = threading.Event()
+    background = Background(lambda: done.wait(60))
+    assert not background.is_done()
+    done.set()
+    assert background.is_done(wait_seconds=30)
+    assert background.result() is True
