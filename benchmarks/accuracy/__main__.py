@@ -7,6 +7,7 @@ Example::
     python -m benchmarks.accuracy measurements --of regressions
     python -m benchmarks.accuracy measurements --of pairs
     python -m benchmarks.accuracy traces --of recordings
+    python -m benchmarks.accuracy validation --of many-gpus
     python -m benchmarks.accuracy validation --of operators
     python -m benchmarks.accuracy validation --of timm --sample 40 --cache traces-of-timm
     python -m benchmarks.accuracy validation --of torchvision --cache traces-of-torchvision
@@ -22,7 +23,7 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.accuracy import gpu_pairs, operator_tables, recordings, regressions, report, studies, vision
+from benchmarks.accuracy import gpu_pairs, large_runs, operator_tables, recordings, regressions, report, studies, vision
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.kernels.models import kernel_models
@@ -47,17 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "compiled",
             "timm",
             "torchvision",
+            "many-gpus",
         ),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
-        "small modules, eager and compiled; whole steps of either package's vision models (default: %(default)s)",
+        "small modules, eager and compiled; whole steps of either package's vision models; steps of large language models "
+        "on many GPUs (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
     parser.add_argument("--measure-cpu", action="store_true", help="with regressions: measure a sweep here, too")
     parser.add_argument(
-        "--cache", type=Path, default=None, help="with timm or torchvision: folder that keeps the traces"
+        "--cache", type=Path, default=None, help="with timm, torchvision or many-gpus: folder that keeps traces"
     )
     parser.add_argument("--sample", type=int, default=None, help="with timm: so many models, not all")
     options = parser.parse_args(arguments)
@@ -96,6 +99,11 @@ def _run(options: argparse.Namespace, console: Console) -> None:
             else vision.read_torchvision_cases(folder / vision.TORCHVISION_TABLE)
         )
         vision.print_report(vision.evaluate_vision(steps, cache=options.cache, weights=options.weights), console)
+    elif options.of == "many-gpus":
+        for table in large_runs.large_run_tables(
+            large_runs.evaluate_large_runs(folder, weights=options.weights, cache=options.cache)
+        ):
+            console.print(table)
     else:
         published = report.evaluate_published(folder, weights=options.weights)
         report.print_report(published, console)

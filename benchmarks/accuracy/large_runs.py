@@ -38,6 +38,8 @@ MPT_TABLE: Final = "mpt_fsdp.csv"
 MEGATRON_TABLE: Final = "megatron_single_node.csv"
 
 MEGATRON_GPU: Final = "A100-SXM-80GB"
+MPT_GPUS: Final = {"a100_40gb": "A100-SXM-40GB", "a100_80gb": "A100-SXM-80GB", "h100_80gb": "H100-SXM-80GB"}
+"""Catalogue names of the table's words."""
 
 ROCE_1600: Final = Interconnect(inter_node_bytes_per_second=gigabytes_to_bytes(200))
 """Between MPT's A100 machines, as the table's heading says ("1600 Gbps node-node interconnect (RoCE)")."""
@@ -69,6 +71,12 @@ class Workload:
     length: int
     batch: int
     recompute: bool
+
+    @property
+    def name(self) -> str:
+        """Words for a file."""
+        again = "recompute" if self.recompute else "plain"
+        return f"{self.table}-{self.layers}x{self.hidden}-{self.length}-{self.batch}-{again}"
 
     def trace(self) -> Trace:
         """Record it on the meta device."""
@@ -148,12 +156,10 @@ def _mpt_case(row: Checked) -> LargeRunCase:
         batch=micro * accumulated,
         recompute=row.value["Activation Checkpointing"] == "True",
     )
-    name = {"a100_40gb": "A100-SXM-40GB", "h100_80gb": "H100-SXM-80GB", "a100_80gb": "A100-SXM-80GB"}.get(
-        row.value["GPU"], row.value["GPU"]
-    )
+    reported = row.value["GPU"]
     return LargeRunCase(
         workload=workload,
-        layout=Layout(find_gpu(name), per_node, count // per_node),
+        layout=Layout(find_gpu(MPT_GPUS.get(reported, reported)), per_node, count // per_node),
         strategy=Strategy(data="fsdp", micro_batches=accumulated),
         micro_batch=micro,
         measured_seconds=tokens / row.member("Throughput (T/s)").parsed().positive(),
@@ -197,7 +203,7 @@ def _megatron_case(row: Checked, degrees: Sequence[str], time: str) -> LargeRunC
     return LargeRunCase(
         workload=workload,
         layout=Layout(find_gpu(MEGATRON_GPU), per_node, count // per_node),
-        strategy=Strategy(tensor=tensor, pipeline=pipeline, micro_batches=batch // micro),
+        strategy=Strategy(tensor=tensor, pipeline=pipeline, micro_batches=batch // micro, overlap_grad_reduce=False),
         micro_batch=micro,
         measured_seconds=milliseconds_to_seconds(row.member(time).parsed().positive("in milliseconds")),
     )
@@ -208,7 +214,7 @@ def evaluate_large_runs(
     *,
     weights: Path | None = None,
     jobs: int = 2,
-    record: Callable[[Workload], Trace] = Workload.trace,
+    cache: Path | None = None,
     chosen: Callable[[LargeRunCase], bool] = lambda _case: True,
 ) -> tuple[LargeRunResult, ...]:
     """Predict each row of the tables that the folder has.
@@ -217,7 +223,7 @@ def evaluate_large_runs(
         folder: Of the tables.
         weights: Weights to use.
         jobs: Recordings predicted at a time.
-        record: Gives the recording of a workload.
+        cache: Folder that keeps the recordings; None records them anew.
         chosen: Rows to predict.
 
     Raises:
@@ -231,16 +237,14 @@ def evaluate_large_runs(
     return evaluate_in_groups(
         cases,
         key=lambda case: case.workload,
-        evaluate=partial(_predicted, weights=weights, record=record),
+        evaluate=partial(_predicted, weights=weights, cache=cache),
         jobs=jobs,
     )
 
 
-def _predicted(
-    cases: Sequence[LargeRunCase], weights: Path | None, record: Callable[[Workload], Trace]
-) -> list[LargeRunResult]:
+def _predicted(cases: Sequence[LargeRunCase], weights: Path | None, cache: Path | None) -> list[LargeRunResult]:
     """Results of rows that ran the same step, which is recorded once."""
-    trace = record(cases[0].workload)
+    trace = _trace(cases[0].workload, cache)
     gpus = tuple(dict.fromkeys(case.layout.gpu for case in cases))
     models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
     setting = Setting(gpus, None, models, "auto", 1.0, CATALOGUE)
@@ -251,6 +255,19 @@ def _predicted(
         (step,) = shared_steps(single, single.steps, [case.layout], case.strategy, own)
         results.append(LargeRunResult(case, step))
     return results
+
+
+def _trace(workload: Workload, cache: Path | None) -> Trace:
+    """The recording of a workload, from the cache where it is there."""
+    if cache is None:
+        return workload.trace()
+    path = cache / f"{workload.name}.json.gz"
+    if path.is_file():
+        return Trace.load(str(path))
+    trace = workload.trace()
+    cache.mkdir(parents=True, exist_ok=True)
+    trace.save(str(path))
+    return trace
 
 
 def large_run_tables(results: Sequence[LargeRunResult]) -> Iterator[Table]:

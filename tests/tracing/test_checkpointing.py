@@ -10,6 +10,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
+from lightning_predict.distributed.gradients import unit_bytes
+from lightning_predict.distributed.memory import ModelMemory
+from lightning_predict.distributed.model_parallel import stage_parameters
+from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.distributed.tensor_parallel import split_model
+from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.session import CaptureSession
@@ -108,3 +114,70 @@ def test_a_part_that_is_called_before_its_model_is_no_second_root() -> None:
     model[0](torch.zeros(1, 4))
     watch.close()
     assert watch.roots == [model]
+
+
+class Decoder(nn.Module):
+    """Two blocks of attention and a perceptron, each computed again in the backward pass if `again`."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.blocks = nn.ModuleList(DecoderBlock() for _ in range(2))
+
+    def forward(self, data: Tensor) -> Tensor:
+        for block in self.blocks:
+            data = checkpoint(block, data, use_reentrant=False) if self.again else block(data)
+        return data
+
+
+class DecoderBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.output = nn.Linear(256, 768), nn.Linear(256, 256)
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, data: Tensor) -> Tensor:
+        query, key, value = (
+            part.unflatten(-1, (4, 64)).transpose(1, 2) for part in self.project(data).chunk(3, dim=-1)
+        )
+        joined = nn.functional.scaled_dot_product_attention(query, key, value)
+        data = data + self.output(joined.transpose(1, 2).flatten(2))
+        result: Tensor = data + self.down(nn.functional.gelu(self.up(data)))
+        return result
+
+
+def decoder_trace(*, again: bool) -> Trace:
+    with torch.device("meta"):
+        model, data = Decoder(again=again), torch.empty(8, 128, 256, requires_grad=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return lp.capture(step, samples_per_step=8)
+
+
+@pytest.mark.parametrize("words", ["ddp,tensor=2", "ddp,pipeline=2,micro_batches=4", "fsdp", "zero2,tensor=2"])
+def test_sharing_traffic_and_memory_are_those_of_the_model_without_checkpointing(words: str) -> None:
+    plain, again = decoder_trace(again=False), decoder_trace(again=True)
+    strategy, layout = strategy_of(words), layout_of("2xA100-SXM-80GB")
+    models = [split_model(trace) for trace in (plain, again)]
+    assert models[0].blocks == models[1].blocks
+    parts = [stage_parameters(trace, model, strategy) for trace, model in zip((plain, again), models, strict=True)]
+    assert parts[0] == parts[1]
+    # What replicas exchange: each unit's parameters and gradients, and where they are ready.
+    assert unit_bytes(plain) == unit_bytes(again)
+    found = [
+        lp.predict(trace, [layout.name], strategy=strategy, history=False)[layout.name] for trace in (plain, again)
+    ]
+    if strategy.tensor == 1:  # tensor parallelism repeats the all_reduces that are computed again
+        assert found[1].communication_seconds == pytest.approx(found[0].communication_seconds, rel=1e-6)
+    else:
+        assert found[1].communication_seconds > found[0].communication_seconds
+    # Parameters, gradients and states are the same; what is not kept saves memory, and nothing else is there.
+    held = [ModelMemory(trace).held(1e9, strategy) for trace in (plain, again)]
+    assert held[0].lasting_bytes == pytest.approx(held[1].lasting_bytes)
+    needed = [one.memory_bytes or 0.0 for one in found]
+    assert 0 < needed[1] < needed[0]

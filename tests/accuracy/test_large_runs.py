@@ -1,0 +1,93 @@
+"""Rows of large language models: what they mean, and the tables of the report (made-up times)."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.accuracy.large_runs import (
+    ROCE_1600,
+    coverage,
+    evaluate_large_runs,
+    large_run_tables,
+    median_error,
+    read_megatron_cases,
+    read_mpt_cases,
+)
+from benchmarks.accuracy.workloads.large_language_models import MegatronConfig, megatron_trace, mpt_trace
+from lightning_predict.distributed.gradients import trained_elements
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.errors import MeasurementTableError
+
+MPT = """\
+section,Model,SeqLen (T),# GPUs,GPU,MicroBatchSize,GradAccum,Throughput (T/s),Activation Checkpointing
+A100 40GB with 1600 Gbps node-node interconnect (RoCE),125m,64,16,a100_40gb,2,3,61440,False
+"""
+MEGATRON = """\
+# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,tensor parallelism,\
+data parallelism,pipeline parallelism,iteration time (ms)
+4,8,2,64,4,2,32,1,2,2,250.5
+8,4,1,64,4,2,32,4,1,2,100
+"""
+
+
+def tables(folder: Path) -> Path:
+    (folder / "mpt_fsdp.csv").write_text(MPT, encoding="utf-8")
+    (folder / "megatron_single_node.csv").write_text(MEGATRON, encoding="utf-8")
+    return folder
+
+
+def test_what_a_row_of_mpt_means(tmp_path: Path) -> None:
+    (case,) = read_mpt_cases(tables(tmp_path) / "mpt_fsdp.csv")
+    # 16 GPUs x 3 micro-batches x 2 samples of 64 tokens at 61,440 tokens a second: a tenth of a second.
+    assert case.measured_seconds == pytest.approx(0.1)
+    assert case.layout.name == "2x8xA100-SXM-40GB"
+    assert case.strategy == Strategy(data="fsdp", micro_batches=3)
+    assert (case.workload.batch, case.micro_batch, case.interconnect) == (6, 2, ROCE_1600)
+
+
+def test_what_a_row_of_megatron_means(tmp_path: Path) -> None:
+    first, second = read_megatron_cases(tables(tmp_path) / "megatron_single_node.csv")
+    # 8 samples over two replicas, two at a time: two micro-batches.
+    assert first.strategy == Strategy(pipeline=2, micro_batches=2, overlap_grad_reduce=False)
+    assert (first.layout.name, first.workload.batch, first.measured_seconds) == ("4xA100-SXM-80GB", 4, 0.2505)
+    assert second.strategy == Strategy(tensor=4, pipeline=2, micro_batches=4, overlap_grad_reduce=False)
+
+
+def test_rows_are_predicted_and_told_apart(tmp_path: Path) -> None:
+    cache = tmp_path / "traces"
+    results = evaluate_large_runs(
+        tables(tmp_path), jobs=1, cache=cache, chosen=lambda case: case.workload.table == "megatron"
+    )
+    assert len(results) == 2
+    assert {path.name for path in cache.iterdir()} == {"megatron-2x64-32-4-recompute.json.gz"}
+    assert all(0 < one.step.low_seconds <= one.step.seconds <= one.step.high_seconds for one in results)
+    assert 0 <= coverage(results) <= 1
+    assert median_error(results) > 0
+    console = Console(width=160, record=True, file=io.StringIO())
+    for table in large_run_tables(results):
+        console.print(table)
+    text = console.export_text()
+    assert "megatron: absolute error of a step on many GPUs" in text
+    assert "tensor x data x pipeline 4 x 1 x 2" in text
+    assert "micro-batch 1" in text
+
+
+def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mpt_fsdp.csv"
+    path.write_text("Model\n125m\n", encoding="utf-8")
+    with pytest.raises(MeasurementTableError, match=r"SeqLen \(T\) is not a column|'SeqLen \(T\)'|SeqLen \(T\)"):
+        read_mpt_cases(path)
+
+
+def test_the_models_are_as_large_as_their_names_say() -> None:
+    # Published: 125m has 125,311,488 parameters (mpt_fsdp.csv); ours has biases too and 512 more places.
+    small = mpt_trace("125m", length=2048, batch=1, recompute=False)
+    assert trained_elements(small) == pytest.approx(125_311_488, rel=0.01)
+    assert {parameter.dtype for parameter in small.parameters} == {"bfloat16"}
+    again = megatron_trace(MegatronConfig(2, 64, 4, context=32, vocabulary=128), batch=2)
+    plain = megatron_trace(MegatronConfig(2, 64, 4, context=32, vocabulary=128), batch=2, recompute=False)
+    assert len(again.operations) > len(plain.operations)

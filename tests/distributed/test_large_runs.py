@@ -1,0 +1,361 @@
+"""What large runs use, by hand: each strategy is predicted, with its memory, or refused in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_predict.distributed.layout_steps import on_layouts
+from lightning_predict.distributed.model_parallel import model_stages
+from lightning_predict.distributed.overlap import FRICTION, slowest_of
+from lightning_predict.distributed.pipeline_parallel import idle_share, stage_of_blocks, turns, under_way
+from lightning_predict.distributed.strategy import Strategy, data_group, strategy_of, tensor_group
+from lightning_predict.distributed.tensor_parallel import split_model
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.run.sharing import shared_memory_bytes
+from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
+from tests.distributed.example_blocks import (
+    HIDDEN,
+    MODELS,
+    STREAM_BYTES,
+    TOKENS,
+    WEIGHT_BYTES,
+    timed_as,
+    trace_of,
+)
+from tests.distributed.test_memory import ACTIVATION_BYTES, SINGLE_BYTES, TRACE, with_activations
+
+A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
+FAST = Interconnect(intra_node_bytes_per_second=1e15, inter_node_bytes_per_second=1e15)
+FORWARD, BACKWARD, NORMS, UPDATE = 3.1, 4.2, 0.3, 0.5
+
+
+def on(blocks: int, words: str, layout: Layout, *, links: Interconnect = FAST, trace: Trace | None = None) -> Iteration:
+    own, seconds = trace_of(blocks)
+    own = trace or own
+    timed = timed_as(own, seconds)
+    (step,) = iterations(own, timed, [layout.gpu])
+    (found,) = on_layouts(
+        own, timed, [layout.gpu], [step], [layout], strategy_of(words), interconnect=links, models=MODELS
+    )
+    return found
+
+
+def with_wait(seconds: float, count: int) -> float:
+    return seconds * (1 + float(FRICTION.spread(np.array(seconds))) * slowest_of(count))
+
+
+def memory(words: str, count: int, *, trace: Trace = TRACE, single: float = SINGLE_BYTES, nodes: int = 1) -> float:
+    return shared_memory_bytes(single, trace, Layout(H100, count // nodes, nodes), strategy_of(words))
+
+
+def test_an_interleaved_pipeline_waits_half_as_long() -> None:
+    # Four blocks, two stages of two parts each, four micro-batches of 14.6 / 4 s a stage: 4 + 1 / 2 turns.
+    found = on(4, "ddp,pipeline=2,virtual=2,micro_batches=4", Layout(A100, 2))
+    assert found.seconds == pytest.approx(with_wait(4.5 * 2 * 7.3 / 4 + UPDATE / 2, 2), rel=1e-3)
+    assert stage_of_blocks(4, 2, 2) == (0, 1, 0, 1)
+    # Each micro-batch is handed over three times as often between the two: out, back and out again.
+    stages = {
+        words: model_stages(*_made(4), [A100], HostModel(), MODELS, strategy_of(words))[0].hand_overs
+        for words in ("ddp,pipeline=2,micro_batches=4", "ddp,pipeline=2,micro_batches=4,virtual=2")
+    }
+    assert list(stages.values()) == [1, 3]
+
+
+def _made(blocks: int) -> tuple[Trace, Any]:
+    trace, seconds = trace_of(blocks)
+    return trace, timed_as(trace, seconds)
+
+
+def test_a_zero_bubble_pipeline_fills_the_gaps_with_gradients_of_weights() -> None:
+    # Where a third of the time is the gradients of weights, a third of 1F1B's bubble is left.
+    strategy = strategy_of("ddp,pipeline=2,schedule=zero_bubble,micro_batches=4")
+    assert idle_share(strategy, 1 / 3) == pytest.approx(1 / 3)
+    assert idle_share(replace(strategy, schedule="1f1b"), 1 / 3) == 1
+    found = on(4, strategy.name, Layout(A100, 2))
+    assert found.seconds <= on(4, "ddp,pipeline=2,micro_batches=4", Layout(A100, 2)).seconds
+    assert any("gradients of weights where a stage would wait" in note for note in found.notes)
+    assert turns([1.0, 1.0], 4, idle=0.0) == 4
+
+
+def test_sequence_parallelism_shares_norms_too() -> None:
+    plain, shared = (on(2, f"ddp,tensor=2{more}", Layout(A100, 2)) for more in ("", ",sequence=true"))
+    assert plain.device_seconds == pytest.approx(2 * (NORMS + 3.5) + UPDATE / 2, rel=1e-3)
+    assert shared.device_seconds == pytest.approx(2 * (NORMS / 2 + 3.5) + UPDATE / 2, rel=1e-3)
+    # A reduce_scatter and an all_gather carry half as much each as an all_reduce.
+    bus = Interconnect(intra_node_bytes_per_second=STREAM_BYTES / 0.25)
+    both = [on(2, f"ddp,tensor=2{more}", Layout(A100, 2), links=bus) for more in ("", ",sequence=true")]
+    assert both[1].communication_seconds == pytest.approx(both[0].communication_seconds, rel=1e-3)
+
+
+def test_context_parallelism_cuts_tokens_and_passes_keys_and_values_around() -> None:
+    # Half of the passes on each GPU; the two replicas of the weights share no update.
+    found = on(2, "ddp,context=2", Layout(A100, 2))
+    assert found.device_seconds == pytest.approx(2 * 7.3 / 2 + UPDATE, rel=1e-3)
+    # Keys and values of 256 x 8 x 128 x 4 samples in float32, three rings of a block, on two GPUs half of them over
+    # the link; attention takes 1.5 s a block and hides them.
+    ring = 2 * TOKENS * HIDDEN * 4
+    bus = Interconnect(intra_node_bytes_per_second=ring / 2 / 0.1)
+    slower = on(2, "ddp,context=2", Layout(A100, 2), links=bus)
+    gradients = 2 * WEIGHT_BYTES / (ring / 2 / 0.1)
+    assert slower.communication_seconds == pytest.approx(2 * 3 * 0.1 + FRICTION.slowdown * gradients, rel=0.02)
+    assert slower.seconds - found.seconds < 2 * gradients * FRICTION.slowdown
+    model = split_model(trace_of(2)[0])
+    written_out = replace(model, blocks=tuple(replace(block, ring_bytes=0.0) for block in model.blocks))
+    with pytest.raises(InvalidArgumentError, match=r"context=2 passes keys and values.*needs fused attention"):
+        written_out.check_context(2)
+
+
+def test_tensor_parallelism_over_machines() -> None:
+    layout = Layout(H100, 2, 4)
+    group = tensor_group(layout, Strategy(tensor=4))
+    assert (group.layout.gpus_per_node, group.layout.nodes, group.groups_per_node) == (2, 2, 1)
+    # Two replicas, each of whole machines: one of their GPUs in each of two machines.
+    data = data_group(layout, Strategy(tensor=4))
+    assert (data.layout.gpus_per_node, data.layout.nodes, data.groups_per_node) == (1, 2, 2)
+    slow = Interconnect(intra_node_bytes_per_second=1e15, inter_node_bytes_per_second=STREAM_BYTES / 0.1)
+    found = on(2, "ddp,tensor=4", Layout(A100, 2, 2), links=slow)
+    # Four all_reduces over two machines, as a tree: the message once through 92 % of the network.
+    assert found.communication_seconds == pytest.approx(4 * 0.1 / 0.92, rel=0.01)
+
+
+def test_hybrid_sharding_over_groups_of_any_size() -> None:
+    assert Strategy(data="hybrid").sharded_count(Layout(H100, 8, 4)) == 8
+    assert Strategy(data="hybrid", shard=16).sharded_count(Layout(H100, 8, 4)) == 16
+    lasting = 2 * 4 * WEIGHT_BYTES
+    gathered = 2 * WEIGHT_BYTES
+    assert memory("hybrid,shard=2", 8) == pytest.approx(lasting / 2 + gathered + 2 * ACTIVATION_BYTES)
+    assert memory("hybrid,shard=4", 8, nodes=4) == pytest.approx(lasting / 4 + gathered + 2 * ACTIVATION_BYTES)
+    with pytest.raises(InvalidArgumentError, match=r"shard=3 does not fit the 8 GPUs of 8xH100"):
+        memory("hybrid,shard=3", 8)
+
+
+def test_an_optimizer_in_the_hosts_memory() -> None:
+    # The state is not there; of gradients half is.
+    stays = 2 * WEIGHT_BYTES + WEIGHT_BYTES + 2 * ACTIVATION_BYTES
+    assert memory("zero2,offload=optimizer", 2) == pytest.approx(stays)
+    plain, moved = (on(2, f"zero1{more}", Layout(A100, 2)) for more in ("", ",offload=optimizer"))
+    # Its processors take 3 x 4 bytes of state in both directions and a gradient of 4 for each of 8 Mi parameters at
+    # 200 GB/s; half of 32 MiB goes up over PCIe at 80 % of 31.5 GB/s. The GPUs' 0.25 s of updating are gone.
+    elements = 2 * WEIGHT_BYTES / 4
+    host = (2 * 3 * 4 + 4) * elements / 200e9 + 4 * elements / 2 / (0.8 * A100.pcie_bytes_per_second)
+    assert plain.seconds - moved.seconds == pytest.approx(UPDATE / 2 - host, abs=0.02)
+
+
+def test_products_in_float8_where_the_gpu_has_units_for_it() -> None:
+    plain, narrow = (on(2, f"ddp{more}", Layout(H100, 2)) for more in ("", ",fp8=tensorwise"))
+    assert narrow.device_seconds < plain.device_seconds
+    blockwise = on(2, "ddp,fp8=blockwise", Layout(H100, 2))
+    assert blockwise.device_seconds <= narrow.device_seconds  # no pass for the largest value
+    with pytest.raises(InvalidArgumentError, match="A100-SXM-80GB has no units for float8"):
+        on(2, "ddp,fp8=tensorwise", Layout(A100, 2))
+
+
+def test_recomputation_takes_the_forward_pass_of_blocks_again_and_keeps_their_inputs_alone() -> None:
+    none, selective, full = (on(2, f"ddp,recompute={what}", Layout(A100, 2)) for what in ("none", "selective", "full"))
+    assert full.device_seconds - none.device_seconds == pytest.approx(2 * FORWARD, rel=1e-3)
+    assert selective.device_seconds - none.device_seconds == pytest.approx(2 * 1.0, rel=1e-3)  # attention alone
+    # Each block keeps its stream of 4 MiB instead of 16 MiB; one block's 16 MiB are there while it is computed again.
+    lasting = 2 * 4 * WEIGHT_BYTES + 2 * WEIGHT_BYTES  # with DDP's buckets
+    expected = lasting + 2 * STREAM_BYTES + ACTIVATION_BYTES
+    assert memory("ddp,recompute=full", 2) == pytest.approx(expected)
+    trace, _ = trace_of(2)
+    twice = tuple(replace(each, phase="backward") for each in trace.operations[:8]) * 2
+    again = replace(trace, operations=(*trace.operations[:8], *twice, *trace.operations[8:]))
+    timed = timed_as(again, [1.0] * len(again.operations))
+    with pytest.raises(InvalidArgumentError, match="recompute=full of a step that was recorded with activation check"):
+        model_stages(again, timed, [A100], HostModel(), MODELS, Strategy(recompute="full"))
+
+
+def test_recomputed_blocks_add_up_again() -> None:
+    bus = Interconnect(intra_node_bytes_per_second=STREAM_BYTES / 0.25)
+    none, full = (on(2, f"ddp,tensor=2,recompute={what}", Layout(A100, 2), links=bus) for what in ("none", "full"))
+    # One all_reduce a block forward and one backward; recomputation repeats the forward one.
+    assert none.communication_seconds == pytest.approx(4 * 0.25, rel=1e-3)
+    assert full.communication_seconds == pytest.approx(6 * 0.25, rel=1e-3)
+
+
+def test_gradients_after_the_backward_pass_hide_behind_nothing() -> None:
+    bus = Interconnect(intra_node_bytes_per_second=2 * WEIGHT_BYTES / 1.0)
+    behind, after = (on(2, f"ddp{more}", Layout(A100, 2), links=bus) for more in ("", ",overlap_grad_reduce=false"))
+    plain = on(2, "ddp", Layout(A100, 2))
+    assert after.seconds - plain.seconds == pytest.approx(FRICTION.slowdown * 1.0, rel=0.03)
+    assert behind.seconds < after.seconds
+
+
+def test_mixed_precision_of_fsdp_gathers_half_as_much() -> None:
+    bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.01)
+    whole, half = (on(2, f"fsdp{more}", Layout(A100, 2), links=bus) for more in ("", ",param_dtype=bfloat16"))
+    assert half.communication_seconds == pytest.approx(whole.communication_seconds / 2, rel=1e-2)
+    # Shards in float32; two units of half the size.
+    expected = 2 * 4 * WEIGHT_BYTES / 2 + 2 * WEIGHT_BYTES / 2 + 2 * ACTIVATION_BYTES
+    assert memory("fsdp,param_dtype=bfloat16", 2) == pytest.approx(expected)
+
+
+def test_float32_copies_of_the_parameters_are_shared_like_the_optimizers_state() -> None:
+    # The update alone meets 32 MiB of copies and 64 MiB of moments, and writes 32 MiB of gradients in float32.
+    elements = 2 * WEIGHT_BYTES // 4
+    half = TRACE.memory.parameter_bytes
+    assert half is not None
+    copy, gradient = (TensorInfo((elements,), "float32", id=number) for number in (900, 901))
+    moments = tuple(TensorInfo((elements,), "float32", id=number) for number in (902, 903))
+    update = (
+        Operation(name="aten::_to_copy", phase="other", outputs=(gradient,)),
+        Operation(name="aten::_fused_adamw_", phase="optimizer", inputs=(copy, gradient, *moments)),
+    )
+    trace = replace(TRACE, operations=(*TRACE.operations, *update))
+    sharded = memory("fsdp", 4, trace=trace)
+    copies = 4 * elements
+    lasting = (2 * 4 * WEIGHT_BYTES + copies) / 4 + 2 * WEIGHT_BYTES
+    assert sharded == pytest.approx(lasting + max(2 * ACTIVATION_BYTES, copies / 4))
+
+
+def test_an_interleaved_schedule_and_gpipe_hold_more_at_once() -> None:
+    assert under_way(strategy_of("ddp,pipeline=4"), 0, 16) == 4
+    # (p - 1) / (p v) = 3 / 8 more.
+    assert under_way(strategy_of("ddp,pipeline=4,virtual=2"), 0, 16) == 4 * 1.375
+    assert under_way(strategy_of("ddp,pipeline=4,schedule=gpipe"), 3, 16) == 16
+    trace = with_activations(4)
+    single = 4 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
+    found = [
+        memory(f"ddp,pipeline=2,micro_batches=4{more}", 2, trace=trace, single=single)
+        for more in ("", ",virtual=2", ",schedule=gpipe")
+    ]
+    # Two blocks a stage; 2, 2 x 1.25 and 4 of four micro-batches at once.
+    lasting = 2 * 4 * WEIGHT_BYTES
+    assert found == pytest.approx([lasting + 2 * ACTIVATION_BYTES * share for share in (0.5, 0.625, 1.0)])
+
+
+def mixture(blocks: int, experts: int) -> tuple[Trace, list[float]]:
+    """Each block has experts of 4 MiB each, in one parameter, that 1,024 routed tokens visit."""
+    trace, seconds = trace_of(blocks)
+    tables = tuple(
+        Parameter(name=f"blocks.{block}.experts.weight", shape=(experts, HIDDEN, HIDDEN), dtype="float32")
+        for block in range(blocks)
+    )
+    visits = [
+        Operation(
+            name="aten::_grouped_mm",
+            phase="forward",
+            module=f"blocks.{block}.experts",
+            inputs=(TensorInfo((TOKENS, HIDDEN), "float32"), TensorInfo((experts, HIDDEN, HIDDEN), "float32")),
+        )
+        for block in range(blocks)
+    ]
+    forward = 4 * blocks
+    operations = (*trace.operations[:forward], *visits, *trace.operations[forward:])
+    memory = replace(
+        trace.memory,
+        parameter_bytes=(trace.memory.parameter_bytes or 0) + blocks * experts * HIDDEN * HIDDEN * 4,
+        gradient_bytes=(trace.memory.gradient_bytes or 0) + blocks * experts * HIDDEN * HIDDEN * 4,
+    )
+    return (
+        replace(trace, operations=operations, parameters=(*trace.parameters, *tables), memory=memory),
+        [*seconds[:forward], *([0.5] * blocks), *seconds[forward:]],
+    )
+
+
+def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
+    trace, seconds = mixture(2, 4)
+    timed = timed_as(trace, seconds)
+    (step,) = iterations(trace, timed, [A100])
+
+    def moved(words: str) -> Iteration:
+        bus = Interconnect(intra_node_bytes_per_second=TOKENS * HIDDEN * 4 / 2 / 0.1)
+        (found,) = on_layouts(
+            trace, timed, [A100], [step], [Layout(A100, 2)], strategy_of(words), interconnect=bus, models=MODELS
+        )
+        return found
+
+    # Four all-to-alls a layer, of which half goes to the other of two GPUs, 0.1 s each; room for half as many again.
+    even, roomy = moved("ddp,expert=2"), moved("ddp,expert=2,capacity=1.5")
+    assert roomy.communication_seconds - even.communication_seconds == pytest.approx(0.5 * 2 * 4 * 0.1, rel=0.02)
+    assert roomy.device_seconds - even.device_seconds == pytest.approx(2 * 0.5 * 0.5, rel=0.02)
+    assert any("Experts are dealt out over 2 GPUs" in note for note in even.notes)
+    # Half of the experts' 2 x 16 MiB, of their gradients, and of those in DDP's buckets.
+    single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + 4 * WEIGHT_BYTES
+    layout = Layout(A100, 2)
+    whole, dealt = (shared_memory_bytes(single, trace, layout, strategy_of(one)) for one in ("ddp", "ddp,expert=2"))
+    experts = 2 * 4 * HIDDEN * HIDDEN * 4
+    # The optimizer's state goes by the share of parameters.
+    share = experts / 2 / (experts + 2 * WEIGHT_BYTES)
+    assert whole - dealt == pytest.approx(3 * experts / 2 + share * 4 * WEIGHT_BYTES)
+    with pytest.raises(InvalidArgumentError, match="expert=3 does not divide the 4 experts; choose one of 1, 2, 4"):
+        model_stages(trace, timed, [A100], HostModel(), MODELS, Strategy(expert=3))
+    with pytest.raises(InvalidArgumentError, match="the trace names none: no parameter has 'expert' in its name"):
+        on(2, "ddp,expert=2", Layout(A100, 2))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ddp,virtual=2", "virtual=2 interleaves the stages of a pipeline; ask for pipeline=2 or more"),
+        ("ddp,schedule=gpipe", "schedule=gpipe is of a pipeline"),
+        ("ddp,pipeline=2,virtual=2,schedule=gpipe", "schedule=gpipe has one stage a GPU"),
+        ("ddp,pipeline=4,virtual=2,micro_batches=6", "rounds of pipeline=4, which micro_batches=6 is no multiple of"),
+        ("ddp,sequence=true", "sequence=true shares what tensor parallelism leaves whole"),
+        ("fsdp,shard=4", "shard=4 is the size of hybrid's groups, and fsdp has none"),
+        (
+            "ddp,offload=optimizer",
+            "offload=optimizer moves a share of the optimizer's state, and ddp does not split it",
+        ),
+        ("ddp,param_dtype=bfloat16", "param_dtype=bfloat16 is what FSDP gathers in, and ddp gathers nothing"),
+        ("fsdp,overlap_grad_reduce=false", "fsdp scatters gradients as they come"),
+        ("fsdp,expert=2", "expert=2 with fsdp: sharding experts twice is not predicted"),
+        (
+            "zero2,pipeline=2,schedule=zero_bubble",
+            "schedule=zero_bubble puts off the gradients that zero2 would scatter",
+        ),
+        ("ddp,capacity=1.5", "capacity is of experts that are dealt out"),
+        ("ddp,recompute=some", "recompute='some'; expected none, selective, full"),
+        ("ddp,fp8=rowwise", "fp8='rowwise'; expected tensorwise, blockwise"),
+        ("ddp,sequence=perhaps", "sequence='perhaps'; expected true or false"),
+        ("ddp,capacity=0.5", "capacity=0.5; expected a factor of at least 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_words(words: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        strategy_of(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ddp",
+        "fsdp,micro_batches=4,param_dtype=bfloat16",
+        "ddp,tensor=8,pipeline=4,micro_batches=8,virtual=2,sequence=true,recompute=selective,overlap_grad_reduce=false",
+        "zero1,context=2,expert=4,capacity=1.25,offload=optimizer,fp8=blockwise",
+        "hybrid,shard=16",
+    ],
+)
+def test_the_name_of_a_strategy_reads_back(words: str) -> None:
+    assert strategy_of(words).name == words
+    assert strategy_of(strategy_of(words).name) == strategy_of(words)
+
+
+def test_the_verdict_of_a_divided_layout_says_what_it_waits_for() -> None:
+    def bound_by(words: str, count: int, *, links: Interconnect = FAST) -> str:
+        verdict = on(4, words, Layout(A100, count), links=links).verdict
+        assert verdict is not None
+        return verdict.bound_by
+
+    assert bound_by("ddp,tensor=2", 2) == "device"
+    assert bound_by("ddp,pipeline=4,micro_batches=1", 4) == "bubble"
+    slow = Interconnect(intra_node_bytes_per_second=STREAM_BYTES / 10)
+    assert bound_by("ddp,tensor=2", 2, links=slow) == "links"
+    trace, seconds = trace_of(4)
+    timed = timed_as(trace, [1e-9 * each for each in seconds])
+    (step,) = iterations(trace, timed, [A100])
+    (found,) = on_layouts(
+        trace, timed, [A100], [step], [Layout(A100, 2)], Strategy(tensor=2), interconnect=FAST, models=MODELS
+    )
+    assert found.verdict is not None
+    assert found.verdict.bound_by == "host"
