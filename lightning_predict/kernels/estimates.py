@@ -123,7 +123,7 @@ class _Leaf:
     problem: Problem
     sibling: str | None
     timed_by: TimedBy
-    by_model: bool
+    source: Literal["model", "formula", "roofline"]
 
 
 @final
@@ -391,18 +391,22 @@ def _expand(problem: Problem, models: KernelModels | None) -> _Expansion:
         leaves = tuple((leaf, count * times) for inner, times in expanded for leaf, count in inner.parts)
         own = operation_kind(problem.operation).proxy_spread or PROXY_SPREAD
         return _Expansion(leaves, own * max(inner.spread for inner, _ in expanded), is_proxy=True)
-    return _Expansion(((_Leaf(problem, None, "roofline", by_model=False), 1.0),), 1.0)
+    return _Expansion(((_Leaf(problem, None, "roofline", "roofline"), 1.0),), 1.0)
 
 
 def _direct(problem: Problem, models: KernelModels | None) -> _Leaf | None:
     if models is None:
         return None
-    if models.supports(problem.operation, problem.dtype):
-        return _Leaf(problem, None, models.timed_by(problem.operation, problem.dtype), by_model=True)
+    kind = operation_kind(problem.operation)
+    is_beyond = kind.beyond_networks is not None and kind.beyond_networks(problem)
+    if models.supports(problem.operation, problem.dtype) and not is_beyond:
+        return _Leaf(problem, None, models.timed_by(problem.operation, problem.dtype), "model")
+    if kind.formula is not None:
+        return _Leaf(problem, None, "roofline", "formula")
     siblings = SIBLING_DTYPES[operation_kind(problem.operation).units].get(problem.dtype, ())
     for sibling in siblings:
         if models.supports(problem.operation, sibling):
-            return _Leaf(problem, sibling, "proxy", by_model=True)
+            return _Leaf(problem, sibling, "proxy", "model")
     return None
 
 
@@ -412,14 +416,17 @@ def _leaf_times(
     """Middle, low and high seconds of leaves, and where the base served, each (gpus, leaves)."""
     tables = tuple(np.empty((len(gpus), len(leaves))) for _ in range(3))
     by_base = np.zeros((len(gpus), len(leaves)), dtype=np.bool_)
-    groups: dict[tuple[str, str, str | None, bool], list[int]] = {}
+    groups: dict[tuple[str, str, str | None, str], list[int]] = {}
     for index, leaf in enumerate(leaves):
-        key = (leaf.problem.operation, leaf.problem.dtype, leaf.sibling, leaf.by_model)
+        key = (leaf.problem.operation, leaf.problem.dtype, leaf.sibling, leaf.source)
         groups.setdefault(key, []).append(index)
-    for (_, _, sibling, by_model), indices in groups.items():
+    for (_, _, sibling, source), indices in groups.items():
         batch = batch_of([leaves[index].problem for index in indices])
-        if by_model and models is not None:
+        if source == "model" and models is not None:
             found = _by_model(batch, sibling, gpus, models)
+        elif source == "formula" and batch.kind.formula is not None:
+            seconds, spread = batch.kind.formula(batch, gpus)
+            found = Estimate(seconds, seconds / spread, seconds * spread)
         else:
             found = _by_roofline(batch, gpus)
         for table, value in zip(tables, (found.seconds, found.low_seconds, found.high_seconds), strict=True):

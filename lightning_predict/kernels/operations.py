@@ -161,6 +161,9 @@ class OperationKind:
         proxy: Problems whose times add up to its own, for want of a network.
         proxy_spread: Factor by which the proxy widens the interval; the usual one where None.
         alternative: Another algorithm that libraries always have; it may give None for a problem without one.
+        formula: Seconds and the factor up and down around them, each of shape (gpus, problems), by a formula that comes
+            before the proxy; used beside trained networks only.
+        beyond_networks: Problems that its networks never saw, so that the formula times them even where there are some.
         typical_utilisation: Share of the roofline that its kernels reach, where no model was trained and it is not
             what is typical of its units; None where it is.
         typical_spread: Factor up and down around a time from that utilisation; None for the usual one.
@@ -184,6 +187,8 @@ class OperationKind:
     proxy: Callable[[Problem], tuple[Part, ...]] | None = None
     proxy_spread: float | None = None
     alternative: Callable[[Problem], Problem | None] | None = None
+    formula: Callable[[ProblemBatch, Sequence[Gpu]], tuple[Array, Array]] | None = None
+    beyond_networks: Callable[[Problem], bool] | None = None
     typical_utilisation: float | None = None
     typical_spread: float | None = None
     sequential_kernels: Callable[[Columns], Array] | None = None

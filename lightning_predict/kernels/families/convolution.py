@@ -20,7 +20,6 @@ to the input of a convolution does: its input is that convolution's output. Exam
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -28,6 +27,12 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.families.convolution_formula import (
+    LEAST_CHANNELS,
+    ConvolutionWork,
+    convolution_seconds,
+    convolution_spread,
+)
 from lightning_predict.kernels.features import (
     alignment,
     log2,
@@ -55,6 +60,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import compute_peak
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
+from lightning_predict.tracing.code_paths import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 PASSES: Final = ("", "_backward_input", "_backward_weight")
@@ -222,27 +228,44 @@ TENSOR_CONVOLUTION: Final = Family(
 can train them."""
 
 
-# --- Proxies
-
-BACKWARD_RATIOS: Final = {"conv2d_backward_input": 1.0, "conv2d_backward_weight": 1.3}
-"""Over the forward pass: medians of the float32 rows of at least 0.2 ms in DeepBench, on eight GPUs (0.99 to 1.09 for
-the input; 1.04 to 1.52 for the weight)."""
-
-PROXY_SPREAD: Final = 2.1
-"""Factor by which the implicit product widens the interval of a convolution: nine in ten of DeepBench's float16
-convolutions on the V100 and T4 lie within it."""
+# --- What times them for want of a network
 
 
-def _as_products(problem: Problem) -> tuple[Part, ...]:
-    """Implicit matrix product: (N·H'·W', C·Kh·Kw / groups) x (..., O / groups), once a group."""
-    groups = problem.shape["groups"]
-    sides = _implicit_product(problem.operation, batch_of([problem]).columns)
-    name, copies = ("linear", 1.0) if groups == 1 else ("bmm", groups)
-    return (Part(1.0, Problem(name, problem.dtype, (copies, *(float(side[0]) for side in sides)))),)
+def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:
+    """What the formula asks for; `c` are the columns on a plane."""
+    elements = _elements(c)
+    channels = c["in_channels"] / c["groups"]
+    padded = np.where(c["groups"] == 1, np.maximum(channels, LEAST_CHANNELS) / channels, 1.0)
+    rows, cols, depth = _implicit_product(f"conv2d{plane_pass}", c)
+    if plane_pass == "_backward_input":  # of the filter's taps as many reach a position as the filter moves there
+        depth = depth * (elements["outputs"] / c["out_channels"]) / (elements["images"] / c["in_channels"])
+    elif plane_pass == "_backward_weight":
+        cols = cols * padded
+    else:
+        depth = depth * padded
+    return ConvolutionWork(
+        backward=plane_pass,
+        dtype=batch.dtype,
+        rows=rows,
+        cols=cols,
+        depth=depth,
+        groups=c["groups"],
+        channels=channels,
+        taps=c["kernel_height"] * c["kernel_width"],
+        strides=c["stride_height"] * c["stride_width"],
+        is_dilated=(c["dilation_height"] * c["dilation_width"]) > 1,
+        placed=elements["images" if plane_pass == "_backward_input" else "outputs"],
+        is_depthwise=(c["groups"] > 1) & (c["groups"] == c["in_channels"]),
+        is_last=c["channels_last"] > 0,
+        is_volume=is_volume,
+        images=elements["images"],
+        outputs=elements["outputs"],
+        moved_bytes=batch.bytes_moved,
+    )
 
 
-def _as_forward_pass(problem: Problem) -> tuple[Part, ...]:
-    return (Part(BACKWARD_RATIOS[problem.operation], Problem("conv2d", problem.dtype, problem.dims)),)
+def _has_groups(problem: Problem) -> bool:
+    return problem.shape["groups"] > 1
 
 
 def as_product(problem: Problem) -> Problem | None:
@@ -251,12 +274,12 @@ def as_product(problem: Problem) -> Problem | None:
     None for a grouped one. Libraries always have this algorithm, whatever others they have (cuDNN's developer guide,
     "implicit GEMM"). The gradient to the input sums over the filters, at the output's positions.
     """
-    if problem.shape["groups"] != 1:
+    if _has_groups(problem):
         return None
-    if problem.operation != "conv2d_backward_input":
-        return _as_products(problem)[0].problem
-    rows, filters, taps = (float(s[0]) for s in _implicit_product("conv2d", batch_of([problem]).columns))
-    return Problem("linear", problem.dtype, (1.0, rows, taps, filters))
+    is_input = problem.operation == "conv2d_backward_input"
+    name = "conv2d" if is_input else problem.operation
+    rows, cols, depth = (float(side[0]) for side in _implicit_product(name, batch_of([problem]).columns))
+    return Problem("linear", problem.dtype, (1.0, rows, depth, cols) if is_input else (1.0, rows, cols, depth))
 
 
 # --- The operations
@@ -290,7 +313,7 @@ class _Variant:
 def _on_plane(c: Columns) -> dict[str, Array]:
     """Columns that a variant shares with `conv2d`."""
     settings = [f"{setting}_{side}" for setting in _SETTINGS for side in _PLANE]
-    return {name: c[name] for name in ("out_channels", *_PLANE, *settings, "groups")}
+    return {name: c[name] for name in ("out_channels", *_PLANE, *settings, "groups", "channels_last")}
 
 
 def _line_as_plane(c: Columns) -> Columns:
@@ -299,7 +322,8 @@ def _line_as_plane(c: Columns) -> Columns:
     along = {"kernel_width": "kernel_size", "stride_width": "stride", "dilation_width": "dilation"}
     along |= {"width": "length", "padding_width": "padding"}
     shared = {name: c[name] for name in ("batch", "in_channels", "out_channels", "groups")}
-    return {**shared, **across, "padding_height": 0 * one, **{name: c[own] for name, own in along.items()}}
+    absent = {"padding_height": 0 * one, "channels_last": 0 * one}
+    return {**shared, **across, **absent, **{name: c[own] for name, own in along.items()}}
 
 
 def _volume_as_plane(c: Columns) -> Columns:
@@ -330,15 +354,15 @@ _VARIANTS: Final = (
 def _shape(variant: _Variant) -> tuple[tuple[str, ...], dict[str, float | str], dict[str, tuple[str, ...]]]:
     """Shape parameters, their defaults, and the spellings that set several of them."""
     if not variant.sides:
-        shape = ("batch", "in_channels", "out_channels", "length", "kernel_size", "stride", "padding", "dilation")
-        return (*shape, "groups"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}, {"image_size": ("length",)}
+        line = ("batch", "in_channels", "out_channels", "length", "kernel_size", "stride", "padding", "dilation")
+        return (*line, "groups"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}, {"image_size": ("length",)}
     first, *others = variant.sides
     settings = [f"{setting}_{side}" for setting in _SETTINGS for side in variant.sides]
     defaults: dict[str, float | str] = {f"stride_{first}": 1, f"dilation_{first}": 1, "groups": 1}
     defaults |= dict.fromkeys(others, first)
     for setting in ("kernel", "stride", "dilation"):
         defaults |= dict.fromkeys((f"{setting}_{side}" for side in others), f"{setting}_{first}")
-    defaults |= {f"padding_{side}": 0 for side in variant.sides}
+    defaults |= {f"padding_{side}": 0 for side in variant.sides} | {"channels_last": 0}
     spellings = {"image_size": variant.sides, "kernel_size": tuple(f"kernel_{side}" for side in variant.sides)}
     spellings |= {name: tuple(f"{name}_{side}" for side in variant.sides) for name in ("stride", "padding", "dilation")}
     if variant.name == "conv_transpose2d":
@@ -346,7 +370,8 @@ def _shape(variant: _Variant) -> tuple[tuple[str, ...], dict[str, float | str], 
         settings += extra
         defaults |= dict.fromkeys(extra, 0)
         spellings["output_padding"] = extra
-    return ("batch", "in_channels", "out_channels", *variant.sides, *settings, "groups"), defaults, spellings
+    shape = ("batch", "in_channels", "out_channels", *variant.sides, *settings, "groups", "channels_last")
+    return shape, defaults, spellings
 
 
 def _kind(variant: _Variant, suffix: str) -> OperationKind:
@@ -363,8 +388,12 @@ def _kind(variant: _Variant, suffix: str) -> OperationKind:
         dims = tuple(float(plane[name][0]) for name in _PLANE_SHAPE)
         return (Part(1.0, Problem(f"conv2d{plane_pass}", problem.dtype, dims)),)
 
+    def by_formula(batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
+        work = _work(plane_pass, batch, variant.as_plane(batch.columns), is_volume="depth" in variant.sides)
+        return convolution_seconds(work, gpus), convolution_spread(work)
+
     is_plane = variant.name == "conv2d"
-    is_forward = suffix == ""
+    has_formula = is_plane or "depth" in variant.sides
     return OperationKind(
         name=variant.name + suffix,
         shape=shape,
@@ -376,8 +405,9 @@ def _kind(variant: _Variant, suffix: str) -> OperationKind:
         reads=lambda c: added(c, read=True),
         writes=lambda c: added(c, read=False),
         families=(CONVOLUTION, TENSOR_CONVOLUTION) if is_plane else (),
-        proxy=(_as_products if is_forward else _as_forward_pass) if is_plane else as_plane,
-        proxy_spread=PROXY_SPREAD if is_plane and is_forward else None,
+        proxy=None if has_formula else as_plane,
+        formula=by_formula if has_formula else None,
+        beyond_networks=_has_groups if is_plane else None,
         alternative=as_product if is_plane else None,
     )
 
@@ -401,10 +431,7 @@ def _numbers(operation: Operation, name: str, dimensions: int, default: float) -
 def _convolution_problem(
     name: str, operation: Operation, flags: Flags, images: TensorInfo, weight: TensorInfo
 ) -> Problem:
-    """A convolution of `images` (N, C, *sizes) by `weight` (O, C / groups, *taps), reduced to two dimensions.
-
-    A volume is folded: its output depth goes into the batch and its taps' depth into the channels, which keeps FLOPs.
-    """
+    """A convolution of `images` (N, C, *sizes) by `weight` (O, C / groups, *taps); a line is an image of height 1."""
     sizes, taps = list(images.shape[2:]), list(weight.shape[2:])
     dimensions = len(sizes)
     stride = _numbers(operation, "stride", dimensions, 1)
@@ -413,19 +440,16 @@ def _convolution_problem(
     # Calls without an argument for groups (depthwise ones) have as many as the channels ask for.
     groups = float(operation.arguments.get("groups", max(images.shape[1] // max(weight.shape[1], 1), 1)))
     batch, channels = float(images.shape[0]), float(weight.shape[1]) * groups
-    if dimensions == 3:
-        reach = dilation[0] * (taps[0] - 1) + 1
-        batch *= max(math.floor((sizes[0] + 2 * padding[0] - reach) / stride[0]) + 1, 1)
-        channels *= taps[0]
     if dimensions == 1:
         sizes, taps = [1, *sizes], [1, *taps]
         stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
-    pairs = (sizes[-2:], taps[-2:], stride[-2:], padding[-2:], dilation[-2:])
-    flat = [float(value) for pair in pairs for value in pair]
-    dtype = compute_dtype(images, tf32=flags.cudnn_tf32)
+    flat = [float(value) for values in (sizes, taps, stride, padding, dilation) for value in values]
     if is_complex(images):
         batch *= COMPLEX_PRODUCTS
-    return Problem(name, dtype, (batch, channels, float(weight.shape[0]), *flat, groups))
+    is_last = float(bool(operation.arguments.get(CHANNELS_LAST)))
+    kind = name.replace("conv2d", "conv3d") if dimensions == 3 else name
+    dtype = compute_dtype(images, tf32=flags.cudnn_tf32)
+    return Problem(kind, dtype, (batch, channels, float(weight.shape[0]), *flat, groups, is_last))
 
 
 def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInfo) -> TensorInfo:
@@ -472,8 +496,27 @@ def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     if operation.arguments.get("transposed") or "transpose" in operation.name:
         # A transposed convolution computes what the gradient to the input of a convolution does.
         images = _transposed_images(operation, data, weight)
-        return (_convolution_problem("conv2d_backward_input", operation, flags, images, weight),)
-    return (_convolution_problem("conv2d", operation, flags, data, weight),)
+        problem = _convolution_problem("conv2d_backward_input", operation, flags, images, weight)
+    else:
+        problem = _convolution_problem("conv2d", operation, flags, data, weight)
+    return problem, *_added_bias(operation, problem)
+
+
+_ADDS_BIAS: Final = frozenset({"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"})
+
+
+def _added_bias(operation: Operation, problem: Problem) -> tuple[Problem, ...]:
+    """The bias, which PyTorch adds to the output of cuDNN in a kernel of its own (`Convolution.cpp`, `output.add_`).
+
+    Its own depthwise kernel, for channels first, adds it by itself.
+    """
+    shape = problem.shape
+    is_own = shape["groups"] == shape["in_channels"] > 1 and not shape["channels_last"]
+    if operation.name not in _ADDS_BIAS or len(operation.inputs) < 3 or is_own:
+        return ()
+    batch = batch_of([problem])
+    output = float(batch.bytes_written[0])
+    return (Problem("transfer", "float32", (output, output, output / batch.element_bytes)),)
 
 
 @translates("aten::convolution_backward", "aten::convolution_backward_overrideable")

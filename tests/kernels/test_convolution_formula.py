@@ -1,0 +1,212 @@
+"""Convolutions that no network knows: what holds on every GPU, and the kernels of a real step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.kernels.estimates import problem_times
+from lightning_predict.kernels.models import BundledModels, kernel_models
+from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, problem
+from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+
+GPUS = [gpu(name) for name in gpu_names()]
+PASSES = ("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
+DTYPES = ("tf32", "float16", "bfloat16", "float32")
+
+
+@pytest.fixture(scope="module")
+def models() -> BundledModels:
+    return kernel_models(())
+
+
+def by_formula(*problems: Problem) -> Array:
+    """Seconds of problems of one operation and dtype, shape (gpus, problems)."""
+    formula = operation_kind(problems[0].operation).formula
+    assert formula is not None
+    return formula(batch_of(problems), GPUS)[0]
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Problem:
+    """Plain, grouped and depthwise ones with filters that fit their images."""
+    width = draw(st.sampled_from([3, 8, 24, 64, 96, 256]))
+    groups = draw(st.sampled_from([1, 1, width, *(each for each in (4, 8, 32) if width % each == 0)]))
+    size = draw(st.sampled_from([7, 14, 29, 56, 112]))
+    taps = draw(st.sampled_from([1, 3, 5, 7]))
+    return problem(
+        draw(st.sampled_from(PASSES)),
+        draw(st.sampled_from(DTYPES)),
+        batch=draw(st.sampled_from([1, 3, 16, 100])),
+        in_channels=width,
+        out_channels=width * draw(st.sampled_from([1, 2])),
+        image_size=size,
+        kernel_size=taps,
+        stride=draw(st.sampled_from([1, 2])),
+        padding=taps // 2,
+        groups=groups,
+        channels_last=draw(st.sampled_from([0, 1])),
+    )
+
+
+def changed(item: Problem, **words: float) -> Problem:
+    return problem(item.operation, item.dtype, **(item.shape | words))
+
+
+@settings(max_examples=60, deadline=None)
+@given(convolutions())
+def test_nothing_beats_its_flops_and_its_bytes(item: Problem) -> None:
+    batch = batch_of([item])
+    seconds = by_formula(item)[:, 0]
+    flops, moved = float(batch.flops[0]), float(batch.bytes_moved[0])
+    fastest = np.array([max(one.peak(item.dtype) or 0.0, one.peak_flops_per_second["float32"]) for one in GPUS])
+    bandwidth = np.array([max(one.dram_bytes_per_second, one.l2_bytes_per_second) for one in GPUS])
+    assert (seconds >= flops / fastest).all()
+    assert (seconds >= moved / bandwidth).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(convolutions())
+def test_twice_the_batch_never_takes_less(item: Problem) -> None:
+    once, twice = by_formula(item, changed(item, batch=2 * item.shape["batch"])).T
+    assert (twice >= once * (1 - 1e-9)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(convolutions())
+def test_channels_last_is_never_slower(item: Problem) -> None:
+    first, last = by_formula(changed(item, channels_last=0), changed(item, channels_last=1)).T
+    assert (last <= first).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(convolutions())
+def test_groups_are_never_slower_than_the_dense_convolution(item: Problem) -> None:
+    grouped, dense = by_formula(item, changed(item, groups=1)).T
+    assert (grouped <= dense * (1 + 1e-9)).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(convolutions())
+def test_a_lower_precision_is_never_slower_than_float32(item: Problem) -> None:
+    shipped = kernel_models(())
+    single = problem_times([replace(item, dtype="float32")], GPUS, shipped).seconds[:, 0]
+    for dtype in ("tf32", "float16"):
+        lower = problem_times([replace(item, dtype=dtype)], GPUS, shipped).seconds[:, 0]
+        emulated = np.array([dtype in one.emulated_dtypes for one in GPUS])  # their catalogue states a rate of its own
+        assert (lower <= single * (1 + 1e-9))[~emulated].all()
+
+
+def test_two_gpus_of_one_peak_and_bandwidth_get_one_time(models: BundledModels) -> None:
+    """Weights for the products of one of them are no reason for another time of its convolutions."""
+    item = problem("conv2d", "float16", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3)
+    times = problem_times([item], [gpu("A100-SXM-80GB"), gpu("A800-SXM-80GB")], models)
+    assert models.has_own_weights("A100-SXM-80GB", "linear", "bfloat16")
+    assert not models.has_own_weights("A800-SXM-80GB", "linear", "bfloat16")
+    assert times.seconds[0, 0] == pytest.approx(times.seconds[1, 0])
+
+
+def test_the_matrix_of_patches_is_no_traffic(models: BundledModels) -> None:
+    """On an L4, 2 x 51 MB of images and outputs in float32 take 0.34 ms; nine copies of the images would be 1.7 ms."""
+    words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 56, "kernel_size": 3, "padding": 1}
+    item = problem("conv2d", "tf32", **words, channels_last=1)
+    seconds = problem_times([item], [gpu("L4")], models).seconds[0, 0]
+    assert 0.34e-3 < seconds < 0.9e-3
+
+
+def test_depthwise_filters_take_about_their_traffic(models: BundledModels) -> None:
+    """ConvNeXt's: 64 x 96 x 56 x 56 in 16 bits are 38.5 MB, read and written at an A100's 1.56 TB/s in 50 µs."""
+    words = {"batch": 64, "in_channels": 96, "out_channels": 96, "groups": 96, "image_size": 56, "padding": 3}
+    item = problem("conv2d", "float16", kernel_size=7, channels_last=1, **words)
+    a100, v100 = problem_times([item], [gpu("A100-SXM-40GB"), gpu("V100-SXM2-16GB")], models).seconds[:, 0]
+    assert 50e-6 < a100 < 1.2e-3  # it was 5.9 ms
+    assert a100 < v100
+
+
+def test_only_filters_that_gather_are_converted() -> None:
+    """Images of 64 x 64 x 56 x 56 in 16 bits are 25.7 MB: read and written at an L4's 300 GB/s, 0.17 ms at least."""
+    words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 56}
+    for taps, converts in ((3, True), (1, False)):
+        item = problem("conv2d", "float16", kernel_size=taps, padding=taps // 2, **words)
+        first, last = by_formula(item, changed(item, channels_last=1))[GPUS.index(gpu("T4"))]
+        # The T4's L2 holds 4 MiB, so that both ways go to DRAM, at 320 GB/s and 85 % of them.
+        expected = 2 * 64 * 64 * 56 * 56 * 2 / (0.85 * 320e9) if converts else 0.0
+        assert first - last == pytest.approx(expected, abs=1e-9)
+
+
+# Kernels of 7.4 GFLOP each in TF32 on an A100 (32 images), by width and size: microseconds without the conversions.
+RESNET = [((64, 56, 1), 99), ((128, 28, 1), 70), ((256, 14, 1), 63), ((512, 7, 1), 75)]
+
+
+@pytest.mark.parametrize(("shape", "microseconds"), RESNET)
+def test_the_kernels_of_a_resnet_step_on_an_a100(shape: tuple[int, int, int], microseconds: float) -> None:
+    width, size, stride = shape
+    item = problem(
+        "conv2d",
+        "tf32",
+        batch=32,
+        in_channels=width,
+        out_channels=width,
+        image_size=size,
+        kernel_size=3,
+        stride=stride,
+        padding=1,
+        channels_last=1,
+    )
+    predicted = by_formula(item)[GPUS.index(gpu("A100-SXM-40GB")), 0]
+    assert abs(math.log(predicted / (microseconds * 1e-6))) < math.log(1.35)
+
+
+def convolution_of(images: TensorInfo, weight: TensorInfo, *, groups: int, is_last: bool, bias: bool) -> Operation:
+    arguments = {"stride": [1, 1], "padding": [1, 1], "groups": groups}
+    offsets = (TensorInfo((weight.shape[0],), weight.dtype),) if bias else ()
+    return Operation(
+        name="aten::convolution",
+        phase="forward",
+        inputs=(images, weight, *offsets),
+        arguments=arguments | ({"channels_last": True} if is_last else {}),
+    )
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_bias_is_one_more_pass_over_the_output(is_last: bool) -> None:
+    images, weight = TensorInfo((2, 8, 10, 10), "float16"), TensorInfo((16, 8, 3, 3), "float16")
+    (plain,) = translate(convolution_of(images, weight, groups=1, is_last=is_last, bias=False), Flags())
+    same, added = translate(convolution_of(images, weight, groups=1, is_last=is_last, bias=True), Flags())
+    assert plain == same
+    assert plain.shape["channels_last"] == is_last
+    # 2 x 16 x 10 x 10 outputs of two bytes, read and written.
+    assert added == problem("transfer", "float32", read_bytes=6400, write_bytes=6400, flops=3200)
+
+
+@pytest.mark.parametrize(("is_last", "passes"), [(False, 1), (True, 2)])
+def test_pytorchs_own_depthwise_kernel_adds_the_bias_itself(is_last: bool, passes: int) -> None:
+    images, weight = TensorInfo((2, 8, 10, 10), "float32"), TensorInfo((8, 1, 3, 3), "float32")
+    assert len(translate(convolution_of(images, weight, groups=8, is_last=is_last, bias=True), Flags())) == passes
+
+
+def test_a_transposed_volume_stays_one() -> None:
+    data, weight = TensorInfo((2, 8, 6, 7, 8), "float32"), TensorInfo((8, 4, 3, 3, 3), "float32")
+    operation = Operation(
+        name="aten::convolution",
+        phase="forward",
+        inputs=(data, weight),
+        arguments={"transposed": True, "stride": [2, 2, 2], "padding": [1, 1, 1], "groups": 1},
+    )
+    (found,) = translate(operation, Flags(cudnn_tf32=False))
+    # What it writes is the image: (6 - 1) x 2 - 2 + 3 = 11 positions, and 13 and 15.
+    assert found.operation == "conv3d_backward_input"
+    assert [found.shape[side] for side in ("in_channels", "out_channels", "depth", "height", "width")] == [
+        4,
+        8,
+        11,
+        13,
+        15,
+    ]
