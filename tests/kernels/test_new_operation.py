@@ -1,11 +1,18 @@
-"""A new operation is one registration: its call is translated, its problem timed, and its name listed."""
+"""A new operation is one registration: its call is translated, its problem timed, and its name listed.
+
+A new GPU is one row of a TOML file; the two are predicted together.
+"""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.catalogue import CAPABILITIES_FILE, CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
 from lightning_predict.kernels import operations
 from lightning_predict.kernels.operations import OperationKind, Part, Problem, register
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
@@ -50,6 +57,44 @@ def test_a_registered_operation_is_predicted_from_a_trace(toy: str) -> None:
     assert lp.operator_seconds(toy, "T4", length=2**24) == pytest.approx(
         lp.operator_seconds("transfer", "T4", read_bytes=2**26, write_bytes=2**26)
     )
+
+
+TOY_GPU = """
+[gpu.TOY]
+reported_names = ["NVIDIA TOY"]
+compute_capability = "8.6"
+launch_year = 2026
+streaming_multiprocessors = 40
+boost_clock_mhz = 1000
+float32_tflops = 10.24
+dram_gb_per_s = 100
+l2_mib = 4
+l2_gb_per_s = 1000
+memory_gib = 8
+memory_kind = "GDDR6"
+pcie_gb_per_s = 16
+power_watts = 75
+single_source = true
+sources = ["techpowerup"]
+"""
+
+
+def test_a_gpu_of_one_file_and_an_operation_of_one_registration_are_predicted_together(
+    toy: str, tmp_path: Path
+) -> None:
+    for shared in (SOURCES_FILE, CAPABILITIES_FILE):
+        shutil.copy(CATALOGUE_FOLDER / shared, tmp_path)
+    (tmp_path / "ampere.toml").write_text(TOY_GPU, encoding="utf-8")
+    (new,) = load_catalogue(tmp_path)
+    tensor = TensorInfo((2**24,), "float32", device="cuda")
+    call = Operation(name="mine::toy", phase="forward", inputs=(tensor,), outputs=(tensor,))
+    twice = Trace(operations=(call, call), device="meta", recorder="dispatch")
+    predictions = lp.predict(twice, gpus=[new, "T4"])
+    # 64 MiB read and as many written, twice, at 100 GB/s at most; networks know such copies to reach half of that.
+    least = 2 * 2 * 2**26 / 100e9
+    assert least < predictions["TOY"].device_seconds < 2 * least
+    # The T4's memory is 3.2 times as fast.
+    assert predictions["TOY"].device_seconds / predictions["T4"].device_seconds == pytest.approx(3.2, rel=0.2)
 
 
 def test_calls_without_a_translator_are_refused() -> None:

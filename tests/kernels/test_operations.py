@@ -92,3 +92,26 @@ def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"'strange' has defaults for \['cols'\]"):
         register(kind)
     assert "strange" not in operation_names()
+
+
+@pytest.mark.parametrize(
+    ("operation", "shape", "read", "written"),
+    [
+        ("adamw", {"parameters": 10, "fused": 1}, 4 * 10, 3 * 10),  # parameter, gradient, moments; less the gradient
+        ("adamw", {"parameters": 10}, 13 * 10, 8 * 10),
+        ("lu", {"n": 3, "m": 5}, 15, 15),
+        ("triangular_solve", {"n": 4, "columns": 3}, 4 * 4 / 2 + 4 * 3, 4 * 3),
+        ("svd", {"n": 3, "m": 5}, 15, 2 * 15),  # U and V
+        ("fft", {"length": 8}, 16, 16),  # two numbers each
+        ("lstm", {"batch": 1, "steps": 2, "input_size": 2, "hidden": 3}, 4 * 3 * (2 + 3) + 2 * 2, 2 * 3),
+        ("embedding_bag", {"bags": 2, "rows": 1, "dim": 4}, 4, 2 * 4),  # one row for both bags
+        ("embedding_bag_backward", {"bags": 2, "rows": 1, "dim": 4}, 2 * 4, 4),
+        ("sparse_product", {"read_bytes": 8, "write_bytes": 4, "flops": 2}, 2, 1),
+    ],
+)
+def test_traffic_is_split_in_what_is_read_and_what_is_written(
+    operation: str, shape: dict[str, float], read: float, written: float
+) -> None:
+    batch = problem_batch(operation, "float32", **shape)
+    assert batch.bytes_read == pytest.approx(4 * read)  # numbers of 4 bytes
+    assert batch.bytes_written == pytest.approx(4 * written)

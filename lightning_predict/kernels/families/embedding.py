@@ -68,25 +68,30 @@ def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, .
     return of_matrix(name, table, indices.elements, table.shape[-1])
 
 
-_SHAPE = ("bags", "lookups", "rows", "dim")
+def _rows_once(c: Columns) -> Array:
+    """Count the numbers of the different rows that are asked for."""
+    return unique_rows(c) * c["dim"]
 
 
-def _least_elements(c: Columns) -> Array:
-    """Each different row read once, each output written."""
-    return unique_rows(c) * c["dim"] + c["bags"] * c["dim"]
+def _bags_once(c: Columns) -> Array:
+    return c["bags"] * c["dim"]
 
 
 register(
     *(
         OperationKind(
             name=name,
-            shape=_SHAPE,
+            shape=("bags", "lookups", "rows", "dim"),
             defaults={"lookups": 1},
             units="vector",
             flops=lambda c: c["bags"] * c["lookups"] * c["dim"],
-            reads=_least_elements,
+            reads=reads,
+            writes=writes,
         )
-        for name in OPERATIONS
+        for name, reads, writes in (
+            ("embedding_bag", _rows_once, _bags_once),
+            ("embedding_bag_backward", _bags_once, _rows_once),
+        )
     )
 )
 

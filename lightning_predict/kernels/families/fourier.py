@@ -22,6 +22,12 @@ def _share(c: Columns) -> Array:
     return np.where(c["real"] > 0, 0.5, 1.0)
 
 
+def _numbers(c: Columns) -> Array:
+    """Count the numbers of the data, two in a complex one; as many are read as written."""
+    numbers: Array = 2 * c["batch"] * c["length"] * _share(c)
+    return numbers
+
+
 register(
     OperationKind(
         name="fft",
@@ -29,7 +35,8 @@ register(
         defaults={"batch": 1, "real": 0},
         units="vector",
         flops=lambda c: 5 * c["batch"] * c["length"] * np.log2(c["length"]) * _share(c),
-        reads=lambda c: 4 * c["batch"] * c["length"] * _share(c),  # two numbers each, read and written
+        reads=_numbers,
+        writes=_numbers,
         # Long ones go through memory twice and more. Assumptions: no table of transforms was at hand.
         typical_utilisation=0.5,
         typical_spread=2.0,

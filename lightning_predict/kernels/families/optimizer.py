@@ -14,12 +14,15 @@ import numpy as np
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
 
+Moved = tuple[int, int]
+"""Elements read and written for each parameter."""
 
-def _update(name: str, *, fused: float, multi_tensor: float) -> OperationKind:
-    """Describe an optimizer by the elements that it moves a parameter."""
 
-    def moved(c: Columns) -> Array:
-        per_parameter: Array = np.where(c["fused"] > 0, fused, multi_tensor)
+def _update(name: str, *, fused: Moved, multi_tensor: Moved) -> OperationKind:
+    """Describe an optimizer by the elements that it reads and writes for each parameter."""
+
+    def moved(c: Columns, place: int) -> Array:
+        per_parameter: Array = np.where(c["fused"] > 0, fused[place], multi_tensor[place])
         return per_parameter * c["parameters"]
 
     return OperationKind(
@@ -28,16 +31,20 @@ def _update(name: str, *, fused: float, multi_tensor: float) -> OperationKind:
         defaults={"fused": 0},
         units="vector",
         flops=lambda c: 10 * c["parameters"],
-        reads=moved,
+        reads=lambda c: moved(c, 0),
+        writes=lambda c: moved(c, 1),
         proxy=as_transfer(),
     )
 
 
-# Adam: parameter, gradient, two moments; multi-tensor: lerp, mul, addcmul, sqrt, div, add, addcdiv and the decay.
-# Adagrad: parameter, gradient, sum of squares; multi-tensor: addcmul, sqrt, add, mul, addcdiv.
+# Fused: parameter, gradient and state are read; all but the gradient are written. Multi-tensor, as (read, written) of
+# each operation:
+# Adam: lerp (2, 1), mul (1, 1), addcmul (3, 1), sqrt (1, 1), div (1, 1), add (1, 1), addcdiv (3, 1); AdamW: mul (1, 1).
+# SGD with momentum: mul (1, 1), add (2, 1), add (2, 1).
+# Adagrad: addcmul (2, 1: the gradient once, where Adam's counts twice), sqrt, add and mul (1, 1), addcdiv (3, 1).
 register(
-    _update("adam", fused=7, multi_tensor=19),
-    _update("adamw", fused=7, multi_tensor=21),
-    _update("sgd", fused=5, multi_tensor=8),
-    _update("adagrad", fused=5, multi_tensor=13),
+    _update("adam", fused=(4, 3), multi_tensor=(12, 7)),
+    _update("adamw", fused=(4, 3), multi_tensor=(13, 8)),
+    _update("sgd", fused=(3, 2), multi_tensor=(5, 3)),
+    _update("adagrad", fused=(3, 2), multi_tensor=(8, 5)),
 )

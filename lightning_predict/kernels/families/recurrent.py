@@ -39,9 +39,13 @@ def _weights(c: Columns, gates: int) -> Array:
     return gates * c["hidden"] * c["directions"] * (first + (c["layers"] - 1) * later)
 
 
-def _activations(c: Columns) -> Array:
-    outputs = c["layers"] * c["hidden"] * c["directions"]
-    return c["batch"] * c["steps"] * (c["input_size"] + outputs)
+def _inputs(c: Columns) -> Array:
+    return c["batch"] * c["steps"] * c["input_size"]
+
+
+def _outputs(c: Columns) -> Array:
+    """Elements of what all layers hand on."""
+    return c["batch"] * c["steps"] * c["layers"] * c["hidden"] * c["directions"]
 
 
 KERNELS_BETWEEN_STEPS: Final = 5
@@ -99,13 +103,19 @@ def _steps(
 
 def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
     passes = 2.0 if backward else 1.0
+
+    def reads(c: Columns) -> Array:
+        return _weights(c, gates) + _inputs(c) + (_outputs(c) if backward else 0.0)
+
     return OperationKind(
         name=f"{name}_backward" if backward else name,
         shape=("batch", "steps", "input_size", "hidden", "layers", "directions"),
         defaults={"input_size": "hidden", "layers": 1, "directions": 1},
         units="tensor",
         flops=lambda c: passes * 2 * c["batch"] * c["steps"] * _weights(c, gates),
-        reads=lambda c: passes * (_weights(c, gates) + _activations(c)),
+        reads=reads,
+        # Backward, a gradient is written of all that is read.
+        writes=reads if backward else _outputs,
         proxy=_as_products,
     )
 

@@ -27,7 +27,8 @@ register(
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
         units="vector",
         flops=lambda c: c["flops"],
-        reads=lambda c: c["read_bytes"] + c["write_bytes"],
+        reads=lambda c: c["read_bytes"],
+        writes=lambda c: c["write_bytes"],
         element_bytes=1,
         # Rows are gathered, many more than once. Assumptions: no table of such products was at hand.
         typical_utilisation=0.3,
