@@ -52,7 +52,7 @@ from lightning_predict.weights.source import AnyWeights
 @documents_assumptions
 def predict(
     trace: Trace,
-    gpus: Sequence[str] = DEFAULT_GPUS,
+    gpus: Sequence[str | Gpu | Layout] = DEFAULT_GPUS,
     *,
     iterations: int | None = None,
     num_nodes: int = 1,

@@ -109,7 +109,7 @@ def evaluate(
 
     from lightning_predict.training.weights import WIDTH as OPERATORS_WIDTH
     from lightning_predict.training.weights import evaluate as evaluate_weights
-    from lightning_predict.training.weights import evaluate_detours, manifest_of, operator_goals, print_operators
+    from lightning_predict.training.weights import evaluate_proxies, manifest_of, operator_goals, print_operators
 
     if baselines:  # with a bar of its own
         scores = evaluate_weights(tables, weights=weights, seed=seed, baselines=True, console=Console(stderr=True))
@@ -117,14 +117,14 @@ def evaluate(
         with Console(stderr=True).status(f"Scoring {tables} ..."):
             scores = evaluate_weights(tables, weights=weights, seed=seed)
     manifest = manifest_of(weights)
-    detours = evaluate_detours(tables, weights=weights)
+    proxies = evaluate_proxies(tables, weights=weights)
     return Answer(
         data=lambda: {
             "scores": json_value(scores),
-            "detours": json_value(detours),
+            "detours": json_value(proxies),
             "goals": [{**json_value(goal), "is_held": goal.is_held} for goal in operator_goals(scores, manifest)],
         },
-        show=lambda: print_operators(scores, manifest, detours, Console(width=OPERATORS_WIDTH)),
+        show=lambda: print_operators(scores, manifest, proxies, Console(width=OPERATORS_WIDTH)),
     )
 
 

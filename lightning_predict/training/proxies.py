@@ -1,11 +1,11 @@
-"""How good the detours are: operations without a network of their own, against published times that no fit saw.
+"""Score proxies: operations without a network of their own, against published times that no fit saw.
 
 A recurrent layer is predicted through matrix products, the backward pass of a norm through its forward pass
 (`kernels/families`). A few hundred of them were measured, by others and on a few GPUs: too few to train on, enough
-to say how far such times are off; one's own measurements add to them. A factor of a detour may rest on some of the
+to say how far such times are off; one's own measurements add to them. A factor of a proxy may rest on some of the
 rows: that of attention's backward pass on the H200's, those of norms and convolutions on their medians. Example::
 
-    print(detour_table(detour_scores(Path("measurements"), models)))
+    print(proxy_table(proxy_scores(Path("measurements"), models)))
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Published:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetourScore:
+class ProxyScore:
     """Errors of one operation, dtype and GPU, |predicted / measured - 1|.
 
     Attributes:
@@ -190,7 +190,7 @@ def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
                 yield Published(gpu=group.gpu, problem=what, seconds=seconds)
 
 
-def detour_scores(folder: Path, models: KernelModels) -> tuple[DetourScore, ...]:
+def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
     """Scores by operation, dtype and GPU, in that order, then those over all GPUs.
 
     Args:
@@ -232,10 +232,10 @@ def _compare(members: Sequence[Published], models: KernelModels) -> Array:
     return np.stack([predicted / measured - 1, inside.astype(np.float64)])
 
 
-def _score(key: tuple[str, str, str], compared: Array) -> DetourScore:
+def _score(key: tuple[str, str, str], compared: Array) -> ProxyScore:
     operation, dtype, gpu = key
     error, inside = compared
-    return DetourScore(
+    return ProxyScore(
         operation=operation,
         dtype=dtype,
         gpu=gpu,
@@ -247,7 +247,7 @@ def _score(key: tuple[str, str, str], compared: Array) -> DetourScore:
     )
 
 
-def detour_table(scores: Sequence[DetourScore]) -> Table:
+def proxy_table(scores: Sequence[ProxyScore]) -> Table:
     """Return the scores for the terminal."""
     table = report_table(
         "Errors of operations that are predicted through others, on published times that no network saw",

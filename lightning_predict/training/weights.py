@@ -26,7 +26,7 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.training.collectives import publish_curves
 from lightning_predict.training.families import train_families, trainings_of
-from lightning_predict.training.proxies import DetourScore, detour_scores, detour_table
+from lightning_predict.training.proxies import ProxyScore, proxy_scores, proxy_table
 from lightning_predict.training.publishing import publish, unseen_table
 from lightning_predict.training.recipes import RECIPES, Recipe
 from lightning_predict.training.report import Goal, reach_table
@@ -156,14 +156,14 @@ def evaluate(
     return score_groups(models, groups, gpus, seed=seed, raw_networks=networks)
 
 
-def evaluate_detours(tables: Path, *, weights: Path | None = None) -> tuple[DetourScore, ...]:
-    """Score operations that are predicted through others; errors as for `detour_scores`.
+def evaluate_proxies(tables: Path, *, weights: Path | None = None) -> tuple[ProxyScore, ...]:
+    """Score operations that are predicted through others; errors as for `proxy_scores`.
 
     Args:
         tables: Folder of the measurement tables.
         weights: A folder or file of weights; None searches.
     """
-    return detour_scores(tables, kernel_models((), None if weights is None else str(weights)))
+    return proxy_scores(tables, kernel_models((), None if weights is None else str(weights)))
 
 
 def manifest_of(weights: Path | None) -> Manifest | None:
@@ -296,19 +296,19 @@ WIDTH: Final = 220
 
 
 def print_operators(
-    scores: Sequence[Score], manifest: Manifest | None, detours: Sequence[DetourScore], console: Console
+    scores: Sequence[Score], manifest: Manifest | None, proxies: Sequence[ProxyScore], console: Console
 ) -> None:
     """Print the report.
 
     Args:
         scores: Of the weights on held-out problems.
         manifest: What was found in training on GPUs that were left out; None leaves that out.
-        detours: Scores of operations without a network; none leaves them out.
+        proxies: Scores of operations without a network; none leaves them out.
         console: Where to.
     """
     console.print(score_table(scores))
     if manifest is not None:
         console.print(unseen_table(manifest))
-    if detours:
-        console.print(detour_table(detours))
+    if proxies:
+        console.print(proxy_table(proxies))
     console.print(reach_table(operator_goals(scores, manifest)))

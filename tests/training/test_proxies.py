@@ -14,7 +14,7 @@ from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.operator_times import operator_seconds
-from lightning_predict.training.proxies import ALL_GPUS, detour_scores, detour_table, published_times
+from lightning_predict.training.proxies import ALL_GPUS, proxy_scores, proxy_table, published_times
 
 MODELS = kernel_models(())
 
@@ -88,7 +88,7 @@ def test_attention_counts_where_its_shape_can_be_said(tmp_path: Path) -> None:
     )
 
 
-def test_convolutions_that_are_fitted_are_no_detour(tmp_path: Path) -> None:
+def test_convolutions_that_are_fitted_have_no_proxy(tmp_path: Path) -> None:
     shape = (8, 16, 32, 28, 64, 3, 5, 1, 2, 2, 1)
     write(
         tmp_path / "conv2d_passes.csv.gz",
@@ -126,7 +126,7 @@ def test_errors_are_those_of_the_prediction_less_what_was_left_out(tmp_path: Pat
         ("V100", *common, milliseconds / 1.1, "", "", "", "deepbench"),  # predicted a tenth too long
         ("T4", *common, 1e9, "", "", "", "deepbench"),  # predicted far too short
     )
-    t4, v100, everywhere = detour_scores(tmp_path, MODELS)
+    t4, v100, everywhere = proxy_scores(tmp_path, MODELS)
     assert (v100.operation, v100.dtype, v100.gpu, v100.rows) == ("lstm", "float16", "V100", 2)
     assert v100.median == v100.mean == v100.bias == pytest.approx(0.05)
     assert v100.coverage == 1
@@ -137,7 +137,7 @@ def test_errors_are_those_of_the_prediction_less_what_was_left_out(tmp_path: Pat
     assert everywhere.coverage == pytest.approx(2 / 3)
     console = Console(width=150)
     with console.capture() as captured:
-        console.print(detour_table([v100]))
+        console.print(proxy_table([v100]))
     assert "lstm" in captured.get()
     assert "5.0" in captured.get()
 
@@ -147,13 +147,13 @@ def test_own_measurements_count_where_no_network_serves_them(tmp_path: Path) -> 
     seconds = float(operator_seconds("silu", "T4", dtype="float32", rows=4096, cols=1024))
     write(tmp_path / "own_silu.csv.gz", columns, ("T4", "silu", "float32", 4096, 1024, 1e3 * seconds / 1.2, "", "own"))
     write(tmp_path / "own_relu.csv.gz", columns, ("T4", "relu", "float32", 4096, 1024, 1.0, "", "own"))
-    one, everywhere = detour_scores(tmp_path, MODELS)
+    one, everywhere = proxy_scores(tmp_path, MODELS)
     assert (one.operation, one.gpu, everywhere.gpu) == ("silu", "T4", ALL_GPUS)  # relu has a network
     assert one.bias == pytest.approx(0.2)
 
 
 def test_a_folder_without_such_tables_has_no_scores(tmp_path: Path) -> None:
-    assert detour_scores(tmp_path, MODELS) == ()
+    assert proxy_scores(tmp_path, MODELS) == ()
 
 
 def test_a_table_that_cannot_be_read_is_named_with_its_row(tmp_path: Path) -> None:
@@ -172,4 +172,4 @@ def test_an_unknown_gpu_is_named(tmp_path: Path) -> None:
     row = ("NOPE-1", "rms_norm", "bfloat16", 16, 2048, "pytorch", 0.1, 0.2, "own")
     write(tmp_path / "norm_passes.csv.gz", NORMS, row)
     with pytest.raises(UnknownGpuError, match="NOPE-1"):
-        detour_scores(tmp_path, MODELS)
+        proxy_scores(tmp_path, MODELS)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from lightning_predict.training.proxies import DetourScore
+from lightning_predict.training.proxies import ProxyScore
 from lightning_predict.training.weights import WIDTH, print_operators
 from lightning_predict.weights.manifest import HeldOutError
 from tests.training.example import manifest_of_base
 
-DETOUR = DetourScore(
+PROXY = ProxyScore(
     operation="lstm", dtype="float16", gpu="V100", rows=22, median=0.12, mean=0.2, bias=0.0, coverage=0.9
 )
 
@@ -16,7 +16,7 @@ def printed(*, with_the_rest: bool) -> str:
     manifest = manifest_of_base({"linear/bfloat16/L40S": HeldOutError(rows=20, mean=0.2, median=0.19, coverage=0.9)})
     console = Console(width=WIDTH)
     with console.capture() as captured:
-        print_operators((), manifest if with_the_rest else None, [DETOUR] if with_the_rest else [], console)
+        print_operators((), manifest if with_the_rest else None, [PROXY] if with_the_rest else [], console)
     return captured.get()
 
 
