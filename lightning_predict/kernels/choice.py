@@ -98,7 +98,7 @@ class TimedWork:
 
 
 def check_method(method: str) -> Method:
-    """The method, if it is one.
+    """Check that a method is one.
 
     Raises:
         InvalidArgumentError: It is not; the message lists those there are.
@@ -112,7 +112,7 @@ def check_method(method: str) -> Method:
 def timed_work(
     trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
 ) -> TimedWork:
-    """Device seconds of a trace's work on GPUs.
+    """Time a trace's work on GPUs.
 
     Args:
         trace: What one step did.
@@ -139,7 +139,7 @@ def timed_work(
 
 
 def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> TimedWork:
-    """Predictions from shapes alone. An item without a known problem (a fused kernel) has zero seconds here."""
+    """Predict from shapes alone. An item without a known problem (a fused kernel) has zero seconds here."""
     problems = [problem for item in items for problem in item.problems]
     owner = np.array([index for index, item in enumerate(items) for _ in item.problems], dtype=np.intp)
     times = problem_times(problems, gpus, models) if problems else None
@@ -225,7 +225,7 @@ def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], ori
 
 
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
-    """True where the item computed on the GPU and none of its kernels was recorded.
+    """Tell whether the item computed on the GPU and none of its kernels was recorded.
 
     An operation without kernels whose tensors are not known to be there ran on the host, and what processes exchange
     is no kernel of its own.
@@ -237,7 +237,7 @@ def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
 
 
 def _goes_by_ratio(direct: TimedWork, column: int, method: Method) -> bool:
-    """True where the ratio of two predictions scales the item's measured time.
+    """Tell whether the ratio of two predictions scales the item's measured time.
 
     `auto` leaves what is only known by its bytes, and vector work without a trained model, to wave scaling.
     """
@@ -251,7 +251,7 @@ def _goes_by_ratio(direct: TimedWork, column: int, method: Method) -> bool:
 
 
 def _kinships(items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu], origin: Gpu) -> IndexArray:
-    """Place in `KINSHIPS` of each item's kernels on each GPU beside the origin's, by the problem that dominates it."""
+    """Find the place in `KINSHIPS` of each item's kernels on each GPU, by the problem that dominates it."""
     known: dict[tuple[str, str], list[int]] = {}
     table = np.zeros((len(gpus), len(items)), dtype=np.intp)
     for column in map(int, np.flatnonzero(by_ratio)):
@@ -264,14 +264,14 @@ def _kinships(items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu
 
 
 def kinship_of(operation: str, dtype: str, origin: Gpu, target: Gpu) -> Kinship:
-    """How the kernels of an operation on two GPUs are akin."""
+    """Tell how the kernels of an operation on two GPUs are akin."""
     if operation_kind(operation).units != "tensor":
         return "same code"
     return "same units" if _on_matrix_units(dtype, origin) == _on_matrix_units(dtype, target) else "other units"
 
 
 def _on_matrix_units(dtype: str, gpu: Gpu) -> bool:
-    """True where tensor cores compute the dtype, ordinary lanes where not."""
+    """Tell whether tensor cores compute the dtype, ordinary lanes where not."""
     if dtype == "float64":
         return (gpu.peak(dtype) or 0.0) > gpu.lanes_peak(dtype)
     if dtype == "tf32":
@@ -282,7 +282,7 @@ def _on_matrix_units(dtype: str, gpu: Gpu) -> bool:
 def _wave_scaled(
     items: Sequence[WorkItem], kernels: Sequence[tuple[Kernel, ...]], gpus: Sequence[Gpu], origin: Gpu
 ) -> Array:
-    """Wave-scaled seconds of each item on each GPU, (gpus, items); equal launches are scaled once."""
+    """Scale the measured seconds of each item by waves, shape (gpus, items); equal launches are scaled once."""
     factors: dict[tuple[object, ...], Array] = {}
     seconds = np.zeros((len(gpus), len(items)))
     for index, (item, launched) in enumerate(zip(items, kernels, strict=True)):
@@ -303,7 +303,7 @@ def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, targ
 
 
 def _intensity(problems: Sequence[Problem]) -> tuple[float, str]:
-    """FLOPs per byte of an item and its compute dtype; a kernel of unknown work is taken as bound by memory."""
+    """Find FLOPs per byte of an item, and its compute dtype; a kernel of unknown work is taken as bound by memory."""
     flops = moved = 0.0
     dtype = "float32"
     for problem in problems:

@@ -50,22 +50,22 @@ ENOUGH_BASE_CLOCK: Final = 0.6
 
 
 def log2(values: Array) -> Array:
-    """Base-2 logarithm that stays finite at zero."""
+    """Take the base-2 logarithm that stays finite at zero."""
     return np.log2(np.maximum(values, SMALLEST))
 
 
 def per_gpu(gpus: Sequence[Gpu], figure: Callable[[Gpu], float]) -> Array:
-    """One figure of each GPU as a column, shape (gpus, 1)."""
+    """Put one figure of each GPU in a column, shape (gpus, 1)."""
     return np.array([figure(gpu) for gpu in gpus], dtype=np.float64)[:, None]
 
 
 def multiprocessors(gpus: Sequence[Gpu]) -> Array:
-    """SMs of each GPU, shape (gpus, 1)."""
+    """Count the SMs of each GPU, shape (gpus, 1)."""
     return per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors)
 
 
 def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-    """What utilisation is measured against, shape (gpus, problems).
+    """Compute the time that utilisation is measured against, shape (gpus, problems).
 
     A kernel's launch, plus the longer of computing (fewest FLOPs of any algorithm) and moving: traffic up to the size
     of the L2 may come from it, and what exceeds it must come from memory. Unlike the roofline, this does not jump
@@ -82,7 +82,7 @@ def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
 
 
 def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """What the GPU is, as ratios to its SMs and clock, each (gpus, 1)."""
+    """Describe what the GPU is, as ratios to its SMs and clock, each (gpus, 1)."""
     lanes = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * gpu.boost_clock_hz)
     capability = per_gpu(gpus, lambda gpu: gpu.compute_capability[0] + gpu.compute_capability[1] / 10)
     return {
@@ -101,13 +101,13 @@ def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Arra
 
 
 def clock_features(gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """How far the clock that lasts falls short of the boost clock, (gpus, 1): 0 where it does not, else below."""
+    """Tell how far the clock that lasts falls short of the boost clock, (gpus, 1): 0 where it does not, else below."""
     promised = per_gpu(gpus, lambda gpu: gpu.base_clock_hz / gpu.boost_clock_hz)
     return {"clock_shortage": np.minimum(log2(promised / ENOUGH_BASE_CLOCK), 0.0)}
 
 
 def work_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """How the work compares with the machine: time to compute, to move, to launch, and size against the L2."""
+    """Compare the work with the machine: time to compute, to move, to launch, and size against the L2."""
     compute = batch.flops[None, :] / compute_peak(batch, gpus)
     memory = batch.bytes_moved[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
     bound = roofline_seconds(batch, gpus)
@@ -121,7 +121,7 @@ def work_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
 
 
 def wave_quantisation(blocks: Array, slots: Array) -> tuple[Array, Array]:
-    """Waves of `blocks` on `slots` at a time, and the share of the last wave's time that is used.
+    """Count waves of `blocks` on `slots` at a time, and the share of the last wave's time that is used.
 
     Returns:
         waves (blocks / slots) and tail (waves / ceil(waves), in (0, 1]).
@@ -133,7 +133,7 @@ def wave_quantisation(blocks: Array, slots: Array) -> tuple[Array, Array]:
 def tile_features(
     rows: Array, cols: Array, copies: Array, gpus: Sequence[Gpu], tiles: Sequence[tuple[int, int]]
 ) -> dict[str, Array]:
-    """Waves, tail and padding of a (rows x cols) result, `copies` times, cut into each of the usual tiles."""
+    """Describe waves, tail and padding of a (rows x cols) result, `copies` times, cut into each of the usual tiles."""
     named: dict[str, Array] = {}
     slots = multiprocessors(gpus)
     for tile_rows, tile_cols in tiles:
@@ -147,7 +147,7 @@ def tile_features(
 
 
 def alignment(values: Array, largest: int = 128) -> Array:
-    """log2 of the largest power of two, up to `largest`, that divides each value, shape (1, problems)."""
+    """Find log2 of the largest power of two, up to `largest`, that divides each value, shape (1, problems)."""
     whole = np.maximum(np.rint(values), 1.0).astype(np.int64)
     power = whole & -whole
     aligned: Array = np.log2(np.minimum(power, largest).astype(np.float64))

@@ -33,7 +33,7 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "p
 
 
 def fused(trace: Trace) -> Trace:
-    """The step with its point-wise work fused. The optimizer is left as it is: it runs outside the compiled model.
+    """Fuse the point-wise work of a step. The optimizer is left as it is: it runs outside the compiled model.
 
     Args:
         trace: An eager step in which tensors can be followed: recorded on the CPU or the meta device.
@@ -59,7 +59,7 @@ def fused(trace: Trace) -> Trace:
 
 
 def _groups(trace: Trace) -> Iterator[list[int]]:
-    """Operations of each fused kernel: neighbours of which each reads what one before it wrote."""
+    """Find the operations of each fused kernel: neighbours of which each reads what one before it wrote."""
     group: list[int] = []
     written: set[int | None] = set()
     for index, operation in enumerate(trace.operations):
@@ -89,7 +89,7 @@ def _is_pointwise(operation: Operation, trace: Trace) -> bool:
 
 
 def _kernel(operations: Sequence[Operation], *, last: int, last_read: dict[int | None, int]) -> Operation:
-    """One kernel for these; `last` is the position of the last of them in the trace."""
+    """Make one kernel of these; `last` is the position of the last of them in the trace."""
     read: dict[int | None, TensorInfo] = {}
     written: dict[int | None, TensorInfo] = {}
     for operation in operations:

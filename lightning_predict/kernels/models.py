@@ -40,12 +40,12 @@ class BundledModels:
     notes: tuple[str, ...] = ()
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """True where a model serves the operation in this dtype; collectives move bytes of any dtype."""
+        """Tell whether a model serves the operation in this dtype; collectives move bytes of any dtype."""
         by_formula = self.collectives.supports(operation) or self.embeddings.supports(operation)
         return by_formula or self.networks.supports(operation, dtype)
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
-        """How the model that serves an operation knows it; the weights say what they were trained on.
+        """Say how the model that serves an operation knows it; the weights say what they were trained on.
 
         Bags are timed by a formula of caches; a `transfer` is known by its bytes, whatever moves them.
         """
@@ -58,7 +58,7 @@ class BundledModels:
         return "bytes" if operation == "transfer" else "proxy"
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
-        """True where this GPU's own measurements were trained on."""
+        """Tell whether this GPU's own measurements were trained on."""
         if self.collectives.supports(operation):
             return gpu_name in self.collectives.curves
         if self.embeddings.supports(operation):
@@ -66,7 +66,7 @@ class BundledModels:
         return self.networks.has_own_weights(gpu_name, operation, dtype)
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Seconds and their 90 % interval, each of shape (gpus, problems)."""
+        """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
         if self.collectives.supports(batch.operation):
             return self.collectives.estimate(batch, gpus)
         if self.embeddings.supports(batch.operation):
@@ -75,7 +75,7 @@ class BundledModels:
 
 
 def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> BundledModels:
-    """Models of the GPUs, from an explicit path, the verified cache, the bundled files or the configured address.
+    """Load models of the GPUs: an explicit path, the verified cache, the bundled files or the configured address.
 
     Args:
         gpu_names: Our names; a GPU without weights of its own is served by the base. Those of the catalogue come along,

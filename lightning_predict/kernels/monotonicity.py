@@ -47,7 +47,7 @@ def held_by_monotonicity(
     seconds: Array,
     timed: Callable[[ProblemBatch, BoolArray], Array],
 ) -> Array:
-    """Seconds that no larger product undercuts by much.
+    """Hold seconds so that no larger product undercuts them by much.
 
     Args:
         family: Family of the problems; without sides that grow, all stay as they are, and so do problems on its floor,

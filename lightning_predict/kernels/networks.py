@@ -32,7 +32,7 @@ THREADED_BLOCKS: Final = 16
 
 
 def log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray) -> Array:
-    """Natural logarithm of the utilisation, in [log(lowest), 0], averaged over each ensemble.
+    """Compute the natural logarithm of the utilisation, in [log(lowest), 0], averaged over each ensemble.
 
     Args:
         networks: Ensembles; one may be there more than once.
@@ -70,7 +70,7 @@ def _blocks(rows: IndexArray) -> list[IndexArray]:
 
 
 def _log_utilisation(network: NetworkWeights, rows: FloatArray) -> Array:
-    """One block, shape (rows, features); its rows are filled up to whole strips."""
+    """Compute one block, shape (rows, features); its rows are filled up to whole strips."""
     strips = -(-len(rows) // STRIP_ROWS)
     inputs = np.zeros((strips * STRIP_ROWS, rows.shape[1]), np.float32)
     np.clip(rows, network.low, network.high, out=inputs[: len(rows)])

@@ -107,16 +107,16 @@ class Family:
     floor_spread: float = 1.0
 
     def least_seconds(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-        """Seconds of `floor`, shape (gpus, problems)."""
+        """Return the seconds of `floor`, shape (gpus, problems)."""
         return np.zeros((len(gpus), len(batch))) if self.floor is None else self.floor(batch, gpus)
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Operations that it serves, in the order in which they were registered."""
+        """List the operations that it serves, in the order in which they were registered."""
         return tuple(kind.name for kind in _KINDS.values() if self in kind.families)
 
     def described(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Names of the features, and their values as float32, shape (gpus, problems, features), in that order."""
+        """Return names of the features, and their values in that order as float32, shape (gpus, problems, features)."""
         named = self.describe(batch, gpus)
         matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
         for index, values in enumerate(named.values()):
@@ -124,11 +124,11 @@ class Family:
         return tuple(named), matrix
 
     def feature_names(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-        """Names in the order of the last axis of `feature_matrix`."""
+        """List names in the order of the last axis of `feature_matrix`."""
         return tuple(self.describe(batch, gpus))
 
     def feature_matrix(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
-        """Features as float32, shape (gpus, problems, features)."""
+        """Return the features as float32, shape (gpus, problems, features)."""
         return self.described(batch, gpus)[1]
 
 
@@ -213,12 +213,12 @@ class ProblemBatch:
 
     @cached_property
     def flops(self) -> Array:
-        """Floating-point operations, shape (problems,)."""
+        """Count floating-point operations, shape (problems,)."""
         return np.asarray(self.kind.flops(self.columns), dtype=np.float64)
 
     @cached_property
     def least_flops(self) -> Array:
-        """Floating-point operations that no algorithm in use goes below, shape (problems,)."""
+        """Count floating-point operations that no algorithm in use goes below, shape (problems,)."""
         least = self.kind.least_flops
         return self.flops if least is None else np.asarray(least(self.columns), dtype=np.float64)
 
@@ -230,17 +230,17 @@ class ProblemBatch:
 
     @cached_property
     def bytes_read(self) -> Array:
-        """Bytes that must be read at least once, shape (problems,)."""
+        """Count bytes that must be read at least once, shape (problems,)."""
         return np.asarray(self.kind.reads(self.columns), dtype=np.float64) * self.element_bytes
 
     @cached_property
     def bytes_written(self) -> Array:
-        """Bytes that must be written at least once, shape (problems,)."""
+        """Count bytes that must be written at least once, shape (problems,)."""
         return np.asarray(self.kind.writes(self.columns), dtype=np.float64) * self.element_bytes
 
     @cached_property
     def bytes_moved(self) -> Array:
-        """Compulsory traffic in bytes: each input read once, each output written once, shape (problems,)."""
+        """Count compulsory traffic in bytes: each input read once, each output written once, shape (problems,)."""
         return self.bytes_read + self.bytes_written
 
 
@@ -297,7 +297,7 @@ def translator_of(call: str) -> Translator | None:
 
 
 def families() -> Mapping[str, Family]:
-    """All families of networks by name, in the order in which their operations were registered."""
+    """Return all families of networks by name, in the order in which their operations were registered."""
     return {family.name: family for kind in _KINDS.values() for family in kind.families}
 
 
@@ -314,12 +314,12 @@ def proxies_of(problem: Problem) -> tuple[Part, ...]:
 
 
 def operation_names() -> tuple[str, ...]:
-    """All operations with a time, sorted."""
+    """List all operations with a time, sorted."""
     return tuple(sorted(_KINDS))
 
 
 def operation_kind(name: str) -> OperationKind:
-    """The formulas of an operation.
+    """Find an operation by its name.
 
     Raises:
         UnknownOperationError: No such operation; the message lists those there are.
@@ -335,7 +335,7 @@ def operation_kind(name: str) -> OperationKind:
 def problem_batch(
     operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]
 ) -> ProblemBatch:
-    """Columns for an operation from shape parameters, scalars or arrays that broadcast to one length.
+    """Build columns for an operation from shape parameters, scalars or arrays that broadcast to one length.
 
     Raises:
         UnknownOperationError: The operation is not known, or it has no such shape parameter, or one is missing.
@@ -362,7 +362,7 @@ def problem_batch(
 
 
 def batch_of(problems: Sequence[Problem]) -> ProblemBatch:
-    """Columns of problems that share one operation and one dtype."""
+    """Collect columns of problems that share one operation and one dtype."""
     first = problems[0]
     values = np.array([problem.dims for problem in problems], dtype=np.float64)
     shape = operation_kind(first.operation).shape
@@ -370,7 +370,7 @@ def batch_of(problems: Sequence[Problem]) -> ProblemBatch:
 
 
 def problem(operation: str, dtype: str, **words: float) -> Problem:
-    """One problem from shape words; errors as for `problem_batch`."""
+    """Build one problem from shape parameters; errors as for `problem_batch`."""
     batch = problem_batch(operation, dtype, **words)
     return Problem(operation, dtype, tuple(float(column[0]) for column in batch.columns.values()))
 

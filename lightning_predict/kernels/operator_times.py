@@ -29,7 +29,7 @@ def operator_seconds(
     weights: AnyWeights = None,
     **shape: float | Sequence[float] | npt.NDArray[np.generic],
 ) -> float | npt.NDArray[np.float64]:
-    """Device seconds of one call of an operation.
+    """Predict the device seconds of one call of an operation.
 
     Args:
         operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`; with `_backward` behind it,

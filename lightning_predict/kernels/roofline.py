@@ -23,7 +23,7 @@ from lightning_predict.kernels.operations import Array, ProblemBatch
 
 
 def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
-    """FLOP/s that the batch's units reach at most, shape (gpus, 1).
+    """Find the FLOP/s that the batch's units reach at most, shape (gpus, 1).
 
     Ordinary lanes compute in float32 whatever the 16-bit type stored, and in float64, without the tensor cores, for
     float64. A dtype that a GPU cannot compute is taken at float32's rate, which is how libraries emulate it.
@@ -48,12 +48,12 @@ def _tensor_peak(gpu: Gpu, dtype: str, *, least: bool) -> float:
 
 
 def link_bandwidth(gpu: Gpu) -> float:
-    """Bytes per second that one GPU sends to others of its node: over NVLink, else over PCIe."""
+    """Find the bytes per second that one GPU sends to others of its node: over NVLink, else over PCIe."""
     return gpu.nvlink_bytes_per_second or gpu.pcie_bytes_per_second
 
 
 def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-    """Bytes per second that feed the batch, shape (gpus, problems): L2's where the working set fits, else DRAM's."""
+    """Find the bytes per second that feed the batch, (gpus, problems): L2's where the work fits in it, else DRAM's."""
     if batch.kind.units in ("link", "fabric"):
         on_fabric = batch.kind.units == "fabric"
         speeds = [link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second for gpu in gpus]
@@ -65,7 +65,7 @@ def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
 
 
 def roofline_seconds(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
-    """Seconds of each problem on each GPU at full utilisation, shape (gpus, problems).
+    """Compute the seconds of each problem on each GPU at full utilisation, shape (gpus, problems).
 
     Args:
         batch: The problems.

@@ -158,14 +158,14 @@ UNTRANSLATED: Final = "untranslated"
 
 
 def is_free(operation: Operation) -> bool:
-    """True where the operation runs nothing on the device."""
+    """Tell whether the operation runs nothing on the device."""
     if operation.kernels:
         return False
     return operation.name in FREE_OPERATIONS or operation.name.startswith(FREE_NAMESPACES)
 
 
 def is_known(operation: Operation) -> bool:
-    """True where the operation's work is known, or takes about as long as its bytes."""
+    """Tell whether the operation's work is known, or takes about as long as its bytes."""
     if translator_of(operation.name) is not None or is_free(operation):
         return True
     namespace, _, name = operation.name.rpartition("::")
@@ -178,12 +178,12 @@ def is_known(operation: Operation) -> bool:
 
 
 def untranslated(operation: Operation) -> tuple[Problem, ...]:
-    """The operation's bytes, as the least that it does: what it computes is not known."""
+    """Count the operation's bytes, as the least that it does: what it computes is not known."""
     return tuple(Problem(UNTRANSLATED, one.dtype, one.dims) for one in transfer_of(operation))
 
 
 def transfer_of(operation: Operation) -> tuple[Problem, ...]:
-    """The operation as bytes read, bytes written and one floating-point operation an element; empty for no bytes."""
+    """Describe the operation by bytes read, bytes written and one FLOP an element; give nothing for no bytes."""
     read, written = bytes_read(operation), bytes_written(operation)
     if read + written == 0:
         return ()
@@ -195,7 +195,7 @@ def transfer_of(operation: Operation) -> tuple[Problem, ...]:
 
 
 def crosses_host_link(operation: Operation) -> bool:
-    """True for a copy between the host's memory and the GPU's."""
+    """Tell whether it is a copy between the host's memory and the GPU's."""
     if operation.name not in ("aten::copy_", "aten::_to_copy"):
         return False
     if any("Memcpy HtoD" in kernel.name or "Memcpy DtoH" in kernel.name for kernel in operation.kernels):
@@ -204,7 +204,7 @@ def crosses_host_link(operation: Operation) -> bool:
 
 
 def bytes_read(operation: Operation) -> int:
-    """Bytes that the operation reads at least once."""
+    """Count bytes that the operation reads at least once."""
     name = operation.name
     if name in WRITE_ONLY:
         return 0
@@ -217,7 +217,7 @@ def bytes_read(operation: Operation) -> int:
 
 
 def bytes_written(operation: Operation) -> int:
-    """Bytes that the operation writes at least once."""
+    """Count bytes that the operation writes at least once."""
     name, inputs = operation.name, operation.inputs
     if name in FUSED_OPTIMIZERS:
         lists_read, lists_written = FUSED_OPTIMIZERS[name]
@@ -238,7 +238,7 @@ def bytes_written(operation: Operation) -> int:
 
 
 def _tensor_lists(operation: Operation) -> int:
-    """Lists of a multi-tensor operation. `add`, `mul` and `div` take one list and a scalar, or two lists."""
+    """Count the lists of a multi-tensor operation. `add`, `mul` and `div` take one list and a scalar, or two lists."""
     listed = TENSOR_LISTS.get(operation.name, 1)
     if listed > 1 or "scalar" in operation.arguments or "scalars" in operation.arguments:
         return listed

@@ -84,7 +84,7 @@ def translation_notes(trace: Trace, items: Iterable[WorkItem]) -> tuple[str, ...
 
 
 def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
-    """Dtype that the matrix units compute in: float32 becomes `tf32` where the flags allow it."""
+    """Find the dtype that the matrix units compute in: float32 becomes `tf32` where the flags allow it."""
     dtype = COMPUTE_DTYPES.get(tensor.dtype, tensor.dtype)
     if dtype == "float32" and tf32:
         return "tf32"
@@ -92,7 +92,7 @@ def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
 
 
 def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False) -> str:
-    """Dtype that a call recorded whole computes in.
+    """Find the dtype that a call recorded whole computes in.
 
     Args:
         inside: The call's argument `compute_dtype`: what autocast cast to inside it; None where it cast nothing.
@@ -103,12 +103,12 @@ def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False)
 
 
 def is_complex(tensor: TensorInfo) -> bool:
-    """True for complex numbers, of which one product takes `COMPLEX_PRODUCTS` of real ones."""
+    """Tell whether the numbers are complex, of which one product takes `COMPLEX_PRODUCTS` of real ones."""
     return tensor.dtype.startswith("complex")
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
-    """A tensor as a matrix whose columns are its last dimension; a scalar is 1 x 1."""
+    """See a tensor as a matrix whose columns are its last dimension; a scalar is 1 x 1."""
     if not shape:
         return 1, 1
     return math.prod(shape[:-1]), shape[-1]
@@ -135,7 +135,7 @@ class WorkItem:
 
 
 def work_items(trace: Trace) -> tuple[WorkItem, ...]:
-    """The trace's work in order, as a GPU would run it.
+    """List the trace's work in order, as a GPU would run it.
 
     Where the trace was not recorded on CUDA, two things run otherwise there, and are rewritten:
 
@@ -190,7 +190,7 @@ def _sum_transfers(transfers: Iterable[tuple[Problem, ...]]) -> Problem:
 
 
 def _dropouts(operations: Sequence[Operation]) -> dict[int, tuple[int, ...]]:
-    """Dropouts as (mask drawn, mask scaled, data multiplied), by the index of the first.
+    """Find dropouts as (mask drawn, mask scaled, data multiplied), by the index of the first.
 
     The three are told by the mask's storage: drawn in place by `bernoulli_`, divided in place, read by a product.
     """
@@ -208,7 +208,7 @@ def _dropouts(operations: Sequence[Operation]) -> dict[int, tuple[int, ...]]:
 
 
 def _dropout_problem(drawn: Operation) -> tuple[Problem, ...]:
-    """Dropout of a tensor like the mask."""
+    """Give the dropout of a tensor like the mask."""
     mask = drawn.inputs[0]
     rows, columns = rows_and_columns(mask.shape)
     if rows < 1 or columns < 1:

@@ -51,7 +51,7 @@ HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
 
 
 def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:
-    """Thread blocks of the kernel that one SM holds at once; at least 1.
+    """Count thread blocks of the kernel that one SM holds at once; at least 1.
 
     The least of four limits: blocks, threads, registers (whole warps, in units of 256), shared memory (units of 256
     bytes).
@@ -69,12 +69,12 @@ def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:
 
 
 def wave_blocks(kernel: Kernel, gpu: Gpu) -> int:
-    """Thread blocks of one full wave: SMs x blocks that an SM holds."""
+    """Count thread blocks of one full wave: SMs x blocks that an SM holds."""
     return gpu.streaming_multiprocessors * blocks_per_multiprocessor(kernel, gpu)
 
 
 def memory_boundedness(*, intensity: float, ridge: float) -> float:
-    """gamma: how far memory binds a kernel, from 1 (no arithmetic) down to 0 (no traffic).
+    """Compute gamma, how far memory binds a kernel, from 1 (no arithmetic) down to 0 (no traffic).
 
     Args:
         intensity: FLOPs per byte of DRAM traffic; `math.inf` for no traffic.
@@ -114,7 +114,7 @@ def scaled_seconds(kernel: Kernel, *, origin: Gpu, destination: Gpu, gamma: floa
 
 
 def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -> float:
-    """Destination's over origin's time of thread blocks."""
+    """Divide the destination's by the origin's time of thread blocks."""
     blocks = math.prod(kernel.grid)
     waves = {gpu.name: wave_blocks(kernel, gpu) for gpu in (origin, destination)}
     clock = _clocks(origin, destination)
@@ -134,7 +134,7 @@ def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -
 
 
 def _clocks(one: Gpu, other: Gpu) -> dict[str, float]:
-    """Boost clocks by name; that of a GPU with fewer SMs and less bandwidth is not above the other's.
+    """Return boost clocks by name; that of a GPU with fewer SMs and less bandwidth is not above the other's.
 
     Small cards reach their high boost clocks only while they have little to do: a T4 boosts to 1.59 GHz beside a V100's
     1.53, but 70 W and a base clock of 0.585 GHz do not keep it there in a training.
@@ -147,7 +147,7 @@ def _clocks(one: Gpu, other: Gpu) -> dict[str, float]:
 
 
 def ridge_of(gpu: Gpu, dtype: str) -> float:
-    """Ridge of the dtype, of float32 where the GPU does not compute it; infinite where it has neither."""
+    """Find the ridge of the dtype, of float32 where the GPU does not compute it; infinite where it has neither."""
     return gpu.ridge_flops_per_byte(dtype) or gpu.ridge_flops_per_byte("float32") or math.inf
 
 
