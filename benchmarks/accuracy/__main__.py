@@ -11,6 +11,8 @@ Example::
     python -m benchmarks.accuracy validation --of operators
     python -m benchmarks.accuracy validation --of timm --sample 40 --cache traces-of-timm
     python -m benchmarks.accuracy validation --of torchvision --cache traces-of-torchvision
+    python -m benchmarks.accuracy validation --of steps --cache recorded-steps
+    python -m benchmarks.accuracy validation --of hosts --cache recorded-steps
 """
 
 from __future__ import annotations
@@ -23,10 +25,24 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.accuracy import gpu_pairs, large_runs, operator_tables, recordings, regressions, report, studies, vision
+from benchmarks.accuracy import (
+    gpu_pairs,
+    hosts,
+    large_runs,
+    operator_tables,
+    recordings,
+    regressions,
+    report,
+    studies,
+    vision,
+    whole_steps,
+)
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.kernels.models import kernel_models
+
+RECORDED_STEPS: Final = Path("recorded-steps")
+"""Folder that keeps recorded steps, where none was named."""
 
 WIDTH: Final = 180
 """Columns of the printed tables."""
@@ -49,19 +65,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "timm",
             "torchvision",
             "many-gpus",
+            "steps",
+            "hosts",
         ),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
-        "small modules, eager and compiled; whole steps of either package's vision models; steps of large language models "
-        "on many GPUs (default: %(default)s)",
+        "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
+        "models on many GPUs; whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
+        "hosts of steps that launches dominate (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
     parser.add_argument("--measure-cpu", action="store_true", help="with regressions: measure a sweep here, too")
     parser.add_argument(
-        "--cache", type=Path, default=None, help="with timm, torchvision or many-gpus: folder that keeps traces"
+        "--cache", type=Path, default=None, help="with timm, torchvision, many-gpus, steps or hosts: folder of traces"
     )
+    parser.add_argument("--output", type=Path, default=None, help="with steps: file to write their spread to")
     parser.add_argument("--sample", type=int, default=None, help="with timm: so many models, not all")
     options = parser.parse_args(arguments)
     try:
@@ -104,6 +124,14 @@ def _run(options: argparse.Namespace, console: Console) -> None:
             large_runs.evaluate_large_runs(folder, weights=options.weights, cache=options.cache)
         ):
             console.print(table)
+    elif options.of == "hosts":
+        hosts.print_report(hosts.host_bound_rows(folder, options.cache or RECORDED_STEPS), console)
+    elif options.of == "steps":
+        cache = options.cache or RECORDED_STEPS
+        found_steps = whole_steps.whole_steps(folder, cache=cache, weights=options.weights)
+        whole_steps.print_report(found_steps, console)
+        if options.output is not None:
+            whole_steps.write_spread(found_steps, options.output)
     else:
         published = report.evaluate_published(folder, weights=options.weights)
         report.print_report(published, console)

@@ -116,7 +116,7 @@ def kernel_bench_results(
     Raises:
         MeasurementTableError: The table is missing or has a wrong column or value.
     """
-    times = _kernel_bench_times(folder, version)
+    times = kernel_bench_times(folder, version)
     by_trace: dict[str, list[tuple[str, str, float, float | None]]] = defaultdict(list)
     for (gpu, trace, where), modes in times.items():
         if mode in modes and EAGER in modes and (folder / trace).is_file():
@@ -160,7 +160,7 @@ def least_seconds(step: Trace) -> float:
     return max(LEAST_SECONDS, LEAST_SECONDS_A_LAUNCH * sum(item.launches for item in work_items(step)))
 
 
-def _kernel_bench_times(folder: Path, version: str | None) -> dict[tuple[str, str, str], dict[str, list[float]]]:
+def kernel_bench_times(folder: Path, version: str | None) -> dict[tuple[str, str, str], dict[str, list[float]]]:
     """Measured seconds by GPU, recorded step and machine, then by mode. Eager calls of several machines count apart."""
     columns = ("set", "problem_version", "gpu", "mode", "mean_ms", "trace")
     times: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -81,7 +81,7 @@ def summary_table(results: Sequence[TransformerResult]) -> Table:
     table = report_table(
         "Absolute error over dense models, eager, on cards that held their clocks; the rest apart",
         ("cases",),
-        ("n", "mean %", "median %", "bias %", "in 90 %", *(f"{peer} mean %" for peer in PEERS)),
+        ("n", "mean %", "median %", "bias %", "in 90 %", "width", *(f"{peer} mean %" for peer in PEERS)),
     )
     scored = [result for result in results if result.case.is_scored]
     for part in (_grouped(scored, lambda r: r.case.model), _grouped(scored, lambda r: r.case.gpu), {"all": scored}):
@@ -110,6 +110,7 @@ def _add_summary(table: Table, name: str, results: Sequence[TransformerResult]) 
         unsigned_percent(errors, statistics.median),
         percent(statistics.fmean(errors)),
         _inside(results),
+        f"{statistics.geometric_mean(result.width for result in results):.2f}",
         *(unsigned_percent((result.peer_error(peer) for result in results), statistics.fmean) for peer in PEERS),
     )
 
@@ -138,7 +139,7 @@ def throughput_summary_table(report: ThroughputReport) -> Table:
     table = report_table(
         "Absolute error of training benchmarks; relative: from another GPU's measured row in the same container",
         ("rows",),
-        ("n", "mean %", "median %", "bias %", "in 90 %", "pairs", "relative mean %", "relative median %"),
+        ("n", "mean %", "median %", "bias %", "in 90 %", "width", "pairs", "relative mean %", "relative median %"),
     )
     for key in (_benchmark, _gpu):
         for name, members in _grouped(report.absolute, key).items():
@@ -170,6 +171,7 @@ def _add_throughput_summary(
         unsigned_percent(errors, statistics.median),
         percent(statistics.median(errors)),
         _inside(results),
+        f"{statistics.geometric_mean(result.width for result in results):.2f}",
         str(len(ratio_errors)),
         unsigned_percent(ratio_errors, statistics.fmean),
         unsigned_percent(ratio_errors, statistics.median),

@@ -73,6 +73,11 @@ class ThroughputResult:
         """True where the interval holds the measured value."""
         return self.low_per_second <= self.case.measured_per_second <= self.high_per_second
 
+    @property
+    def width(self) -> float:
+        """High end of the interval over its low end."""
+        return self.high_per_second / self.low_per_second
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,11 @@ class TransformerResult:
         """True where the interval holds the measured time."""
         return self.low_seconds <= self.case.measured_seconds <= self.high_seconds
 
+    @property
+    def width(self) -> float:
+        """High end of the interval over its low end."""
+        return self.high_seconds / self.low_seconds
+
     def peer_error(self, peer: str) -> float | None:
         """Error of a peer on this case; None where it said nothing."""
         seconds = self.case.peers.get(peer)

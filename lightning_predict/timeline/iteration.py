@@ -29,6 +29,7 @@ from lightning_predict.kernels.unknown_operations import unknown_operation_notes
 from lightning_predict.timeline.anchoring import MACHINE_SPREAD, PROFILED_SPREAD, STACKS_SPREAD, Anchor, anchor
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, simulate
+from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
 from lightning_predict.tracing.trace import PHASES, Phase, Trace
 from lightning_predict.units import seconds_to_milliseconds
@@ -117,6 +118,7 @@ def iterations(
     host_factor: float = 1.0,
     is_host_measured: bool = False,
     correlation: float = FAMILY_CORRELATION,
+    spread: StepSpread | None = None,
 ) -> tuple[Iteration, ...]:
     """One Iteration a GPU from timed work.
 
@@ -128,6 +130,8 @@ def iterations(
         host_factor: Time of the target's host over that of the host in use.
         is_host_measured: A measured step that the host bounds gave the factor, so that the host is not assumed.
         correlation: See `interval_of_sum`.
+        spread: How whole steps scatter around predictions from shapes alone; None takes what ships. A step with
+            measured kernels is predicted by ratios, in which much of that cancels.
     """
     own = anchor(trace, timed, origin, host_factor)
     if is_host_measured:
@@ -139,7 +143,8 @@ def iterations(
     faster = simulate(order, own.host, steps=own.steps, speed=FASTER / own.device_factor)
     python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
     host_ends = _host_ends(trace, own.host, middle.host_seconds, python)
-    low, high = _ends(middle, own, _spread(timed, correlation), host_ends)
+    beyond_operations = UNCALIBRATED if trace.has_measured_kernels else spread or bundled_spread()
+    low, high = _ends(middle, own, beyond_operations.applied(*_spread(timed, correlation)), host_ends)
     doubtful = [own.is_host_assumed and host_ends[0] < float(busy) < host_ends[1] for busy in middle.occupied_seconds]
     middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
     beyond = tuple(_beyond_operations(trace, own, python))
@@ -330,7 +335,7 @@ def _assumed(own: Anchor, host_ends: tuple[float, float], host: float, device: f
 
 def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
     """How much less a host may take that was timed under the profiler, where it bounds the step."""
-    if not is_bound or not trace.has_measured_kernels or own.host.low_factor >= 1 / PROFILED_SPREAD:
+    if not is_bound or own.is_host_assumed or own.host.low_factor >= 1 / PROFILED_SPREAD:
         return
     if trace.has_python_stacks:
         yield (

@@ -153,6 +153,12 @@ BENCHMARKS: Final[Mapping[str, Callable[[int, torch.dtype], Benchmark]]] = {
 PRECISIONS: Final[Mapping[str, torch.dtype]] = {"FP32": torch.float32, "FP16": torch.float16, "AMP": torch.float16}
 
 
+def benchmark_units(name: str, *, batch: int) -> int:
+    """Images, sequences, tokens or samples of one step, without recording it; `name` is a key of `BENCHMARKS`."""
+    with torch.device("meta"):
+        return BENCHMARKS[name](batch, torch.float32).units
+
+
 def benchmark_trace(name: str, *, precision: str, batch: int) -> RecordedBenchmark:
     """One training step of a benchmark on the meta device.
 

@@ -1,0 +1,135 @@
+"""How fast hosts launch: the machines behind `timeline/overheads.py`, from published steps that launches dominate.
+
+    python -m benchmarks.accuracy FOLDER --of hosts --cache recorded-steps
+
+A row counts where the device needs less than `DEVICE_SHARE` of the measured time, as predicted: KernelBench's modules
+(forward, from an idle device) and torchvision's small models (2019-20). Each machine has a factor, the median over its
+rows of measured over predicted host time; leaving a machine out, the others' factors say what to expect of it.
+Example::
+
+    factors = host_factors(host_bound_rows(Path("validation"), Path("recorded-steps")))
+    factors["KernelBench L40S_modal"]     # 1.05: a median host, within 5 %
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from rich.console import Console
+
+from benchmarks.accuracy.operator_tables import EAGER, KERNEL_BENCH, kernel_bench_times
+from benchmarks.accuracy.vision import TORCHVISION_TABLE, read_torchvision_cases
+from benchmarks.accuracy.workloads.vision import vision_trace
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.timeline.iteration import iterations
+from lightning_predict.timeline.overheads import HOST_SPREAD
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.training.report import report_table
+
+DEVICE_SHARE: Final = 0.5
+"""A device that needs less than this of a step leaves it to the host, even where it is predicted too fast by half."""
+
+MOST_SECONDS: Final = 2e-3
+"""Of KernelBench's modules, which are a few operations each: a longer one was predicted wrongly, or the device's."""
+
+FROM_IDLE_SECONDS: Final = 12e-6
+"""What a call from an idle device takes beside its operations: events, the start and the end of its last kernel, and
+the call of the module. Fitted to KernelBench's rows of a single operation together with the table of overheads."""
+
+QUEUED: Final = frozenset({"RTX_3090_Ti"})
+"""Machines that timed calls behind a full queue, so that the host is not in their times (a ReLU takes 3 us)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """A published step that launches dominate.
+
+    Attributes:
+        machine: Table and machine.
+        measured_seconds: The step.
+        host_seconds: What a median host is predicted to take for it.
+    """
+
+    machine: str
+    measured_seconds: float
+    host_seconds: float
+
+
+def host_bound_rows(folder: Path, cache: Path) -> tuple[HostRow, ...]:
+    """Rows that launches dominate; errors as for the tables' readers.
+
+    Args:
+        folder: Folder of the tables.
+        cache: Folder of the recorded steps of torchvision; others are recorded into it.
+    """
+    found: list[HostRow] = []
+    by_trace: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
+    if (folder / KERNEL_BENCH).is_dir():
+        for (gpu, trace, machine), modes in kernel_bench_times(folder / KERNEL_BENCH, None).items():
+            if EAGER in modes and machine not in QUEUED and (folder / KERNEL_BENCH / trace).is_file():
+                seconds = statistics.median(modes[EAGER])
+                if seconds < MOST_SECONDS:
+                    by_trace[trace].append((f"KernelBench {machine}", gpu, seconds))
+    for name, rows in sorted(by_trace.items()):
+        found += _host_bound(Trace.load(str(folder / KERNEL_BENCH / name)), rows, FROM_IDLE_SECONDS)
+    if (folder / TORCHVISION_TABLE).is_file():
+        by_step = defaultdict(list)
+        for case in read_torchvision_cases(folder / TORCHVISION_TABLE):
+            by_step[case.step].append((f"torchvision {case.gpu}, {case.step.mode}", case.gpu, case.measured_seconds))
+        for step, rows in by_step.items():
+            recorded = vision_trace(step, cache) if step.precision == "half" else None
+            if recorded is not None:
+                found += _host_bound(recorded, rows, 0.0)
+    return tuple(found)
+
+
+def _host_bound(trace: Trace, rows: Sequence[tuple[str, str, float]], beside: float) -> list[HostRow]:
+    names = tuple(dict.fromkeys(gpu for _, gpu, _ in rows))
+    gpus = [find_gpu(name) for name in names]
+    steps = iterations(trace, timed_work(trace, gpus, origin=None, models=kernel_models(names)), gpus)
+    by_gpu = dict(zip(names, steps, strict=True))
+    return [
+        HostRow(machine, measured, by_gpu[gpu].host_seconds + beside)
+        for machine, gpu, measured in rows
+        if by_gpu[gpu].device_seconds < DEVICE_SHARE * min(measured, by_gpu[gpu].host_seconds)
+    ]
+
+
+def host_factors(rows: Sequence[HostRow]) -> Mapping[str, float]:
+    """Median of measured over predicted host time by machine."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        ratios[row.machine].append(row.measured_seconds / row.host_seconds)
+    return {machine: statistics.median(own) for machine, own in sorted(ratios.items())}
+
+
+def print_report(rows: Sequence[HostRow], console: Console) -> None:
+    """Print each machine's factor, what the others say of it, and how many of its rows the interval holds."""
+    factors = host_factors(rows)
+    table = report_table(
+        "Hosts: measured over a median host's predicted time, on steps that launches dominate",
+        ("machine",),
+        ("rows", "factor", "of the others", "within the spread %", "deviation of its rows"),
+    )
+    for machine, factor in factors.items():
+        own = [math.log(row.measured_seconds / row.host_seconds) for row in rows if row.machine == machine]
+        others = [math.log(other) for name, other in factors.items() if name != machine]
+        expected = statistics.fmean(others) if others else 0.0
+        inside = statistics.fmean(abs(ratio - expected) <= math.log(HOST_SPREAD) for ratio in own)
+        cells = (f"{factor:.2f}", f"{math.exp(expected):.2f}", f"{100 * inside:.0f}", f"{statistics.pstdev(own):.2f}")
+        table.add_row(machine, str(len(own)), *cells)
+    table.add_section()
+    if len(factors) > 1:
+        logs = [math.log(factor) for factor in factors.values()]
+        middle, scatter = math.exp(statistics.fmean(logs)), statistics.stdev(logs)
+        table.add_row("all machines alike", str(len(rows)), f"{middle:.2f}", "", "", f"{scatter:.2f}")
+    console.print(table)

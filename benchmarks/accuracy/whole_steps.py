@@ -1,0 +1,343 @@
+"""Every published whole step, with the share of the predicted time by kind of work: what calibration learns from.
+
+A case is one row of a table on one GPU, predicted from shapes alone: transformers, training benchmarks, steps of timm
+and torchvision, and KernelBench's modules in eager mode. Recording the steps takes minutes, so they are kept in a
+folder; of timm, steps that it does not hold are left out. Example::
+
+    python -m benchmarks.accuracy FOLDER --of steps --cache recorded-steps --output whole_steps.json
+
+    cases = whole_steps(Path("validation"), cache=Path("recorded-steps"))
+    print_report(cases, Console())     # errors and intervals: seen, GPUs left out, sources left out
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.accuracy.operator_tables import EAGER, KERNEL_BENCH, kernel_bench_times, least_seconds
+from benchmarks.accuracy.throughput import THROUGHPUT_TABLE, read_throughput_cases
+from benchmarks.accuracy.transformers import TRANSFORMERS_TABLE, evaluate_in_groups, read_transformer_cases
+from benchmarks.accuracy.vision import (
+    TIMM_TABLE,
+    TORCHVISION_TABLE,
+    VisionCase,
+    read_timm_cases,
+    read_torchvision_cases,
+)
+from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, benchmark_units
+from benchmarks.accuracy.workloads.published import published_trace
+from benchmarks.accuracy.workloads.vision import vision_trace
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.choice import TimedWork, timed_work
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.timeline.iteration import iterations
+from lightning_predict.timeline.step_spread import UNCALIBRATED, bundled_spread
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.training.report import report_table
+from lightning_predict.training.whole_steps import (
+    StepCase,
+    StepFit,
+    corrected,
+    corrected_left_out,
+    fit_spread,
+    fit_steps,
+    spread_left_out,
+    spread_out,
+)
+
+NOT_TRAINED_IN: Final = "double"
+"""Precision of steps that are scored in their own table alone: hardly anybody trains in it."""
+
+HOST_SHARE: Final = 0.6
+"""A step counts as bound by the device where a median host needs less than this share of the device's time: then even
+a host 1.7 times as slow, of which there is one in ten, does not decide it."""
+
+DTYPE_CLASSES: Final[Mapping[str, str]] = {"float16": "16-bit", "bfloat16": "16-bit"}
+"""Dtypes that share a factor; each other one has its own."""
+
+KINDS: Final[Sequence[tuple[str, str]]] = (
+    ("convolutions", r"conv"),
+    ("attention", r"attention"),
+    ("recurrent", r"lstm|gru|rnn"),
+    ("products", r"linear|bmm|gemm"),
+    ("norms", r"norm|softmax"),
+)
+"""Kinds of work by what an operation's name holds, the first that fits; all else moves memory."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedStep:
+    """A row of a table before its step is recorded.
+
+    Attributes:
+        table: Its table.
+        source: Machine and software that timed it.
+        gpu: Our name of the GPU.
+        model: Model, precision, layout and mode.
+        file: Name of the recorded step.
+        measured_seconds: One step.
+        record: Records the step; None where it cannot.
+    """
+
+    table: str
+    source: str
+    gpu: str
+    model: str
+    file: str
+    measured_seconds: float
+    record: Callable[[], Trace | None]
+
+
+def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
+    """Rows of all tables that a folder holds; errors as for the tables' readers."""
+    if (folder / TRANSFORMERS_TABLE).is_file():
+        for one in read_transformer_cases(folder / TRANSFORMERS_TABLE):
+            if one.is_scored:
+                key = (one.model, one.mode, str(one.length), str(one.batch))
+                yield PublishedStep(
+                    table="transformers",
+                    source="NeuSight",
+                    gpu=one.gpu,
+                    model=f"{one.model} {one.mode}",
+                    file=f"transformers-{'-'.join(key)}.json.gz",
+                    measured_seconds=one.measured_seconds,
+                    record=partial(published_trace, one.model, mode=one.mode, length=one.length, batch=one.batch),
+                )
+    if (folder / THROUGHPUT_TABLE).is_file():
+        for row in read_throughput_cases(folder / THROUGHPUT_TABLE):
+            yield PublishedStep(
+                table="benchmarks",
+                source=row.software,
+                gpu=row.gpu,
+                model=f"{row.model} {row.precision}",
+                file=f"benchmarks-{row.model}-{row.precision}-{row.batch}.json.gz",
+                measured_seconds=benchmark_units(row.model, batch=row.batch) / row.measured_per_second,
+                record=partial(_benchmark, row.model, row.precision, row.batch),
+            )
+    if (folder / TIMM_TABLE).is_file():
+        yield from (_of_vision(case, cache) for case in read_timm_cases(folder / TIMM_TABLE))
+    if (folder / TORCHVISION_TABLE).is_file():
+        cases = read_torchvision_cases(folder / TORCHVISION_TABLE)
+        yield from (_of_vision(case, cache) for case in cases if case.step.precision != NOT_TRAINED_IN)
+    if (folder / KERNEL_BENCH).is_dir():
+        for (gpu, trace, machine), modes in kernel_bench_times(folder / KERNEL_BENCH, None).items():
+            path = folder / KERNEL_BENCH / trace
+            if EAGER in modes and path.is_file():
+                yield PublishedStep(
+                    table="KernelBench",
+                    source=machine,
+                    gpu=gpu,
+                    model=trace,
+                    file=str(path),
+                    measured_seconds=statistics.median(modes[EAGER]),
+                    record=partial(Trace.load, str(path)),
+                )
+
+
+def _benchmark(model: str, precision: str, batch: int) -> Trace:
+    return benchmark_trace(model, precision=precision, batch=batch).trace
+
+
+def _of_vision(case: VisionCase, cache: Path) -> PublishedStep:
+    """A step of a vision model; of timm, where hundreds of models take an hour, only those that were recorded."""
+    is_there = case.step.source == "torchvision" or (cache / case.step.file_name).is_file()
+    return PublishedStep(
+        table=case.step.source,
+        source=case.software,
+        gpu=case.gpu,
+        model=f"{case.step.model} {case.step.mode} {case.step.precision} {case.step.layout}",
+        file=case.step.file_name,
+        measured_seconds=case.measured_seconds,
+        record=partial(vision_trace, case.step, cache) if is_there else _nothing,
+    )
+
+
+def _nothing() -> None:
+    return None
+
+
+def whole_steps(folder: Path, *, cache: Path, weights: Path | None = None, jobs: int = 2) -> tuple[StepCase, ...]:
+    """Predict every row whose step can be recorded and that the device bounds, with its operations' own intervals.
+
+    Args:
+        folder: Folder of the tables.
+        cache: Folder that keeps the recorded steps.
+        weights: Folder or file of weights; None searches as `predict` does.
+        jobs: Steps at a time.
+
+    Raises:
+        MeasurementTableError: A table has a wrong column or value.
+        WeightsError: Weights that cannot be found or trusted.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    found = evaluate_in_groups(
+        tuple(published_steps(folder, cache)),
+        key=lambda row: row.file,
+        evaluate=partial(_predicted, cache=cache, weights=weights),
+        jobs=jobs,
+    )
+    return tuple(case for case in found if case is not None)
+
+
+def _predicted(rows: Sequence[PublishedStep], cache: Path, weights: Path | None) -> list[StepCase | None]:
+    """Cases of rows that ran the same step, which is recorded once."""
+    kept = cache / rows[0].file
+    trace = Trace.load(str(kept)) if kept.is_file() else rows[0].record()
+    if trace is None:
+        return [None] * len(rows)
+    if not kept.is_file():
+        trace.save(str(kept))
+    names = tuple(dict.fromkeys(row.gpu for row in rows))
+    gpus = [find_gpu(name) for name in names]
+    timed = timed_work(trace, gpus, origin=None, models=kernel_models(names, None if weights is None else str(weights)))
+    steps = iterations(trace, timed, gpus, spread=UNCALIBRATED)
+    least = least_seconds(trace)
+    cases: list[StepCase | None] = []
+    for row in rows:
+        place = names.index(row.gpu)
+        step = steps[place]
+        is_bound = row.measured_seconds >= least and step.host_seconds < HOST_SHARE * step.device_seconds
+        cases.append(
+            StepCase(
+                table=row.table,
+                source=row.source,
+                gpu=row.gpu,
+                model=row.model,
+                measured_seconds=row.measured_seconds,
+                predicted=Interval(step.low_seconds, step.seconds, step.high_seconds),
+                shares=_shares(timed, place, gpus[place]),
+            )
+            if is_bound
+            else None
+        )
+    return cases
+
+
+def _shares(timed: TimedWork, row: int, gpu: Gpu) -> Mapping[str, float]:
+    """Share of the device time by kind of work, class of dtype and kind of memory."""
+    seconds: dict[str, float] = defaultdict(float)
+    memory = "/HBM" if gpu.has_stacked_memory else ""
+    for column, (family, item) in enumerate(zip(timed.families, timed.items, strict=True)):
+        kind = next((name for name, pattern in KINDS if re.search(pattern, family)), "memory")
+        dtype = item.problems[0].dtype if item.problems else ""
+        seconds[f"{kind}/{DTYPE_CLASSES.get(dtype, dtype)}{memory}"] += float(timed.seconds[row, column])
+    total = math.fsum(seconds.values())
+    return {kind: own / total for kind, own in seconds.items()} if total > 0 else {}
+
+
+LEFT_OUT: Final[Mapping[str, Callable[[StepCase], Hashable]]] = {
+    "GPUs": lambda case: case.gpu,
+    "sources": lambda case: (case.table, case.source),
+    "tables": lambda case: case.table,
+}
+"""What is left out together."""
+
+
+def print_report(cases: Sequence[StepCase], console: Console) -> None:
+    """Print errors with and without factors, and how much the intervals hold: seen, and with groups left out.
+
+    Args:
+        cases: Steps with their operations' own intervals (`UNCALIBRATED`).
+        console: Where to.
+    """
+    fit = fit_steps(cases)
+    console.print(_table("Whole steps as predicted, with the operations' own intervals", cases))
+    console.print(_table("With a factor for each kind of work, all cases seen", [corrected(one, fit) for one in cases]))
+    for name, key in LEFT_OUT.items():
+        title = f"With a factor for each kind of work, {name} left out in turn"
+        console.print(_table(title, corrected_left_out(cases, key)))
+    console.print(_factors(fit))
+    used, seen = bundled_spread(), fit_spread(cases)
+    console.print(_table(f"Without factors, intervals as they ship: {used}", [spread_out(one, used) for one in cases]))
+    console.print(_table(f"Intervals fitted to all cases: {seen}", [spread_out(one, seen) for one in cases]))
+    for name, key in LEFT_OUT.items():
+        console.print(_table(f"Intervals, {name} left out in turn", spread_left_out(cases, key)))
+
+
+def write_spread(cases: Sequence[StepCase], path: Path) -> None:
+    """Fit the spread of whole steps and write it with its provenance.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    spread, fit = fit_spread(cases), fit_steps(cases)
+    left_out = {name: spread_left_out(cases, key) for name, key in LEFT_OUT.items()}
+    content = {
+        "spread": {"kept": spread.kept, "log_half_width": round(spread.log_half_width, 3)},
+        "provenance": {
+            "cases": {table: sum(one.table == table for one in cases) for table in _tables(cases)},
+            "gpus": sorted({one.gpu for one in cases}),
+            "sources": len({LEFT_OUT["sources"](one) for one in cases}),
+            "deviations": {name: round(value, 3) for name, value in fit.deviations.items()},
+            "held_left_out": {
+                name: {
+                    table: round(statistics.fmean(one.is_inside for one in found if one.table == table), 3)
+                    for table in _tables(cases)
+                }
+                for name, found in left_out.items()
+            },
+            "command": "python -m benchmarks.accuracy FOLDER --of steps --cache STEPS --output whole_steps.json",
+        },
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _tables(cases: Iterable[StepCase]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(case.table for case in cases))
+
+
+def _factors(fit: StepFit) -> Table:
+    """Factors with their deviations, and the deviations of effects."""
+    table = report_table("Measured over predicted time by kind of work", ("kind",), ("factor", "±"))
+    for kind, factor in fit.factors.items():
+        table.add_row(kind, f"{factor:.2f}", f"{fit.errors[kind]:.2f}")
+    table.add_section()
+    for name, deviation in fit.deviations.items():
+        table.add_row(f"deviation of the {name}", "", f"{deviation:.2f}")
+    return table
+
+
+def _table(title: str, cases: Sequence[StepCase]) -> Table:
+    """Errors, coverage and width by table; in the last row each table counts as much as another."""
+    table = report_table(title, ("table",), ("n", "median %", "bias %", "in 90 %", "width"))
+    scores = {}
+    for name in _tables(cases):
+        members = [case for case in cases if case.table == name]
+        scores[name] = _score(members)
+        table.add_row(name, str(len(members)), *_cells(scores[name]))
+    table.add_section()
+    if scores:
+        means = tuple(statistics.fmean(column) for column in zip(*scores.values(), strict=True))
+        table.add_row("mean of the tables", str(len(cases)), *_cells(means))
+    return table
+
+
+def _score(cases: Sequence[StepCase]) -> tuple[float, ...]:
+    """Median of |error|, median error, share that the interval holds, geometric mean of its width."""
+    errors = [math.expm1(-case.log_ratio) for case in cases]
+    return (
+        statistics.median(map(abs, errors)),
+        statistics.median(errors),
+        statistics.fmean(case.is_inside for case in cases),
+        math.exp(statistics.fmean(math.log(case.width) for case in cases)),
+    )
+
+
+def _cells(score: tuple[float, ...]) -> tuple[str, ...]:
+    median, bias, inside, width = score
+    return f"{100 * median:.1f}", f"{100 * bias:+.1f}", f"{100 * inside:.0f}", f"{width:.2f}"

@@ -1,0 +1,218 @@
+"""Learn from whole steps what no table of single operations shows: factors by kind of work, and how wide steps scatter.
+
+A step is a sum over kinds of work, so to first order log(measured / predicted) is the sum of the logarithms of their
+factors, each weighted by its share of the step, and of effects of the GPU, of the source (a machine and its software)
+and of the model. All are normal with mean 0: factors around 1 with `FACTOR_DEVIATION`, effects with deviations that the
+cases themselves tell (EM of a linear mixed model). The posterior mean of the factors corrects predictions; effects of a
+GPU, source or model are not carried to others, and are what the interval must hold. Example::
+
+    fit = fit_steps(cases)
+    fit.factors["products/float32"], fit.deviations["source"]
+    corrected_left_out(cases, key=lambda case: case.gpu)   # each GPU by factors that did not see it
+    fit_spread(cases)                                      # the interval that holds nine in ten of them
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.operations import Array
+from lightning_predict.timeline.step_spread import StepSpread
+from lightning_predict.training.families import weighted_quantile
+
+FACTOR_DEVIATION: Final = 0.15
+"""Deviation of the logarithm of a factor before any case was seen: an assumption. With it one kind of work in eight is
+more than a quarter off."""
+
+LEAST_DEVIATION: Final = 0.02
+"""Deviations are at least that of two runs of one program."""
+
+TABLE_CASES: Final = 200
+"""Cases from which on a larger table counts no more than one of so many."""
+
+ROUNDS: Final = 40
+"""Rounds of EM; deviations change by less than 1 % in the last ten."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCase:
+    """A published step on one GPU.
+
+    Attributes:
+        table: Table that it is from.
+        source: Machine and software that timed it, as far as the table tells.
+        gpu: Our name of the GPU.
+        model: Model with its precision, layout and mode.
+        measured_seconds: Published time.
+        predicted: Prediction without a measurement, in seconds.
+        shares: Share of the predicted device time by kind of work; they add up to 1.
+        host_seconds: What the host was predicted to take.
+    """
+
+    table: str
+    source: str
+    gpu: str
+    model: str
+    measured_seconds: float
+    predicted: Interval[float]
+    shares: Mapping[str, float]
+    host_seconds: float = 0.0
+
+    @property
+    def log_ratio(self) -> float:
+        """Logarithm of measured over predicted."""
+        return math.log(self.measured_seconds / self.predicted.middle)
+
+    @property
+    def width(self) -> float:
+        """High end of the interval over its low end."""
+        return self.predicted.high / self.predicted.low
+
+    @property
+    def is_inside(self) -> bool:
+        """True where the interval holds the measured time."""
+        return self.predicted.low <= self.measured_seconds <= self.predicted.high
+
+
+EFFECTS: Final[Mapping[str, Callable[[StepCase], Hashable]]] = {
+    "gpu": lambda case: case.gpu,
+    "source": lambda case: (case.table, case.source),
+    "model": lambda case: (case.table, case.model),
+}
+"""Random effects, each with a value a group of cases."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """What the cases say.
+
+    Attributes:
+        factors: Measured over predicted time by kind of work.
+        errors: Deviation of the logarithm of each.
+        deviations: Deviations of the logarithms of effects, and of what is left, by `gpu`, `source`, `model`, `rest`.
+    """
+
+    factors: Mapping[str, float]
+    errors: Mapping[str, float]
+    deviations: Mapping[str, float]
+
+    def log_factor(self, case: StepCase) -> float:
+        """Logarithm of what a case's prediction is multiplied by, to first order."""
+        return math.fsum(share * math.log(self.factors.get(kind, 1.0)) for kind, share in case.shares.items())
+
+
+def fit_steps(cases: Sequence[StepCase], kinds: Iterable[str] | None = None) -> StepFit:
+    """Fit factors and effects.
+
+    Args:
+        cases: Published steps that the device bounds.
+        kinds: Kinds of work that have a factor; None for all that the cases hold.
+    """
+    named = sorted({kind for case in cases for kind in case.shares} if kinds is None else kinds)
+    blocks = [np.array([[case.shares.get(kind, 0.0) for kind in named] for case in cases]).reshape(len(cases), -1)]
+    blocks += [_indicators([key(case) for case in cases]) for key in EFFECTS.values()]
+    design = np.hstack(blocks)
+    owner = np.repeat(np.arange(len(blocks)), [block.shape[1] for block in blocks])
+    ratios = np.array([case.log_ratio for case in cases])
+    sizes = {table: sum(case.table == table for case in cases) for table in {case.table for case in cases}}
+    weights = np.array([min(1.0, TABLE_CASES / sizes[case.table]) for case in cases])
+    variances = np.array([FACTOR_DEVIATION**2, 0.01, 0.01, 0.01])
+    rest = 0.01
+    gram, right = design.T @ (weights[:, None] * design), design.T @ (weights * ratios)
+    for _ in range(ROUNDS):
+        covariance = np.linalg.inv(gram / rest + np.diag(1 / variances[owner]))
+        mean = covariance @ right / rest
+        second = mean**2 + np.diag(covariance)
+        for block in range(1, len(blocks)):
+            variances[block] = max(float(second[owner == block].mean()), LEAST_DEVIATION**2)
+        spread = float((weights * (ratios - design @ mean) ** 2).sum() + np.trace(covariance @ gram))
+        rest = max(spread / float(weights.sum()), LEAST_DEVIATION**2)
+    count = len(named)
+    found = dict(zip((*EFFECTS, "rest"), (*np.sqrt(variances[1:]).tolist(), math.sqrt(rest)), strict=True))
+    return StepFit(
+        dict(zip(named, np.exp(mean[:count]).tolist(), strict=True)),
+        dict(zip(named, np.sqrt(np.diag(covariance)[:count]).tolist(), strict=True)),
+        found,
+    )
+
+
+def _indicators(keys: Sequence[Hashable]) -> Array:
+    """One column for each distinct key, 1 where a case has it."""
+    columns = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    table = np.zeros((len(keys), len(columns)))
+    table[np.arange(len(keys)), [columns[key] for key in keys]] = 1.0
+    return table
+
+
+def corrected_left_out(
+    cases: Sequence[StepCase], key: Callable[[StepCase], Hashable], kinds: Iterable[str] | None = None
+) -> tuple[StepCase, ...]:
+    """Every case, corrected by factors that saw no case of its group.
+
+    Args:
+        cases: Published steps that the device bounds.
+        key: Group that is left out, such as the GPU.
+        kinds: See `fit_steps`.
+    """
+    named = None if kinds is None else tuple(kinds)
+    groups = dict.fromkeys(map(key, cases))
+    fits = {group: fit_steps([case for case in cases if key(case) != group], named) for group in groups}
+    return tuple(corrected(case, fits[key(case)]) for case in cases)
+
+
+STANDARD_DEVIATIONS: Final = 1.645
+"""Of a normal distribution, that hold nine in ten."""
+
+
+def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
+    """Choose the spread that holds nine in ten cases, each table weighing as much as another.
+
+    What all operations of a step share is the deviation of the GPU's effect, and no less where one table's operations
+    happen to be right; the share of the operations' own half-width is then the least that is enough, as conformal
+    prediction asks.
+
+    Args:
+        cases: Published steps with the operations' own intervals.
+    """
+    shared = STANDARD_DEVIATIONS * fit_steps(cases).deviations["gpu"]
+    needed = []
+    for case in cases:
+        own = case.predicted
+        end = own.high if case.measured_seconds > own.middle else own.low
+        beyond = math.sqrt(max(case.log_ratio**2 - shared**2, 0.0))
+        needed.append(beyond / abs(math.log(end / own.middle)))
+    return StepSpread(kept=weighted_quantile(np.array(needed), _weights(cases)), log_half_width=shared)
+
+
+def _weights(cases: Sequence[StepCase]) -> Array:
+    """Weights that add up to 1, each table's to as much as another's."""
+    sizes = Counter(case.table for case in cases)
+    return np.array([1 / len(sizes) / sizes[case.table] for case in cases])
+
+
+def spread_out(case: StepCase, spread: StepSpread) -> StepCase:
+    """The case with an interval that is spread out."""
+    own = case.predicted
+    low, high = spread.applied(own.low / own.middle, own.high / own.middle)
+    return replace(case, predicted=Interval(own.middle * low, own.middle, own.middle * high))
+
+
+def corrected(case: StepCase, fit: StepFit) -> StepCase:
+    """The case with its prediction multiplied by a fit's factors."""
+    return replace(case, predicted=case.predicted.scaled(math.exp(fit.log_factor(case))))
+
+
+def spread_left_out(cases: Sequence[StepCase], key: Callable[[StepCase], Hashable]) -> tuple[StepCase, ...]:
+    """Every case with the interval of a spread that saw no case of its group."""
+    groups = dict.fromkeys(map(key, cases))
+    spreads = {group: fit_spread([case for case in cases if key(case) != group]) for group in groups}
+    return tuple(spread_out(case, spreads[key(case)]) for case in cases)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.whole_steps import whole_steps
+from lightning_predict.timeline.step_spread import read_spread
+from tests.accuracy.test_report import THROUGHPUT, TRANSFORMERS
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "transformers_fp32.csv").write_text(TRANSFORMERS, encoding="utf-8")
+    (tmp_path / "training_throughput.csv").write_text(THROUGHPUT, encoding="utf-8")
+    return tmp_path
+
+
+def test_every_table_becomes_cases_and_the_spread_is_written_with_its_provenance(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, output = folder / "steps", folder / "whole_steps.json"
+    cases = whole_steps(folder, cache=cache, jobs=1)
+    # Three eager cases of BERT-Large; NCF's step of 100,000 samples is mostly the update of its tables.
+    assert [case.table for case in cases] == ["transformers"] * 3 + ["benchmarks"] * 2
+    assert all(sum(case.shares.values()) == pytest.approx(1) for case in cases)
+    assert max(cases[0].shares, key=lambda kind: cases[0].shares[kind]) == "products/float32/HBM"
+    # 100,000 samples a step at 9 million a second.
+    assert cases[3].measured_seconds == pytest.approx(100_000 / 9e6)
+    assert len(list(cache.iterdir())) == 3
+    assert main([str(folder), "--of", "steps", "--cache", str(cache), "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("own intervals", "GPUs left out in turn", "sources left out in turn", "width", "mean of the tables"):
+        assert words in printed
+    written = json.loads(output.read_text())
+    assert written["provenance"]["cases"] == {"transformers": 3, "benchmarks": 2}
+    assert written["provenance"]["gpus"] == ["A100-PCIe-40GB", "RTX-3090", "V100-PCIe-32GB", "V100-SXM2-16GB"]
+    assert read_spread(output).kept == written["spread"]["kept"]
