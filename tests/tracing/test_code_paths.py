@@ -21,7 +21,7 @@ def trace(*operations: Operation) -> Trace:
 
 
 CONVERTS = (
-    "Convolutions in 16 bits read images channels first: cuDNN may convert them for the tensor cores, which is not "
+    "Convolutions in 16 bits read images channels first: cuDNN converts most of them for the tensor cores, which is "
     "predicted. memory_format=torch.channels_last avoids it."
 )
 
@@ -37,6 +37,14 @@ def test_a_plain_step_needs_no_note() -> None:
 def test_16_bit_convolutions_with_channels_first_are_said(dtype: str, is_last: bool, is_said: bool) -> None:
     arguments = {CHANNELS_LAST: True} if is_last else {}
     assert (CONVERTS in code_path_notes(trace(convolution(dtype, **arguments)))) == is_said
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 3, 1, 1)])
+def test_one_channel_or_one_pixel_lies_alike_in_both_layouts(shape: tuple[int, ...]) -> None:
+    """As after the pooling of a squeeze-and-excitation block, in a step that is channels last elsewhere."""
+    images = TensorInfo(shape, "float16")
+    one = Operation(name="aten::convolution", phase="forward", inputs=(images, WEIGHT))
+    assert CONVERTS not in code_path_notes(trace(one))
 
 
 def test_the_images_of_a_backward_pass_are_its_second_tensor() -> None:
