@@ -22,7 +22,7 @@ from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
 from lightning_predict.deadline import within
-from lightning_predict.distributed.strategy import DataStrategy, Strategy
+from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, Strategy
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.prediction import layout_in_use, predict_workload
@@ -45,6 +45,10 @@ _BY_CLASS: Final[dict[str, DataStrategy]] = {"FSDPStrategy": "fsdp", "ModelParal
 _ZERO_STAGES: Final[dict[int, DataStrategy]] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
 
 
+_MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
+"""What Lightning's FSDP gathers parameters in, that are float32 themselves, by the Trainer's precision."""
+
+
 def strategy_of_trainer(trainer: Any) -> Strategy:
     """What the Trainer would do on several GPUs; DDP where it trains on one.
 
@@ -54,11 +58,17 @@ def strategy_of_trainer(trainer: Any) -> Strategy:
     strategy = trainer.strategy
     names = [parent.__name__ for parent in type(strategy).__mro__]
     if "DeepSpeedStrategy" in names:
-        stage = (getattr(strategy, "config", None) or {}).get("zero_optimization", {}).get("stage", 2)
-        return Strategy(data=_ZERO_STAGES.get(stage, "zero2"))
+        zero = (getattr(strategy, "config", None) or {}).get("zero_optimization", {})
+        data = _ZERO_STAGES.get(zero.get("stage", 2), "zero2")
+        is_offloaded = data != "ddp" and (zero.get("offload_optimizer") or {}).get("device") == "cpu"
+        return Strategy(data=data, offload="optimizer" if is_offloaded else "none")
     for name, data in _BY_CLASS.items():
         if name in names:
-            return Strategy(data="hybrid" if _is_hybrid(strategy) else data, tensor=_degree(strategy))
+            return Strategy(
+                data="hybrid" if _is_hybrid(strategy) else data,
+                tensor=_degree(strategy),
+                param_dtype=_MIXED_PRECISIONS.get(str(getattr(trainer, "precision", None))),
+            )
     options = getattr(strategy, "_ddp_kwargs", {})
     return Strategy(bucket_cap_mb=options.get("bucket_cap_mb") or Strategy().bucket_cap_mb)
 

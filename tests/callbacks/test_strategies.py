@@ -34,6 +34,24 @@ def test_fsdp_and_its_hybrid_form(package: str) -> None:
     assert strategy_of_trainer(SimpleNamespace(strategy=strategies.FSDPStrategy())).data == "fsdp"
 
 
+def test_fsdp_gathers_in_the_dtype_of_the_trainers_mixed_precision() -> None:
+    class FSDPStrategy:  # as Lightning's
+        sharding_strategy = None
+
+    for precision, dtype in (("bf16-mixed", "bfloat16"), ("16-mixed", "float16"), ("bf16-true", None)):
+        trainer = SimpleNamespace(strategy=FSDPStrategy(), precision=precision)
+        assert strategy_of_trainer(trainer).param_dtype == dtype
+
+
+def test_deepspeed_may_keep_the_optimizer_in_the_hosts_memory() -> None:
+    class DeepSpeedStrategy:  # as Lightning's, which needs deepspeed itself
+        config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}  # noqa: RUF012
+
+    assert strategy_of_trainer(SimpleNamespace(strategy=DeepSpeedStrategy())) == Strategy(
+        data="zero2", offload="optimizer"
+    )
+
+
 def test_hybrid_sharding_is_read_from_the_strategy() -> None:
     class FSDPStrategy:  # as Lightning's; the real one asks for a device mesh here
         sharding_strategy = SimpleNamespace(name="HYBRID_SHARD")
