@@ -54,9 +54,11 @@ FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
 
 OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
     "base_clock_mhz": ("base_clock_hz", megahertz_to_hertz),
+    "highest_clock_mhz": ("highest_clock_hz", megahertz_to_hertz),
     "nvlink_gb_per_s": ("nvlink_bytes_per_second", gigabytes_to_bytes),
 }
-"""Figures that not every GPU has: no base clock is published for some, and most have no NVLink."""
+"""Figures that not every GPU has: no base clock is published for some, data-centre boards run at their boost clock at
+most, and most have no NVLink."""
 
 MEMORY_KINDS: Final = ("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "HBM2", "HBM2e", "HBM3", "HBM3e")
 """Device memory; a row's sources state it."""
@@ -77,11 +79,14 @@ PEAKS: Final[dict[str, str]] = {
 }
 """Peaks that a row may state: key of the row -> dtype. Only float32's must be there."""
 
+MEASURED: Final = "measured_tflops"
+"""Key of the table of measured rates of large square products, by dtype."""
+
 CITABLE: Final[Mapping[str, str]] = (
     {key: field for key, (field, _) in (FIGURES | OPTIONAL_FIGURES).items()}
     | COUNTS
     | PEAKS
-    | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access"}
+    | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access", MEASURED: "measured_flops_per_second"}
 )
 """Keys that may have sources of their own -> how `Gpu.sources` calls them."""
 
@@ -90,7 +95,7 @@ REQUIRED_KEYS: Final = frozenset(
     | {"sources"}
 )
 OPTIONAL_KEYS: Final = frozenset(
-    {*PEAKS, *OPTIONAL_FIGURES, PEER_ACCESS, "aliases", "emulated_dtypes", "figure_sources"}
+    {*PEAKS, *OPTIONAL_FIGURES, PEER_ACCESS, MEASURED, "aliases", "emulated_dtypes", "figure_sources"}
 )
 
 CAPABILITY_KEYS: Final[Mapping[str, str]] = {
@@ -183,8 +188,13 @@ def _parse_gpu(name: str, row: Checked, capabilities: Mapping[str, Checked], sou
     if row.file.name != f"{architecture}.toml":
         raise capability.problem(f"is {version!r}; move the row to {architecture}.toml.")
     fields: dict[str, Any] = {field: convert(_figure(row, key)) for key, (field, convert) in FIGURES.items()}
-    fields |= {"base_clock_hz": fields["boost_clock_hz"], "nvlink_bytes_per_second": None}
+    boost = fields["boost_clock_hz"]
+    fields |= {"base_clock_hz": boost, "highest_clock_hz": boost, "nvlink_bytes_per_second": None}
     fields |= {field: convert(_figure(row, key)) for key, (field, convert) in OPTIONAL_FIGURES.items() if row.has(key)}
+    if fields["highest_clock_hz"] < boost:
+        raise row.member("highest_clock_mhz").problem(
+            "is below the boost clock; leave it out where none is known above."
+        )
     fields |= {key: row.member(key).integer(minimum=1) for key in COUNTS}
     for key, field in CAPABILITY_KEYS.items():
         number = shared.member(key).integer(minimum=1)
@@ -200,6 +210,7 @@ def _parse_gpu(name: str, row: Checked, capabilities: Mapping[str, Checked], sou
         emulated_dtypes=_parse_emulated(row),
         memory_kind=row.member("memory_kind").choice(MEMORY_KINDS),
         has_peer_access=row.optional(PEER_ACCESS, Checked.flag, default=True),
+        measured_flops_per_second=_parse_measured(row),
         single_source=row.member("single_source").flag(),
         sources=_parse_sources(row, shared, sources),
         **fields,
@@ -217,6 +228,20 @@ def _parse_emulated(row: Checked) -> frozenset[str]:
         if dtype not in stated:
             raise row.member("emulated_dtypes").problem(f"lists {dtype!r}, but the row states no rate for it.")
     return frozenset(emulated)
+
+
+def _parse_measured(row: Checked) -> dict[str, float]:
+    """Measured rates by dtype; each must be one that the row states a peak of."""
+    if not row.has(MEASURED):
+        return {}
+    table = row.member(MEASURED)
+    stated = {dtype for key, dtype in PEAKS.items() if row.has(key)}
+    measured = {}
+    for dtype, value in table.members().items():
+        if dtype not in stated:
+            raise value.problem("is a dtype that the row states no peak for; state one, or remove the rate.")
+        measured[dtype] = teraflops_to_flops(value.positive("in TFLOP/s"))
+    return measured
 
 
 def _parse_sources(row: Checked, shared: Checked, sources: Mapping[str, Source]) -> dict[str, tuple[Source, ...]]:

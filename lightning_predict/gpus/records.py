@@ -47,6 +47,8 @@ class Gpu:
         float64_lanes_per_multiprocessor: The same for fp64, tensor cores aside.
         base_clock_hz: Guaranteed clock under load; the boost clock where none is published.
         boost_clock_hz: Clock that the float32 peak is stated at.
+        highest_clock_hz: Highest clock that the driver lets it run at. GeForce and workstation boards exceed their
+            boost clock where power and heat allow; the boost clock for boards that do not, and where no log was found.
         peak_flops_per_second: Dense peak by dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`,
             `int8`, the highest that matrix work can reach: tensor cores with fp32 accumulation where the GPU has them
             for the dtype (so float64 of an A100 is the tensor cores' 19.5 TFLOP/s, twice its lanes'), else its lanes.
@@ -55,6 +57,8 @@ class Gpu:
         emulated_dtypes: Those of `peak_flops_per_second` that run through another dtype's units, at the rate that
             libraries were measured to reach: bfloat16 before Ampere, and float16 matrix work before Volta but for the
             P100, whose lanes do twice float32's work in it.
+        measured_flops_per_second: Rates that large square products were measured to reach, by dtype: what remains of
+            the peak once power and clocks have had their say. Empty for GPUs that nobody measured.
         dram_bytes_per_second: Bandwidth of the device memory.
         l2_bytes: Size of the last-level cache.
         l2_bytes_per_second: Bandwidth of the last-level cache.
@@ -87,8 +91,10 @@ class Gpu:
     float64_lanes_per_multiprocessor: int
     base_clock_hz: float
     boost_clock_hz: float
+    highest_clock_hz: float
     peak_flops_per_second: Mapping[str, float]
     emulated_dtypes: frozenset[str]
+    measured_flops_per_second: Mapping[str, float]
     dram_bytes_per_second: float
     l2_bytes: float
     l2_bytes_per_second: float
@@ -122,6 +128,11 @@ class Gpu:
         if dtype == "tf32" and "tf32" not in self.peak_flops_per_second:
             return self.peak_flops_per_second.get("float32")
         return self.peak_flops_per_second.get(dtype)
+
+    @property
+    def overclock(self) -> float:
+        """How often the boost clock fits into the highest clock: peaks are stated at the former."""
+        return self.highest_clock_hz / self.boost_clock_hz
 
     def lanes_peak(self, dtype: str) -> float:
         """FLOP/s of the ordinary lanes: of float64 without tensor cores; of all other dtypes, computed in float32.

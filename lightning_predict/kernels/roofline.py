@@ -31,20 +31,22 @@ def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = Fals
     Args:
         batch: The problems.
         gpus: The GPUs.
-        least: The catalogue states for an emulated dtype the rate that libraries reach; take the rate of the units that
-            they use, which nothing goes beyond.
+        least: What nothing goes beyond: the highest clock instead of the boost clock, and of an emulated dtype, for
+            which the catalogue states the rate that libraries reach, the rate of the units that they use.
     """
     if batch.kind.units == "tensor":
         peaks = [_tensor_peak(gpu, batch.dtype, least=least) for gpu in gpus]
     else:
-        peaks = [gpu.lanes_peak(batch.dtype) for gpu in gpus]
+        peaks = [gpu.lanes_peak(batch.dtype) * (gpu.overclock if least else 1.0) for gpu in gpus]
     return np.array(peaks, dtype=np.float64)[:, None]
 
 
 def _tensor_peak(gpu: Gpu, dtype: str, *, least: bool) -> float:
     single = gpu.peak_flops_per_second["float32"]
     peak = gpu.peak(dtype) or single
-    return max(peak, single) if least and dtype in gpu.emulated_dtypes else peak
+    if not least:
+        return peak
+    return gpu.overclock * (max(peak, single) if dtype in gpu.emulated_dtypes else peak)
 
 
 def link_bandwidth(gpu: Gpu) -> float:

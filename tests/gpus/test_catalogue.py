@@ -63,14 +63,37 @@ def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
     assert row.shared_memory_bytes_per_multiprocessor == 102_400
     assert row.aliases == ()
     assert row.nvlink_bytes_per_second is None
-    assert row.base_clock_hz == row.boost_clock_hz
+    assert row.base_clock_hz == row.highest_clock_hz == row.boost_clock_hz
+    assert row.measured_flops_per_second == {}
     assert [source.title for source in row.sources["*"]] == ["A data sheet"]
     assert row.sources["registers_per_multiprocessor"] == row.sources["*"]
+
+
+def test_a_row_may_state_its_highest_clock_and_measured_rates(tmp_path: Path) -> None:
+    more = "highest_clock_mhz = 1250\nmeasured_tflops = { float32 = 1.5 }\npower_watts = 75"
+    (row,) = load_catalogue(write_catalogue(tmp_path, ampere=GOOD_ROW.replace("power_watts = 75", more)))
+    assert (row.highest_clock_hz, row.overclock) == (1.25e9, 1.25)
+    assert row.measured_flops_per_second == {"float32": 1.5e12}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
+        (
+            "power_watts = 75",
+            "power_watts = 75\nmeasured_tflops = { float16 = 3 }",
+            "ampere.toml: gpu.X.measured_tflops.float16 is a dtype that the row states no peak for; state one, or",
+        ),
+        (
+            "power_watts = 75",
+            "power_watts = 75\nmeasured_tflops = { float32 = 0 }",
+            "ampere.toml: gpu.X.measured_tflops.float32 is 0; expected a finite number above 0, in TFLOP/s.",
+        ),
+        (
+            "power_watts = 75",
+            "power_watts = 75\nhighest_clock_mhz = 900",
+            "ampere.toml: gpu.X.highest_clock_mhz is below the boost clock; leave it out where none is known above.",
+        ),
         ("power_watts = 75", "", "ampere.toml: gpu.X.power_watts is missing; expected it in every such file."),
         ("power_watts = 75", "power_watt = 75", "gpu.X has the field 'power_watt'; expected only"),
         (
