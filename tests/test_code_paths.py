@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
+from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.trace import Trace
 
 WIDTH, ROWS, LAYERS = 2048, 4096, 4
@@ -108,3 +109,14 @@ def test_16_bit_convolutions_with_channels_first_are_said(layout: torch.memory_f
     notes = lp.predict(trace, [GPU]).notes
     assert any("channels_last avoids it" in note for note in notes) == is_said
     assert any(note.startswith("cudnn.benchmark is off") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_said"), [("1.13.1+cu117", True), ("2.0.1", True), ("2.1.0", False), ("", False)]
+)
+def test_an_old_torch_is_said(version: str, is_said: bool) -> None:
+    trace = Trace(operations=(), device="meta", recorder="dispatch", software={"torch": version} if version else {})
+    notes = code_path_notes(trace)
+    assert [note.startswith(f"Recorded with torch {version}. Predictions stand for") for note in notes] == [
+        True
+    ] * is_said

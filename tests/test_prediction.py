@@ -251,7 +251,7 @@ def test_float8_takes_half_of_bfloat16_where_there_are_units_and_is_refused_else
         float(lp.operator_seconds("linear", "H100-SXM-80GB", dtype=dtype, m=8192, n=8192, k=8192))
         for dtype in ("bfloat16", "float8")
     )
-    assert eight == pytest.approx(sixteen * 989.4 / 1978.9)  # TFLOP/s
+    assert eight == pytest.approx(sixteen * 989.4 / 1978.9, rel=5e-3)  # TFLOP/s, but for the launch
     with pytest.raises(InvalidArgumentError, match="A100-SXM-80GB has no units for float8"):
         lp.operator_seconds("linear", "A100-SXM-80GB", dtype="float8", m=64, n=64, k=64)
 
