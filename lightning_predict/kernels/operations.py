@@ -83,6 +83,14 @@ Translator = Callable[[Operation, Flags], tuple[Problem, ...] | None]
 """The problems that a recorded call computes; None for a call that it does not know."""
 
 
+def _by_data_sheet(gpu: Gpu) -> Gpu:
+    return gpu
+
+
+def _without_doubt(_gpu: Gpu, _dtype: str) -> float:
+    return 0.0
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -97,6 +105,8 @@ class Family:
         floor: Least seconds of problems that a rule of their own slows down, shape (gpus, problems), 0 for the others;
             these are not held to larger ones.
         floor_spread: Extra factor upwards around those.
+        unmeasured: The GPU as the base sees it, which serves those without measurements of their own.
+        doubt: Half width in log(seconds) of what that view may be off, for a GPU and dtype.
     """
 
     name: str
@@ -105,6 +115,8 @@ class Family:
     growing: tuple[str, ...] = ()
     floor: Callable[[ProblemBatch, Sequence[Gpu]], Array] | None = None
     floor_spread: float = 1.0
+    unmeasured: Callable[[Gpu], Gpu] = _by_data_sheet
+    doubt: Callable[[Gpu, str], float] = _without_doubt
 
     def least_seconds(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
         """Return the seconds of `floor`, shape (gpus, problems)."""

@@ -39,6 +39,7 @@ from lightning_predict.kernels.monotonicity import MOST_UTILISATION, held_by_mon
 from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.operations import Array, Family, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.sustained import sustaining
 from lightning_predict.weights.records import FloatArray, LoadedWeights, NetworkWeights
 
 
@@ -77,7 +78,9 @@ def weakened(gpu: Gpu, factor: float) -> Gpu:
         streaming_multiprocessors=max(round(gpu.streaming_multiprocessors / factor), 1),
         base_clock_hz=gpu.base_clock_hz / factor,
         boost_clock_hz=gpu.boost_clock_hz / factor,
+        highest_clock_hz=gpu.highest_clock_hz / factor,
         peak_flops_per_second={dtype: peak / factor for dtype, peak in gpu.peak_flops_per_second.items()},
+        measured_flops_per_second={dtype: rate / factor for dtype, rate in gpu.measured_flops_per_second.items()},
         dram_bytes_per_second=gpu.dram_bytes_per_second / factor,
         l2_bytes=gpu.l2_bytes / factor,
         l2_bytes_per_second=gpu.l2_bytes_per_second / factor,
@@ -92,6 +95,7 @@ def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
         gpu.streaming_multiprocessors,
         gpu.boost_clock_hz,
         gpu.peak(dtype) or 0.0,
+        sustaining(gpu).peak(dtype) or 0.0,
         gpu.dram_bytes_per_second,
         gpu.l2_bytes,
         gpu.l2_bytes_per_second,
@@ -206,7 +210,8 @@ class UtilisationModels:
         for factor in WEAKER:
             weaker = [weakened(gpu, factor) for gpu in gpus]
             # Where even the reference of the weaker one is slower, nothing needs to be computed.
-            wanted = served & (slack * reference_seconds(batch, weaker) < MOST_UTILISATION * held)
+            seen = [family.unmeasured(gpu) for gpu in weaker]
+            wanted = served & (slack * reference_seconds(batch, seen) < MOST_UTILISATION * held)
             if wanted.any():
                 limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)[0]
                 held[wanted] = np.minimum(held[wanted], limits)
@@ -230,15 +235,21 @@ class UtilisationModels:
             batch.operation, batch.dtype, {word: values[columns] for word, values in batch.columns.items()}
         )
         cards = [gpus[int(row)] for row in rows]
-        features = self._features(family, part, cards)[asked]
+        seen = [family.unmeasured(gpu) for gpu in cards]
+        features = by_base = self._features(family, part, cards)[asked]
+        if seen != cards:
+            by_base = self._features(family, part, seen)[asked]
         serving = [*(networks[int(row)] for row in rows), self._weights.base.families[family.name]]
-        owners = _serving(serving, np.nonzero(asked)[0], features)
-        log_utilisation = log_utilisations(serving, owners, features)
-        widths = np.array([network.half_width(batch.operation, batch.dtype) for network in serving])
+        owners = _serving(serving, np.nonzero(asked)[0], features, by_base)
+        is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)[owners]
+        log_utilisation = log_utilisations(serving, owners, np.where(is_base[:, None], by_base, features))
+        widths = np.array([network.half_width(batch.operation, batch.dtype) for network in serving])[owners]
+        doubts = np.array([family.doubt(gpu, batch.dtype) for gpu in cards])[np.nonzero(asked)[0]]
+        widths = np.where(is_base, np.hypot(widths, doubts), widths)
         floor = np.maximum(roofline_seconds(part, cards, least=True), family.least_seconds(part, cards))
-        seconds: Array = np.maximum(reference_seconds(part, cards)[asked] * np.exp(-log_utilisation), floor[asked])
-        is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)
-        return seconds, widths[owners], is_base[owners]
+        reference = np.where(is_base, reference_seconds(part, seen)[asked], reference_seconds(part, cards)[asked])
+        seconds: Array = np.maximum(reference * np.exp(-log_utilisation), floor[asked])
+        return seconds, widths, is_base
 
     def _network(self, family: Family, gpu: Gpu, batch: ProblemBatch) -> NetworkWeights:
         if self.has_own_weights(gpu.name, batch.operation, batch.dtype):
@@ -258,13 +269,16 @@ class UtilisationModels:
         return matrix
 
 
-def _serving(networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray) -> IndexArray:
+def _serving(
+    networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray, by_base: FloatArray
+) -> IndexArray:
     """The network that serves each row: its GPU's, or the last, the base, where only that knows problems like it.
 
     Args:
         networks: One a GPU, and the base.
         owners: GPU of each row, ascending, shape (rows,).
         rows: Features, shape (rows, features).
+        by_base: The same as the base sees the GPUs.
     """
     base = len(networks) - 1
     serving = owners.copy()
@@ -275,7 +289,7 @@ def _serving(networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float
             continue
         unknown = ~networks[index].knows(rows[own])
         if unknown.any():
-            serving[own][unknown & networks[base].knows(rows[own])] = base
+            serving[own][unknown & networks[base].knows(by_base[own])] = base
     return serving
 
 

@@ -29,7 +29,7 @@ from lightning_predict.kernels.operations import Array, Family, problem_batch
 from lightning_predict.kernels.utilisation import log_utilisation_of
 from lightning_predict.training.networks import TrainingPlan, TrainingRows, collect_rows, doubling_pairs, train_network
 from lightning_predict.training.recipes import Recipe
-from lightning_predict.training.tables import Group, split_rows
+from lightning_predict.training.tables import Group, problem_shares, split_rows
 from lightning_predict.weights.records import BASE, NetworkWeights
 
 INTERVAL_SHARE: Final = 0.9
@@ -171,6 +171,11 @@ def weighted_quantile(errors: Array, weights: Array) -> float:
     return float(max(errors[order][min(reached, len(errors) - 1)], 1e-3))
 
 
+def seen_by_base(family: Family, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
+    """GPUs by name as the base sees them, which is not told which of them were measured."""
+    return {name: family.unmeasured(gpu) for name, gpu in gpus.items()}
+
+
 def log_errors(family: Family, network: NetworkWeights, group: Group, gpu: Gpu) -> Array:
     """log(predicted / measured) of every row of a group."""
     log_utilisation = log_utilisation_of(network, family.feature_matrix(group.batch, [gpu]))[0]
@@ -219,12 +224,15 @@ class Training:
         plan: How long.
         left_out: GPUs that a base does not see.
         own: The GPU that a base is tuned to; None for a base.
+        by_data_sheet: Of networks that will know the GPU by its measurements, or start those that do; the others see
+            GPUs as a base does.
     """
 
     families: frozenset[str]
     plan: TrainingPlan
     left_out: tuple[str, ...] = ()
     own: str | None = None
+    by_data_sheet: bool = False
 
     @property
     def examples(self) -> int:
@@ -300,14 +308,14 @@ def start_training(recipe: Recipe) -> Training:
     """The base that own weights are tuned from."""
     if recipe.start is None:
         return Training(frozenset(family.name for family in (recipe.family, *recipe.kin)), recipe.base)
-    return Training(frozenset({recipe.family.name}), recipe.start)
+    return Training(frozenset({recipe.family.name}), recipe.start, by_data_sheet=True)
 
 
 def own_trainings(recipe: Recipe, groups: Sequence[Group], seed: int) -> list[Training]:
     """One training for each GPU with enough rows."""
     counts = fitted_rows(recipe, groups, seed)
     wanted = sorted(name for name, count in counts.items() if name != BASE and count >= FEWEST_OWN_ROWS)
-    return [Training(frozenset({recipe.family.name}), recipe.own, own=name) for name in wanted]
+    return [Training(frozenset({recipe.family.name}), recipe.own, own=name, by_data_sheet=True) for name in wanted]
 
 
 def fitted_rows(recipe: Recipe, groups: Sequence[Group], seed: int) -> dict[str, int]:
@@ -352,6 +360,7 @@ def _base_result(
     """The base with its interval, and how it errs on GPUs that it did not see; no own networks yet."""
     strangers = _strangers(recipe, groups, bases)
     # Of one GPU alone nothing can be left out.
+    gpus = seen_by_base(recipe.family, gpus)
     interval = interval_of(strangers, recipe, gpus, seed) if strangers else {"*": UNMEASURED_HALF_WIDTH}
     base = replace(bases[base_trainings(recipe, groups)[0]], family=recipe.family.name, interval=interval)
     return FamilyResult(
@@ -396,8 +405,10 @@ def _train(
         and group.gpu not in training.left_out
         and training.own in (None, group.gpu)
     ]
-    fitted, calibration = _parts(recipe, mine, gpus, seed)
+    fitted, calibration = _parts(recipe, mine, gpus, training, seed)
     pairs = None
+    if not training.by_data_sheet:
+        gpus = seen_by_base(recipe.family, gpus)
     if shapes:
         on = [gpus[name] for name in sorted({group.gpu for group in mine})]
         pairs = doubling_pairs(recipe.family, shapes, on, count=DOUBLING_PAIRS, seed=seed)
@@ -405,15 +416,51 @@ def _train(
 
 
 def _parts(
-    recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], seed: int
+    recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], training: Training, seed: int
 ) -> tuple[TrainingRows, TrainingRows]:
     """Fitted rows, with the shortest problems where the sources cannot see them, and calibration rows."""
+    if training.plan.group_rows is not None:
+        groups = [_thinned(group, training.plan.group_rows, seed) for group in groups]
+    floors = {group.gpu for group in groups if group.floor_seconds > 0 and group.batch.dtype == SHORTEST_DTYPE}
+    shortest = [extra for name in sorted(floors) for extra in _shortest(recipe, name)]
     splits = [split_rows(group.batch.columns, seed=seed) for group in groups]
     fitted = [group.take(split.fitted) for group, split in zip(groups, splits, strict=True)]
     calibration = [group.take(split.calibration) for group, split in zip(groups, splits, strict=True)]
-    floors = {group.gpu for group in groups if group.floor_seconds > 0 and group.batch.dtype == SHORTEST_DTYPE}
-    fitted += [extra for name in sorted(floors) for extra in _shortest(recipe, name)]
-    return collect_rows(recipe.family, fitted, gpus), collect_rows(recipe.family, calibration, gpus)
+    cards = [gpus[group.gpu] for group in (*groups, *shortest)]
+    if not training.by_data_sheet:
+        reached = [_with_reached_rate(card, group) for card, group in zip(cards, (*groups, *shortest), strict=True)]
+        cards = [recipe.family.unmeasured(card) for card in reached]
+    return collect_rows(recipe.family, [*fitted, *shortest], cards), collect_rows(
+        recipe.family, calibration, cards[: len(groups)]
+    )
+
+
+LARGE_PRODUCT_FLOPS: Final = 2 * 4096.0**3
+FEWEST_LARGE_PRODUCTS: Final = 5
+REACHED_QUANTILE: Final = 0.9
+"""Of the large products of a group the ninth in ten is as fast as the survey's, on the GPUs that did not throttle."""
+
+
+def _with_reached_rate(gpu: Gpu, group: Group) -> Gpu:
+    """The GPU with the rate that the large products of a group reached on it.
+
+    Sources load GPUs differently, and some throttled: a base that saw the survey's rate instead would learn these by
+    their caches and clocks, and take other GPUs like them for slow.
+    """
+    flops = group.batch.flops
+    if group.batch.operation not in ("linear", "bmm"):
+        return gpu
+    large = flops >= LARGE_PRODUCT_FLOPS
+    if large.sum() < FEWEST_LARGE_PRODUCTS:
+        return gpu
+    rate = float(np.quantile(flops[large] / group.seconds[large], REACHED_QUANTILE))
+    return replace(gpu, measured_flops_per_second={**gpu.measured_flops_per_second, group.batch.dtype: rate})
+
+
+def _thinned(group: Group, most_rows: int, seed: int) -> Group:
+    """About as many rows of a group at most, drawn by their shapes independently of the split."""
+    share = problem_shares(group.batch.columns, seed=seed + 1)
+    return group.take(share * len(group.seconds) < most_rows)
 
 
 def _shortest(recipe: Recipe, gpu: str) -> list[Group]:

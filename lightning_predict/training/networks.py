@@ -12,7 +12,7 @@ training also tames what no table shows. Real hardware is faster on the larger p
 
 Example::
 
-    rows = collect_rows(family, groups, gpus_by_name)
+    rows = collect_rows(family, groups, gpus)
     network = train_network(rows, calibration, TrainingPlan(steps=2000), seed=0)
 """
 
@@ -140,6 +140,8 @@ class TrainingPlan:
         machine_weight: Factor on the scaled figures of the machine (`MACHINE_FEATURES`); at 0 the networks do not see
             them. Few GPUs are measured, so what tells them apart is learnt by heart, and misleads on a GPU that is not
             among them.
+        group_rows: Most rows of one GPU, operation, dtype and source, so that none outweighs the others; None takes
+            all.
     """
 
     steps: int
@@ -151,6 +153,7 @@ class TrainingPlan:
     doubling_weight: float = 1.0
     doubling_rows: int = 256
     machine_weight: float = 1.0
+    group_rows: int | None = None
 
 
 @final
@@ -170,11 +173,11 @@ class TrainingRows:
         return len(self.log_seconds)
 
 
-def collect_rows(family: Family, groups: Sequence[Group], gpus: Mapping[str, Gpu]) -> TrainingRows:
-    """Features and times of all rows of the groups."""
+def collect_rows(family: Family, groups: Sequence[Group], gpus: Sequence[Gpu]) -> TrainingRows:
+    """Features and times of all rows of the groups, each on its GPU."""
     parts = []
-    for group in groups:
-        on = [gpus[group.gpu]]
+    for group, gpu in zip(groups, gpus, strict=True):
+        on = [gpu]
         floor = np.full(len(group.seconds), max(group.floor_seconds, 1e-12))
         parts.append(
             (
@@ -185,7 +188,7 @@ def collect_rows(family: Family, groups: Sequence[Group], gpus: Mapping[str, Gpu
             )
         )
     features, reference, seconds, floors = (np.concatenate(column) for column in zip(*parts, strict=True))
-    names = family.feature_names(groups[0].batch, [gpus[groups[0].gpu]])
+    names = family.feature_names(groups[0].batch, [gpus[0]])
     pairs = frozenset((group.batch.operation, group.batch.dtype) for group in groups)
     return TrainingRows(family.name, names, pairs, features, reference, seconds, floors)
 

@@ -203,6 +203,18 @@ off, calls that are mostly launch are left out, and the errors below are of what
 Problems are split by a hash of their shape: {100 * HELD_OUT_SHARE:.0f} % are held out for the table below and
 {100 * CALIBRATION_SHARE:.0f} % stop the training and set the intervals.
 
+## Software
+
+Float32 products were timed with torch 2.1 (CUDA 12.1, cuDNN 8.9), 16-bit ones mostly with what vLLM 0.14 to 0.24 and
+SGLang 0.5 ship (CUDA 12 and 13). Two builds of the same GPU and shape, whose mean is fitted, lie 2 % off it in the
+median and 9 % in one of ten; on the L40S 4 and 16 %.
+
+## GPUs without measurements
+
+For products the base does not see peaks, but rates that large products sustain: what owners of 50 GPUs measured, else
+an estimate from the clock, the lanes and the board's watts (`kernels/sustained.py`). In training, each source's own
+large products give the rate, so that a card that one of them let throttle says nothing of others.
+
 ## Limits
 
 - Convolutions were measured as 3 x 3, stride 1, square, forward, float32; others from a few hundred rows of old cuDNN.

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from lightning_predict.errors import UnknownOperationError, WeightsFormatError
 from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import LAUNCH_SECONDS, machine_features, reference_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.sustained import HEADROOM, sustained_doubt, sustained_flops, sustaining
 from lightning_predict.kernels.utilisation import UtilisationModels, log_utilisation_of
 from lightning_predict.weights.records import GpuWeights, Layer, LoadedWeights
 from lightning_predict.weights.store import load_weights
@@ -22,13 +24,22 @@ from tests.kernels.example_networks import LOWEST, constant_network, constant_we
 LINEAR = problem_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])
 
 
+def spread_of(card: Gpu, of_the_base: float) -> float:
+    """Factor of the interval around a float32 product that the base times on a GPU."""
+    return math.exp(math.hypot(math.log(of_the_base), sustained_doubt(card, "float32")))
+
+
 def test_seconds_are_the_reference_over_the_utilisation() -> None:
     models = UtilisationModels(constant_weights("matmul_single", utilisation=0.5, interval=math.log(1.25)))
     estimate = models.estimate(LINEAR, [SMALL])
-    # 2 x 1000^3 FLOPs at 1 TFLOP/s are 2 ms; twice that at half utilisation.
-    assert estimate.seconds[0] == pytest.approx([2 * (2e-3 + LAUNCH_SECONDS), 2 * (4e-3 + LAUNCH_SECONDS)], rel=1e-5)
-    assert estimate.high_seconds[0] == pytest.approx(estimate.seconds[0] * 1.25)
-    assert estimate.low_seconds[0] == pytest.approx(estimate.seconds[0] / 1.25)
+    # 2 x 1000^3 FLOPs at the most that SMALL reaches of its 1 TFLOP/s; twice that at half utilisation.
+    most = HEADROOM * sustained_flops(SMALL, "float32")
+    assert estimate.seconds[0] == pytest.approx(
+        [2 * (2e9 / most + LAUNCH_SECONDS), 2 * (4e9 / most + LAUNCH_SECONDS)], rel=1e-5
+    )
+    spread = spread_of(SMALL, 1.25)
+    assert estimate.high_seconds[0] == pytest.approx(estimate.seconds[0] * spread)
+    assert estimate.low_seconds[0] == pytest.approx(estimate.seconds[0] / spread)
 
 
 def test_no_end_of_the_interval_goes_below_the_bound() -> None:
@@ -47,10 +58,10 @@ def test_own_weights_serve_their_gpu_and_what_they_were_trained_on_and_the_base_
     assert not models.has_own_weights("SMALL", "linear", "float32")
     assert not models.has_own_weights("BIG", "relu", "tf32")
     estimate = models.estimate(LINEAR, [SMALL, BIG, OLD])
-    utilisation = reference_seconds(LINEAR, [SMALL, BIG, OLD]) / estimate.seconds
+    utilisation = reference_seconds(LINEAR, [sustaining(SMALL), BIG, sustaining(OLD)]) / estimate.seconds
     np.testing.assert_allclose(utilisation, np.array([[0.5] * 2, [0.25] * 2, [0.5] * 2]), rtol=1e-5)
     spread = estimate.high_seconds / estimate.seconds
-    np.testing.assert_allclose(spread, np.array([[2] * 2, [1.05] * 2, [2] * 2]))
+    np.testing.assert_allclose(spread, np.array([[spread_of(SMALL, 2)] * 2, [1.05] * 2, [spread_of(OLD, 2)] * 2]))
 
 
 def of_three_by_three(weights: GpuWeights) -> GpuWeights:
@@ -246,4 +257,4 @@ def test_doubling_a_side_of_a_product_is_rarely_faster_on_any_gpu(
     assert (ratios < 0.95).mean() <= 0.02
     by_gpu = (ratios < 0.95).mean(axis=(0, 2))
     assert by_gpu.max() <= 0.04, gpus[int(by_gpu.argmax())].name
-    assert ratios.min() > 0.7
+    assert ratios.min() > 0.65  # 0.72 by their neighbours, and less where a weaker GPU holds the larger one alone

@@ -10,6 +10,7 @@ from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.kernels.sustained import sustained_doubt
 from lightning_predict.kernels.utilisation import UtilisationModels, beats, longest_seconds, weakened
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
@@ -26,7 +27,9 @@ def improved(card: Gpu, factor: float, name: str) -> Gpu:
         streaming_multiprocessors=round(card.streaming_multiprocessors * factor),
         base_clock_hz=card.base_clock_hz * factor,
         boost_clock_hz=card.boost_clock_hz * factor,
+        highest_clock_hz=card.highest_clock_hz * factor,
         peak_flops_per_second={dtype: factor * peak for dtype, peak in card.peak_flops_per_second.items()},
+        measured_flops_per_second={dtype: factor * rate for dtype, rate in card.measured_flops_per_second.items()},
         dram_bytes_per_second=card.dram_bytes_per_second * factor,
         l2_bytes=card.l2_bytes * factor,
         l2_bytes_per_second=card.l2_bytes_per_second * factor,
@@ -42,6 +45,8 @@ def test_a_gpu_beats_another_in_every_figure_or_not_at_all() -> None:
     assert not beats(replace(BIG, l2_bytes=0.9e6), SMALL, "float32")
     assert beats(SMALL, OLD, "bfloat16")
     assert not beats(OLD, SMALL, "float32")  # of an older architecture
+    slow = replace(BIG, measured_flops_per_second={"float32": 0.5e12})
+    assert not beats(slow, SMALL, "float32")  # by its data sheet alone
 
 
 def test_the_fastest_of_the_lesser_gpus_sets_the_limit() -> None:
@@ -62,7 +67,8 @@ def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
     np.testing.assert_allclose(estimate.seconds[2], t4.seconds[0])
     alone = UtilisationModels(base).estimate(LINEAR, [better, other])
     assert (estimate.seconds[0] < alone.seconds[0]).all()
-    np.testing.assert_allclose(estimate.high_seconds[0], 2 * estimate.seconds[0])  # as wide as before
+    spread = math.exp(math.hypot(math.log(2), sustained_doubt(better, "float32")))
+    np.testing.assert_allclose(estimate.high_seconds[0], spread * estimate.seconds[0])  # as wide as before
     if not beats(other, gpu("T4"), "float32"):
         np.testing.assert_array_equal(estimate.seconds[1], alone.seconds[1])
 

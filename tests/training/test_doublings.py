@@ -12,7 +12,6 @@ from lightning_predict.training.recipes import RECIPES
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import NetworkWeights
 from tests.example_gpu import BIG, SMALL
-from tests.training.example import GPUS
 
 SINGLE = families()["matmul_single"]
 SIDES = {"m": (1.0, 4096.0), "n": (1.0, 4096.0), "k": (1.0, 4096.0)}
@@ -49,7 +48,7 @@ def test_training_with_pairs_undoes_most_drops_of_a_noisy_table() -> None:
     sizes = np.rint(2 ** generator.uniform(4, 12, size=(3, 400)))
     batch = problem_batch("linear", "float32", m=sizes[0], n=sizes[1], k=sizes[2])
     noisy = reference_seconds(batch, [SMALL])[0] / generator.uniform(0.1, 0.9, 400)
-    rows = collect_rows(SINGLE, [Group("SMALL", "synthetic", batch, noisy, 0.0)], GPUS)
+    rows = collect_rows(SINGLE, [Group("SMALL", "synthetic", batch, noisy, 0.0)], [SMALL])
     pairs = doubling_pairs(SINGLE, SHAPES, [SMALL], count=4000, seed=1)
     plan = TrainingPlan(steps=500, batch_rows=128, hidden=(64, 64))
     without = train_network(rows, rows, plan, seed=0)

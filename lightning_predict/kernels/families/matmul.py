@@ -38,6 +38,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
+from lightning_predict.kernels.sustained import sustained_doubt, sustaining
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -105,7 +106,12 @@ def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
 
 
 SINGLE_PRECISION: Final = Family(
-    name="matmul_single", dtypes=("float32",), describe=matmul_features, growing=("m", "n", "k")
+    name="matmul_single",
+    dtypes=("float32",),
+    describe=matmul_features,
+    growing=("m", "n", "k"),
+    unmeasured=sustaining,
+    doubt=sustained_doubt,
 )
 HALF_PRECISION: Final = Family(
     name="matmul_half",
@@ -114,6 +120,8 @@ HALF_PRECISION: Final = Family(
     growing=("m", "n", "k"),
     floor=misaligned_seconds,
     floor_spread=MISALIGNED_SPREAD,
+    unmeasured=sustaining,
+    doubt=sustained_doubt,
 )
 
 

@@ -1,0 +1,137 @@
+"""What a GPU sustains in large matrix products, which its data sheet does not say.
+
+A peak is stated at the boost clock. GeForce and workstation boards run above it (up to `Gpu.highest_clock_hz`), boards
+with few watts for their multiprocessors below it, and the 128 lanes of a multiprocessor of GeForce chips since Ampere,
+half of which compute integers, too, never reach it. Where people measured large square products on a GPU, their rate
+stands (`Gpu.measured_flops_per_second`), elsewhere this:
+
+    rate = P · s / sqrt(1 + (e · P / W)²)
+
+P is the peak at the highest clock, s the share of it that tensor cores or lanes reach with power to spare, W the
+board's watts, and e the watts that a unit of P takes where power starts to limit it. Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> [round(sustained_flops(gpu(name), "float16") / 1e12) for name in ("A10", "RTX-A5000", "RTX-3070-Ti")]
+    [82, 95, 44]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.gpus.records import Gpu
+
+TENSOR_SHARE: Final = 0.98
+"""Share of the peak that tensor cores reach. This and all constants below were fitted to the rates of 52 GPUs in the
+catalogue (source `matmul_survey`), with weak priors. Errors on GPUs that were left out of the fit, median and nine in
+ten: float32 4 and 21 %, TF32 5 and 11 %, float16 4 and 14 %, bfloat16 3 and 9 %."""
+
+OVERCLOCKED_SHARE: Final = 0.90
+"""Another factor for boards that may exceed their boost clock: the clock that lasts, over the highest."""
+
+LANES_SHARE: Final = 0.93
+"""Share of the float32 peak that lanes reach: 64 of a multiprocessor, and those before Volta."""
+
+WIDE_LANES_SHARE: Final = 0.805
+"""The same for 128 lanes a multiprocessor on Hopper and Blackwell's data-centre chips."""
+
+SHARED_LANES_SHARE: Final = 0.77
+"""The same for 128 lanes a multiprocessor on the chips of GeForce boards since Ampere."""
+
+TENSOR_WATTS: Final[Mapping[str, float]] = {
+    "volta": 1.7,
+    "ampere": 0.73,
+    "ampere_geforce": 1.33,
+    "ada": 0.83,
+    "hopper": 0.53,
+    "blackwell": 0.37,
+}
+"""Board watts per 16-bit TFLOP/s below which power limits tensor cores, by chip: 12 nm, 7 nm, 8 nm, and at 4 nm by
+where operands come from: registers (Ada, Blackwell's GeForce chips), shared memory, tensor memory."""
+
+RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
+"""Watts of a FLOP over those of a 16-bit one: on lanes, and on tensor cores at half the rate."""
+
+HEADROOM: Final = 1.25
+"""Most that a product reaches of the sustained rate, in bursts and at the best of shapes: what the fastest of the GPUs'
+large products in the measurement tables reach, but for one in a hundred."""
+
+POWER_DOUBT: Final = 0.5
+"""Half width in log(rate) where power takes all, less as it takes less: how hot a card is, and what it multiplies, then
+decide the clock. Times of float32 products on the L4 by two sources are 1.7 apart, of bfloat16 ones on the L40S 1.3, of
+float32 ones on the T4 1.2; power takes a half, a quarter and a quarter of these."""
+
+UNMEASURED_DOUBT: Final = 0.12
+"""The same where no rate was measured: nine in ten of the GPUs that were left out of the fit, but for float32."""
+
+REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
+"""Dtypes of which sustained rates are known."""
+
+
+def sustained_flops(gpu: Gpu, dtype: str) -> float:
+    """FLOP/s of large products in a dtype of `REDUCED` that the GPU has units for."""
+    measured = gpu.measured_flops_per_second.get(dtype)
+    if measured is not None:
+        return measured
+    share = _lanes_share(gpu) if dtype == "float32" else TENSOR_SHARE
+    if gpu.overclock > 1:
+        share *= OVERCLOCKED_SHARE
+    return gpu.peak_flops_per_second[dtype] * gpu.overclock * share * _share_of_power(gpu, dtype)
+
+
+def sustained_doubt(gpu: Gpu, dtype: str) -> float:
+    """Half width in log(FLOP/s) of a sustained rate."""
+    if dtype not in REDUCED or not _has_units(gpu, dtype) or dtype not in gpu.peak_flops_per_second:
+        return 0.0
+    by_power = POWER_DOUBT * (1 - _share_of_power(gpu, dtype))
+    return by_power if dtype in gpu.measured_flops_per_second else math.hypot(by_power, UNMEASURED_DOUBT)
+
+
+def sustaining(gpu: Gpu) -> Gpu:
+    """The GPU as networks see it that were not trained on it: its peaks are what products reach at most.
+
+    Dtypes that it emulates keep their rates, and so do those that no one measured on any GPU.
+    """
+    peaks = {
+        dtype: HEADROOM * sustained_flops(gpu, dtype) if dtype in REDUCED and _has_units(gpu, dtype) else peak
+        for dtype, peak in gpu.peak_flops_per_second.items()
+    }
+    # The clock that lasts is in the peaks: a base clock far below the boost clock says no more.
+    return replace(gpu, peak_flops_per_second=peaks, base_clock_hz=gpu.boost_clock_hz)
+
+
+def _share_of_power(gpu: Gpu, dtype: str) -> float:
+    """What power leaves of the rate."""
+    peak = gpu.peak_flops_per_second[dtype] * gpu.overclock
+    limiting_watts = TENSOR_WATTS[_chip(gpu)] * RELATIVE_WATTS.get(dtype, 1.0) * peak / 1e12
+    return 1 / math.hypot(1.0, limiting_watts / gpu.power_watts)
+
+
+def _has_units(gpu: Gpu, dtype: str) -> bool:
+    """False for dtypes that libraries emulate, and for the P100's float16, which they compute in float32."""
+    return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.compute_capability >= (7, 0))
+
+
+def _lanes_share(gpu: Gpu) -> float:
+    if gpu.cores_per_multiprocessor < 128 or gpu.compute_capability < (7, 0):
+        return LANES_SHARE
+    return SHARED_LANES_SHARE if _is_geforce_chip(gpu) else WIDE_LANES_SHARE
+
+
+def _is_geforce_chip(gpu: Gpu) -> bool:
+    major, minor = gpu.compute_capability
+    return major >= 12 or (major == 8 and minor > 0)
+
+
+def _chip(gpu: Gpu) -> str:
+    major, minor = gpu.compute_capability
+    if major < 8:
+        return "volta"
+    if major == 8 and minor < 9:
+        return "ampere_geforce" if minor else "ampere"
+    if major == 8 or major >= 12:
+        return "ada"
+    return "hopper" if major == 9 else "blackwell"

@@ -1,0 +1,108 @@
+"""What GPUs sustain in large products, and what the base makes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.sustained import HEADROOM, REDUCED, sustained_doubt, sustained_flops, sustaining
+from tests.example_gpu import SMALL
+
+GPUS = tuple(gpu(name) for name in gpu_names())
+every_gpu = pytest.mark.parametrize("card", GPUS, ids=lambda card: card.name)
+SQUARE = 8192
+
+
+def units_of(card: Gpu) -> list[str]:
+    """Dtypes that the GPU has units for."""
+    oldest = {"float32": (0, 0), "float16": (7, 0), "bfloat16": (8, 0), "tf32": (8, 0)}
+    return [
+        dtype
+        for dtype in REDUCED
+        if card.compute_capability >= oldest[dtype]
+        and dtype in card.peak_flops_per_second
+        and dtype not in card.emulated_dtypes
+    ]
+
+
+def test_a_measured_rate_stands() -> None:
+    assert sustained_flops(replace(SMALL, measured_flops_per_second={"float16": 5e12}), "float16") == 5e12
+
+
+def test_power_to_spare_leaves_the_share_of_the_units() -> None:
+    strong = replace(SMALL, power_watts=1e6)  # 50 lanes a multiprocessor, compute capability 8.0
+    assert sustained_flops(strong, "float32") == pytest.approx(0.93e12)
+    assert sustained_flops(strong, "float16") == pytest.approx(0.98 * 8e12)
+
+
+def test_power_limits_what_it_cannot_feed() -> None:
+    # 0.73 W a TFLOP/s at 7 nm and 8 TFLOP/s: with 5.84 W the rate falls by sqrt(2).
+    weak = replace(SMALL, power_watts=0.73 * 8)
+    assert sustained_flops(weak, "float16") == pytest.approx(0.98 * 8e12 / math.sqrt(2))
+    weaker = replace(weak, power_watts=weak.power_watts / 2)
+    assert sustained_flops(weaker, "float16") < sustained_flops(weak, "float16")
+
+
+def test_a_rate_that_power_limits_is_doubted() -> None:
+    assert sustained_doubt(gpu("L4"), "float16") > 2 * sustained_doubt(gpu("RTX-3090"), "float16") > 0
+    # The same card without anybody's measurement.
+    unmeasured = replace(gpu("L4"), measured_flops_per_second={})
+    assert sustained_doubt(unmeasured, "float16") > sustained_doubt(gpu("L4"), "float16")
+    assert sustained_doubt(gpu("P100-PCIe-16GB"), "float16") == 0  # float32 stands in for it
+
+
+def test_a_clock_above_the_boost_clock_counts_but_for_a_tenth() -> None:
+    strong = replace(SMALL, power_watts=1e6, highest_clock_hz=1.25e9)
+    assert sustained_flops(strong, "float16") == pytest.approx(0.98 * 0.9 * 1.25 * 8e12)
+
+
+def test_the_base_sees_rates_instead_of_peaks() -> None:
+    seen = sustaining(gpu("RTX-3090"))
+    assert seen.peak_flops_per_second["bfloat16"] == HEADROOM * 76.58e12
+    assert (
+        seen.peak_flops_per_second["float8" if "float8" in seen.peak_flops_per_second else "int8"]
+        == (gpu("RTX-3090").peak_flops_per_second["int8"])
+    )
+    p100 = gpu("P100-PCIe-16GB")
+    assert sustaining(p100).peak_flops_per_second["float16"] == p100.peak_flops_per_second["float16"]
+
+
+@every_gpu
+def test_rates_lie_below_the_peak_and_lower_precision_is_no_slower(card: Gpu) -> None:
+    rates = {dtype: sustained_flops(card, dtype) for dtype in units_of(card)}
+    for dtype, rate in rates.items():
+        assert 0.3 <= rate / (card.peak_flops_per_second[dtype] * card.overclock) <= 1.0, dtype
+        assert rate >= rates["float32"]
+
+
+@every_gpu
+def test_large_products_are_no_faster_than_the_highest_clock_and_near_what_was_measured(card: Gpu) -> None:
+    models = kernel_models((card.name,))
+    for dtype in units_of(card):
+        if dtype == "tf32":
+            continue  # through bfloat16
+        batch = problem_batch("linear", dtype, m=SQUARE, n=SQUARE, k=SQUARE)
+        seconds = models.estimate(batch, [card]).seconds[0, 0]
+        peak = card.peak_flops_per_second[dtype] * card.overclock
+        assert seconds >= 2 * SQUARE**3 / peak
+        assert seconds >= roofline_seconds(batch, [card], least=True)[0, 0]
+        measured = card.measured_flops_per_second.get(dtype)
+        if measured is not None and not models.has_own_weights(card.name, "linear", dtype):
+            assert abs(math.log(seconds * measured / (2 * SQUARE**3))) < 0.15
+
+
+def test_twice_the_batch_never_takes_less() -> None:
+    models = kernel_models(())
+    rows = 2.0 ** np.arange(3, 16)
+    for dtype in ("float32", "bfloat16"):
+        seconds = models.estimate(problem_batch("linear", dtype, m=rows, n=4096, k=1024), GPUS[-40:]).seconds
+        assert (seconds[:, 1:] >= 0.72 * seconds[:, :-1]).all()  # as `growth.py` has it: other kernels may be better
+        assert (seconds[:, -1] > 2 * seconds[:, 0]).all()
