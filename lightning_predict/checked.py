@@ -89,7 +89,7 @@ class Checked:
         value: What the parser returned; a row of a CSV is a dictionary of texts.
         file: Where it comes from.
         place: Path of fields within the file, for example `operations[3].phase`; empty for the whole.
-        line: Line of the file, counted from 1; None where the format does not tell.
+        line: Line of the file, counted from 1; None if the format does not tell.
     """
 
     value: Any

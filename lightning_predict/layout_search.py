@@ -56,12 +56,12 @@ class RankedLayout:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples of all GPUs; None where the trace does not say how many a step has."""
+        """Samples of all GPUs; None if the trace does not say how many a step has."""
         return self.prediction.samples_per_second
 
     @property
     def bound_by(self) -> str | None:
-        """What its steps wait for most."""
+        """Name what its steps wait for most."""
         verdict = self.prediction.step.verdict
         return None if verdict is None else verdict.bound_by
 

@@ -70,7 +70,8 @@ def predict(
     Args:
         trace: What one step did, from `capture` or `Trace.load`.
         gpus: Names of GPUs (ours, torch's and clouds' spellings are understood) or of layouts: `8xL4` is a machine of
-            eight, `2x8xH100-SXM-80GB` two of them. Each replica takes as many samples as the trace.
+            eight, `2x8xH100-SXM-80GB` two of them; or a `Gpu` or `Layout`. Each replica takes as many samples as the
+            trace.
         iterations: Steps still to come on as many GPUs as were recorded; a layout of more does the same samples in
             fewer. None predicts the step alone.
         num_nodes: Machines of the layouts that do not say.

@@ -3,8 +3,9 @@
 Example::
 
     clock = Clock()
-    with clock_of_fits(clock):  # of lightning_predict.callbacks.clocks
+    with clock_of_fits(clock):
         trainer.fit(model)  # whose training_step calls clock.advance(3600)
+    lightning_predict.predict(example_trace(), gpus=[SMALL_GPU], offers=[example_offer("T4", 0.35)])
     one = example_prediction("T4", cost_usd=1.12)
     changed(one, fits=False, memory_fit="exceeds").memory_fit
 """
@@ -15,12 +16,15 @@ from dataclasses import fields, replace
 from typing import Any, Final, final
 
 from lightning_predict.cost.memory import MemoryNeed
+from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, Price
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.gpus.records import Gpu, Source
 from lightning_predict.interval import Interval
 from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 
 
 @final
@@ -37,6 +41,76 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Let time go by."""
         self.seconds += seconds
+
+
+SMALL_GPU: Final = Gpu(
+    name="SMALL",
+    reported_names=("Test SMALL",),
+    aliases=(),
+    architecture="ampere",
+    compute_capability=(8, 0),
+    launch_year=2020,
+    streaming_multiprocessors=10,
+    cores_per_multiprocessor=50,
+    float64_lanes_per_multiprocessor=20,  # 0.4 TFLOP/s: the tensor cores add to it
+    base_clock_hz=0.8e9,
+    boost_clock_hz=1e9,
+    highest_clock_hz=1e9,
+    peak_flops_per_second={"float64": 0.5e12, "float32": 1e12, "tf32": 4e12, "float16": 8e12, "bfloat16": 8e12},
+    emulated_dtypes=frozenset(),
+    measured_flops_per_second={},
+    dram_bytes_per_second=100e9,
+    l2_bytes=1e6,
+    l2_bytes_per_second=400e9,
+    memory_bytes=8e9,
+    memory_kind="HBM2",
+    max_threads_per_multiprocessor=2048,
+    max_blocks_per_multiprocessor=32,
+    registers_per_multiprocessor=65536,
+    shared_memory_bytes_per_multiprocessor=100_000,
+    nvlink_bytes_per_second=None,
+    pcie_bytes_per_second=10e9,
+    has_peer_access=True,
+    power_watts=100,
+    single_source=True,
+    sources={"*": (Source("made up", "https://example.com", "2026-01-01"),)},
+)
+"""A GPU of round numbers, 1 TFLOP/s in float32 and 100 GB/s, so that a test can derive its times by hand."""
+
+
+def example_trace(size: int = 512, **values: Any) -> Trace:
+    """Make the trace of a step that trains one square layer without bias: three products and its update.
+
+    Args:
+        size: Rows, inputs and outputs of the layer: each product is 2 size³ FLOPs.
+        values: Other fields of the Trace, for example `samples=16` or `step_seconds=(0.1,)`.
+    """
+    tensor = TensorInfo((size, size), "float32")
+
+    def product(phase: Phase) -> Operation:
+        return Operation(name="aten::mm", phase=phase, inputs=(tensor, tensor), outputs=(tensor,))
+
+    update = Operation(name="aten::add_", phase="optimizer", inputs=(tensor, tensor), outputs=(tensor,))
+    given = {
+        "operations": (product("forward"), product("backward"), product("backward"), update),
+        "device": "cpu",
+        "recorder": "dispatch",
+        "parameters": (Parameter(name="weight", shape=(size, size), dtype="float32"),),
+    }
+    return Trace(**(given | values))
+
+
+def example_offer(gpu: str = "T4", usd_per_hour: float = 1.0, *, num_gpus: int = 1, **values: Any) -> Offer:
+    """Make an offer of a machine; a list of them is a price list.
+
+    Args:
+        gpu: Name of its GPU.
+        usd_per_hour: Price of the whole machine.
+        num_gpus: GPUs of one machine.
+        values: Other fields of the Offer.
+    """
+    given = {"provider": "example", "instance": f"{num_gpus}x{gpu}", "date": "2026-01-01", "source": "made up"}
+    return Offer(gpu=gpu, num_gpus=num_gpus, usd_per_hour=usd_per_hour, **(given | values))
 
 
 _PARTS: Final[dict[str, type]] = {"step": Iteration, "run": Run, "price": Price, "memory": MemoryNeed}

@@ -63,20 +63,6 @@ def hours_of(name: str, hours: object) -> float:
     return amount_of(name, hours)
 
 
-def check_amount(name: str, amount: object) -> None:
-    """Refuse a limit that is not a positive number; None is no limit.
-
-    Args:
-        name: The argument.
-        amount: Its value.
-
-    Raises:
-        InvalidArgumentError: It is not.
-    """
-    if amount is not None:
-        amount_of(name, amount)
-
-
 def check_name(name: str, text: object, example: str) -> None:
     """Refuse a name that is no text; None is no name.
 
@@ -96,8 +82,8 @@ def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) ->
     """Refuse lengths of an epoch that are not at least 1, and two of them.
 
     Args:
-        batches_per_epoch: Batches; None where not given.
-        samples_per_epoch: Samples; None where not given.
+        batches_per_epoch: Batches; None if not given.
+        samples_per_epoch: Samples; None if not given.
 
     Raises:
         InvalidArgumentError: It is so.

@@ -75,7 +75,7 @@ def warn(message: str) -> None:
 
 
 def samples_of(batch: Any) -> int | None:
-    """Samples of a batch: the first size that all of its tensors share; None where they do not agree, or there is none.
+    """Samples of a batch: the first size that all of its tensors share; None if they do not agree, or there is none.
 
     Args:
         batch: What a loader yields: a tensor, or tensors in tuples, lists and dicts.

@@ -108,7 +108,7 @@ class Limit:
     before: float = 0.0
 
     def used(self, elapsed_seconds: float) -> float:
-        """What is used up after so many seconds of this fit."""
+        """Return how much is used up after so many seconds of this fit."""
         return self.before + elapsed_seconds * self.per_second
 
     def reached_seconds(self, share: float) -> float:
@@ -170,7 +170,7 @@ Action = Literal["go on", "warn", "stop"]
 @final
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do, and why, in words."""
+    """A decision about the run, and its reason in words."""
 
     action: Action
     reason: str
@@ -185,7 +185,7 @@ def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interv
     Args:
         limits: The limits; a deadline counts in hours from the beginning of the fit.
         elapsed_seconds: Of this fit.
-        forecast: The rest of it; None where there is none.
+        forecast: The rest of it; None if there is none.
     """
     values = {}
     for limit in limits:
@@ -263,7 +263,7 @@ class BudgetWatch:
             instead of at every window.
 
     Attributes:
-        forecast: The rest of the run, as judged last; None where there is none.
+        forecast: The rest of the run, as judged last; None if there is none.
         end_seconds: What the run takes once it is told to stop: a validation.
     """
 
@@ -379,7 +379,7 @@ class BudgetWatch:
         """Judge what the rest of the run will take, and be quiet until the next forecast is due.
 
         Args:
-            forecast: The rest of the run; None where its length is unknown.
+            forecast: The rest of the run; None if its length is unknown.
         """
         self._sleep()
         if forecast is None:

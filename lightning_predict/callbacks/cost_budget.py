@@ -68,7 +68,7 @@ CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
 @final
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a fit runs on.
+    """The machine that a fit runs on.
 
     Attributes:
         device: Our name of the GPU, else the kind of device.
@@ -86,7 +86,7 @@ class Machine:
 
     @staticmethod
     def of_state(state: dict[str, Any]) -> Machine | None:
-        """The machine that a checkpoint names; None where it names none."""
+        """The machine that a checkpoint names; None if it names none."""
         return Machine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
 
     def as_state(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def say_if_moved(before: Machine | None, now: Machine) -> None:
     """Warn where a run goes on on another machine.
 
     Args:
-        before: The machine before; None where there was none, or it is not known.
+        before: The machine before; None if there was none, or it is not known.
         now: The machine now.
     """
     if before is not None and before != now:
@@ -115,7 +115,7 @@ def save_where_it_stands(trainer: Trainer) -> str | None:
     """Write a checkpoint of the whole state to `default_root_dir`; to be called on every rank, and never raises.
 
     Returns:
-        What failed on this rank, in words; None where it was written.
+        What failed on this rank, in words; None if it was written.
     """
     path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
     try:
@@ -171,7 +171,7 @@ class CostBudget(Callback):
 
     Attributes:
         terms: The budget as it was given.
-        stopping_reason: Why the run was ended; None where it was not.
+        stopping_reason: Why the run was ended; None if it was not.
 
     Raises:
         InvalidArgumentError: No limit, one that is not positive or has passed, or an unknown choice.
@@ -220,11 +220,11 @@ class CostBudget(Callback):
 
     @property
     def state_key(self) -> str:
-        """The same for every budget, so that a run can be resumed with a larger one."""
+        """Name the state alike for every budget, so that a run can be resumed with a larger one."""
         return "lightning_predict.CostBudget"
 
     def state_dict(self) -> dict[str, Any]:
-        """What was used so far and on what, and why the run was ended, as plain values."""
+        """Return what was used so far and on what, and why the run was ended, as plain values."""
         try:
             machine = {} if self._machine is None else self._machine.as_state()
             # The validation that ends the run comes after its checkpoint.
@@ -611,7 +611,7 @@ def amount_before(state: dict[str, Any], name: str) -> float:
 
 
 def _validation_batches(trainer: Trainer) -> int | None:
-    """Batches of a validation run; None where they are not known, or there is none."""
+    """Batches of a validation run; None if they are not known, or there is none."""
     batches = sum(trainer.num_val_batches) if trainer.num_val_batches else 0
     return int(batches) if 0 < batches < math.inf else None
 

@@ -50,7 +50,7 @@ class Store(Protocol):
         """Add to a counter and return its new value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of the keys are there."""
+        """Tell whether all of the keys are there."""
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Write a value where the key holds the expected one (nothing: the empty text); return what it holds then."""
@@ -60,14 +60,14 @@ class Store(Protocol):
 
 
 class Meetings(Protocol):
-    """How the ranks of a fit decide together."""
+    """Let the ranks of a fit decide together."""
 
     def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
         """Give the decision of rank zero to every rank; to be called by all of them.
 
         Args:
             ask: Judges; called on rank zero. The values are those of JSON.
-            failure: What failed on this rank since the last meeting; None where nothing did.
+            failure: What failed on this rank since the last meeting; None if nothing did.
             alike: Something that the decision shall say of, under `alike`, whether it is the same on all ranks; None
                 counts as different.
 

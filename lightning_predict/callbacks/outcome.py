@@ -31,7 +31,7 @@ part."""
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is expected of the machine in use.
+    """The time and the price that the machine in use is expected to take.
 
     Attributes:
         gpu: Name of its GPU in the catalogue; None if it has none.
@@ -128,7 +128,7 @@ class Outcome:
 
     @property
     def is_whole(self) -> bool:
-        """As many batches were trained as were expected."""
+        """Tell whether as many batches were trained as were expected."""
         return self.expected.batches is None or self.expected.batches == self.batches
 
     @property

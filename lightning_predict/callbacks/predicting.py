@@ -50,7 +50,7 @@ _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", 
 
 
 def strategy_of_trainer(trainer: Any) -> Strategy:
-    """What the Trainer would do on several GPUs; DDP where it trains on one.
+    """Find the strategy that the Trainer would use on several GPUs; DDP if it trains on one.
 
     Args:
         trainer: The Trainer that is fitting.
@@ -87,12 +87,12 @@ def _degree(strategy: Any) -> int:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the user wants to know.
+    """A prediction as the user asks for it.
 
     Attributes:
         layouts: GPUs and layouts to predict.
         assumptions: What is assumed; its strategy and history are filled in when the question is asked.
-        batches_per_epoch: Length of an epoch of a loader that has none; None where not said.
+        batches_per_epoch: Length of an epoch of a loader that has none; None if not said.
         samples_per_epoch: The same in samples, over all processes.
         learns: Earlier runs of the same model count.
         strategy: How several GPUs share the work; None for the Trainer's own way.
@@ -109,13 +109,13 @@ class Question:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is predicted.
+    """Predictions of the rest of a fit, and what they rest on.
 
     Attributes:
         predictions: For the GPUs.
-        expected: For the machine in use; None where no step was timed.
+        expected: For the machine in use; None if no step was timed.
         rest: What was measured and counted.
-        batches_per_epoch: Length of an epoch as the user gave it; None where the loader has one.
+        batches_per_epoch: Length of an epoch as the user gave it; None if the loader has one.
     """
 
     predictions: Predictions
@@ -141,7 +141,7 @@ def predict_rest(
         trainer: The Trainer that is fitting.
         question: What the user wants to know.
         trace: The recorded step.
-        validation: The recorded validation batch; None where there is none yet.
+        validation: The recorded validation batch; None if there is none yet.
         pace: How windows go by.
         clock: What the fit took so far.
         moment: The hook that asks.
@@ -217,7 +217,7 @@ def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> in
 
 
 def _notes(trainer: Trainer, given: int | None, work: Workload) -> tuple[str, ...]:
-    """What a total rests on, or leaves out."""
+    """Say what a total rests on, or leaves out."""
     notes = []
     if given is not None:
         notes.append(f"The loader has no length; an epoch is taken to have {given:,} batches, as you say.")

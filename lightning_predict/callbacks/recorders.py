@@ -48,7 +48,7 @@ MOST_NODE_COUNTS: Final = 4
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What tells windows apart without a recorder.
+    """A kind of window, told from others without a recorder.
 
     Attributes:
         batches: Batches of the window.
@@ -358,7 +358,7 @@ def stop_for_sure(session: Session) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How windows go by, where the Trainer does not say.
+    """The sizes and kinds of windows as seen so far, which the Trainer does not say.
 
     Attributes:
         batches_per_window: Seen under manual optimization; None: as the Trainer accumulates.
@@ -467,7 +467,7 @@ class StepRecorder:
 
     @property
     def pace(self) -> Pace:
-        """How windows went by so far."""
+        """Summarise the windows that went by so far."""
         if not self._is_manual:
             return Pace()
         if self.has_given:

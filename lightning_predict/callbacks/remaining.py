@@ -49,7 +49,7 @@ class Validation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a fit stands, and its limits.
+    """The progress of a fit, and its limits.
 
     Attributes:
         epoch: Number of the current epoch, from 0.
@@ -98,7 +98,7 @@ class Position:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """What is still to come; None is unknown.
+    """Counts of what is still to come; None is unknown.
 
     Attributes:
         batches: Training batches.

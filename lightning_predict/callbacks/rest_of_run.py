@@ -3,7 +3,7 @@
 Example::
 
     rest = rest_of_run(trainer, clock, pace=Pace(), batches_per_window=1)
-    rest.forecast      # Interval(low=48.0, middle=52.0, high=60.0); None where no step was timed, or without an end
+    rest.forecast      # Interval(low=48.0, middle=52.0, high=60.0); None if no step was timed, or without an end
     rest.workload      # the same batches, for other GPUs
 """
 
@@ -41,7 +41,7 @@ FORWARD_SHARE: Final = 1 / 3
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """What is left of a fit.
+    """The rest of a fit: counted, and timed on the machine in use.
 
     Attributes:
         left: Batches, windows and validation still to come.
@@ -77,7 +77,7 @@ def rest_of_run(
         pace: How windows go by.
         moment: The hook that asks.
         batches_per_window: Batches of the recorded step; None: as the Trainer accumulates.
-        samples: Samples of that step; None where unknown.
+        samples: Samples of that step; None if unknown.
         batches_per_epoch: What the user says, for a loader without a length.
     """
     position = position_of(
@@ -124,7 +124,7 @@ def rest_of_run(
 
 
 def end_seconds(trainer: Trainer, clock: RunClock, tempo: Tempo | None) -> float:
-    """What the run takes once it is told to stop: Lightning validates once more, as after early stopping.
+    """Estimate the seconds that a run takes once it is told to stop: Lightning validates once more.
 
     Args:
         trainer: The Trainer that is fitting.

@@ -35,7 +35,7 @@ def position_of(
     moment: Moment = "batch end",
     batches_per_epoch: int | None = None,
 ) -> Position:
-    """Where the fit stands; to be called in the hooks around a training batch, when all of it is known.
+    """Read where the fit stands; call it in the hooks around a training batch, when all of it is known.
 
     Args:
         trainer: A Trainer that is fitting.
@@ -103,7 +103,7 @@ def loader_of(trainer: Any, wait_seconds: float, *, batch_seconds: float) -> Loa
 
 
 def workers_of(trainer: Any) -> int | None:
-    """Workers of the training loaders; None where a loader does not say."""
+    """Workers of the training loaders; None if a loader does not say."""
     loaders = _loaders(trainer)
     if not loaders or not all(hasattr(loader, "num_workers") for loader in loaders):
         return None
@@ -148,13 +148,13 @@ def _loaders(trainer: Any) -> list[Any]:
 
 
 def has_workers(trainer: Any) -> bool:
-    """Whether workers make the training batches beside the training."""
+    """Tell whether workers make the training batches beside the training."""
     loaders = _loaders(trainer)
     return bool(loaders) and all(getattr(loader, "num_workers", 0) > 0 for loader in loaders)
 
 
 def starts_workers(trainer: Any) -> bool:
-    """Whether each epoch starts workers anew."""
+    """Tell whether each epoch starts workers anew."""
     return has_workers(trainer) and not all(getattr(one, "persistent_workers", False) for one in _loaders(trainer))
 
 

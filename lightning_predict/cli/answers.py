@@ -26,7 +26,7 @@ GAP = 2
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command gives back; one of the two is called.
+    """The result of a command as text and as JSON values; one of the two is called.
 
     Attributes:
         data: Gives all of it as JSON values.

@@ -143,7 +143,7 @@ def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) 
 
 
 def _summary(recorded: Trace) -> dict[str, Any]:
-    """What a trace holds, as JSON values."""
+    """Summarise a trace as JSON values."""
     operations = recorded.operations
     return {
         "operations": len(operations),

@@ -186,7 +186,7 @@ class StepMemory:
 
 
 def step_memory(trace: Trace) -> StepMemory | None:
-    """Derive what the step of a trace needs; None where neither a peak nor what could tell it was recorded.
+    """Derive what the step of a trace needs; None if neither a peak nor what could tell it was recorded.
 
     Args:
         trace: Without a measured peak, recorded where the tensors that operations write are seen.

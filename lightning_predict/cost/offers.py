@@ -44,9 +44,9 @@ class Offer:
         gpu: Our name of its GPU.
         num_gpus: GPUs of one machine.
         usd_per_hour: On-demand price of the whole machine (interruptible where `spot`).
-        spot_usd_per_hour: Interruptible price of the whole machine; None where not offered or not known.
+        spot_usd_per_hour: Interruptible price of the whole machine; None if not offered or not known.
         spot: `usd_per_hour` is itself the price of an interruptible machine.
-        region: Region that the price holds in; None where it holds in all, or was not stated.
+        region: Region that the price holds in; None if it holds in all, or was not stated.
         date: ISO date (or month) of the price.
         source: Where it was read.
     """
@@ -101,7 +101,7 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 
 
 def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_gpus: int = 1) -> Offer | None:
-    """Choose the current machine with the lowest on-demand price per hour; None where there is none.
+    """Choose the current machine with the lowest on-demand price per hour; None if there is none.
 
     A run on one GPU pays for the whole machine, so a machine of eight at a low price per GPU is not cheap.
 
@@ -128,7 +128,7 @@ def _replaces(newer: Offer, older: Offer) -> bool:
 
 
 def machine_offer(machine: str, gpu_name: str, offers: Iterable[Offer] | None = None) -> Offer | None:
-    """Find the newest offer of a machine by its cloud's name for it; None where none is listed.
+    """Find the newest offer of a machine by its cloud's name for it; None if none is listed.
 
     Args:
         machine: The name, for example `p4d.24xlarge`.

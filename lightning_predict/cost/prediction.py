@@ -254,7 +254,7 @@ class Prediction:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not covered, in words."""
+        """Sentences on what was not covered."""
         return self.step.notes
 
     def as_dict(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def check_price(usd_per_hour: UserPrice) -> None:
 
 
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
-    """Choose the price of one machine; None where there is none.
+    """Choose the price of one machine; None if there is none.
 
     The user's own comes first, then the offer of the machine that the layout names, then the cheapest.
     """

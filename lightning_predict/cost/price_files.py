@@ -56,7 +56,7 @@ CURRENCY: Final = "USD"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferFile:
-    """What a price file holds.
+    """The contents of a price file.
 
     Attributes:
         offers: Its offers, in its order.

@@ -11,16 +11,12 @@ parameters whose name has a part with "expert" in it; shared experts, which ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Parameter, Trace
-
-GROUPED: Final = "_grouped_mm"
-"""In the name of a product with one factor for each expert."""
 
 
 def experts_module(name: str | None) -> str | None:

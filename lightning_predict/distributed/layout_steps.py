@@ -470,14 +470,14 @@ def _last_visits(stops: Sequence[Visit]) -> set[int]:
 
 
 def _update(work: Sequence[Launching]) -> int:
-    """Where the optimizer begins, after the last backward operation."""
+    """Find where the optimizer begins, after the last backward operation."""
     return max(index for index, operation in enumerate(work) if operation.phase == "backward") + 1
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every step of one prediction is predicted with.
+    """The GPUs, models and assumptions that all steps of one prediction share.
 
     Attributes:
         gpus: The GPUs, each once.
@@ -507,7 +507,7 @@ class SingleSteps:
         timed: Its work with device seconds as the check corrects them, rows in the order of the setting's GPUs.
         host_factor: Time of the host beside them over that of the one that the overheads describe.
         steps: One Iteration a GPU.
-        check: The GPU in use, predicted too; None where nothing was measured on it.
+        check: The GPU in use, predicted too; None if nothing was measured on it.
     """
 
     recorded: Trace

@@ -57,7 +57,7 @@ class HeldMemory:
 
     @property
     def lasting_bytes(self) -> float:
-        """What lives through the step."""
+        """Bytes that live through the step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes + self.copy_bytes
 
 
@@ -77,7 +77,7 @@ def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMe
 
 @final
 class ModelMemory:
-    """What a step holds, ready to be shared in many ways.
+    """The memory of a step by its parts, ready to be shared among GPUs in many ways.
 
     Args:
         trace: The step.
@@ -162,7 +162,7 @@ def update_memory(trace: Trace) -> tuple[float, float]:
 
 
 def _end_of_passes(trace: Trace) -> int:
-    """Where the update begins; 0 without a backward pass."""
+    """Find where the update begins; 0 without a backward pass."""
     ends = (
         index + 1 for index in range(len(trace.operations) - 1, -1, -1) if trace.operations[index].phase == "backward"
     )
@@ -261,7 +261,7 @@ def _written_in_attention(trace: Trace, model: SplitModel) -> set[int | None]:
 
 
 def _of_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemory:
-    """What lives through the step of a GPU with these of the trace's parameters."""
+    """Count the bytes that live through the step of a GPU with these of the trace's parameters."""
     memory = trace.memory
     everything = memory.parameter_bytes or 0
     gradients = everything if memory.gradient_bytes is None else memory.gradient_bytes

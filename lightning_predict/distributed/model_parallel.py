@@ -62,7 +62,7 @@ from lightning_predict.tracing.trace import Parameter, Phase, Trace
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What one GPU of a stage runs; arrays and simulations have a row a GPU.
+    """The work of one GPU of a stage; arrays and simulations have a row a GPU.
 
     Attributes:
         parameters: Its parameters, each as large as its part.
@@ -297,7 +297,7 @@ def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
 
 
 def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator[str]:
-    """What was assumed, in words."""
+    """Say what was assumed."""
     if strategy.tensor > 1:
         rest = "shared as well" if strategy.sequence else "whole on each"
         yield (
@@ -492,7 +492,7 @@ def divided_step(
 
 
 def _verdict(step: Iteration, pace: Pace, turns: float, seconds: float, walked: Walked) -> Verdict | None:
-    """What bounds the step of a divided layout: the largest of what its slowest stage spends its time on.
+    """Find what bounds the step of a divided layout: the largest part of the time of its slowest stage.
 
     A stage that waits for its host computes as well as it can, so the two are told apart as on one GPU; what links add
     is what no work hides, and what the schedule adds is waiting for other stages.

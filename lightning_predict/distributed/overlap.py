@@ -36,7 +36,7 @@ class Piece:
 
     Attributes:
         seconds: Its time on each row, shape (rows,).
-        waits_for: Position of the transfer that it needs; None where it needs none.
+        waits_for: Position of the transfer that it needs; None if it needs none.
     """
 
     seconds: Array
@@ -60,7 +60,7 @@ class Transfer:
 @final
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """What came of it.
+    """A step with its transfers, as it was walked through.
 
     Attributes:
         seconds: The whole step on each row, shape (rows,).
@@ -113,7 +113,7 @@ def slowest_of(count: int) -> float:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Friction:
-    """What training together costs beyond the collectives alone.
+    """The cost of training together beyond the collectives alone.
 
     Slowdown and contention suit the published training throughputs of one to eight GPUs best, of those of a coarse
     grid; the accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`). A GPU's pace goes up and

@@ -101,7 +101,7 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
     Args:
         strategy: What was asked for; where it does not say, four a stage of a pipeline, or as many as there are
             samples, and one without a pipeline.
-        samples: Samples of a batch; None where nobody said.
+        samples: Samples of a batch; None if nobody said.
 
     Raises:
         InvalidArgumentError: More micro-batches than samples.

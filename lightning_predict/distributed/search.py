@@ -46,7 +46,7 @@ class Candidate:
 
     Attributes:
         strategy: How the GPUs share.
-        memory_bytes: Peak memory of each GPU; None where it is not known.
+        memory_bytes: Peak memory of each GPU; None if it is not known.
         replicas: Batches of a step.
         bound_seconds: What a step takes at least.
     """
@@ -124,7 +124,7 @@ def _divisors(count: int) -> list[int]:
 
 
 def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trains: bool) -> tuple[DataStrategy, ...]:
-    """What splits the data; sharded parameters without a pipeline alone, which would gather them all the time."""
+    """List the ways to split the data; only without a pipeline, which gathers them often, are parameters sharded."""
     if layout.count == model_parallel or not trains:
         return ("ddp",)
     if pipeline > 1:
@@ -151,7 +151,7 @@ def best_strategies(
         layout: The GPUs.
         step: The step on one of them.
         row: Its row in `shared`.
-        memory_of: Peak memory of each GPU under a strategy; None where it is not known.
+        memory_of: Peak memory of each GPU under a strategy; None if it is not known.
         usable_bytes: What a GPU's tensors may take.
         wanted: How many to find.
         interconnect: What is known of the links.
@@ -323,7 +323,7 @@ class Bounds:
         return _Least(inside, again, outside, update)
 
     def _distinct(self) -> tuple[dict[int, int], TimedWork, list[int | None]]:
-        """How many blocks are like each representative, the work of these and outside, and whose each item is."""
+        """Count the blocks like each representative, and assign every item of work to one of them or to none."""
         if self._kinds is None:
             trace, timed = self._shared.trace, self._shared.timed
             try:

@@ -57,7 +57,7 @@ MIXED_DTYPES: Final[tuple[GatheredDtype, ...]] = get_args(GatheredDtype)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How GPUs share the work. Each data-parallel group of `tensor x pipeline x context` GPUs holds one batch.
+    """A way in which GPUs share the work: each data-parallel group of `tensor x pipeline x context` holds one batch.
 
     Attributes:
         data: What the data-parallel groups split.

@@ -346,7 +346,7 @@ class SplitModel:
 
     @cached_property
     def _block_of_module(self) -> dict[str | None, Block | None]:
-        """What was found out so far."""
+        """The blocks of modules found so far."""
         return {}
 
     def block(self, module: str | None) -> Block | None:

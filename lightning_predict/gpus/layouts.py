@@ -140,7 +140,7 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
 
 
 def _machines_of(name: str, nodes: int) -> Layout | None:
-    """Return so many machines of a cloud's name; None where it is no such name."""
+    """Return so many machines of a cloud's name; None if it is no such name."""
     found = find_machine(name)
     if found is None:
         return None

@@ -22,7 +22,7 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a figure was read, and when."""
+    """The page where a figure was read, and the date."""
 
     title: str
     url: str
@@ -121,7 +121,7 @@ class Gpu:
         return self.memory_kind.startswith("HBM")
 
     def peak(self, dtype: str) -> float | None:
-        """Dense peak FLOP/s for `dtype`, emulated ones included; None where the GPU cannot compute it.
+        """Dense peak FLOP/s for `dtype`, emulated ones included; None if the GPU cannot compute it.
 
         A GPU without tf32 computes a tf32 request in float32, as cuBLAS does.
         """

@@ -43,7 +43,7 @@ EXTRA_COLUMNS: Final = ("latency_ms", "warm_ms", "eager_ms", "clock_mhz", "softw
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a run did.
+    """The outcome of a measuring run.
 
     Attributes:
         rows: Rows written.

@@ -96,7 +96,7 @@ SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", share
 
 @final
 class _Nodes:
-    """Which GPUs are free, while a queue is served."""
+    """The GPUs that are free while a queue is served."""
 
     def __init__(self, problem: Problem, placements: dict[str, Placement], *, shares_gpus: bool) -> None:
         self._machines: dict[str, MachineType] = {machine.name: machine for machine in problem.machines}

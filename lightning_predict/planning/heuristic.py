@@ -375,7 +375,7 @@ def running_choice(options: Options, situation: Situation) -> Choice:
 
 
 def _keep_what_must_run(state: SearchState, situation: Situation) -> None:
-    """Where a job that must run found no place, start over from what runs now."""
+    """Start over from what runs now if a job that must run found no place."""
     waiting = state.choice == WAITS
     if np.isinf(state.options.postponed_usd[waiting]).any():
         for job, item in enumerate(running_choice(state.options, situation)):

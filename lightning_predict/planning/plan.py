@@ -48,7 +48,7 @@ class Rental:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a job came out.
+    """The start, the end and the cost of a job.
 
     Attributes:
         job: Its name.

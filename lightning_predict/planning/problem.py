@@ -44,7 +44,7 @@ class MachineType:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Configuration:
-    """What a job can run on: so many GPUs of one machine of a type."""
+    """So many GPUs of one machine of a type, on which a job can run."""
 
     machine: str
     num_gpus: int
@@ -84,7 +84,7 @@ class Job:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What may be rented.
+    """Limits on what may be rented.
 
     Attributes:
         nodes: Machines at one time, of all types together.
@@ -100,7 +100,7 @@ class Limits:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formulation:
-    """Which freedom the planner has.
+    """The freedom that the planner has.
 
     Attributes:
         shares_gpus: Jobs may share a machine, each with GPUs of its own; else a job has its machine alone.
@@ -150,7 +150,7 @@ class Problem:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a job runs.
+    """The machine and the GPUs on which a job runs.
 
     Attributes:
         node: Number of the node, from 0.
@@ -164,7 +164,7 @@ class Placement:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is known at one moment.
+    """All that is known at one moment: jobs, machines and prices.
 
     Attributes:
         now_seconds: The moment.
@@ -186,7 +186,7 @@ class Situation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What runs from one moment until the next event.
+    """The jobs that run, and their places, until the next event.
 
     Attributes:
         placements: Where each job runs.
@@ -219,7 +219,7 @@ class AbstractPolicy(Protocol):
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
 
     def decide(self, problem: Problem, situation: Situation) -> Decision:
         """Find what runs from this moment on."""

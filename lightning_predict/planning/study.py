@@ -193,7 +193,7 @@ def random_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What to run.
+    """The problems and policies that a study compares.
 
     Attributes:
         nodes: Numbers of nodes; an instance has ten jobs a node.
@@ -260,7 +260,7 @@ class StudyRun:
 
     @property
     def deviation(self) -> float:
-        """How far the real cost is from the predicted one, as a share of that."""
+        """Difference of the real cost from the predicted one, as a share of the latter."""
         return self.total_usd / self.predicted_usd - 1
 
 

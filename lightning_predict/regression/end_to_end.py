@@ -130,7 +130,7 @@ class Extrapolation:
 
     @property
     def note(self) -> str:
-        """How far outside, in words."""
+        """Say how far a run lies outside of those that were fitted."""
         is_above = self.asked > self.highest
         nearest = self.highest if is_above else self.lowest
         kind = "largest" if is_above else "smallest"
@@ -291,7 +291,7 @@ FOLDS: Final = 10
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionOptions:
-    """How features are made and selected.
+    """Options for making and selecting features.
 
     Attributes:
         degree: Variables of a product at most.

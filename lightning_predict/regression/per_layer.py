@@ -88,7 +88,7 @@ PER_ELEMENT: Final[Mapping[tuple[LayerKind, Direction], float]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one operation of a step asks for.
+    """The work of one operation of a step.
 
     Attributes:
         kind: Kind of layer.

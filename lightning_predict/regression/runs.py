@@ -52,7 +52,7 @@ POWER_DTYPE: Final = "float32"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetting:
-    """What is set before a run.
+    """The settings of a run.
 
     Attributes:
         iterations: Training iterations.

@@ -39,11 +39,11 @@ class CurvePoint:
         name: Its name.
         gpus: GPUs in all.
         samples_per_second: Throughput of all of them.
-        seconds: The run still to come; None where its length is not known.
-        usd: What it costs; None where that or the price is not known.
+        seconds: The run still to come; None if its length is not known.
+        usd: What it costs; None if that or the price is not known.
         usd_per_million_samples: Cost of so many samples; None without a price.
         efficiency: Throughput of a GPU over that in the smallest layout.
-        fits: A step fits into the memory of each GPU; None where that is not known.
+        fits: A step fits into the memory of each GPU; None if that is not known.
     """
 
     name: str

@@ -111,7 +111,7 @@ def _mlflow_artifacts(logger: Any, predictions: Predictions, step: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one kind of logger takes beyond metrics.
+    """The texts, tables and figures that one kind of logger takes beyond metrics.
 
     Attributes:
         logger_class: Name of the logger's class or of one of its bases.

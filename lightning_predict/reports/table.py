@@ -265,7 +265,7 @@ class Column:
 
     Attributes:
         header: Words over it, in lines.
-        cell: Its text for one GPU; None where the value is not known.
+        cell: Its text for one GPU; None if the value is not known.
         justify: Alignment.
         gives_way: Order in which columns go when there is no room for all, 1 first; None: it stays.
         breaks: Its cells may be broken into lines, after commas only.
@@ -443,7 +443,7 @@ def energy_columns(energies: Mapping[str, Energy | None]) -> tuple[Column, ...]:
     """Make a column of kWh, and one of CO2 where a grid's intensity was given.
 
     Args:
-        energies: By GPU name; None where the length of the run is unknown.
+        energies: By GPU name; None if the length of the run is unknown.
     """
     grids = {one.grid_grams_per_kwh for one in energies.values() if one is not None} - {None}
 

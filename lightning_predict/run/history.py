@@ -75,7 +75,7 @@ class HistoryRecord:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What earlier runs say about a prediction.
+    """The factors by which earlier runs correct a prediction.
 
     Attributes:
         step: Factor of the step; 1 where it is measured in this run.

@@ -166,7 +166,7 @@ def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, c
         workload: What each GPU has still to do.
         gpus_per_node: GPUs of a machine.
         recorded: GPUs of the machine that was recorded. Unless it is one, the loader is taken as it was seen.
-        cores_per_node: Processor cores of a machine; None where not said: each loader then has cores enough.
+        cores_per_node: Processor cores of a machine; None if not said: each loader then has cores enough.
     """
     if cores_per_node is None or workload.loader_workers is None or recorded != 1:
         return workload

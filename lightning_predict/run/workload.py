@@ -19,7 +19,7 @@ from lightning_predict.interval import Interval
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """How long a batch keeps training waiting; the same on every GPU, as the host fetches it.
+    """The wait for a batch; the same on every GPU, as the host fetches it.
 
     What can be measured from a Trainer is the wait between the end of a batch and the beginning of the next. Without
     workers that wait is the whole work of the loader, and adds to every step. With workers a batch is made while the
@@ -60,7 +60,7 @@ class Batches:
 
     @property
     def whole(self) -> float:
-        """How many whole batches hold as many samples."""
+        """Count the whole batches that hold as many samples."""
         return self.batches - self.uneven * (1.0 - self.uneven_share)
 
 

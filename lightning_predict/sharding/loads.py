@@ -38,7 +38,7 @@ from lightning_predict.sharding.tables import EmbeddingTable, OptimizerState
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a GPU holds of a table, and what a step looks up there.
+    """The part of a table that a GPU holds, and what a step looks up there.
 
     Attributes:
         rows: Rows that it holds.
@@ -126,7 +126,7 @@ KINDS: Final[Mapping[str, Sharding]] = {
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """What a step asks of n GPUs, for one table or several together.
+    """The work of a step on n GPUs, for one table or several together.
 
     Attributes:
         forward_seconds: Look-ups on each GPU: middle, low and high end of the interval, shape (3, n).

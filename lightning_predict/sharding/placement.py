@@ -65,7 +65,7 @@ Choices = dict[int, Assignment]
 @final
 @dataclass(frozen=True)
 class Search:
-    """What the search needs to know.
+    """The tables, the costs and the room that a search for a placement works with.
 
     Attributes:
         tables: The tables.
@@ -113,7 +113,7 @@ class Search:
         return pressure
 
     def freest(self, load: Load, table_bytes: float) -> int | None:
-        """The GPU with the least to do that has room for so much more; None where none has."""
+        """The GPU with the least to do that has room for so much more; None if none has."""
         has_room = load.memory_bytes + table_bytes <= self.table_bytes
         return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
 

@@ -42,7 +42,7 @@ WHOLE: Final = "table_wise"
 @final
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """How one table is sharded.
+    """The sharding of one table.
 
     Attributes:
         table: The table.
@@ -117,7 +117,7 @@ class ShardingPlan:
 
     @property
     def compute_seconds(self) -> float:
-        """What the step waits for on its slowest GPUs."""
+        """Seconds of the step in which its slowest GPUs compute."""
         return max(self.forward_seconds) + max(self.backward_seconds)
 
     @property
@@ -132,7 +132,7 @@ class ShardingPlan:
 
     @property
     def reason(self) -> str:
-        """Where the time goes, in words."""
+        """Say where the time goes."""
         sent = bytes_to_mebibytes(sum(exchange.message_bytes for exchange in self.exchanges))
         exchanged = f", {in_milliseconds(self.communication_seconds)} for exchanging {sent:,.3g} MiB"
         return (

@@ -171,7 +171,7 @@ def _has_shapes(operation: Operation) -> bool:
 
 
 def _weights(operation: Operation, position: int) -> object:
-    """What tells one table from another: its storage, else the module that looks it up, else the look-up itself."""
+    """Identify a table by its storage, else by the module that looks it up, else by the look-up itself."""
     weights = operation.inputs[0]
     if weights.id is not None:
         return weights.id

@@ -64,7 +64,7 @@ MACHINE_SPREAD: Final = 1.25
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """What holds on every GPU.
+    """The host and the corrections that hold on every GPU.
 
     Attributes:
         host: The host beside it.
@@ -91,7 +91,7 @@ def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) ->
     Args:
         trace: The trace that was timed.
         timed: Its work.
-        origin: GPU that it was recorded on; None where that is not known.
+        origin: GPU that it was recorded on; None if that is not known.
         factor: Time of the host beside the GPUs over that of the host in use.
     """
     if not trace.has_measured_kernels:
@@ -155,7 +155,7 @@ def _solve(simulated: Callable[[float], float], step: float) -> float:
 
 
 def recorded_gap(trace: Trace) -> float:
-    """What the trace's device leaves between two kernels of its main stream where the second waits in the queue."""
+    """Measure the gap between two kernels of the trace's main stream of which the second waits in the queue."""
     gaps = [
         later.start_seconds - _end(earlier)
         for earlier, later in pairwise(_on_main_stream(trace))
@@ -169,7 +169,7 @@ def recorded_gap(trace: Trace) -> float:
 def late_share(trace: Trace) -> float | None:
     """Share of the main stream's span in which it waited for a launch that ended after the kernel before.
 
-    None where fewer than two launches were timed.
+    None if fewer than two launches were timed.
     """
     kernels = _on_main_stream(trace)
     pairs = [(earlier, later) for earlier, later in pairwise(kernels) if _launched(later) is not None]

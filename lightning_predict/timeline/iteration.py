@@ -50,7 +50,7 @@ class Iteration:
             through a related operation or dtype; `bytes`, as a copy; `roofline`, from peaks alone.
         forward_seconds: Device time of the forward phase, for estimates of validation.
         optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
-        verdict: What bounds the step, and whose time it is; None where no timeline was simulated.
+        verdict: What bounds the step, and whose time it is; None if no timeline was simulated.
         communication_seconds: Time of all collectives of a step between GPUs; 0 on one.
         added_seconds: By how much the step is longer than on one GPU: communication that no work hides, and waiting for
             the slowest. Below 0 where a shared update saves more than that.
@@ -92,7 +92,7 @@ class Iteration:
 
     @property
     def bound_by(self) -> Literal["device", "host"]:
-        """Which queue ends last: a faster GPU does not help a step that is bound by the host."""
+        """Name the queue that ends last: a faster GPU does not help a step that is bound by the host."""
         return "host" if self.host_seconds > self.device_seconds else "device"
 
 
@@ -285,7 +285,7 @@ def _share_of(part: Array | None, seconds: Array, row: int) -> float:
 
 
 def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
-    """What the target computes otherwise than the trace asks for."""
+    """Say what the target computes otherwise than the trace asks for."""
     stood_in = sorted(dtype for dtype in dtypes & {"float16", "bfloat16"} if float32_stands_in(dtype, target))
     notes = [
         f"{target.name} has no {dtype}; it is predicted as emulated."
@@ -308,7 +308,7 @@ def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
 
 
 def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str]:
-    """What the host does in the step beside its operations, where that is a part of it that counts."""
+    """Say how long the host works beside the operations, if that is a part of the step that counts."""
     seconds = python + own.residual_seconds
     is_measured = own.device_seconds > 0
     step = statistics.median(trace.step_seconds) if is_measured else trace.profiled_seconds
@@ -334,7 +334,7 @@ def _assumed(own: Anchor, host_ends: tuple[float, float], host: float, device: f
 
 
 def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
-    """How much less a host may take that was timed under the profiler, where it bounds the step."""
+    """Say how much less a host may take that was timed under the profiler, if it bounds the step."""
     if not is_bound or own.is_host_assumed or own.host.low_factor >= 1 / PROFILED_SPREAD:
         return
     if trace.has_python_stacks:

@@ -36,7 +36,7 @@ def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
 
 
 def measured_seconds(trace: Trace) -> float | None:
-    """Seconds of the mean step as measured without a recorder; None where a kind was not timed.
+    """Seconds of the mean step as measured without a recorder; None if a kind was not timed.
 
     Args:
         trace: One or several kinds of step.
@@ -84,7 +84,7 @@ def mean_step(steps: Sequence[Iteration], weights: Sequence[float]) -> Iteration
 
 
 def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) -> SameGpuCheck | None:
-    """Average the check of the GPU in use; None where a kind has none.
+    """Average the check of the GPU in use; None if a kind has none.
 
     Args:
         checks: One a kind.

@@ -58,7 +58,7 @@ class SameGpuCheck:
 
     @property
     def device_factor(self) -> float:
-        """What the device's time on other GPUs is multiplied by; 1 where the step says nothing of the device."""
+        """Factor on the device's time on other GPUs; 1 if the step says nothing of the device."""
         measured, predicted = (own - self.python_seconds for own in (self.measured_seconds, self.predicted_seconds))
         if self.bound_by == "host" or min(measured, predicted) <= 0:
             return 1.0
@@ -66,7 +66,7 @@ class SameGpuCheck:
 
     @property
     def host_factor(self) -> float:
-        """What the host's time beside other GPUs is multiplied by; 1 where the step says nothing of the host."""
+        """Factor on the host's time beside other GPUs; 1 if the step says nothing of the host."""
         return self.measured_seconds / self.predicted_seconds if self.bound_by == "host" else 1.0
 
     @property
@@ -80,7 +80,7 @@ class SameGpuCheck:
 
 
 def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None) -> SameGpuCheck | None:
-    """The check; None where the GPU is not known, its step was not timed, or compiled code hides what it computes.
+    """The check; None if the GPU is not known, its step was not timed, or compiled code hides what it computes.
 
     Args:
         trace: A step as it ran.

@@ -58,10 +58,10 @@ class Launching:
         seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels); no kernels for host work alone.
         streams: Stream of each kernel.
         calls: Launch call that each kernel belongs to, from 0 on in order (a CUDA graph launches all of its kernels by
-            one); None where each has its own.
+            one); None if each has its own.
         waits: The host waits afterwards until the compute stream is done.
         module: Whose time it is.
-        recorded: Its overheads as they were recorded; None where the host model's count.
+        recorded: Its overheads as they were recorded; None if the host model's count.
         library_seconds: What it takes beyond the host model's; without effect where they were recorded.
         python_seconds: Host work outside of operations before it.
     """
@@ -243,7 +243,7 @@ def _launching(
 
 
 def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
-    """Launch call of each kernel, where some share one (a CUDA graph's do); None where none do, or it was not seen."""
+    """Launch call of each kernel, where some share one (a CUDA graph's do); None if none do, or it was not seen."""
     starts = [kernel.launch_start_seconds for kernel in kernels]
     if None in starts or len(set(starts)) == len(starts):
         return None
@@ -336,7 +336,7 @@ def simulate(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, 
 
 @final
 class _Placed:
-    """Where a step's operations and kernels lie in time."""
+    """The operations and kernels of a step, placed in time."""
 
     def __init__(self, durations: Array, operations: int) -> None:
         self.waiting = np.zeros_like(durations)
@@ -346,7 +346,7 @@ class _Placed:
 
 @final
 class _Segment:
-    """What the host issues between two waits, and what of its place in time is the same in every step.
+    """The launches between two waits of the host, and what of their place in time is the same in every step.
 
     Args:
         operations: Positions of its operations.

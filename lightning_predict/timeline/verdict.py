@@ -39,7 +39,7 @@ Bound = Literal["device", "host", "links", "bubble"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What bounds a step. Shares of the step, so that a correction of its time leaves them as they are.
+    """The bound of a step, in shares of it, so that a correction of its time leaves them as they are.
 
     Attributes:
         bound_by: Which of the two queues needs longer for a step: the host that launches or the device that computes;
@@ -127,7 +127,7 @@ def _finer(
     rest: Mapping[str, tuple[str, ...]],
     seconds: Mapping[str, float],
 ) -> dict[str, str] | None:
-    """New groups for the modules of the largest group that can be split; None where none can."""
+    """New groups for the modules of the largest group that can be split; None if none can."""
     for group in _large(groups, seconds):
         members = [module for module, own in groups.items() if own == group]
         if all(depths[module] >= len(rest[module]) for module in members):

@@ -187,7 +187,7 @@ class Found:
 @final
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What the calls around say about a call."""
+    """The phase and the module of a call, as the calls around it tell them."""
 
     in_backward: bool = False
     accumulates: bool = False
@@ -243,7 +243,7 @@ def _engine_threads(profile: Profile) -> frozenset[Thread]:
 
 @final
 class _Nodes:
-    """Which forward call an autograd node belongs to, by thread and sequence number."""
+    """The forward calls of autograd nodes, by thread and sequence number."""
 
     def __init__(self, profile: Profile) -> None:
         calls = list(profile.calls())

@@ -79,7 +79,7 @@ _MARKERS: Final = "profiler::"
 @final
 @dataclass(slots=True)
 class _Parts:
-    """What was seen of a whole call's parts."""
+    """The parts of a whole call that were seen."""
 
     ran: bool = False
     compute_dtype: str | None = None
@@ -164,7 +164,7 @@ class DispatchRecorder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be recorded, in words for the user."""
+        """Sentences for the user on what could not be recorded."""
         return tuple(self._notes())
 
     def _notes(self) -> Iterator[str]:
@@ -229,7 +229,7 @@ class DispatchRecorder:
 
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
-        """What ran, with the time that the step spent outside of operations."""
+        """Return what ran, with the time that the step spent outside of operations."""
         return self._pauses.placed(self.operations)
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -49,7 +49,7 @@ def read_flags(autocast_dtype: str | None) -> Flags:
 
 
 def _allows_tf32(backend: Any, legacy_backend: Any) -> bool:
-    """Whether float32 work of a backend may use TF32; the older switch refuses to be read once the newer was set."""
+    """Tell whether float32 work of a backend may use TF32; the older switch cannot be read once the newer was set."""
     precision = getattr(backend, "fp32_precision", None)
     return bool(legacy_backend.allow_tf32) if precision is None else precision == "tf32"
 
@@ -137,7 +137,7 @@ def _total_bytes(tensors: Iterable[torch.Tensor]) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Compilations:
-    """What `torch.compile` has done in this process.
+    """The graphs and the seconds of `torch.compile` in this process.
 
     Attributes:
         frames: Functions that it looked at.

@@ -62,7 +62,7 @@ def _unseen_by_the_step(
 
 @final
 class OptimizerWatch:
-    """Which optimizers step, and whether one is stepping right now.
+    """Watch which optimizers step, and whether one is stepping right now.
 
     Attributes:
         optimizers: Those that stepped, in the order of their first step.
@@ -151,7 +151,7 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 @final
 class ModuleWatch:
-    """Which module is being called, by its qualified name.
+    """Watch which module is being called, by its qualified name.
 
     Args:
         model: Gives the names; None names modules from each outermost module that is called.

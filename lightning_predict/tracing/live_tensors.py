@@ -44,7 +44,7 @@ class _Life:
 
     @property
     def outlives_step(self) -> bool:
-        """Whether the step found it, or leaves it as a gradient."""
+        """Tell whether the step found it, or leaves it as a gradient."""
         return self.is_given or (self.phase == "backward" and self.is_for_optimizer)
 
 

@@ -45,7 +45,7 @@ _RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward
 
 
 class Recorder(Protocol):
-    """What the modes report to."""
+    """The recorder that the modes report to."""
 
     def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note that an operation has run. Must not raise."""
@@ -80,7 +80,7 @@ class Recorder(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What is needed of an operator's schema.
+    """The part of an operator's schema that is needed.
 
     Attributes:
         name: Qualified name without the overload.

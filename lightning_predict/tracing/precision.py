@@ -23,7 +23,7 @@ PRECISIONS: Final = ("bfloat16", "float16")
 @final
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What a word for precision means.
+    """The meaning of a name for a precision.
 
     Attributes:
         word: Lightning's word.

@@ -67,7 +67,7 @@ class CurveScore:
 
     @property
     def mean_error(self) -> float | None:
-        """Mean over all GPUs' rows; None where no message was that large."""
+        """Mean over all GPUs' rows; None if no message was that large."""
         return float(np.concatenate(list(self.errors.values())).mean()) if self.errors else None
 
 

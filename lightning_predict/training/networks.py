@@ -126,7 +126,7 @@ LOWEST_QUANTILE: Final = 0.001
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """How long and how fast to train.
+    """Epochs and learning rates of the training.
 
     Attributes:
         steps: Optimizer steps.

@@ -23,14 +23,14 @@ DATA_CENTRE_BLACKWELL: Final = ("B200-SXM-180GB", "B300-SXM-288GB", "GB200", "GB
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How one family is trained.
+    """The recipe by which one family is trained.
 
     Attributes:
         family: The family.
         kin: Families of the same features whose measurements its bases learn from as well: what a GPU's clock, caches
             and multiprocessors do to a product is alike in all dtypes, and more GPUs show it.
         base: Plan of the base.
-        start: Plan of a base of the family alone, from which own weights are tuned; None where the base serves.
+        start: Plan of a base of the family alone, from which own weights are tuned; None if the base serves.
         own: Plan of a GPU's own weights.
         fold: Plan of the bases that leave GPUs out.
         folds: Groups of GPUs that are left out together: alike ones must not stand in for each other.

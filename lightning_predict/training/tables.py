@@ -134,7 +134,7 @@ LONGEST_LAUNCH_SECONDS: Final = 60e-6
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where rows come from, and under which terms."""
+    """The origin of rows, and the terms under which they may be used."""
 
     title: str
     licence: str

@@ -55,7 +55,7 @@ class Address:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSource:
-    """Where weights come from.
+    """The address, the cache and the network access by which weights are found.
 
     Attributes:
         path: A weights file, or a folder of them, that comes before all else.

@@ -41,7 +41,7 @@ class AbstractPlace(Protocol):
     """A place that may have weights files."""
 
     def find(self, name: str) -> GpuWeights | None:
-        """Read and check a file; None where this place does not have it."""
+        """Read and check a file; None if this place does not have it."""
         ...
 
     def describe(self) -> str:
@@ -98,7 +98,7 @@ class FilePlace:
 @final
 @dataclass(frozen=True)
 class DownloadPlace:
-    """What was fetched from a configured address, and verified; files with the hash of a bundled one are not.
+    """Files fetched from a configured address, and verified, but for those with the hash of a bundled one.
 
     Attributes:
         title: The address, for messages.
@@ -120,7 +120,7 @@ class DownloadPlace:
 @final
 @dataclass(frozen=True)
 class CachePlace:
-    """What earlier downloads left: a manifest, and files named by their hashes. What is damaged or gone is not there.
+    """The files of earlier downloads, named by their hashes, with their manifest; damaged ones count as missing.
 
     Attributes:
         folder: Of this release's downloads.
@@ -141,7 +141,7 @@ class CachePlace:
         return f"cache {self.folder}"
 
     def manifest(self) -> Manifest | None:
-        """The manifest of the last download; None where there is none that can be read."""
+        """The manifest of the last download; None if there is none that can be read."""
         try:
             return read_manifest(self.folder)
         except (WeightsError, OSError, UnicodeDecodeError) as error:
@@ -149,7 +149,7 @@ class CachePlace:
             return None
 
     def weights(self, entry: ManifestEntry) -> GpuWeights | None:
-        """The weights of an entry of any manifest; None where they are not there, or damaged."""
+        """The weights of an entry of any manifest; None if they are not there, or damaged."""
         path = self.path(entry.sha256)
         try:
             return read_weights(path, expected_sha256=entry.sha256) if path.is_file() else None
@@ -158,7 +158,7 @@ class CachePlace:
             return None
 
     def path(self, sha256: str) -> Path:
-        """Where a file with this hash lies."""
+        """Return the path of a file with this hash."""
         return self.folder / f"{sha256}.safetensors"
 
     def keep(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
@@ -243,7 +243,7 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None where it has none.
+    """The manifest of a folder; None if it has none.
 
     Raises:
         WeightsFormatError: It is not a manifest.
@@ -272,7 +272,7 @@ def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> l
 
 
 def _configured(source: WeightsSource, notes: list[str]) -> WeightsSource | None:
-    """The source with the address of the environment; None where there is none that can be used."""
+    """The source with the address of the environment; None if there is none that can be used."""
     url = os.environ.get(URL_VARIABLE)
     if not url:
         return None

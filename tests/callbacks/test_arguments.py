@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from lightning_predict.callbacks.arguments import check_amount, check_choice, check_steps, future_time
+from lightning_predict.callbacks.arguments import amount_of, check_choice, check_steps, future_time
 from lightning_predict.errors import InvalidArgumentError
 
 
@@ -20,9 +20,8 @@ def test_numbers_of_steps(steps: int) -> None:
 @pytest.mark.parametrize("amount", [0, -1.0, float("nan"), float("inf")])
 def test_amounts(amount: float) -> None:
     with pytest.raises(InvalidArgumentError, match=r"usd=.* is not a limit; expected a number above 0, or None"):
-        check_amount("usd", amount)
-    check_amount("usd", None)
-    check_amount("usd", 1e-9)
+        amount_of("usd", amount)
+    assert amount_of("usd", 1e-9) == 1e-9
 
 
 def test_choices() -> None:

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.interval import Interval
+from lightning_predict.testing import SMALL_GPU, Clock, changed, example_offer, example_prediction, example_trace
+
+
+def test_a_trace_a_gpu_and_prices_are_enough_to_predict_with() -> None:
+    found = lp.predict(example_trace(), gpus=[SMALL_GPU], history=False)["SMALL"]
+    # Three products of 2 x 512^3 FLOPs at 1 TFLOP/s take 0.81 ms at least.
+    assert found.device_seconds >= 3 * 2 * 512**3 / 1e12
+    assert found.gpu == "SMALL"
+
+
+def test_offers_are_a_price_list() -> None:
+    found = lp.predict(
+        example_trace(samples=16),
+        gpus=["T4"],
+        iterations=1000,
+        offers=[example_offer("T4", 0.35), example_offer("L4", 0.7)],
+        history=False,
+    )["T4"]
+    assert found.usd_per_hour == 0.35
+
+
+def test_values_of_a_prediction_change_by_their_flat_names() -> None:
+    one = changed(example_prediction("T4"), cost_usd=1.12, iteration=Interval(0.4, 0.5, 0.6))
+    assert (one.cost_usd, one.iteration_seconds_high) == (1.12, 0.6)
+    with pytest.raises(InvalidArgumentError, match=r"A prediction has no colour; give names of its values\."):
+        changed(one, colour=1)
+
+
+def test_a_clock_goes_on_when_it_is_told_to() -> None:
+    clock = Clock()
+    clock.advance(2.5)
+    assert clock() == 2.5
