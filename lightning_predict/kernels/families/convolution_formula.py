@@ -216,12 +216,13 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
 def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
     """Seconds of converting images and gradients with channels first, each read once and written once.
 
-    Kernels of the forward pass write either layout. A filter of one tap and single steps is a plain product in either,
-    but for its own gradient, which sums over the positions.
+    Kernels of the forward pass in TF32 write either layout (`..._nhwckrsc_nchw` on the A100). A filter of one tap and
+    single steps is a plain product in either, but for its own gradient, which sums over the positions.
     """
     if work.dtype not in ON_MATRIX_UNITS or work.is_volume:
         return np.zeros_like(work.rows)
-    converted = work.images if work.backward == "" else work.images + work.outputs
+    writes_either = work.backward == "" and work.dtype == "tf32"
+    converted = work.images if writes_either else work.images + work.outputs
     traffic = 2 * converted * COMPUTE_BYTES[work.dtype]
     is_product = (work.taps == 1) & (work.strides == 1) & (work.backward != "_backward_weight")
     is_needed = ~work.is_last & ~is_product
