@@ -65,17 +65,17 @@ def bytes_to_gibibytes(size_bytes: float) -> float:
 
 
 def gibibytes_to_bytes(gibibytes: float) -> float:
-    """Bytes in this many GiB (2**30 bytes)."""
+    """Return the bytes in this many GiB (2**30 bytes)."""
     return gibibytes * GIBIBYTE
 
 
 def mebibytes_to_bytes(mebibytes: float) -> float:
-    """Bytes in this many MiB (2**20 bytes)."""
+    """Return the bytes in this many MiB (2**20 bytes)."""
     return mebibytes * MEBIBYTE
 
 
 def kibibytes_to_bytes(kibibytes: float) -> float:
-    """Bytes in this many KiB (2**10 bytes)."""
+    """Return the bytes in this many KiB (2**10 bytes)."""
     return kibibytes * KIBIBYTE
 
 
@@ -90,7 +90,7 @@ def gigaflops_to_flops(gigaflops: float) -> float:
 
 
 def gigabytes_to_bytes(gigabytes: float) -> float:
-    """Bytes in this many GB (10**9 bytes)."""
+    """Return the bytes in this many GB (10**9 bytes)."""
     return gigabytes * GIGA
 
 

@@ -33,7 +33,7 @@ def check_steps(name: str, steps: int) -> None:
 
 
 def amount_of(name: str, amount: object) -> float:
-    """The number that was given: an int, a float, a Decimal, a Fraction or a number of numpy.
+    """Return the number that was given: an int, a float, a Decimal, a Fraction or a number of numpy.
 
     Args:
         name: The argument.
@@ -49,7 +49,7 @@ def amount_of(name: str, amount: object) -> float:
 
 
 def hours_of(name: str, hours: object) -> float:
-    """The hours that were given: a number, or a timedelta.
+    """Return the hours that were given: a number, or a timedelta.
 
     Args:
         name: The argument.
@@ -159,7 +159,7 @@ def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
 
 
 def future_time(name: str, time: object) -> datetime:
-    """The time that was given, local where it has no zone.
+    """Return the time that was given, local where it has no zone.
 
     Args:
         name: The argument.

@@ -67,7 +67,7 @@ class Ledger:
         return self.usd_before + self.elapsed_seconds * self.usd_per_second
 
     def open(self, *, forget: bool) -> None:
-        """A fit begins.
+        """Begin a fit.
 
         Args:
             forget: Leave out what earlier fits took.
@@ -79,11 +79,11 @@ class Ledger:
         self._start = self._clock()
 
     def close(self) -> None:
-        """The fit has ended; without effect where there is none."""
+        """End the fit; without effect if there is none."""
         self.seconds_before, self.usd_before, self._start = self.seconds, self.usd, None
 
     def resume(self, *, seconds: float, usd: float) -> None:
-        """A checkpoint says what was taken before; what this process has seen itself counts where it is more."""
+        """Take over what a checkpoint says was taken before; what this process saw counts if it is more."""
         self.seconds_before = max(self.seconds_before, seconds)
         self.usd_before = max(self.usd_before, usd)
 
@@ -112,12 +112,12 @@ class Limit:
         return self.before + elapsed_seconds * self.per_second
 
     def reached_seconds(self, share: float) -> float:
-        """Seconds of this fit after which so much of the total is used up; below 0 where it was before."""
+        """Return the seconds of this fit after which so much of the total is used up; below 0 where it was before."""
         return (share * self.total - self.before) / self.per_second
 
 
 def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
-    """A limit that time uses up at a price.
+    """Return a limit that time uses up at a price.
 
     Args:
         usd: US dollars that there are.
@@ -128,7 +128,7 @@ def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
 
 
 def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
-    """A limit that an hour of the run uses up by an hour.
+    """Return a limit that an hour of the run uses up by an hour.
 
     Args:
         name: The argument that set it.
@@ -145,7 +145,7 @@ def _hours_in_words(hours: float) -> str:
 def limits_of_fit(
     ledger: Ledger, *, usd: float | None, hours: float | None, deadline: datetime | None
 ) -> tuple[Limit, ...]:
-    """The limits of a fit that has begun; dollars only where the ledger has a price.
+    """Return the limits of a fit that has begun; dollars only where the ledger has a price.
 
     Args:
         ledger: What was used before, and the price.
@@ -180,7 +180,7 @@ GO_ON: Final = Verdict("go on", "within the budget")
 
 
 def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float] | None) -> dict[str, float]:
-    """Values for loggers by name: what is used, allowed and, where there is a forecast, needed of each limit.
+    """Return values for loggers by name: what is used, allowed and, where there is a forecast, needed of each limit.
 
     Args:
         limits: The limits; a deadline counts in hours from the beginning of the fit.
@@ -364,7 +364,7 @@ class BudgetWatch:
         return Pace(batches_per_window=self._timed[-1].batches, steps_per_window=steps or 1.0)
 
     def metrics(self) -> dict[str, float]:
-        """Values for loggers by name."""
+        """Return values for loggers by name."""
         return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
 
     def judge_use(self, *, at_end: bool = False) -> Verdict:
@@ -415,5 +415,5 @@ class BudgetWatch:
         self._wake_seconds = min(self._narrow_seconds(), self._forecast_at_seconds + REFRESH_SECONDS)
 
     def _now(self) -> float:
-        """The time in the warm-up; later only the order of batches matters, and nothing waits for the device."""
+        """Return the time in the warm-up; later only the order of batches matters, and nothing waits for the device."""
         return self._clock() if self.is_warming_up else 0.0

@@ -80,13 +80,13 @@ class Machine:
 
     @staticmethod
     def of(trainer: Trainer) -> Machine:
-        """The machine of this fit."""
+        """Return the machine of this fit."""
         device = trainer.strategy.root_device
         return Machine(gpu_in_use(device) or device.type, trainer.world_size)
 
     @staticmethod
     def of_state(state: dict[str, Any]) -> Machine | None:
-        """The machine that a checkpoint names; None if it names none."""
+        """Return the machine that a checkpoint names; None if it names none."""
         return Machine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
 
     def as_state(self) -> dict[str, Any]:
@@ -611,7 +611,7 @@ def amount_before(state: dict[str, Any], name: str) -> float:
 
 
 def _validation_batches(trainer: Trainer) -> int | None:
-    """Batches of a validation run; None if they are not known, or there is none."""
+    """Return the batches of a validation run; None if they are not known, or there is none."""
     batches = sum(trainer.num_val_batches) if trainer.num_val_batches else 0
     return int(batches) if 0 < batches < math.inf else None
 
@@ -644,7 +644,7 @@ class Terms:
         usd_per_hour: float | Decimal | Fraction | None = None,
         offer: str | None = None,
     ) -> Terms:
-        """The terms that the arguments of `CostBudget` set.
+        """Return the terms that the arguments of `CostBudget` set.
 
         Args:
             usd: US dollars.
@@ -670,7 +670,7 @@ class Terms:
         )
 
     def limits_of(self, trainer: Trainer, ledger: Ledger) -> tuple[Limit, ...]:
-        """The limits of a fit that begins; the ledger gets the price of what it runs on.
+        """Return the limits of a fit that begins; the ledger gets the price of what it runs on.
 
         Args:
             trainer: The Trainer that is fitting.

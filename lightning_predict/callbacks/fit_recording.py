@@ -206,11 +206,11 @@ class FitRecording:
             return None
 
     def forget_validation(self) -> None:
-        """There is nothing more to record of it."""
+        """End the recording of validation: nothing more is to be recorded of it."""
         self._validation = None
 
     def unfinished_steps(self) -> tuple[int, int] | None:
-        """Batches and steps that were seen where none was recorded; None if one was."""
+        """Return the batches and steps that were seen where none was recorded; None if one was."""
         if self._steps is None or self._steps.has_given:
             return None
         return self._steps.watch.batches_seen, self._steps.watch.windows_seen

@@ -44,7 +44,7 @@ Guarded = TypeVar("Guarded", bound=GivesUp)
 def never_raises(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """The hook, with every error in it handed to `give_up`; only what a budget ends a run with leaves it.
+    """Return the hook, with every error in it handed to `give_up`; only what a budget ends a run with leaves it.
 
     Args:
         hook: A method of a callback.

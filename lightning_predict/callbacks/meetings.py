@@ -219,7 +219,7 @@ class BroadcastMeetings:
 
 
 def meetings_of(trainer: Any) -> Meetings:
-    """The way in which the ranks of a fit decide together; to be asked for on every rank.
+    """Return the way in which the ranks of a fit decide together; to be asked for on every rank.
 
     Args:
         trainer: The Trainer that is fitting.
@@ -240,7 +240,7 @@ def meetings_of(trainer: Any) -> Meetings:
 
 
 def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS, share: float = TIMEOUT_SHARE) -> float:
-    """Seconds that a rank may keep the others waiting.
+    """Return the seconds that a rank may keep the others waiting.
 
     Args:
         trainer: The Trainer that is fitting.
@@ -252,7 +252,7 @@ def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS, share: float = TIM
 
 
 def _store_of_processes() -> Store | None:
-    """The store by which the processes of `torch.distributed` found each other; None without."""
+    """Return the store by which the processes of `torch.distributed` found each other; None without."""
     import torch.distributed
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

@@ -145,7 +145,7 @@ class Outcome:
         ).replace("%", " %")
 
     def metrics(self) -> dict[str, float]:
-        """Values for loggers by name."""
+        """Return values for loggers by name."""
         values = {
             "actual_hours": seconds_to_hours(self.actual_seconds),
             "actual_predicted_hours": seconds_to_hours(self.predicted_seconds),

@@ -189,7 +189,7 @@ def predict_rest(
 
 
 def of_processes(step: Trace, trainer: Trainer) -> Trace:
-    """The step as that of one process among those of the Trainer.
+    """Return the step as that of one process among those of the Trainer.
 
     Args:
         step: As this process recorded it.
@@ -208,7 +208,7 @@ def _history(question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[
 
 
 def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> int | None:
-    """The epoch's length as the user gave it, where the loader has none."""
+    """Return the epoch's length as the user gave it, where the loader has none."""
     if not math.isinf(trainer.num_training_batches):
         return None
     if question.batches_per_epoch is not None or question.samples_per_epoch is None or trace.samples is None:

@@ -166,7 +166,7 @@ class WindowWatch:
         return window
 
     def resume(self, *, optimizer_steps_done: int) -> None:
-        """A batch was trained, and others before it that were not told; windows begin anew with the next update.
+        """Begin windows anew with the next update, after batches that were trained and not told.
 
         Args:
             optimizer_steps_done: `trainer.global_step`.
@@ -553,7 +553,7 @@ class StepRecorder:
         return self.has_given and self._action == "skip"
 
     def _now(self) -> float:
-        """Seconds; the clock, which waits for the device, is left alone where nothing is timed any more."""
+        """Return the seconds; the clock, which waits for the device, is left alone where nothing is timed any more."""
         return 0.0 if self._is_idle else self._clock()
 
     def _next_action(self, full_windows_after: int | None, is_short: bool) -> Action:

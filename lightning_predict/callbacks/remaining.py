@@ -194,12 +194,12 @@ def alike_batches(per_epoch: int, size: int, position: Position) -> int:
 
 
 def batches_so_far(position: Position) -> int:
-    """Batches done since the beginning of the run (of the epoch, where epochs have no length)."""
+    """Return the batches done since the beginning of the run (of the epoch, where epochs have no length)."""
     return position.epoch * (position.batches_per_epoch or 0) + position.batches_done
 
 
 def batches_at_end(position: Position) -> int | None:
-    """Batches done when the fit ends, whichever limit comes first; None if no limit is known."""
+    """Return the batches done when the fit ends, whichever limit comes first; None if no limit is known."""
     now = batches_so_far(position)
     ends = []
     if position.max_epochs is not None and position.batches_per_epoch is not None:

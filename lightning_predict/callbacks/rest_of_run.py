@@ -141,7 +141,7 @@ def end_seconds(trainer: Trainer, clock: RunClock, tempo: Tempo | None) -> float
 
 
 def _run_here(work: Workload, tempo: Tempo, size: int, batch_seconds: float, validation_seconds: float) -> Run:
-    """The rest on the machine in use, whose waits were measured and add up whether they overlap or not."""
+    """Return the rest on the machine in use, whose waits were measured and add up whether they overlap or not."""
     here = replace(work, loader=Loader(seconds_per_batch=tempo.wait_seconds))
     return run_of(_measured(batch_seconds * size), here, _measured(validation_seconds), batches=size)
 

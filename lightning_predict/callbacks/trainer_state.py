@@ -67,7 +67,7 @@ def callbacks_of(trainer: Any) -> list[Any]:
 
 
 def reason_for_no_extras(trainer: Any) -> str | None:
-    """The mode of the Trainer in which callbacks should keep still; None in an ordinary run."""
+    """Return the mode of the Trainer in which callbacks should keep still; None in an ordinary run."""
     if trainer.fast_dev_run:
         return f"fast_dev_run={trainer.fast_dev_run}"
     return "barebones=True" if trainer.barebones else None
@@ -103,7 +103,7 @@ def loader_of(trainer: Any, wait_seconds: float, *, batch_seconds: float) -> Loa
 
 
 def workers_of(trainer: Any) -> int | None:
-    """Workers of the training loaders; None if a loader does not say."""
+    """Return the workers of the training loaders; None if a loader does not say."""
     loaders = _loaders(trainer)
     if not loaders or not all(hasattr(loader, "num_workers") for loader in loaders):
         return None
@@ -111,12 +111,12 @@ def workers_of(trainer: Any) -> int | None:
 
 
 def resumes_data(trainer: Any) -> bool:
-    """Every loader can go on within an epoch: it has `state_dict` and `load_state_dict`."""
+    """Tell whether every loader can go on within an epoch: it has `state_dict` and `load_state_dict`."""
     return all(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in _loaders(trainer))
 
 
 def seconds_left(trainer: Trainer) -> float | None:
-    """Seconds until the time limit of the fit (`max_time` or a Timer); None without one."""
+    """Return the seconds until the time limit of the fit (`max_time` or a Timer); None without one."""
     timers = (callback for callback in callbacks_of(trainer) if isinstance(callback, TIMERS))
     left = [seconds for timer in timers if (seconds := timer.time_remaining()) is not None]
     return max(0.0, min(left)) if left else None
@@ -142,7 +142,7 @@ def _saving(trainer: Any, callback: Any) -> Saving:
 
 
 def _loaders(trainer: Any) -> list[Any]:
-    """The training loaders, whichever way several are combined."""
+    """Return the training loaders, whichever way several are combined."""
     leaves = torch.utils._pytree.tree_leaves(trainer.train_dataloader)
     return [loader for loader in leaves if loader is not None]
 
@@ -159,13 +159,13 @@ def starts_workers(trainer: Any) -> bool:
 
 
 def batches_in_store(trainer: Any) -> int:
-    """Batches that the workers make ahead, which are there at once after a break."""
+    """Return the batches that the workers make ahead, which are there at once after a break."""
     loaders = _loaders(trainer) if has_workers(trainer) else []
     return max((one.num_workers * (getattr(one, "prefetch_factor", None) or 1) for one in loaders), default=0)
 
 
 def _last_batch_share(trainer: Any) -> float:
-    """Samples of an epoch's last batch over those of the others; 1 where it is not known to be smaller."""
+    """Return the samples of an epoch's last batch over those of the others; 1 where it is not known to be smaller."""
     loaders = _loaders(trainer)
     if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
         return 1.0
@@ -184,7 +184,7 @@ def _last_batch_share(trainer: Any) -> float:
 
 
 def _limit(number: int | None) -> int | None:
-    """A limit as Lightning spells it: -1 is none."""
+    """Return a limit as Lightning spells it: -1 is none."""
     return None if number is None or number < 0 else number
 
 

@@ -34,7 +34,7 @@ def is_of_expert(parameter: Parameter) -> bool:
 
 
 def routed_bytes(trace: Trace) -> dict[str, float]:
-    """Bytes that the tokens of a batch have on their way to the experts, by the module that holds these.
+    """Return the bytes that the tokens of a batch have on their way to the experts, by the module that holds these.
 
     They are the inputs of each expert's first product; of a grouped product, all of them.
 

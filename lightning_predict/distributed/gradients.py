@@ -67,12 +67,12 @@ def trained_elements(trace: Trace) -> int:
 
 
 def has_backward(work: Sequence[Launching]) -> bool:
-    """The step trains: there are gradients."""
+    """Tell whether the step trains: whether there are gradients."""
     return any(operation.phase == "backward" for operation in work)
 
 
 def ready_gradients(trace: Trace, work: Sequence[Launching]) -> list[Bucket]:
-    """Each trainable parameter's gradient, in the order in which they are ready.
+    """Return each trainable parameter's gradient, in the order in which they are ready.
 
     A module without a backward operation of its own (a parent that hands its weight to a function) is taken to be ready
     with the modules inside it, or with the one around it, in the end with the whole backward phase. Under gradient
@@ -102,7 +102,7 @@ def _ready(parameter: Parameter, last: Mapping[str, int]) -> int:
 
 
 def buckets(gradients: Sequence[Bucket], *, cap_bytes: float) -> Iterator[Bucket]:
-    """Gradients in DDP's buckets: one is full once it holds `cap_bytes` or more.
+    """Return the gradients in DDP's buckets: one is full once it holds `cap_bytes` or more.
 
     Args:
         gradients: In the order in which they are ready.
@@ -119,7 +119,7 @@ def buckets(gradients: Sequence[Bucket], *, cap_bytes: float) -> Iterator[Bucket
 
 
 def unit_of(module: str) -> str:
-    """The FSDP unit of a module: up to the first numbered part of its name; the root where there is none."""
+    """Return the FSDP unit of a module: up to the first numbered part of its name; the root where there is none."""
     parts = module.split(".")
     for position, part in enumerate(parts):
         if part.isdigit():
@@ -128,7 +128,7 @@ def unit_of(module: str) -> str:
 
 
 def unit_bytes(trace: Trace) -> dict[str, float]:
-    """Bytes of the parameters of each unit."""
+    """Return the bytes of the parameters of each unit."""
     sizes: dict[str, float] = {}
     for parameter in trace.parameters:
         unit = unit_of(parameter.name.rpartition(".")[0])
@@ -137,7 +137,7 @@ def unit_bytes(trace: Trace) -> dict[str, float]:
 
 
 def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
-    """Number of values of each unit, in the order of `unit_bytes`."""
+    """Return the number of values of each unit, in the order of `unit_bytes`."""
     counts: dict[str, int] = {}
     for parameter in parameters:
         unit = unit_of(parameter.name.rpartition(".")[0])

@@ -84,7 +84,7 @@ def on_layouts(
     models: KernelModels | None = None,
     host_factor: float = 1.0,
 ) -> tuple[Iteration, ...]:
-    """The step on each layout.
+    """Return the step on each layout.
 
     Args:
         trace: The step of one GPU.
@@ -152,7 +152,7 @@ class SharedStep:
     def on(
         self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect = CATALOGUE
     ) -> Iteration:
-        """The step on a layout, from the step on one of its GPUs, which stands at `row`.
+        """Return the step on a layout, from the step on one of its GPUs, which stands at `row`.
 
         Raises:
             InvalidArgumentError: The layout's GPUs cannot share the work so.
@@ -182,7 +182,7 @@ class SharedStep:
         *,
         friction: Friction = FRICTION,
     ) -> Walked:
-        """The step's pieces with the collectives beside them, at the low end, the middle and the high end.
+        """Return the step's pieces with the collectives beside them, at the low end, the middle and the high end.
 
         Raises:
             InvalidArgumentError: The layout's GPUs cannot share the work so.
@@ -193,7 +193,7 @@ class SharedStep:
         return _exchanged(self._trace, self._work, cutter, links, strategy)
 
     def split(self, blocks: bool) -> SplitModel:
-        """The model of the trace, with its blocks or without.
+        """Return the model of the trace, with its blocks or without.
 
         Raises:
             InvalidArgumentError: It has no transformer blocks.
@@ -233,7 +233,7 @@ class SharedStep:
         return self._work
 
     def host(self, strategy: Strategy) -> HostModel:
-        """The host beside each GPU; of a step that a framework divides, a slower one."""
+        """Return the host beside each GPU; of a step that a framework divides, a slower one."""
         if strategy.is_whole or self._trace.has_measured_kernels:
             return self._host
         return replace(self._host, factor=self._host.factor * FRAMEWORK_HOST)
@@ -241,7 +241,7 @@ class SharedStep:
     def _divided(
         self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect
     ) -> Iteration:
-        """The step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
+        """Return the step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
         group = data_group(layout, strategy)
         host = self.host(strategy)
         alike = strategy if strategy.offload != "none" else replace(strategy, **_NOT_OF_STAGES)
@@ -301,7 +301,7 @@ def _ends(step: Iteration) -> Ends:
 
 
 def _exchanged(trace: Trace, work: Sequence[Launching], cutter: Cutter, links: Links, strategy: Strategy) -> Walked:
-    """The work with what the replicas exchange beside it; without a backward pass that is nothing."""
+    """Return the work with what the replicas exchange beside it; without a backward pass that is nothing."""
     if not has_backward(work):
         (whole,) = cutter.pieces([])
         return Walked(whole, np.zeros(3), np.zeros(3))
@@ -341,7 +341,7 @@ def _bucketed(
 
 
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
-    """Time behind the backward pass where each GPU updates its share, or its machine's processors do."""
+    """Return the time behind the backward pass where each GPU updates its share, or its machine's processors do."""
     if strategy.data == "ddp" or not busy.any():
         return last
     count = _sharing(links, strategy)
@@ -431,7 +431,7 @@ def _sharded(
 
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:
-    """The links among the GPUs that split the parameters."""
+    """Return the links among the GPUs that split the parameters."""
     if strategy.data != "hybrid":
         return links
     count = _sharing(links, strategy)
@@ -441,7 +441,7 @@ def _sharding_links(links: Links, strategy: Strategy) -> Links:
 
 
 def _across(links: Links, group: Links) -> Links:
-    """The links among GPUs that hold the same share, one of each sharding group."""
+    """Return the links among GPUs that hold the same share, one of each sharding group."""
     layout, own = links.layout, group.layout
     inside = max(layout.gpus_per_node // own.gpus_per_node, 1)
     copies = layout.count // own.count
@@ -519,7 +519,7 @@ class SingleSteps:
 
 
 def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
-    """The step on one of each GPU.
+    """Return the step on one of each GPU.
 
     Args:
         trace: As it was recorded.
@@ -538,7 +538,7 @@ def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
 def shared_steps(
     single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout], strategy: Strategy, setting: Setting
 ) -> tuple[Iteration, ...]:
-    """The step on layouts.
+    """Return the step on layouts.
 
     Args:
         single: The step on one of each GPU.

@@ -136,7 +136,7 @@ class ModelMemory:
 
 
 def update_memory(trace: Trace) -> tuple[float, float]:
-    """Bytes of the copies that the update alone meets, and of what it writes in passing.
+    """Return the bytes of the copies that the update alone meets, and of what it writes in passing.
 
     Args:
         trace: Recorded where tensors are told apart; else both are 0.
@@ -170,7 +170,7 @@ def _end_of_passes(trace: Trace) -> int:
 
 
 def _behind_passes(trace: Trace) -> float:
-    """Bytes by which what lives at the fullest moment of a step exceeds the fullest moment of its passes."""
+    """Return the bytes by which what lives at the fullest moment of a step exceeds the fullest moment of its passes."""
     end = _end_of_passes(trace)
     if not end or trace.memory.peak_bytes is not None:
         return 0.0
@@ -229,7 +229,7 @@ class _Kept:
 
 
 def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
-    """Each storage that the forward pass leaves to the backward pass."""
+    """Return each storage that the forward pass leaves to the backward pass."""
     read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
     core = _written_in_attention(trace, model)
     met = set[int | None]()
@@ -285,5 +285,5 @@ def _trainable_bytes(parameters: tuple[Parameter, ...]) -> float:
 
 
 def _share(part: float, whole: float) -> float:
-    """A part of a whole; all of it where neither is known."""
+    """Return a part of a whole; all of it where neither is known."""
     return part / whole if whole else 1.0

@@ -107,7 +107,7 @@ def model_stages(
     *,
     model: SplitModel | None = None,
 ) -> tuple[Stage, ...]:
-    """The stages of a model's pipeline, a single one where only blocks are split.
+    """Return the stages of a model's pipeline, a single one where only blocks are split.
 
     Args:
         trace: The step of one GPU.
@@ -190,7 +190,7 @@ def _attention_seconds(work: Sequence[Launching], gpus: int) -> Array:
 
 
 def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
-    """Share of the passes that the gradients of weights take on each GPU, shape (gpus,)."""
+    """Return the share of the passes that the gradients of weights take on each GPU, shape (gpus,)."""
     passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))
     for item, phase, seconds in zip(timed.items, timed.phases, timed.seconds.T, strict=True):
         if phase in ("forward", "backward"):
@@ -205,12 +205,12 @@ def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
 def _of(
     work: Sequence[Launching], owners: Sequence[int | None], members: Collection[int | None]
 ) -> tuple[Launching, ...]:
-    """The operations that these stages own."""
+    """Return the operations that these stages own."""
     return tuple(each for each, owner in zip(work, owners, strict=True) if owner in members)
 
 
 def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: Strategy) -> float:
-    """Share of the parameters that the fullest stage updates on each of its GPUs."""
+    """Return the share of the parameters that the fullest stage updates on each of its GPUs."""
     everything = sum(map(parameter_bytes, trace.parameters))
     if not everything:
         return 1 / strategy.model_parallel
@@ -220,7 +220,7 @@ def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: 
 def _messages(
     trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool, recompute: Recompute
 ) -> list[tuple[float, ...]]:
-    """Bytes of each stage's all_reduces of a batch: those of its blocks forward and back, and of the vocabulary.
+    """Return bytes of each stage's all_reduces of a batch: those of its blocks forward and back, and of the vocabulary.
 
     What a backward pass computes again adds up again.
     """
@@ -239,7 +239,7 @@ def _messages(
 def _routed(
     trace: Trace, model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool
 ) -> list[tuple[float, ...]]:
-    """Bytes of each stage's all-to-alls of a batch."""
+    """Return the bytes of each stage's all-to-alls of a batch."""
     sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
     for holder, size in (routed_bytes(trace) if strategy.expert > 1 else {}).items():
         position = block_of(holder, model.positions)
@@ -248,7 +248,7 @@ def _routed(
 
 
 def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool) -> list[tuple[float, ...]]:
-    """Bytes of each stage's rings of a batch: keys and values forward; backward again, and their gradients."""
+    """Return bytes of each stage's rings of a batch: keys and values forward; backward again, and their gradients."""
     sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
     if strategy.context > 1:
         for block, stage in zip(model.blocks, stage_of, strict=True):
@@ -257,7 +257,7 @@ def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, tr
 
 
 def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> list[tuple[Parameter, ...]]:
-    """The parameters of each stage, each as large as one GPU's part of it.
+    """Return the parameters of each stage, each as large as one GPU's part of it.
 
     Outside of blocks, those of modules that run behind the last block alone are the last stage's, the others the
     first's.
@@ -421,7 +421,7 @@ def pace_of(
 def _communication(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int
 ) -> tuple[Ends, Ends]:
-    """Seconds of a micro-batch's collectives inside the model, each alone on its links; (low, middle, high).
+    """Return the seconds of a micro-batch's collectives inside the model, each alone on its links; (low, middle, high).
 
     Returns:
         All of them, and those that no attention hides.
@@ -455,7 +455,7 @@ def divided_step(
     seconds: Ends,
     walked: Walked,
 ) -> Iteration:
-    """The step of a layout whose GPUs hold parts of the model.
+    """Return the step of a layout whose GPUs hold parts of the model.
 
     Args:
         step: The step of one GPU.

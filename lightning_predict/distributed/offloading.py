@@ -32,7 +32,7 @@ HOST_SPREAD: Final = 2.0
 
 
 def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_per_node: int) -> Ends:
-    """Seconds of an update on the host; (low, middle, high).
+    """Return the seconds of an update on the host; (low, middle, high).
 
     Args:
         trained_bytes: One GPU's share of the parameters, which go up, and of the gradients, which went down.

@@ -148,7 +148,7 @@ class Friction:
         return found
 
     def seconds(self, walked: Walked, single: Array, *, replicas: int, spread: Array | float = 1.0) -> Array:
-        """The step.
+        """Return the step.
 
         Args:
             walked: What the two queues give.
@@ -212,7 +212,7 @@ class Cutter:
         return [duration * stretch for duration in durations[:passes]] + durations[passes:]
 
     def busy(self, begin: int) -> Ends:
-        """Time in which the operations from `begin` on keep the device busy."""
+        """Return the time in which the operations from `begin` on keep the device busy."""
         seconds: Ends = float(self._busy[begin:].sum()) * self._factors
         return seconds
 

@@ -146,7 +146,7 @@ def stages_of(
 
 
 def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
-    """Time in which a stage's output, or the gradient of its input, gets to the neighbour; (low, middle, high).
+    """Return time in which a stage's output, or the gradient of its input, gets to the neighbour; (low, middle, high).
 
     Stages lie one behind the other in the layout, so that between machines all GPUs of one send at once. GPUs that
     share a block hold the same output: each sends its part, and the receivers gather them (Narayanan et al., 2021).
@@ -172,6 +172,6 @@ def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, i
 
 
 def sharing_links(layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Links:
-    """The links among the GPUs that share a block."""
+    """Return the links among the GPUs that share a block."""
     group = tensor_group(layout, strategy)
     return Links(group.layout, interconnect, slowdown=1.0, groups_per_node=group.groups_per_node)

@@ -50,7 +50,7 @@ def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
 
 
 def reduced_again(block: Block, recomputed: int) -> tuple[float, ...]:
-    """Bytes of the all_reduces that a block repeats with its first so many linear layers."""
+    """Return the bytes of the all_reduces that a block repeats with its first so many linear layers."""
     pairs = zip(block.reduced_behind, block.reduced_bytes, strict=True)
     return tuple(size for position, size in pairs if position < recomputed)
 

@@ -275,7 +275,7 @@ class Bounds:
         return self._shared.split(needs_blocks(strategy))
 
     def _exchanging(self, strategy: Strategy, layout: Layout) -> float:
-        """Seconds of the collectives of a micro-batch inside all blocks."""
+        """Return the seconds of the collectives of a micro-batch inside all blocks."""
         if strategy.tensor == 1:
             return 0.0
         trains = has_gradients(self._shared.trace)
@@ -290,7 +290,7 @@ class Bounds:
         return seconds
 
     def _host(self, strategy: Strategy) -> float:
-        """Seconds in which the host launches a micro-batch's passes."""
+        """Return the seconds in which the host launches a micro-batch's passes."""
         key = strategy.recompute, strategy.is_whole
         if key not in self._hosts:
             work = with_recomputation(self._shared.work, self._model(strategy), strategy.recompute)

@@ -270,7 +270,7 @@ _OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_CHOICES)
 
 
 def strategy_of(words: str | Strategy) -> Strategy:
-    """The strategy of these words.
+    """Return the strategy of these words.
 
     Raises:
         InvalidArgumentError: A name or an option that is not known.
@@ -332,7 +332,7 @@ class DataGroup:
 
 
 def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """The data-parallel group of each GPU of a layout.
+    """Return the data-parallel group of each GPU of a layout.
 
     Raises:
         InvalidArgumentError: The GPUs cannot be divided so.
@@ -352,18 +352,18 @@ def _group(layout: Layout, count: int, stride: int) -> DataGroup:
 
 
 def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """The GPUs that share a block: of one machine, or of whole machines."""
+    """Return the GPUs that share a block: of one machine, or of whole machines."""
     inside = min(strategy.tensor, layout.gpus_per_node)
     return DataGroup(Layout(layout.gpu, inside, strategy.tensor // inside), layout.gpus_per_node // inside)
 
 
 def context_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """The GPUs that share a sequence: neighbours beyond those that share a block."""
+    """Return the GPUs that share a sequence: neighbours beyond those that share a block."""
     return _group(layout, strategy.context, strategy.tensor)
 
 
 def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """The GPUs over which experts are dealt out: neighbours beyond those that share a block or a sequence."""
+    """Return the GPUs over which experts are dealt out: neighbours beyond those that share a block or a sequence."""
     return _group(layout, strategy.expert, strategy.tensor * strategy.context)
 
 

@@ -104,7 +104,7 @@ class _Unit:
 
 
 def find_blocks(trace: Trace) -> tuple[Block, ...]:
-    """The blocks in the order in which the forward pass visits them.
+    """Return the blocks in the order in which the forward pass visits them.
 
     Args:
         trace: Recorded with the names of modules.
@@ -126,7 +126,7 @@ def find_blocks(trace: Trace) -> tuple[Block, ...]:
 
 
 def numbered_modules(module: str) -> Iterator[str]:
-    """The numbered modules that a module is or lies in, outermost first."""
+    """Return the numbered modules that a module is or lies in, outermost first."""
     parts = module.split(".")
     for position, part in enumerate(parts):
         if part.isdigit():
@@ -175,7 +175,7 @@ def _innermost(units: Iterable[str]) -> set[str]:
 
 
 def _are_nested(name: str, chosen: Collection[str]) -> bool:
-    """A module is one of these, holds one or lies in one."""
+    """Tell whether a module is one of these, holds one or lies in one."""
     around = set(numbered_modules(name))
     return any(other in around or name in numbered_modules(other) for other in chosen)
 
@@ -243,7 +243,7 @@ def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
 
 
 def _ring_bytes(unit: _Unit) -> float:
-    """Bytes of the keys and values of all fused attention."""
+    """Return the bytes of the keys and values of all fused attention."""
     total = 0.0
     for problem, fused in _attentions(unit.problems()):
         if fused:
@@ -346,11 +346,11 @@ class SplitModel:
 
     @cached_property
     def _block_of_module(self) -> dict[str | None, Block | None]:
-        """The blocks of modules found so far."""
+        """Return the blocks of modules found so far."""
         return {}
 
     def block(self, module: str | None) -> Block | None:
-        """The block that a module lies in; None outside of all."""
+        """Return the block that a module lies in; None outside of all."""
         known = self._block_of_module
         if module not in known:
             position = block_of(module, self.positions)
@@ -406,7 +406,7 @@ class SplitModel:
 
 
 def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
-    """The model of a trace.
+    """Return the model of a trace.
 
     Args:
         trace: The step of one GPU.
@@ -439,7 +439,7 @@ def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
 def cut_work(
     trace: Trace, timed: TimedWork, model: SplitModel, gpus: Sequence[Gpu], models: KernelModels | None, cut: Cut
 ) -> TimedWork:
-    """The work of one GPU on one micro-batch, and its update.
+    """Return the work of one GPU on one micro-batch, and its update.
 
     A part takes no longer than a larger one, whose kernel would do. What was measured, or corrected, is scaled by the
     ratio of the part to the whole.
@@ -516,7 +516,7 @@ def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
 def _seconds(
     items: Sequence[WorkItem], parts: Sequence[tuple[Problem, ...]], gpus: Sequence[Gpu], models: KernelModels | None
 ) -> Array:
-    """Predicted seconds of each item's problems, (gpus, items)."""
+    """Return predicted seconds of each item's problems, (gpus, items)."""
     problems = [problem for own in parts for problem in own]
     if not problems:
         return np.zeros((len(gpus), len(items)))
@@ -538,7 +538,7 @@ def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut) -> tuple
 
 
 def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
-    """A product in float8, and the copies of its factors that are scaled for it.
+    """Return a product in float8, and the copies of its factors that are scaled for it.
 
     Both are read in their own dtype and written in one byte. One scale for a tensor needs its largest value first, so
     that it is read once more; one for a block of values is found on the way.
@@ -584,7 +584,7 @@ def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Bl
 
 
 def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
-    """A product of rows and a weight, or of rows and rows, which gives the weight's gradient."""
+    """Return a product of rows and a weight, or of rows and rows, which gives the weight's gradient."""
     _, m, n, k = problem.dims
     is_gradient = is_weight_gradient(problem, phase, model, block)
     rows, sides = ("k", {"n": n, "m": m}) if is_gradient else ("m", {"n": n, "k": k})
@@ -606,7 +606,7 @@ def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block:
 
 
 def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
-    """Share of the bytes that grow with the batch; parameters and their gradients do not."""
+    """Return the share of the bytes that grow with the batch; parameters and their gradients do not."""
     own = sum(tensor.size_bytes for tensor in tensors if tensor.shape not in model.parameters)
     return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
 
@@ -618,7 +618,7 @@ def _divided(problem: Problem, divisors: dict[str, int]) -> Problem:
 
 
 def _thinned(problem: Problem, share: float) -> Problem:
-    """A share of the rows, of the parameters or of the bytes."""
+    """Return a share of the rows, of the parameters or of the bytes."""
     words = operation_kind(problem.operation).shape
     if words[0] in ("rows", "parameters"):
         return replace(problem, dims=(float(max(math.ceil(problem.dims[0] * share), 1)), *problem.dims[1:]))

@@ -133,7 +133,7 @@ def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
 
 
 def _read_rows(path: Path, heading: str) -> dict[str, Checked]:
-    """The tables `[<heading>.<name>]` of a file that may have no other heading, by name."""
+    """Return the tables `[<heading>.<name>]` of a file that may have no other heading, by name."""
     document = read_toml(path, CatalogueError)
     document.check_keys({heading})
     tables = document.member(heading).members()
@@ -163,7 +163,7 @@ def _load_capabilities(folder: Path, sources: Mapping[str, Source]) -> dict[str,
 
 
 def _cited(row: Checked, key: str, sources: Mapping[str, Source]) -> tuple[Source, ...]:
-    """The sources whose ids stand under a key."""
+    """Return the sources whose ids stand under a key."""
     cited = row.member(key)
     identifiers = cited.texts()
     if not identifiers:

@@ -121,7 +121,7 @@ class Gpu:
         return self.memory_kind.startswith("HBM")
 
     def peak(self, dtype: str) -> float | None:
-        """Dense peak FLOP/s for `dtype`, emulated ones included; None if the GPU cannot compute it.
+        """Return dense peak FLOP/s for `dtype`, emulated ones included; None if the GPU cannot compute it.
 
         A GPU without tf32 computes a tf32 request in float32, as cuBLAS does.
         """

@@ -155,7 +155,7 @@ class SearchState:
 
 
 def _used_usd(options: Options) -> Table:
-    """Part of a machine's price until the next event that a job's own share covers, (K,)."""
+    """Return the part of a machine's price until the next event that a job's own share covers, (K,)."""
     capacity = np.array([machine.num_gpus for machine in options.machines], dtype=float)
     used: Table = options.period_usd[options.machine_of] * options.size_of / capacity[options.machine_of]
     return used

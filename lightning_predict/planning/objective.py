@@ -54,7 +54,7 @@ TIE: Final = 1e-3
 
 
 def run_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
-    """Predicted time until the job's end, if it runs on this configuration from now on.
+    """Return predicted time until the job's end, if it runs on this configuration from now on.
 
     A job that moves, or that goes on after a pause, first loses `restart_seconds`.
     """
@@ -100,7 +100,7 @@ def worth_renting(
 
 
 def share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
-    """Part of the machine that a job on this configuration takes away from others."""
+    """Return the part of the machine that a job on this configuration takes away from others."""
     return configuration.num_gpus / machine.num_gpus if formulation.shares_gpus else 1.0
 
 

@@ -251,7 +251,7 @@ class _Simulation:
         return Rental(node=node, machine=machine, start_seconds=since, end_seconds=self.now_seconds, usd=price)
 
     def _mean_gap_seconds(self) -> float | None:
-        """Mean time between two decisions so far."""
+        """Return the mean time between two decisions so far."""
         number = len(self.decisions)
         return max(self.now_seconds / number, _TOLERANCE_SECONDS) if number and self.now_seconds else None
 

@@ -272,7 +272,7 @@ class EndToEndRegression:
 
 
 def columns_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, FloatArray]:
-    """Values of variables that every setting has, one array of shape (settings,) each."""
+    """Return values of variables that every setting has, one array of shape (settings,) each."""
     return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
 
 

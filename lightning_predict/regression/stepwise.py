@@ -116,7 +116,7 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         return self._finish(design, weighted, selected)
 
     def predict(self, X: Any) -> FloatArray:  # noqa: N803
-        """Predicted targets, shape (rows,)."""
+        """Return predicted targets, shape (rows,)."""
         check_is_fitted(self)
         features = validate_data(self, X, dtype=np.float64, reset=False)
         predicted: FloatArray = features @ self.coef_ + self.intercept_

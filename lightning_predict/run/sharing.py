@@ -77,7 +77,7 @@ class InputPipeline:
         return math.inf if self.seconds_per_batch == 0 else self.gpus_per_node / self.seconds_per_batch
 
     def samples_per_second(self, samples_per_batch: int) -> float:
-        """Samples of the whole node in a second, which no GPU can exceed.
+        """Return the samples of the whole node in a second, which no GPU can exceed.
 
         Args:
             samples_per_batch: Samples of a batch of one GPU.
@@ -85,11 +85,11 @@ class InputPipeline:
         return self.batches_per_second * samples_per_batch
 
     def loader(self) -> Loader:
-        """The loader that each GPU sees."""
+        """Return the loader that each GPU sees."""
         return Loader(seconds_per_batch=self.seconds_per_batch, overlaps=self.workers_per_gpu > 0)
 
     def step_seconds(self, seconds: float, *, batches: float = 1) -> float:
-        """A step that computes for `seconds`, at the pace that the loaders allow.
+        """Return a step that computes for `seconds`, at the pace that the loaders allow.
 
         Args:
             seconds: Time of the step when batches are ready.
@@ -232,7 +232,7 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
 
 
 def _gathered_bytes(held: HeldMemory, strategy: Strategy) -> list[float]:
-    """Bytes of each unit as FSDP gathers it."""
+    """Return the bytes of each unit as FSDP gathers it."""
     if strategy.param_dtype is None:
         return list(held.unit_bytes)
     return [elements * float(DTYPE_BYTES[strategy.param_dtype]) for elements in held.unit_elements]

@@ -168,7 +168,7 @@ def no_load(gpus: int) -> Load:
 
 
 def local_samples(samples: int, gpus: int) -> int:
-    """Samples of one GPU: of the one that has most where they cannot be shared out evenly."""
+    """Return the samples of one GPU: of the one that has most where they cannot be shared out evenly."""
     return math.ceil(samples / gpus)
 
 

@@ -84,12 +84,12 @@ class Search:
     interconnect: Interconnect
 
     def total(self, choices: Choices) -> Load:
-        """The load of these tables together."""
+        """Return the load of these tables together."""
         loads = (load_at(choice, self.loads[index]) for index, choice in choices.items())
         return sum(loads, no_load(self.layout.count))
 
     def fits(self, load: Load) -> bool:
-        """The memory of every GPU holds it."""
+        """Tell whether the memory of every GPU holds it."""
         return float(load.memory_bytes.max()) <= self.table_bytes
 
     @cached_property
@@ -99,7 +99,7 @@ class Search:
         return {name: np.log(np.stack(links.collective(name, messages))[:, 1]) for name in COLLECTIVES}
 
     def seconds(self, load: Load) -> float:
-        """Time of a step; collectives are interpolated, as thousands of steps are compared."""
+        """Return the time of a step; collectives are interpolated, as thousands of steps are compared."""
         seconds = float(load.forward_seconds[0].max() + load.backward_seconds[0].max())
         for operation, _, message_bytes in messages_of(load):
             at = np.interp(math.log(message_bytes), LOG_MESSAGES, self._log_seconds[operation])
@@ -113,7 +113,7 @@ class Search:
         return pressure
 
     def freest(self, load: Load, table_bytes: float) -> int | None:
-        """The GPU with the least to do that has room for so much more; None if none has."""
+        """Return the GPU with the least to do that has room for so much more; None if none has."""
         has_room = load.memory_bytes + table_bytes <= self.table_bytes
         return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
 
@@ -185,7 +185,7 @@ def improved(search: Search, choices: Choices, kinds: Sequence[str]) -> Choices:
 
 
 def _alternatives(search: Search, index: int, without: Load, kinds: Sequence[str]) -> Iterable[Assignment]:
-    """Each kind for a table, beside the load of all others."""
+    """Return each kind for a table, beside the load of all others."""
     table = search.tables[index]
     for kind in kinds:
         if kind != WHOLE:

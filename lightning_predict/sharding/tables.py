@@ -94,7 +94,7 @@ class EmbeddingTable:
         return self.vectors * self.dim * self.value_bytes
 
     def index_bytes_per_sample(self, share: float = 1.0) -> float:
-        """Bytes of the indices of a sample into a share of the rows, and of the length of each bag to sum."""
+        """Return bytes of the indices of a sample into a share of the rows, and of the length of each bag to sum."""
         return self.vectors * (self.pooling * share + self.is_pooled) * INDEX_BYTES
 
 
@@ -107,11 +107,11 @@ class OptimizerState:
     per_row: float = 0
 
     def size_bytes(self, rows: float, dim: float) -> float:
-        """Bytes of the state of so many rows."""
+        """Return the bytes of the state of so many rows."""
         return STATE_BYTES * rows * (self.per_element * dim + self.per_row)
 
     def traffic_bytes(self, rows: float, dim: float) -> float:
-        """Bytes to read and write it in whole sectors, as rows lie apart."""
+        """Return the bytes to read and write it in whole sectors, as rows lie apart."""
         sectors = math.ceil(STATE_BYTES * dim / SECTOR_BYTES) * self.per_element + self.per_row
         return 2 * rows * sectors * SECTOR_BYTES
 

@@ -143,7 +143,7 @@ def _held_against(trace: Trace, timed: TimedWork, host: HostModel, gap: float, f
 
 
 def _solve(simulated: Callable[[float], float], step: float) -> float:
-    """The host's factor, up to 1, at which the simulated step, which grows with it, equals the measured one."""
+    """Return the host's factor, up to 1, at which the simulated step, which grows with it, equals the measured one."""
     low, high = 1 / SLOWEST_PROFILER, 1.0
     for _ in range(20):
         middle = (low * high) ** 0.5
@@ -167,7 +167,7 @@ def recorded_gap(trace: Trace) -> float:
 
 
 def late_share(trace: Trace) -> float | None:
-    """Share of the main stream's span in which it waited for a launch that ended after the kernel before.
+    """Return the share of the main stream's span in which it waited for a launch that ended after the kernel before.
 
     None if fewer than two launches were timed.
     """
@@ -194,7 +194,7 @@ def _end(kernel: Kernel) -> float:
 
 
 def _launched(kernel: Kernel) -> float | None:
-    """End of the call that launched a kernel."""
+    """Return the end of the call that launched a kernel."""
     if kernel.launch_start_seconds is None or kernel.launch_seconds is None:
         return None
     return kernel.launch_start_seconds + kernel.launch_seconds

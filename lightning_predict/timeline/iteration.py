@@ -120,7 +120,7 @@ def iterations(
     correlation: float = FAMILY_CORRELATION,
     spread: StepSpread | None = None,
 ) -> tuple[Iteration, ...]:
-    """One Iteration a GPU from timed work.
+    """Return one Iteration a GPU from timed work.
 
     Args:
         trace: The trace that was timed.
@@ -176,7 +176,7 @@ def iterations(
 
 
 def interval_of_sum(timed: TimedWork, correlation: float = FAMILY_CORRELATION) -> tuple[Array, Array]:
-    """Ends of the interval of the device time, each of shape (gpus,).
+    """Return the ends of the interval of the device time, each of shape (gpus,).
 
     Errors of one family of operations go together (the same model, the same bias), so their half-widths add. With a
     correlation r between families, theirs add as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)².
@@ -230,7 +230,7 @@ def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> 
 def _ends(
     middle: Simulated, own: Anchor, spread: tuple[Array, Array], host_ends: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """Ends of the step's interval: the later of the two queues at its own end, with the overlap of the middle.
+    """Return ends of the step's interval: the later of the two queues at its own end, with the overlap of the middle.
 
     What the trace does not explain lies between nothing, where the device's work hides it, and what it is for a device
     that is slower than its kernels say.
@@ -274,12 +274,12 @@ def _iteration(
 
 
 def _unmeasured(timed: TimedWork) -> Array:
-    """Share of each item's time that no measured kernel gave, shape (gpus, items)."""
+    """Return the share of each item's time that no measured kernel gave, shape (gpus, items)."""
     return np.ones_like(timed.seconds) - sum(timed.shares.get(method, 0.0) for method in ("measured", "wave"))
 
 
 def _share_of(part: Array | None, seconds: Array, row: int) -> float:
-    """Share of one GPU's device time, from the share of each item."""
+    """Return the share of one GPU's device time, from the share of each item."""
     total = float(seconds[row].sum())
     return 0.0 if part is None or not total else float((part[row] * seconds[row]).sum()) / total
 

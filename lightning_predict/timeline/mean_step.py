@@ -36,7 +36,7 @@ def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
 
 
 def measured_seconds(trace: Trace) -> float | None:
-    """Seconds of the mean step as measured without a recorder; None if a kind was not timed.
+    """Return the seconds of the mean step as measured without a recorder; None if a kind was not timed.
 
     Args:
         trace: One or several kinds of step.
@@ -113,7 +113,7 @@ def kinds_note(trace: Trace) -> tuple[str, ...]:
 
 
 def _mean_verdict(steps: Sequence[Iteration], weights: Sequence[float]) -> Verdict | None:
-    """The verdict's shares, each step by its time; it is bound by what bounds most of its time."""
+    """Return the verdict's shares, each step by its time; it is bound by what bounds most of its time."""
     found = [
         (step.verdict, weight * step.seconds)
         for step, weight in zip(steps, weights, strict=True)

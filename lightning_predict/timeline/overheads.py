@@ -45,7 +45,7 @@ class Overheads:
     without_launch: float
 
     def scaled(self, factor: float) -> Overheads:
-        """The overheads of a host that takes `factor` times as long."""
+        """Return the overheads of a host that takes `factor` times as long."""
         return Overheads(
             between_operations=self.between_operations * factor,
             before_first_launch=self.before_first_launch * factor,

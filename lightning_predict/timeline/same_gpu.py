@@ -80,7 +80,7 @@ class SameGpuCheck:
 
 
 def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None) -> SameGpuCheck | None:
-    """The check; None if the GPU is not known, its step was not timed, or compiled code hides what it computes.
+    """Return the check; None if the GPU is not known, its step was not timed, or compiled code hides what it computes.
 
     Args:
         trace: A step as it ran.
@@ -111,7 +111,7 @@ def corrected_iterations(
     check: SameGpuCheck | None,
     host_factor: float = 1.0,
 ) -> tuple[Iteration, ...]:
-    """One Iteration a GPU, with the check's correction where nothing better is known.
+    """Return one Iteration a GPU, with the check's correction where nothing better is known.
 
     Measured kernels are better: each is scaled from its own measurement, and the host is anchored at the step.
 

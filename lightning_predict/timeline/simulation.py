@@ -252,7 +252,7 @@ def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
 
 
 def main_stream(trace: Trace) -> int | None:
-    """The stream on which the device works longest; None without measured kernels."""
+    """Return the stream on which the device works longest; None without measured kernels."""
     busy: dict[int, float] = {}
     for kernel in trace.kernels:
         busy[kernel.stream] = busy.get(kernel.stream, 0.0) + kernel.seconds
@@ -386,7 +386,7 @@ class _Segment:
 
 
 def _segments(order: LaunchOrder, walk: HostWalk, durations: Array) -> list[_Segment]:
-    """The step, cut at its waits."""
+    """Return the step, cut at its waits."""
     found = []
     operation = kernel = 0
     for operations, kernels, moment in (*walk.waits, (len(walk.begins), len(walk.launched), None)):

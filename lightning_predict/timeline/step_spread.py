@@ -45,7 +45,7 @@ class StepSpread:
     @overload
     def applied(self, low: Array, high: Array) -> tuple[Array, Array]: ...
     def applied(self, low: float | Array, high: float | Array) -> tuple[float | Array, float | Array]:
-        """Ends of a step's interval from those of its operations, both over the middle.
+        """Return the ends of a step's interval from those of its operations, both over the middle.
 
         Args:
             low: At most 1, above 0.

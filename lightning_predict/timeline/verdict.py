@@ -67,7 +67,7 @@ class Verdict:
 
 
 def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> tuple[Verdict, ...]:
-    """One Verdict a GPU.
+    """Return one Verdict a GPU.
 
     Args:
         work: What was simulated.
@@ -94,7 +94,7 @@ def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> t
 
 
 def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
-    """The part of the step that each module is shown as: as fine as can be read at a glance.
+    """Return the part of the step that each module is shown as: as fine as can be read at a glance.
 
     What all names begin with is left out. Then the part that takes longest is split into its children, again and again,
     while at most `MOST_PARTS` have `SMALLEST_SHARE` of the time; numbered children become one, `*`, where there are too
@@ -127,7 +127,7 @@ def _finer(
     rest: Mapping[str, tuple[str, ...]],
     seconds: Mapping[str, float],
 ) -> dict[str, str] | None:
-    """New groups for the modules of the largest group that can be split; None if none can."""
+    """Return new groups for the modules of the largest group that can be split; None if none can."""
     for group in _large(groups, seconds):
         members = [module for module, own in groups.items() if own == group]
         if all(depths[module] >= len(rest[module]) for module in members):
@@ -155,7 +155,7 @@ def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]
 
 
 def _parts(work: Sequence[Launching], spent: Array) -> list[str]:
-    """The part that each operation belongs to; its phase in brackets where no module called it.
+    """Return the part that each operation belongs to; its phase in brackets where no module called it.
 
     Args:
         work: Operations.

@@ -26,7 +26,7 @@ DEVICE_PROCESS: Final = 1
 def chrome_trace(
     trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
 ) -> dict[str, Any]:
-    """The step from a standing start, in the Trace Event format.
+    """Return the step from a standing start, in the Trace Event format.
 
     Args:
         trace: What one step did.
@@ -65,7 +65,7 @@ def _name(process: int, name: str) -> dict[str, Any]:
 def _event(
     name: str, process: int, thread: int, start: float, length: float, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """A complete event; times in microseconds, as the format wants."""
+    """Return a complete event; times in microseconds, as the format wants."""
     return {
         "ph": "X",
         "name": name,

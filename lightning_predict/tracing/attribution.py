@@ -284,7 +284,7 @@ class _Nodes:
         return regions[index][2] if index >= 0 and number < regions[index][1] else None
 
     def module(self, node: Call) -> str | None:
-        """Name of the module whose call created a node."""
+        """Return the name of the module whose call created a node."""
         return self._modules.get((self._forward_thread(node), node.sequence_number))
 
     def builds_graph(self, call: Call) -> bool:
@@ -402,7 +402,7 @@ class _Selector:
 
 
 def _module_around(call: Call) -> str | None:
-    """Name of the innermost marked module around a call."""
+    """Return the name of the innermost marked module around a call."""
     around = call.parent
     while around is not None:
         if around.name.startswith(MODULE_MARK):

@@ -76,7 +76,7 @@ _OPERATOR: Final = re.compile(r"(?!autograd::|torch::)\w+::\w+(\.\w+)?")
 
 
 def operator_name(call: Call) -> str | None:
-    """Qualified name without the overload; None for what is no operator of the dispatcher."""
+    """Return the qualified name without the overload; None for what is no operator of the dispatcher."""
     if call.is_launch or call.is_annotation or _OPERATOR.fullmatch(call.name) is None:
         return None
     return call.name.partition(".")[0]

@@ -157,7 +157,7 @@ class DispatchRecorder:
         self._modes = None
 
     def _take_failures(self) -> None:
-        """A hook that failed has seen no more, so the recording is not whole."""
+        """Note hooks that failed: they have seen no more, so the recording is not whole."""
         for watch in (self.modules, self.optimizers):
             if watch.failure is not None:
                 self.fails(watch.failure)
@@ -405,7 +405,7 @@ class DispatchRecorder:
         return number
 
     def _module(self, number: int | None, *, grad_enabled: bool) -> str | None:
-        """Name of the module being called, or of the one whose backward pass this is."""
+        """Return the name of the module being called, or of the one whose backward pass this is."""
         if self.modules.inside or number is None:
             name = self.modules.name
         else:

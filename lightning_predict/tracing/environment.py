@@ -98,7 +98,7 @@ def measure_memory(
     has_backward: bool,
     peak_bytes: int | None,
 ) -> Memory:
-    """Bytes that live through the step; None for what nobody showed.
+    """Return the bytes that live through the step; None for what nobody showed.
 
     Args:
         roots: Outermost modules.

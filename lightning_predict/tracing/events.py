@@ -282,7 +282,7 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[DeviceWork]) -> int:
-    """Number of the step of median length among those that did something; of two in the middle the later.
+    """Return the number of the step of median length among those that did something; of two in the middle the later.
 
     A step did something where it launched work on the device, or, in a file without such, where an operation began.
     """
@@ -306,7 +306,7 @@ def _whole_window(calls: list[Call], work: list[DeviceWork]) -> tuple[float, flo
 
 
 def _end_of_leading_wait(inside: list[Call]) -> float | None:
-    """Time until which the host waited for the step before, before it did anything else; None if it did not."""
+    """Return time until which the host waited for the step before, before it did anything else; None if it did not."""
     begun = min((call.start for call in inside if not call.is_launch and not call.is_annotation), default=math.inf)
     begun = min(begun, min((call.start for call in inside if call.device_work), default=math.inf))
     waits = [call.end for call in inside if call.name in _WAITS_FOR_DEVICE and call.end <= begun]

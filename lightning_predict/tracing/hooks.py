@@ -45,7 +45,7 @@ _AnyWatch = TypeVar("_AnyWatch", bound=_Watch)
 def _unseen_by_the_step(
     hook: Callable[Concatenate[_AnyWatch, Parameters], Result],
 ) -> Callable[Concatenate[_AnyWatch, Parameters], Result | None]:
-    """The hook, which keeps what fails in it and does nothing after that."""
+    """Return the hook, which keeps what fails in it and does nothing after that."""
 
     @wraps(hook)
     def guarded(watch: _AnyWatch, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:

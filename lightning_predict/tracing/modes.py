@@ -175,7 +175,7 @@ class OperationMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code that nobody could know of stays compiled."""
+        """Leave code compiled that nobody could know of."""
         return True
 
     def __torch_dispatch__(

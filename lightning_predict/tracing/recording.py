@@ -113,7 +113,7 @@ def _check_dtype(trace: Trace, wanted: Precision) -> None:
 
 
 def _cuda_allocations() -> list[int]:
-    """Number of blocks that this process has ever taken from each GPU's allocator; none before it uses CUDA."""
+    """Return number of blocks that this process has ever taken from each GPU's allocator; none before it uses CUDA."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return []
     statistics = (torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count()))

@@ -263,7 +263,7 @@ def recorded_name(name: str) -> str:
 
 
 def backward_name(name: str) -> str:
-    """Name of the backward pass of a whole call."""
+    """Return the name of the backward pass of a whole call."""
     return f"{recorded_name(name)}_backward"
 
 

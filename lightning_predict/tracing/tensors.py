@@ -64,7 +64,7 @@ class StorageNumbers:
         )
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """Number of a tensor's storage; None if it has none."""
+        """Return the number of a tensor's storage; None if it has none."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none

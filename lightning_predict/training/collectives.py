@@ -72,7 +72,7 @@ class CurveScore:
 
 
 def read_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
-    """Seconds by (GPU, collective, number of GPUs) and message bytes.
+    """Return the seconds by (GPU, collective, number of GPUs) and message bytes.
 
     Raises:
         MeasurementTableError: A column is missing, or a value is not a positive number.
@@ -156,7 +156,7 @@ def fit_curves(points: Mapping[Key, Points]) -> tuple[list[int], dict[Key, Float
 
 
 def _raw(curve: Points, grid: FloatArray) -> FloatArray:
-    """A curve by itself: mean of the logarithms, straight lines between."""
+    """Return a curve by itself: mean of the logarithms, straight lines between."""
     own = sorted(curve)
     values = [float(np.mean(np.log(curve[size]))) for size in own]
     filled: FloatArray = np.interp(grid, np.log(own), values)
@@ -164,7 +164,7 @@ def _raw(curve: Points, grid: FloatArray) -> FloatArray:
 
 
 def _completed(key: Key, curve: Points, raw: Mapping[Key, FloatArray], grid: FloatArray) -> FloatArray:
-    """A curve with the shape of its kin where it has no points of its own."""
+    """Return a curve with the shape of its kin where it has no points of its own."""
     kin = [other for other in raw if other[1] == key[1] and other != key]
     if not kin:
         return np.maximum.accumulate(raw[key])

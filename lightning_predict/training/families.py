@@ -87,7 +87,7 @@ def _errors_by_operation(
 
 
 def _half_width(errors: Sequence[Array]) -> float:
-    """The conformal quantile of one array a GPU, each of the same weight in all; 0 for no errors."""
+    """Return the conformal quantile of one array a GPU, each of the same weight in all; 0 for no errors."""
     joined = np.concatenate(errors)
     if not len(joined):
         return 0.0
@@ -162,7 +162,7 @@ def _unseen_error(key: tuple[str, str, str], log_error: Array, interval: Mapping
 
 
 def weighted_quantile(errors: Array, weights: Array) -> float:
-    """The conformal quantile of weighted errors, at least 0.001."""
+    """Return the conformal quantile of weighted errors, at least 0.001."""
     order = np.argsort(errors)
     total = np.cumsum(weights[order])
     # The split-conformal correction: one more row, at infinity, counts as an error.
@@ -289,7 +289,7 @@ def train_families(
 
 
 def trainings_of(recipes: Sequence[Recipe], groups: Sequence[Group], seed: int) -> list[Training]:
-    """All that `train_families` trains."""
+    """Return all that `train_families` trains."""
     bases = {training: None for recipe in recipes for training in base_trainings(recipe, groups)}
     return [*bases, *(training for recipe in recipes for training in own_trainings(recipe, groups, seed))]
 
@@ -305,7 +305,7 @@ def base_trainings(recipe: Recipe, groups: Sequence[Group]) -> list[Training]:
 
 
 def start_training(recipe: Recipe) -> Training:
-    """The base that own weights are tuned from."""
+    """Return the base that own weights are tuned from."""
     if recipe.start is None:
         return Training(frozenset(family.name for family in (recipe.family, *recipe.kin)), recipe.base)
     return Training(frozenset({recipe.family.name}), recipe.start, by_data_sheet=True)
@@ -319,7 +319,7 @@ def own_trainings(recipe: Recipe, groups: Sequence[Group], seed: int) -> list[Tr
 
 
 def fitted_rows(recipe: Recipe, groups: Sequence[Group], seed: int) -> dict[str, int]:
-    """Rows of the family that are fitted, by GPU, and on all under `BASE`."""
+    """Return the rows of the family that are fitted, by GPU, and on all under `BASE`."""
     counts = {BASE: 0}
     for group in groups:
         if recipe.serves(group):
@@ -357,7 +357,7 @@ def _base_result(
     bases: Mapping[Training, NetworkWeights],
     seed: int,
 ) -> FamilyResult:
-    """The base with its interval, and how it errs on GPUs that it did not see; no own networks yet."""
+    """Return the base with its interval, and how it errs on GPUs that it did not see; no own networks yet."""
     strangers = _strangers(recipe, groups, bases)
     # Of one GPU alone nothing can be left out.
     gpus = seen_by_base(recipe.family, gpus)
@@ -442,7 +442,7 @@ REACHED_QUANTILE: Final = 0.9
 
 
 def _with_reached_rate(gpu: Gpu, group: Group) -> Gpu:
-    """The GPU with the rate that the large products of a group reached on it.
+    """Return the GPU with the rate that the large products of a group reached on it.
 
     Sources load GPUs differently, and some throttled: a base that saw the survey's rate instead would learn these by
     their caches and clocks, and take other GPUs like them for slow.

@@ -276,7 +276,7 @@ class _Ensemble(torch.nn.Module):
     def loss(
         self, features: torch.Tensor, log_reference: torch.Tensor, log_seconds: torch.Tensor, log_floor: torch.Tensor
     ) -> torch.Tensor:
-        """Mean of |log(predicted / measured)| over rows and members."""
+        """Return the mean of |log(predicted / measured)| over rows and members."""
         timed = 0.5 * torch.logaddexp(2 * self.log_device(features, log_reference), 2 * log_floor)
         return (timed - log_seconds).abs().mean()
 
@@ -297,12 +297,12 @@ class _Ensemble(torch.nn.Module):
         return log_reference - self.log_lowest * torch.sigmoid(values[..., 0])
 
     def loss_value(self, *columns: torch.Tensor) -> float:
-        """The loss as a number."""
+        """Return the loss as a number."""
         with torch.no_grad():
             return float(self.loss(*columns))
 
     def state(self) -> tuple[Layer, ...]:
-        """A copy of the current weights."""
+        """Return a copy of the current weights."""
         return tuple(
             Layer(weight.detach().numpy().copy(), bias.detach()[:, 0, :].numpy().copy())
             for weight, bias in zip(self.weights, self.biases, strict=True)
@@ -365,7 +365,7 @@ def _with_layers(scaled: NetworkWeights, layers: tuple[Layer, ...], rows: Traini
 
 
 def _pair_tensors(pairs: DoublingPairs, scaled: NetworkWeights, rows: TrainingRows) -> tuple[torch.Tensor, ...]:
-    """Both halves, with features kept in the fitted range as they are in prediction."""
+    """Return both halves, with features kept in the fitted range as they are in prediction."""
     low, high = _range(rows)
     columns = []
     for side in (pairs.smaller, pairs.larger):

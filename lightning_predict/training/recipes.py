@@ -66,7 +66,7 @@ class Recipe:
         return self._takes(group, self.family, *self.kin)
 
     def scored_from(self, group: Group) -> float:
-        """Seconds from which a group's rows are scored."""
+        """Return the seconds from which a group's rows are scored."""
         return self.scored_calls_from_seconds if group.floor_seconds > 0 else self.scored_from_seconds
 
     def _takes(self, group: Group, *families: Family) -> bool:

@@ -58,7 +58,7 @@ class RawNetwork:
     scale: Array
 
     def seconds(self, batch: ProblemBatch, gpu: Gpu) -> Array:
-        """Predicted seconds of each problem, shape (problems,); nothing keeps them above 0."""
+        """Return predicted seconds of each problem, shape (problems,); nothing keeps them above 0."""
         inputs = torch.tensor((raw_inputs(batch, gpu) - self.mean) / self.scale, dtype=torch.float32)
         with torch.no_grad():
             return np.asarray(milliseconds_to_seconds(1.0) * self.layers(inputs)[:, 0].double().numpy())
@@ -143,7 +143,7 @@ def peak_of(batch: ProblemBatch, gpu: Gpu) -> float:
 
 
 def memory_bandwidth_of(_batch: ProblemBatch, gpu: Gpu) -> float:
-    """Bytes per second of the device memory."""
+    """Return the bytes per second of the device memory."""
     return gpu.dram_bytes_per_second
 
 

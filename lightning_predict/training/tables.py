@@ -115,7 +115,7 @@ def _mix_word(word: str, seed: int) -> int:
 
 
 def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): every input bit flips half of the output's."""
+    """Apply splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): every input bit flips half of the output's."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -200,14 +200,14 @@ def _weights(cases: Sequence[StepCase]) -> Array:
 
 
 def spread_out(case: StepCase, spread: StepSpread) -> StepCase:
-    """The case with an interval that is spread out."""
+    """Return the case with an interval that is spread out."""
     own = case.predicted
     low, high = spread.applied(own.low / own.middle, own.high / own.middle)
     return replace(case, predicted=Interval(own.middle * low, own.middle, own.middle * high))
 
 
 def corrected(case: StepCase, fit: StepFit) -> StepCase:
-    """The case with its prediction multiplied by a fit's factors."""
+    """Return the case with its prediction multiplied by a fit's factors."""
     return replace(case, predicted=case.predicted.scaled(math.exp(fit.log_factor(case))))
 
 

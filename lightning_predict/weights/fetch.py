@@ -108,7 +108,7 @@ class Download:
         return content
 
     def _fetch(self, name: str, limit: int) -> bytes:
-        """The content of a file, of at most so many bytes, in as many attempts as there is time for."""
+        """Return the content of a file, of at most so many bytes, in as many attempts as there is time for."""
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:
             if attempts:
@@ -165,7 +165,7 @@ class Download:
         raise _RefusedError(f"more than {REDIRECTS} redirections")
 
     def _redirected(self, url: str, target: str) -> str:
-        """The address that an answer sends to, which has to be as safe as the one that was given."""
+        """Return the address that an answer sends to, which has to be as safe as the one that was given."""
         joined = urljoin(url, target)
         try:
             if urlsplit(url).scheme == "https" and urlsplit(joined).scheme != "https":
@@ -176,7 +176,7 @@ class Download:
         return joined
 
     def _body(self, response: Any, limit: int) -> bytes:
-        """The body, unpacked where it is packed; refused as soon as it is too long."""
+        """Return the body, unpacked where it is packed; refused as soon as it is too long."""
         too_long = _RefusedError(f"it has more than the {limit:,} bytes that it may have")
         promised = response.headers.get("Content-Length", "")
         encoding = response.headers.get("Content-Encoding", "identity").lower()

@@ -83,12 +83,12 @@ class Manifest:
     files: Mapping[str, ManifestEntry]
 
     def to_json(self) -> str:
-        """Text of `manifest.json`; the same manifest gives the same text."""
+        """Return the text of `manifest.json`; the same manifest gives the same text."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
 
 def file_name(gpu: str) -> str:
-    """Name of the weights file of a GPU (or of the base)."""
+    """Return the name of the weights file of a GPU (or of the base)."""
     return f"{gpu}.safetensors"
 
 

@@ -44,7 +44,7 @@ class Address:
         return shown_url(self.parts)
 
     def of(self, name: str) -> str:
-        """The address of a file in the folder.
+        """Return the address of a file in the folder.
 
         Args:
             name: Of the file.
@@ -149,7 +149,7 @@ def address_of(url: object, *, allow_http: bool = False) -> Address:
 
 
 def shown_url(parts: SplitResult) -> str:
-    """An address for messages: without a user, a password, a query and a fragment.
+    """Return an address for messages: without a user, a password, a query and a fragment.
 
     Args:
         parts: Of the address.

@@ -45,7 +45,7 @@ class AbstractPlace(Protocol):
         ...
 
     def describe(self) -> str:
-        """The place in words for the user."""
+        """Return the place in words for the user."""
         ...
 
 
@@ -141,7 +141,7 @@ class CachePlace:
         return f"cache {self.folder}"
 
     def manifest(self) -> Manifest | None:
-        """The manifest of the last download; None if there is none that can be read."""
+        """Return the manifest of the last download; None if there is none that can be read."""
         try:
             return read_manifest(self.folder)
         except (WeightsError, OSError, UnicodeDecodeError) as error:
@@ -149,7 +149,7 @@ class CachePlace:
             return None
 
     def weights(self, entry: ManifestEntry) -> GpuWeights | None:
-        """The weights of an entry of any manifest; None if they are not there, or damaged."""
+        """Return the weights of an entry of any manifest; None if they are not there, or damaged."""
         path = self.path(entry.sha256)
         try:
             return read_weights(path, expected_sha256=entry.sha256) if path.is_file() else None
@@ -237,13 +237,13 @@ def load_weights(
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """The folder of this release's downloads."""
+    """Return the folder of this release's downloads."""
     root = cache_dir or os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lightning-predict")
     return Path(root).expanduser() / version("lightning-predict")
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None if it has none.
+    """Return the manifest of a folder; None if it has none.
 
     Raises:
         WeightsFormatError: It is not a manifest.
@@ -253,7 +253,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> list[AbstractPlace]:
-    """The places to look at, in their order; what had to be done without is noted in words."""
+    """Return the places to look at, in their order; what had to be done without is noted in words."""
     places: list[AbstractPlace] = []
     if source.path is not None:
         places.append(_explicit(Path(source.path).expanduser()))
@@ -272,7 +272,7 @@ def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> l
 
 
 def _configured(source: WeightsSource, notes: list[str]) -> WeightsSource | None:
-    """The source with the address of the environment; None if there is none that can be used."""
+    """Return the source with the address of the environment; None if there is none that can be used."""
     url = os.environ.get(URL_VARIABLE)
     if not url:
         return None
