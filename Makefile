@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-gpu check format build clean
+.PHONY: demo test test-gpu soak bench check format build clean
 
 # torch first and exactly: a looser request may choose a build that is gigabytes larger.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -25,6 +25,20 @@ test: $(VENV)/installed
 
 test-gpu: $(VENV)/installed
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# Hours: INPUTS mutated files of each kind, every fault in every function, all ranks. Tables for docs/reliability.md.
+INPUTS ?= 100000
+soak: $(VENV)/installed
+	$(BIN)/python -m tests.soak.ranks
+	$(BIN)/python -m tests.soak.faults
+	$(BIN)/python -m tests.soak.hostile --inputs $(INPUTS)
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.speed.callback_overhead
+	$(BIN)/python -m benchmarks.speed.recording_speed
+	$(BIN)/python -m benchmarks.speed.recording_speed --large
+	$(BIN)/python -m benchmarks.speed.prediction_speed
+	$(BIN)/python -m benchmarks.speed.import_time
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

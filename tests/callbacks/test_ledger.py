@@ -56,3 +56,14 @@ def test_a_checkpoint_never_takes_away_what_was_seen(seen: float, saved: float) 
     ledger.resume(seconds=saved, usd=saved)
     assert ledger.seconds_before == max(seen, saved)
     assert ledger.usd_before == saved
+
+
+def test_a_fit_that_opens_anew_has_no_price_until_it_is_told() -> None:
+    clock = Clock()
+    ledger = Ledger(clock)
+    ledger.open(forget=False)
+    ledger.usd_per_second = 0.5
+    clock.seconds += 10
+    ledger.open(forget=False)
+    clock.seconds += 10
+    assert (ledger.seconds, ledger.usd) == (20.0, 10 * 0.5)

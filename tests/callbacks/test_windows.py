@@ -233,3 +233,12 @@ def test_a_window_is_compared_with_those_of_its_kind_only() -> None:
         [9.0], windows_timed=3, warmup_steps=3, records_wanted=1, full_windows_after=99, is_short=False
     )
     assert action == "record"
+
+
+def test_a_warmup_of_three_windows_that_never_settles_is_prolonged_by_five() -> None:
+    slower = [float(2**number) for number in range(9)]
+    actions = [
+        next_action(slower[:timed], warmup_steps=3, records_wanted=1, full_windows_after=None, is_short=False)
+        for timed in range(1, 10)
+    ]
+    assert actions == 7 * ["time"] + 2 * ["record"]  # 3 + 5 windows are timed

@@ -19,6 +19,7 @@ from lightning_predict.cost.memory import (
     MARGIN,
     STORES_ECC_IN_MEMORY,
     StepMemory,
+    _lasting_blocks,
     memory_fit,
     memory_notes,
     slack_bytes,
@@ -278,3 +279,16 @@ def test_tensors_are_those_that_a_tracker_of_living_tensors_sees(name: str) -> N
         step()
     seen = tracker.get_tracker_snapshot("peak")[torch.device("meta")]
     assert tensor_bytes(trace) == pytest.approx(seen["Total"], rel=0.05)
+
+
+@pytest.mark.parametrize(("lasting_bytes", "copies"), [(1200, 1), (3600, 3), (4700, 4)])
+def test_what_outlives_the_step_is_as_many_copies_of_the_parameters_as_it_holds(
+    lasting_bytes: int, copies: int
+) -> None:
+    parameters = (
+        Parameter(name="a", shape=(100,), dtype="float32"),
+        Parameter(name="b", shape=(100, 2), dtype="float32"),
+    )
+    trace = Trace(operations=(), device="cpu", recorder="dispatch", parameters=parameters)
+    assert _lasting_blocks(trace, lasting_bytes) == (400, 800) * copies
+    assert _lasting_blocks(replace(trace, parameters=()), lasting_bytes) == (lasting_bytes,)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,3 +74,9 @@ def test_a_gpu_better_in_every_figure_is_never_slower(m: int, n: int, k: int) ->
     seconds = roofline_seconds(problem_batch("linear", "float16", m=m, n=n, k=k), [SMALL, BIG])
     assert seconds[1, 0] <= seconds[0, 0]
     assert seconds[1, 0] > 0
+
+
+def test_a_working_set_fits_up_to_the_size_of_the_cache_and_no_byte_more() -> None:
+    batch = problem_batch("add", "float32", rows=10, cols=1000)  # 120 kB
+    fits, does_not = (replace(SMALL, l2_bytes=size) for size in (120e3, 120e3 - 1))
+    np.testing.assert_allclose(roofline_seconds(batch, [fits, does_not]), [[120e3 / 400e9], [120e3 / 100e9]])

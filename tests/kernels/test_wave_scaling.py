@@ -15,6 +15,7 @@ from lightning_predict.kernels.wave_scaling import (
     START_SECONDS,
     blocks_per_multiprocessor,
     memory_boundedness,
+    ridge_of,
     scaled_seconds,
     wave_blocks,
 )
@@ -171,3 +172,29 @@ def test_gamma_falls_with_intensity_and_stays_between_zero_and_one(low: float, m
 def test_a_negative_intensity_or_no_ridge_is_refused(intensity: float, ridge: float) -> None:
     with pytest.raises(InvalidArgumentError, match="expected an intensity of at least 0 and a ridge above 0"):
         memory_boundedness(intensity=intensity, ridge=ridge)
+
+
+def test_registers_are_handed_out_in_units_of_256_a_warp() -> None:
+    # 33 registers x 32 threads = 1,056 -> 1,280 a warp; 4 warps take 5,120 of 65,536: 12 blocks, and 15 unrounded.
+    assert blocks_per_multiprocessor(kernel(1, threads=128, registers=33), SMALL) == 12
+
+
+def test_shared_memory_is_handed_out_in_units_of_256_bytes() -> None:
+    # 3,100 -> 3,328 bytes of 100,000: 30 blocks, and 32 unrounded.
+    assert blocks_per_multiprocessor(kernel(1, threads=32, registers=0, shared=3100), SMALL) == 30
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 1.0])
+def test_of_many_waves_it_is_habitats_equation(gamma: float) -> None:
+    other = replace(SMALL, name="OTHER", streaming_multiprocessors=40, dram_bytes_per_second=500e9)
+    # D_o / D_d = 1/5, W_o / W_d = 10/40 and the same clock; a thousand waves leave nothing to round.
+    given = kernel(1000 * 40 * blocks_per_multiprocessor(kernel(1), SMALL))
+    start = START_SECONDS
+    scaled = scaled_seconds(given, origin=SMALL, destination=other, gamma=gamma)
+    assert (scaled - start) / (given.seconds - start) == pytest.approx(0.2**gamma * 0.25 ** (1 - gamma))
+
+
+def test_the_ridge_is_that_of_the_dtype_or_of_float32() -> None:
+    assert ridge_of(SMALL, "float16") == 8e12 / 100e9
+    assert ridge_of(SMALL, "float32") == 1e12 / 100e9
+    assert ridge_of(SMALL, "float8") == ridge_of(SMALL, "float32")

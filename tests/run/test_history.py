@@ -266,3 +266,11 @@ def test_predict_warns_of_a_broken_line() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lp.predict(TRACE, ["T4"], history=False)
+
+
+def test_runs_before_the_latest_ten_do_not_count() -> None:
+    old = [replace(RECORD, step_seconds=9.0)] * 11
+    new = [replace(RECORD, step_seconds=3.0)] * 10
+    found = correction_for([*old, *new], RECORD.fingerprint, STEP, is_measured=False)
+    assert found is not None
+    assert (found.runs, found.step) == (10, 3.0 / STEP.seconds)
