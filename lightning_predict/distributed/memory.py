@@ -19,7 +19,7 @@ from typing import final
 from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
 from lightning_predict.distributed.model_parallel import needs_blocks, stage_parameters
 from lightning_predict.distributed.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, under_way
-from lightning_predict.distributed.recomputation import core_operations
+from lightning_predict.distributed.recomputation import core_operations, recomputed_products
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
 from lightning_predict.tracing.live_tensors import live_tensors
@@ -111,7 +111,8 @@ class ModelMemory:
             self._stages[key] = [_of_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
         stages = self._stages[key]
         if self._kept is None:
-            self._kept = tuple(_kept(trace, model))
+            is_again = any(recomputed_products(trace, model).values())
+            self._kept = (*_kept(trace, model), *(_kept_again(trace, model) if is_again else ()))
         shares = _shares(trace, model, strategy, self._kept)
         held = []
         for own, share in zip(stages, shares, strict=True):
@@ -185,21 +186,25 @@ def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: 
     micro_batches = micro_batches_of(strategy, samples)
     held = [under_way(strategy, stage, micro_batches) for stage in range(strategy.pipeline)]
     sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
+    recorded_again = dict[str, float]()
     total = 0.0
     for kept in kept_storages:
         size = kept.tensor.size_bytes
-        total += size
+        if kept.is_again and kept.block is not None:
+            recorded_again[kept.block] = recorded_again.get(kept.block, 0.0) + size
+        else:
+            total += size
         is_shared = kept.is_split or (strategy.sequence and kept.block is not None)
         own = size / (strategy.tensor if is_shared else 1)
-        if kept.block is not None and (
-            strategy.recompute == "full" or (strategy.recompute == "selective" and kept.is_core)
-        ):
+        is_again = strategy.recompute == "full" or (strategy.recompute == "selective" and kept.is_core)
+        if kept.block is not None and (is_again or kept.is_again):
             again[kept.block] = again.get(kept.block, 0.0) + own
         else:
             sizes[0 if kept.position is None else stage_of[kept.position]] += own
     if strategy.recompute == "full":  # the input of each block
         for block, stage in zip(model.blocks, stage_of, strict=True):
             sizes[stage] += block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
+    total += max(recorded_again.values(), default=0.0)
     parts = micro_batches * strategy.context
     if total == 0:  # no tensors were seen: evenly
         return [count / parts / strategy.pipeline for count in held]
@@ -219,6 +224,7 @@ class _Kept:
         block: The block that it lies in; None outside of all.
         is_split: Each GPU that shares the block holds its part.
         is_core: Written inside the block's attention.
+        is_again: Computed again in the backward pass, so that it lives for one block at a time.
     """
 
     tensor: TensorInfo
@@ -226,6 +232,7 @@ class _Kept:
     block: str | None
     is_split: bool
     is_core: bool
+    is_again: bool = False
 
 
 def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
@@ -246,6 +253,28 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
             yield _Kept(
                 tensor, position if model.blocks else None, name, model.is_split(tensor.shape, block), tensor.id in core
             )
+
+
+def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
+    """Each storage that the backward pass of a step with activation checkpointing computes again."""
+    calls = {
+        (model.block(operation.module), operation.name, tuple(tensor.shape for tensor in operation.inputs))
+        for operation in trace.operations
+        if operation.phase == "forward" and model.block(operation.module) is not None
+    }
+    read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
+    met = set[int | None]()
+    for operation in trace.operations:
+        block = model.block(operation.module) if operation.phase == "backward" else None
+        call = (block, operation.name, tuple(tensor.shape for tensor in operation.inputs))
+        if block is None or call not in calls:
+            continue
+        for tensor in operation.outputs:
+            if tensor.id is not None and tensor.id in read and tensor.id not in met:
+                met.add(tensor.id)
+                position = model.positions[block.name]
+                is_split = model.is_split(tensor.shape, block)
+                yield _Kept(tensor, position, block.name, is_split, is_core=False, is_again=True)
 
 
 def _written_in_attention(trace: Trace, model: SplitModel) -> set[int | None]:

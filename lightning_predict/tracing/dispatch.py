@@ -95,6 +95,12 @@ class _Region:
     operation: Operation
 
 
+def _are_alike(one: Operation, other: Operation) -> bool:
+    """Tell whether two calls take tensors of the same shapes and dtypes."""
+    kinds = [[(tensor.shape, tensor.dtype) for tensor in each.inputs] for each in (one, other)]
+    return kinds[0] == kinds[1]
+
+
 @final
 class DispatchRecorder:
     """Records the operations between `start` and `stop`, which may be repeated.
@@ -417,6 +423,18 @@ class DispatchRecorder:
             self._counted_modules.append(name)
         return name
 
+    def _computed_again(self, region: _Region) -> Operation:
+        """Find the call that checkpointing made in place of a region's, whose tensors its backward pass reads."""
+        first = region.operation
+        if self._regions[-1].operation.phase == "backward":
+            for later in reversed(self._regions):
+                own = later.operation
+                if later.start <= region.start:
+                    break
+                if own.phase == "backward" and (own.name, own.module) == (first.name, first.module):
+                    return replace(first, inputs=own.inputs) if _are_alike(own, first) else first
+        return first
+
     def _is_part_of_backward(self, number: int | None) -> bool:
         """True for a part of a whole call's backward pass, which is recorded when its first part is met.
 
@@ -430,7 +448,7 @@ class DispatchRecorder:
         index = bisect_right(self._regions, number, key=lambda region: region.start) - 1
         region = self._regions[index] if index >= 0 and number < self._regions[index].end else None
         if region is not None and region is not self._burst:
-            forward = region.operation
+            forward = self._computed_again(region)
             self._rules.phase_of(forward.name, in_backward=True)
             backward = replace(
                 forward,

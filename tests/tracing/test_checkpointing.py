@@ -159,6 +159,21 @@ def decoder_trace(*, again: bool) -> Trace:
     return lp.capture(step, samples_per_step=8)
 
 
+def test_the_backward_pass_of_attention_reads_what_was_computed_again() -> None:
+    # The projection to queries, keys and values of the first forward pass is not kept: 8 x 128 rows of 768.
+    trace = decoder_trace(again=True)
+    written = {
+        tensor.id
+        for operation in trace.operations
+        if operation.phase == "forward"
+        for tensor in operation.outputs
+        if tensor.shape == (1024, 768)
+    }
+    assert len(written) == 2
+    read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
+    assert not written & read
+
+
 @pytest.mark.parametrize("words", ["ddp,tensor=2", "ddp,pipeline=2,micro_batches=4", "fsdp", "zero2,tensor=2"])
 def test_sharing_traffic_and_memory_are_those_of_the_model_without_checkpointing(words: str) -> None:
     plain, again = decoder_trace(again=False), decoder_trace(again=True)
