@@ -109,11 +109,66 @@ def test_half_precision_casts_what_autocast_does(traces: dict[int, Trace]) -> No
         if operation.phase != "optimizer"
     }
     assert dtypes["aten::addmm"] == dtypes["aten::mm"] == {"bfloat16"}
-    assert dtypes["aten::pow"] == {"bfloat16"}  # reads the last layer's output
+    assert dtypes["aten::pow"] == {"float32"}  # which autocast leaves to float32
     assert half.flags == replace(traces[1024].flags, autocast_dtype="bfloat16")
     optimizer = [operation for operation in half.operations if operation.phase == "optimizer"]
     assert {tensor.dtype for operation in optimizer for tensor in operation.inputs} == {"float32"}
-    assert "whose own casts are not counted" in half.notes[-1]
+    casts = [one for one in half.operations if one.name == "aten::_to_copy" and one.phase != "optimizer"]
+    # Two weights, two biases and the rows down, the result up, its gradient down, two gradients of weights up.
+    assert sorted(one.outputs[0].dtype for one in casts) == 6 * ["bfloat16"] + 3 * ["float32"]
+    assert "with the casts that follow from its lists" in half.notes[-1]
+
+
+class Residual(nn.Module):
+    """Two convolutions with their norms beside a short cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(64, 64, 3, padding=1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, padding=1, bias=False),
+            nn.BatchNorm2d(64),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layers(x) + x)
+
+
+def step_of_images() -> None:
+    with torch.device("meta"):
+        layers = [nn.Conv2d(3, 64, 7, stride=2), Residual(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        model, images = nn.Sequential(*layers, nn.Linear(64, 1000)), torch.empty(64, 3, 224, 224)
+        labels = torch.zeros(64, dtype=torch.int64)
+    nn.functional.cross_entropy(model(images), labels).backward()
+
+
+def step_of_tokens() -> None:
+    with torch.device("meta"):
+        layers = [nn.LayerNorm(1024), nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024), nn.Softmax(-1)]
+        model = nn.Sequential(*layers)
+        rows = torch.empty(8192, 1024)
+    (rows + model(rows)).square().mean().backward()
+
+
+@pytest.mark.parametrize("step", [step_of_images, step_of_tokens])
+@pytest.mark.parametrize("name", ["A100-SXM-80GB", "RTX-3090"])
+def test_half_precision_flows_on_as_under_autocast(step: Callable[[], None], name: str) -> None:
+    """What if in 16 bits, from float32, against the same step recorded under autocast."""
+    recorded = lp.capture(step, warmup_steps=0, precision="bf16-mixed")
+    converted = in_precision(lp.capture(step, warmup_steps=0), "bfloat16")
+    wanted, got = (lp.predict(one, [name], history=False)[name].device_seconds for one in (recorded, converted))
+    assert got == pytest.approx(wanted, rel=0.03)
+
+
+def test_batch_norm_activations_and_pooling_take_and_give_16_bits() -> None:
+    half = in_precision(lp.capture(step_of_images, warmup_steps=0), "float16")
+    by_name = {one.name: one for one in half.operations if one.phase == "forward"}
+    for name in ("aten::native_batch_norm", "aten::relu", "aten::add", "aten::max_pool2d_with_indices"):
+        assert (by_name[name].inputs[0].dtype, by_name[name].outputs[0].dtype) == ("float16", "float16"), name
+    statistics = by_name["aten::native_batch_norm"]
+    assert {one.dtype for one in statistics.inputs[1:]} == {one.dtype for one in statistics.outputs[1:]} == {"float32"}
 
 
 def test_tensor_cores_make_a_large_product_faster(traces: dict[int, Trace]) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
+from lightning_predict.kernels.latency import LATENCY_SPREAD, latencies, reread_share
 from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind, proxies_of
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
@@ -297,6 +298,7 @@ def _times_of_equals(
     )
     bound = _rooflines(problems, gpus, least=True)
     own_rate = np.where(stands_in, _rooflines(problems, gpus), 0.0)  # emulation may be slower than float32
+    times = _no_faster_than_latency(times, wanted, gpus, models)
     spread = np.where(stands_in, STAND_IN_SPREAD, 1.0)
     seconds = np.maximum(np.maximum(times.seconds, own_rate), LEAST_SPREAD * bound)
     low = np.maximum(np.minimum(times.low_seconds / spread, seconds / LEAST_SPREAD), bound)
@@ -373,6 +375,43 @@ def _held_to_products(
 def _alternative(problem: Problem) -> Problem | None:
     alternative = operation_kind(problem.operation).alternative
     return None if alternative is None else alternative(problem)
+
+
+def _no_faster_than_latency(
+    times: ProblemTimes, problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None
+) -> ProblemTimes:
+    """Times that instructions, waiting and rows that left the L2 allow (`latency.py`)."""
+    floor = np.maximum(latencies(problems, gpus), _reread_seconds(problems, gpus, models))
+    binds = floor > times.seconds
+    served: TimedBy = "roofline" if models is None else "proxy"
+    shares: dict[TimedBy, Array] = {
+        method: np.where(binds, float(method == served), share) for method, share in times.shares.items()
+    }
+    return ProblemTimes(
+        np.maximum(times.seconds, floor),
+        np.where(binds, np.maximum(times.low_seconds, floor / LATENCY_SPREAD), times.low_seconds),
+        np.where(binds, np.maximum(times.high_seconds, floor * LATENCY_SPREAD), times.high_seconds),
+        shares,
+        np.where(binds, 0.0, times.base_share),
+    )
+
+
+def _reread_seconds(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> Array:
+    """Seconds of kernels that pass over their input again, by what the L2 does not hold of it."""
+    seconds = np.zeros((len(gpus), len(problems)))
+    kinds = (operation_kind(item.operation) for item in problems)
+    found = {
+        index: rereads
+        for index, (item, kind) in enumerate(zip(problems, kinds, strict=True))
+        if kind.rereads is not None and (rereads := kind.rereads(item)) is not None
+    }
+    if found:
+        share = np.array(
+            [[reread_share(each.bytes_per_multiprocessor, gpu) for each in found.values()] for gpu in gpus]
+        )
+        whole = _expanded_times([each.transfer for each in found.values()], gpus, models)
+        seconds[:, list(found)] = share * whole.seconds
+    return seconds
 
 
 def _method(leaf: _Leaf, expansion: _Expansion) -> TimedBy:

@@ -2,7 +2,9 @@
 
 Inductor leaves products, convolutions, attention and look-ups to their libraries, and fuses element-wise operations and
 reductions that hand data to each other. A fused kernel reads what it needs from outside, and writes what is used
-outside; what it hands on inside never reaches memory. So it is timed by the bytes that it touches. Example::
+outside; what it hands on inside never reaches memory. So it is timed by the bytes that it touches. A norm over long
+rows is two kernels: statistics, which what feeds the norm joins, and the normalisation, which what follows joins. A
+convolution leaves its bias to the kernel that reads its result. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> a, b, c = (TensorInfo((1024,), "float32", id=number) for number in range(3))
@@ -15,20 +17,52 @@ outside; what it hands on inside never reaches memory. So it is timed by the byt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.operations import operation_kind
-from lightning_predict.kernels.traffic import LOOK_UPS, is_free
+from lightning_predict.kernels.operations import OperationKind, operation_kind
+from lightning_predict.kernels.traffic import LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 FUSED: Final = "triton::fused"
 """Name of a fused kernel."""
 
-_GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "pool", "upsample", "native_batch_norm")
+STATISTICS: Final = "triton::statistics"
+"""Name of the half of a batch norm that adds up; nothing of its result is known before it ends."""
+
+NORMALISATION: Final = "triton::normalisation"
+"""Name of the other half."""
+
+_NORMS: Final = {
+    "aten::native_batch_norm": 1,
+    "aten::cudnn_batch_norm": 1,
+    "aten::_native_batch_norm_legit": 1,
+    "aten::_batch_norm_with_update": 1,
+    "aten::native_batch_norm_backward": 2,
+    "aten::cudnn_batch_norm_backward": 2,
+    "aten::batch_norm_backward": 2,
+    "aten::native_group_norm": 1,
+    "aten::native_group_norm_backward": 2,
+    "aten::native_layer_norm": 1,
+    "aten::native_layer_norm_backward": 2,
+}
+"""Norms, with how many of their first tensors are as large as their result."""
+
+LONGEST_ROW_IN_A_KERNEL: Final = 4096
+"""Elements of a row that a fused kernel keeps while it reduces it; a longer one it must read again. Compiled RMS norms,
+instance norms and softmaxes over longer rows take three or four passes in KernelBench (training data: those rows)."""
+
+_SCANS: Final = frozenset({"aten::cumsum", "aten::cumprod"})
+
+LARGEST_WINDOW: Final = 25
+"""Elements of a pooling window that Inductor writes a kernel for; larger and dilated ones are left to PyTorch's."""
+
+_GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "upsample")
 """Parts of the names of operations that read or write by position, or pass over their input more than once."""
 
 
@@ -46,6 +80,7 @@ def fused(trace: Trace) -> Trace:
             "Only an eager step whose tensors were followed can be fused; record it without torch.compile, on the CPU "
             "or on the meta device."
         )
+    trace = replace(trace, operations=_without_biases(tuple(_halves(trace.operations)), trace))
     last_read = {tensor.id: index for index, operation in enumerate(trace.operations) for tensor in operation.inputs}
     replaced: dict[int, Operation | None] = {}
     for group in _groups(trace):
@@ -58,23 +93,99 @@ def fused(trace: Trace) -> Trace:
     return replace(trace, operations=operations, notes=(*trace.notes, note))
 
 
+def _halves(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """The operations, with each norm over long rows as its statistics and its normalisation."""
+    for operation in operations:
+        large = _NORMS.get(operation.name)
+        if large is None or len(operation.outputs) < 2 or not _reduces_long_rows(operation):
+            yield operation
+            continue
+        data, statistics = operation.inputs[:large], operation.outputs[1:]
+        yield replace(operation, name=STATISTICS, inputs=data, outputs=statistics)
+        yield replace(
+            operation,
+            name=NORMALISATION,
+            inputs=(*data, *operation.inputs[large:], *statistics),
+            outputs=operation.outputs[:1],
+        )
+
+
+def _reduces_long_rows(operation: Operation) -> bool:
+    """True where more numbers are added up at once than a kernel keeps, or those of all samples."""
+    if "batch_norm" in operation.name:
+        return operation.arguments.get("training") is not False
+    small = min((tensor.elements for tensor in operation.outputs[1:] or operation.outputs), default=1)
+    if operation.name.endswith("layer_norm_backward"):  # whose other results are the weights' gradients
+        return int(math.prod(operation.arguments.get("normalized_shape", (1,)))) > LONGEST_ROW_IN_A_KERNEL
+    if operation.name.endswith("group_norm_backward"):
+        return True
+    return operation.inputs[0].elements > LONGEST_ROW_IN_A_KERNEL * max(small, 1)
+
+
+def _ends_kernel(operation: Operation) -> bool:
+    """True where what follows cannot start before the end: statistics, scans, reductions of long rows."""
+    if operation.name == STATISTICS or operation.name in _SCANS:
+        return True
+    return operation.name in REDUCTIONS and _reduces_long_rows(operation)
+
+
+def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Operation, ...]:
+    """The operations; where a kernel reads a convolution's result next, it adds the bias."""
+    computing = [index for index, operation in enumerate(operations) if not _is_left_out(operation)]
+    changed = list(operations)
+    for index, following in pairwise(computing):
+        convolution, reader = operations[index], operations[following]
+        if convolution.name != "aten::convolution" or len(convolution.inputs) < 3 or not convolution.outputs:
+            continue
+        reads_it = any(tensor.id == convolution.outputs[0].id for tensor in reader.inputs)
+        if reads_it and _is_pointwise(reader, trace):
+            changed[index] = replace(convolution, inputs=convolution.inputs[:2])
+    return tuple(changed)
+
+
+def _is_left_out(operation: Operation) -> bool:
+    """True where nothing runs on the device, or one number alone is computed, such as the count of batches."""
+    tensors = (*operation.inputs, *operation.outputs)
+    return is_free(operation) or (bool(tensors) and all(not tensor.shape for tensor in tensors))
+
+
 def _groups(trace: Trace) -> Iterator[list[int]]:
-    """Find the operations of each fused kernel: neighbours of which each reads what one before it wrote."""
+    """Find the operations of each fused kernel: neighbours of which each reads what one before it wrote.
+
+    Statistics end their kernel: what they normalise must be read again. Pooling begins one: it would compute what
+    feeds it several times.
+    """
     group: list[int] = []
     written: set[int | None] = set()
     for index, operation in enumerate(trace.operations):
-        if is_free(operation):
+        if _is_left_out(operation):
             continue
         joins = _is_pointwise(operation, trace)
-        if group and not (joins and any(tensor.id in written for tensor in operation.inputs)):
-            if len(group) > 1:
+        follows = group and not _ends_kernel(trace.operations[group[-1]]) and "pool" not in operation.name
+        if group and not (joins and follows and any(tensor.id in written for tensor in operation.inputs)):
+            if _gains(group, trace):
                 yield group
             group, written = [], set()
         if joins:
             group.append(index)
             written |= {tensor.id for tensor in operation.outputs}
-    if len(group) > 1:
+    if _gains(group, trace):
         yield group
+
+
+def _gains(group: Sequence[int], trace: Trace) -> bool:
+    """True for several operations, and for one that eager mode runs as several kernels or slower than its bytes."""
+    if len(group) != 1:
+        return bool(group)
+    operation = trace.operations[group[0]]
+    problems = translate(operation, trace.flags)
+    kinds = [operation_kind(problem.operation) for problem in problems]
+    is_own = operation.name in (STATISTICS, NORMALISATION) or operation.name in _SCANS
+    return is_own or len(problems) > 1 or any(map(_is_limited, kinds))
+
+
+def _is_limited(kind: OperationKind) -> bool:
+    return kind.latency is not None or kind.rereads is not None
 
 
 def _is_pointwise(operation: Operation, trace: Trace) -> bool:
@@ -82,10 +193,31 @@ def _is_pointwise(operation: Operation, trace: Trace) -> bool:
         return False
     if any(tensor.id is None for tensor in (*operation.inputs, *operation.outputs)):
         return False
+    if operation.name in (STATISTICS, NORMALISATION):
+        return True
     if operation.name in LOOK_UPS or any(word in operation.name for word in _GATHERS):
+        return False
+    if "pool" in operation.name and not _is_small_window(operation):
+        return False
+    if "softmax" in operation.name and operation.outputs[0].shape and _row_length(operation) > LONGEST_ROW_IN_A_KERNEL:
         return False
     problems = translate(operation, trace.flags)
     return bool(problems) and all(operation_kind(one.operation).units == "vector" for one in problems)
+
+
+def _row_length(operation: Operation) -> int:
+    shape, dimension = operation.inputs[0].shape, int(operation.arguments.get("dim", -1))
+    return shape[dimension] if -len(shape) <= dimension < len(shape) else 1
+
+
+def _is_small_window(operation: Operation) -> bool:
+    """True for pooling by a window that Inductor writes a kernel for."""
+    kernel = operation.arguments.get("kernel_size")
+    dilation = operation.arguments.get("dilation", 1)
+    if operation.phase != "forward" or not isinstance(kernel, list | tuple):
+        return False
+    whole = all(each == 1 for each in (dilation if isinstance(dilation, list | tuple) else (dilation,)))
+    return whole and math.prod(kernel) <= LARGEST_WINDOW
 
 
 def _kernel(operations: Sequence[Operation], *, last: int, last_read: dict[int | None, int]) -> Operation:

@@ -76,6 +76,20 @@ class Part:
     problem: Problem
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Rereads:
+    """What a kernel moves that passes over its input several times.
+
+    Attributes:
+        transfer: Its traffic where it finds nothing in the L2 again.
+        bytes_per_multiprocessor: Bytes that a multiprocessor works on at once.
+    """
+
+    transfer: Problem
+    bytes_per_multiprocessor: float
+
+
 NamedFeatures = Mapping[str, Array]
 """Feature name -> values of shape (gpus, problems), or (gpus, 1) and (1, problems) where one side does not matter."""
 
@@ -180,6 +194,10 @@ class OperationKind:
             what is typical of its units; None where it is.
         typical_spread: Factor up and down around a time from that utilisation; None for the usual one.
         sequential_kernels: Kernels that must wait for each other, each at least the shortest there is; None for one.
+        latency: Seconds on a GPU that instructions and waiting take at least (`latency.py`); None where memory and
+            arithmetic alone bound it.
+        rereads: What a problem moves that reads its input again and again; it may give None for a problem that does
+            not, and is None for an operation that never does.
     """
 
     name: str
@@ -204,6 +222,8 @@ class OperationKind:
     typical_utilisation: float | None = None
     typical_spread: float | None = None
     sequential_kernels: Callable[[Columns], Array] | None = None
+    latency: Callable[[Columns, Gpu], Array] | None = None
+    rereads: Callable[[Problem], Rereads | None] | None = None
 
 
 @final

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lightning_predict.kernels.latency import SINGLE_LOAD_CYCLES, limited_transfer
 from lightning_predict.kernels.operations import Problem, translator_of
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
@@ -73,6 +74,12 @@ REDUCTIONS: Final = _aten(
 
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
 """Of the table only the rows asked for are read."""
+
+CASTS: Final = _aten("_to_copy copy_")
+"""Copies that may change the dtype."""
+
+REARRANGED: Final = _aten("cat stack repeat constant_pad_nd slice_backward select_backward")
+"""Copies that compute the place of each element."""
 
 TENSOR_LISTS: Final = {
     "aten::_foreach_addcmul_": 3,
@@ -191,12 +198,30 @@ def transfer_of(operation: Operation) -> tuple[Problem, ...]:
     elements = max((tensor.elements for tensor in tensors), default=0)
     if crosses_host_link(operation):
         return (Problem("host_copy", "uint8", (float(max(written, 1)),)),)
+    if loads_singly(operation):
+        return (limited_transfer(read, written, elements, cycles=elements * SINGLE_LOAD_CYCLES),)
     return (Problem("transfer", "float32", (float(read), float(written), float(elements))),)
+
+
+def loads_singly(operation: Operation) -> bool:
+    """Tell an element-wise operation or copy on operands that are broadcast, parts of others or of several dtypes.
+
+    PyTorch's kernels load several elements at once where all have one shape and dtype, and one by one elsewhere.
+    """
+    name = operation.name.removeprefix("aten::")
+    is_pointwise = not POINTWISE.isdisjoint((name, name.removesuffix("_")))
+    if operation.phase == "optimizer" or not (is_pointwise or operation.name in CASTS | REARRANGED):
+        return False
+    tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
+    written = operation.outputs[0] if operation.outputs else operation.inputs[0] if operation.inputs else None
+    if written is None or len(tensors) < 2 or not written.shape:
+        return False
+    return any(tensor.shape != written.shape or tensor.dtype != written.dtype for tensor in tensors)
 
 
 def crosses_host_link(operation: Operation) -> bool:
     """Tell whether it is a copy between the host's memory and the GPU's."""
-    if operation.name not in ("aten::copy_", "aten::_to_copy"):
+    if operation.name not in CASTS:
         return False
     if any("Memcpy HtoD" in kernel.name or "Memcpy DtoH" in kernel.name for kernel in operation.kernels):
         return True

@@ -6,9 +6,9 @@ backward pass and code that asks for a dtype included, follows by itself: where 
 tensor that it is for, autograd copies it, as it does for autocast's own casts. Copies of parameters are kept until the
 next backward pass, as Lightning leaves the context there.
 
-The lists are torch's (`ATen/autocast_mode.h`, release 2.13) at the level of operations below autograd: `linear`,
-`matmul` and `einsum` are known by the products inside. CUDA and the CPU agree on products, convolutions and attention;
-layer and group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA and 16 bits on the CPU.
+The lists (`autocast_lists.py`) are torch's, at the level of operations below autograd. CUDA and the CPU agree on
+products, convolutions and attention; layer and group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA
+and 16 bits on the CPU.
 `cross_entropy` asks for the log-softmax in the dtype of its input, which CUDA's autocast then leaves. Example::
 
     casts = AutocastOnMeta(saw_copy)
@@ -25,48 +25,18 @@ import torch
 import torch.nn.functional as functional
 
 from lightning_predict.errors import CaptureError
-from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
+from lightning_predict.tracing.autocast_lists import (
+    BANNED,
+    FLOAT32,
+    FLOAT32_BACKWARD,
+    LOWER,
+    LOWER_BACKWARD,
+    SUMS,
+    WIDEST,
+    named,
+)
+from lightning_predict.tracing.signatures import RMS_NORM
 from lightning_predict.tracing.tensors import tensors_in
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in text.split())
-
-
-_LOWER: Final = _names(
-    "convolution _convolution conv_tbc _prelu_kernel addmm addmv addr mm mv addbmm baddbmm bmm linear "
-    "_thnn_fused_lstm_cell _thnn_fused_gru_cell"
-) | {ATTENTION, *RECURRENT}
-"""Run in 16 bits."""
-
-_LOWER_BACKWARD: Final = _LOWER | _names("convolution_backward _prelu_kernel_backward")
-
-_FLOAT32: Final = _names(
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus native_layer_norm "
-    "native_group_norm nll_loss_forward nll_loss2d_forward smooth_l1_loss huber_loss mse_loss soft_margin_loss "
-    "multilabel_margin_loss_forward multi_margin_loss binary_cross_entropy_with_logits dist _pdist_forward "
-    "_cdist_forward renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d "
-    "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
-    "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa _softmax _log_softmax"
-) | {RMS_NORM}
-"""Run in float32."""
-
-_FLOAT32_BACKWARD: Final = _names(
-    "native_layer_norm_backward native_group_norm_backward nll_loss_backward nll_loss2d_backward mse_loss_backward "
-    "smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward multilabel_margin_loss_backward "
-    "multi_margin_loss_backward softplus_backward _softmax_backward_data _log_softmax_backward_data _pdist_backward "
-    "_cdist_backward"
-)
-
-_SUMS: Final = _names("sum prod cumsum cumprod linalg_vector_norm")
-"""Read 16 bits and give float32, unless they are told a dtype."""
-
-_WIDEST: Final = _names(
-    "addcdiv addcmul atan2 linalg_cross dot vdot grid_sampler_2d grid_sampler_3d index_put scatter_add"
-)
-"""Run in the widest dtype of their tensors."""
-
-_BANNED: Final = "aten::binary_cross_entropy"
 
 _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
@@ -105,7 +75,7 @@ _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
 )
 """Functions that autocast runs in float32 and that torch takes apart above the level of `cast`."""
 
-_INTO_FLOAT32: Final = _names("_softmax _log_softmax")
+_INTO_FLOAT32: Final = named("_softmax _log_softmax")
 """On CUDA these read float16 and give float32 without a copy, as their third argument says."""
 
 _INPUT_DTYPE_AT: Final[Mapping[str, int]] = {
@@ -175,20 +145,20 @@ class AutocastOnMeta:
         if not tensors:
             return args, kwargs
         self.has_cast = True
-        if name == _BANNED:
+        if name == BANNED:
             raise CaptureError(
                 "binary_cross_entropy cannot run under autocast on CUDA; use binary_cross_entropy_with_logits (or "
                 "BCEWithLogitsLoss), as torch says."
             )
-        if name in _LOWER:
+        if name in LOWER:
             return self._all_to(lower, args, kwargs)
         if name in _INTO_FLOAT32 and tensors[0].dtype is torch.float16 and not self._keeps_log_softmax:
             return (*args[:2], True), kwargs
-        if name in _FLOAT32 and not (self._keeps_log_softmax and name == "aten::_log_softmax"):
+        if name in FLOAT32 and not (self._keeps_log_softmax and name == "aten::_log_softmax"):
             return self._all_to(torch.float32, args, kwargs)
-        if name in _SUMS and kwargs.get("dtype") is None and tensors[0].dtype is not torch.float32:
+        if name in SUMS and kwargs.get("dtype") is None and tensors[0].dtype is not torch.float32:
             return args, {**kwargs, "dtype": torch.float32}
-        if name in _WIDEST and len({tensor.dtype for tensor in tensors}) > 1:
+        if name in WIDEST and len({tensor.dtype for tensor in tensors}) > 1:
             return self._all_to(torch.float32, args, kwargs)
         return args, kwargs
 
@@ -255,14 +225,14 @@ class AutocastOnMeta:
         self._parameters.clear()
         self._cast_parameters.clear()
         dtypes = {tensor.dtype for tensor in _castable((*args, *kwargs.values()))}
-        if name in _LOWER_BACKWARD and len(dtypes) > 1:
+        if name in LOWER_BACKWARD and len(dtypes) > 1:
             lower = next(dtype for dtype in dtypes if dtype is not torch.float32)
             return self._all_to(lower, args, kwargs, is_saved=True)
         if name in _INPUT_DTYPE_AT and dtypes == {torch.float32} and args[_INPUT_DTYPE_AT[name]] is torch.bfloat16:
             args = (*args[: _INPUT_DTYPE_AT[name]], torch.float32, *args[_INPUT_DTYPE_AT[name] + 1 :])
-        elif name in _FLOAT32_BACKWARD and len(dtypes) > 1:
+        elif name in FLOAT32_BACKWARD and len(dtypes) > 1:
             args, kwargs = self._all_to(torch.float32, args, kwargs, is_saved=True)
-        elif name in _FLOAT32 and len(dtypes) == 1:
+        elif name in FLOAT32 and len(dtypes) == 1:
             args, kwargs = self._all_to(torch.float32, args, kwargs, is_saved=True, only_copied=True)
         return args, kwargs
 

@@ -1,9 +1,9 @@
 """Words for precision, and what if a model were trained in half precision.
 
 `precision_of` reads Lightning's words. `in_precision` gives a Trace the dtypes that autocast would give it: matrix
-products, convolutions, attention and recurrent layers, with their backward passes, take and give 16-bit tensors; all
-else stays as it was, as autocast leaves it. Autocast's own casts are not added; `capture(step, precision=...)` on the
-meta device has them. Example::
+products, convolutions, attention and recurrent layers, with their backward passes, take and give 16-bit tensors; layer
+norm, softmax and losses take and give float32; all else computes in the widest dtype that it is given, so that 16 bits
+flow on through batch norm, activations, additions and pooling. Autocast's casts between them are added. Example::
 
     half = in_precision(trace, "bfloat16")
     lp.predict(half, ["L4"])["L4"].iteration_seconds
@@ -11,10 +11,13 @@ meta device has them. Example::
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, final
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.tracing.autocast_lists import FLOAT32, FLOAT32_BACKWARD, LOWER, LOWER_BACKWARD, SUMS
+from lightning_predict.tracing.signatures import FUSED_RMS_NORM
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 PRECISIONS: Final = ("bfloat16", "float16")
@@ -66,25 +69,28 @@ def precision_of(word: str | int) -> Precision:
     raise InvalidArgumentError(f"precision={word!r} is not known; expected one of {known}, as in Lightning's Trainer.")
 
 
-_NAMES: Final = frozenset(
-    f"aten::{name}"
-    for name in "mm addmm bmm baddbmm addbmm mv addmv matmul linear linear_backward chain_matmul".split()
-)
-"""Matrix products, which autocast runs in 16 bits."""
+_WORDS: Final = ("attention", "lstm", "gru", "rnn")
+"""Parts of the names of other operations that autocast runs in 16 bits: backward passes of those recorded whole."""
 
-_WORDS: Final = ("convolution", "attention", "lstm", "gru", "rnn")
-"""Parts of the names of the other operations that it does."""
+_BATCH_NORM: Final = "batch_norm"
+"""Part of the names of norms that keep their parameters and statistics in float32 beside 16-bit data."""
+
+_FLOAT32_OPERATIONS: Final = FLOAT32 | FLOAT32_BACKWARD | {FUSED_RMS_NORM, f"{FUSED_RMS_NORM}_backward"}
+
+_READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
+"""Read float16 and give float32 without a copy."""
 
 
 def is_cast_by_autocast(operation: Operation) -> bool:
-    """Tell whether autocast runs this operation, forward or backward, in 16 bits."""
+    """Whether autocast runs this operation, forward or backward, in 16 bits."""
     if operation.phase == "optimizer":
         return False
-    return operation.name in _NAMES or any(word in operation.name for word in _WORDS)
+    names = LOWER if operation.phase == "forward" else LOWER_BACKWARD
+    return operation.name in names or any(word in operation.name for word in _WORDS)
 
 
 def in_precision(trace: Trace, dtype: str) -> Trace:
-    """Return the trace as it would be under autocast.
+    """The trace as it would be under autocast.
 
     What was measured (kernels, times, the GPU, the peak of memory) holds for the old precision only and is left out, so
     that everything is predicted anew.
@@ -102,39 +108,143 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
         raise InvalidArgumentError(
             f"The trace was recorded under autocast in {trace.flags.autocast_dtype}; record it in float32 first."
         )
-    made_half = {
-        tensor.id
-        for operation in trace.operations
-        if is_cast_by_autocast(operation)
-        for tensor in operation.outputs
-        if tensor.id is not None
-    }
-
-    def cast(operation: Operation) -> Operation:
-        operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
-        if is_cast_by_autocast(operation):
-            inputs, outputs = (
-                tuple(_half(tensor, dtype) for tensor in tensors) for tensors in (operation.inputs, operation.outputs)
-            )
-            return replace(operation, inputs=inputs, outputs=outputs)
-        if operation.phase == "optimizer":
-            return operation  # Gradients are cast back for it.
-        # What reads such a result directly reads half the bytes; what it writes keeps its dtype.
-        inputs = tuple(_half(tensor, dtype) if tensor.id in made_half else tensor for tensor in operation.inputs)
-        return replace(operation, inputs=inputs)
-
     return replace(
         trace,
-        operations=tuple(cast(operation) for operation in trace.operations),
+        operations=tuple(_Autocast(trace, dtype).operations()),
         gpu_reported_name=None,
         gpu_memory_bytes=None,
         step_seconds=(),
         profiled_seconds=None,
         memory=replace(trace.memory, peak_bytes=None),
         flags=replace(trace.flags, autocast_dtype=dtype),
-        notes=(*trace.notes, f"What if in {dtype}: as under autocast, whose own casts are not counted."),
+        notes=(*trace.notes, f"What if in {dtype}: as under autocast, with the casts that follow from its lists."),
     )
 
 
-def _half(tensor: TensorInfo, dtype: str) -> TensorInfo:
-    return replace(tensor, dtype=dtype) if tensor.dtype == "float32" else tensor
+@final
+class _Autocast:
+    """Gives the operations of a trace new dtypes, one after the other.
+
+    Args:
+        trace: A trace in float32.
+        dtype: What autocast computes in.
+    """
+
+    def __init__(self, trace: Trace, dtype: str) -> None:
+        self._trace = trace
+        self._dtype = dtype
+        self._half: set[int] = set()
+        numbers = [tensor.id for one in trace.operations for tensor in (*one.inputs, *one.outputs)]
+        self._next = 1 + max((number for number in numbers if number is not None), default=0)
+        self._produced: set[int | None] = set()
+        self._copies: dict[tuple[int, str], TensorInfo] = {}
+        shapes = {one.shape for one in trace.parameters}
+        self._weights = shapes | {shape[::-1] for shape in shapes}
+        losses = (one for one in trace.operations if one.name.startswith("aten::nll_loss"))
+        self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
+
+    def operations(self) -> Iterator[Operation]:
+        """The operations and the casts between them."""
+        for operation in self._trace.operations:
+            operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
+            if operation.phase == "optimizer":
+                yield operation  # Gradients are cast back for it.
+            elif is_cast_by_autocast(operation):
+                yield from self._in_half(operation)
+            elif operation.name in _FLOAT32_OPERATIONS and not self._keeps_softmax(operation):
+                yield from self._in_float32(operation)
+            else:
+                yield self._in_widest(operation)
+            self._produced |= {tensor.id for tensor in operation.outputs}
+
+    def _keeps_softmax(self, operation: Operation) -> bool:
+        """True for the log-softmax of a cross entropy, which asks for the dtype of its input."""
+        return operation.name == "aten::_log_softmax" and any(
+            tensor.id in self._kept_softmax for tensor in operation.outputs
+        )
+
+    def _now(self, tensor: TensorInfo) -> TensorInfo:
+        """The tensor in the dtype that it has by now."""
+        is_half = tensor.id in self._half and tensor.dtype == "float32"
+        return replace(tensor, dtype=self._dtype) if is_half else tensor
+
+    def _saved(self, tensor: TensorInfo) -> TensorInfo:
+        """The tensor as the forward pass kept it: the copy in float32, where an operation in float32 made one."""
+        known = None if tensor.id is None else self._copies.get((tensor.id, "float32"))
+        return self._now(tensor) if known is None else replace(tensor, id=known.id)
+
+    def _in_half(self, operation: Operation) -> Iterator[Operation]:
+        inputs = []
+        for tensor in map(self._now, operation.inputs):
+            copy, cast = self._cast(tensor, self._dtype, operation)
+            if cast is not None:
+                yield cast
+            inputs.append(copy)
+        outputs, after = [], []
+        for tensor in operation.outputs:
+            result = replace(tensor, dtype=self._dtype) if tensor.dtype == "float32" else tensor
+            if operation.phase == "backward" and tensor.dtype == "float32" and tensor.shape in self._weights:
+                result = replace(result, id=self._number())
+                after.append(_copy(operation, result, tensor))  # the gradient of a weight, in the weight's dtype
+            elif tensor.id is not None and tensor.dtype == "float32":
+                self._half.add(tensor.id)
+            outputs.append(result)
+        yield replace(operation, inputs=tuple(inputs), outputs=tuple(outputs))
+        yield from after
+
+    def _in_float32(self, operation: Operation) -> Iterator[Operation]:
+        inputs = []
+        for tensor in map(self._now, operation.inputs):
+            copy, cast = tensor, None
+            if not (operation.name in _READ_HALF and self._dtype == "float16"):
+                copy, cast = self._cast(tensor, "float32", operation)
+            if cast is not None:
+                yield cast
+            inputs.append(copy)
+        self._half -= {tensor.id for tensor in operation.outputs if tensor.id is not None}
+        was_half = operation.phase == "backward" and any(tensor.id in self._half for tensor in operation.inputs[1:2])
+        if not was_half or not operation.outputs or operation.outputs[0].id is None:
+            yield replace(operation, inputs=tuple(inputs))
+            return
+        first = replace(operation.outputs[0], id=self._number())
+        yield replace(operation, inputs=tuple(inputs), outputs=(first, *operation.outputs[1:]))
+        self._half.add(operation.outputs[0].id)
+        yield _copy(operation, first, self._now(operation.outputs[0]))  # the gradient in the dtype of what it is for
+
+    def _in_widest(self, operation: Operation) -> Operation:
+        inputs = tuple(map(self._saved if operation.phase == "backward" else self._now, operation.inputs))
+        deciding = inputs[:1] if _BATCH_NORM in operation.name else inputs
+        kinds = {tensor.dtype for tensor in deciding if tensor.shape} & {"float32", self._dtype}
+        is_half = kinds == {self._dtype} and not (operation.phase == "forward" and operation.name in SUMS)
+        read = {tensor.id for tensor in inputs}
+        for index, tensor in enumerate(operation.outputs):
+            is_large = index == 0 or _BATCH_NORM not in operation.name
+            if tensor.id is not None and tensor.id not in read and tensor.dtype == "float32":
+                (self._half.add if is_half and is_large else self._half.discard)(tensor.id)
+        return replace(operation, inputs=inputs, outputs=tuple(map(self._now, operation.outputs)))
+
+    def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
+        """The tensor in a dtype, and the copy that it takes.
+
+        Copies of parameters are kept, and those of the forward pass are there in the backward pass.
+        """
+        others = {"float32", self._dtype} - {dtype}
+        if tensor.dtype not in others or (not tensor.shape and dtype != "float32"):
+            return tensor, None
+        if tensor.id is None:
+            return replace(tensor, dtype=dtype), None
+        known = self._copies.get((tensor.id, dtype))
+        if known is not None and (operation.phase == "backward" or tensor.id not in self._produced):
+            return replace(tensor, dtype=dtype, id=known.id), None
+        copy = replace(tensor, dtype=dtype, id=self._number())
+        self._copies[tensor.id, dtype] = copy
+        return copy, _copy(operation, tensor, copy)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+def _copy(operation: Operation, source: TensorInfo, result: TensorInfo) -> Operation:
+    """The copy that a cast for an operation, or behind it, takes."""
+    return replace(operation, name="aten::_to_copy", inputs=(source,), outputs=(result,), arguments={})

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.kernels.latency import LIMITED
 from lightning_predict.kernels.operations import operation_kind, operation_names, problem_batch
 
 # Operations that move bytes and have no network of their own: those timed through a transfer.
@@ -10,6 +11,7 @@ MEMORY_BOUND = [
     name
     for name in operation_names()
     if operation_kind(name).units == "vector" and operation_kind(name).proxy and not operation_kind(name).families
+    if name != LIMITED
 ]
 
 

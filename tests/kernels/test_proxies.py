@@ -124,7 +124,7 @@ def test_the_logarithm_of_a_softmax_takes_as_long_as_the_softmax() -> None:
 def test_backward_passes_are_multiples_of_the_forward() -> None:
     forward = problem("layer_norm", "float32", rows=8, cols=16)
     (part,) = proxies_of(Problem("layer_norm_backward", forward.dtype, forward.dims))
-    assert (part.times, part.problem) == (1.5, forward)
+    assert (part.times, part.problem) == (2.2, forward)
 
 
 def test_norms_have_no_network_for_what_was_measured_as_a_ratio() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -188,15 +189,11 @@ def liger_trace(kernel: str, part: str, *, word: str, value: float, config: str)
     dtype = getattr(torch, str(sizes.get("dtype", "torch.bfloat16")).removeprefix("torch."))
     forward = _OPERATORS[kernel][1](sizes, dtype)
     session = CaptureSession(device=torch.device("meta"))
-    if part == "forward":
-        session.start()
-        forward()
-        session.stop()
-        return session.trace()
-    results = forward()
-    outputs: Sequence[Tensor] = results if isinstance(results, tuple) else (results,)
-    gradients = [torch.empty_like(one) for one in outputs]
     session.start()
-    torch.autograd.backward(outputs, gradients)
+    results = forward()
+    if part == "backward":
+        outputs: Sequence[Tensor] = results if isinstance(results, tuple) else (results,)
+        torch.autograd.backward(outputs, [torch.empty_like(one) for one in outputs])
     session.stop()
-    return session.trace()
+    trace = session.trace()
+    return replace(trace, operations=tuple(one for one in trace.operations if one.phase == part))

@@ -130,6 +130,10 @@ def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[P
     return (Problem(name, compute_dtype(tensor), (float(rows), float(columns))),)
 
 
+PRODUCT_POWERS: Final = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
+"""Powers that PyTorch computes by products, roots and reciprocals."""
+
+
 def _is_float(tensor: TensorInfo) -> bool:
     return tensor.dtype.startswith(("float", "bfloat"))
 
@@ -137,8 +141,10 @@ def _is_float(tensor: TensorInfo) -> bool:
 def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     first = operation.inputs[0]
     seconds = [tensor for tensor in operation.inputs[1:] if tensor.shape]
-    if not _is_float(first) or any(tensor.shape != first.shape or not _is_float(tensor) for tensor in seconds):
+    if not _is_float(first) or any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in seconds):
         return None
+    if name == "pow" and operation.arguments.get("exponent") in PRODUCT_POWERS:
+        name = "mul"
     return of_matrix(name if seconds else f"{name}_scalar", first, *rows_and_columns(first.shape))
 
 

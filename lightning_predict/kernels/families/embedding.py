@@ -30,6 +30,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
+from lightning_predict.kernels.latency import issue_rate
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
@@ -96,8 +97,23 @@ register(
 )
 
 
+GATHER_CYCLES: Final = 2.0
+"""Cycles of a multiprocessor an element of look-ups by index, which divide integers for each: Liger's embeddings on the
+A100, of both widths (0.5 elements a cycle, torch 2.4; training data: those rows)."""
+
+
+def _gathered(c: Columns, gpu: Gpu) -> Array:
+    return GATHER_CYCLES * c["rows"] * c["cols"] / issue_rate(gpu)
+
+
 register(
-    replace(by_element("embedding", 1, 1, 0), aten=("aten::embedding",), translator=_look_up, families=(VECTOR,)),
+    replace(
+        by_element("embedding", 1, 1, 0),
+        aten=("aten::embedding",),
+        translator=_look_up,
+        families=(VECTOR,),
+        latency=_gathered,
+    ),
     # Scatter-add of gradient rows into a zeroed table: the rows are read, and read and written where they land.
     replace(by_element("embedding_backward", 2, 1), families=(VECTOR,)),
 )

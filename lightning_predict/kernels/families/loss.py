@@ -9,11 +9,15 @@ Example::
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Final
 
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element
+from lightning_predict.kernels.latency import limited_transfer
 from lightning_predict.kernels.operations import Problem, register, translates
-from lightning_predict.tracing.trace import Flags, Operation
+from lightning_predict.kernels.traffic import bytes_read
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 register(
     replace(by_element("cross_entropy", 1, 1, 5), families=(VECTOR,), reduces_rows=True),
@@ -21,14 +25,27 @@ register(
 )
 
 
+LOOK_UP_ROWS: Final = 32
+LOOK_UP_CYCLES: Final = {"forward": 1500.0, "backward": 600.0}
+"""Cycles that `nll_loss` takes for `LOOK_UP_ROWS` rows: it has one block of as many threads, and each looks up a
+target, then its logit, from memory. The constant part of cross entropies in Liger (A100) and KernelBench (T4,
+H100-PCIe, L40S) is 1,450 to 1,800; backward, where nothing is waited for, about 600 (training data: those rows)."""
+
+NOT_REDUCED: Final = 0
+"""Of the argument `reduction` of losses; 1 is the mean, 2 the sum."""
+
+
+def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[Problem, ...]:
+    """The targets and one value for each; `nll_loss2d` has many blocks."""
+    alone = "2d" not in operation.name
+    cycles = math.ceil(targets.elements / LOOK_UP_ROWS) * LOOK_UP_CYCLES[direction] if alone else 0.0
+    return (limited_transfer(2.0 * targets.size_bytes, written, float(targets.elements), block_cycles=cycles),)
+
+
 @translates("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def _nll_loss(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     """One probability a target is read, not all of them."""
-    if len(operation.inputs) < 2:
-        return None
-    target = operation.inputs[1]
-    read = float(2 * target.size_bytes)
-    return (Problem("transfer", "float32", (read, 4.0, float(target.elements))),)
+    return None if len(operation.inputs) < 2 else _looked_up(operation, operation.inputs[1], 4.0, "forward")
 
 
 @translates("aten::nll_loss_backward", "aten::nll_loss2d_backward")
@@ -36,6 +53,26 @@ def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ..
     """The gradient is zeroed, and one value a target written."""
     if len(operation.inputs) < 3:
         return None
-    data, target = operation.inputs[1], operation.inputs[2]
-    read = float(2 * target.size_bytes)
-    return (Problem("transfer", "float32", (read, float(data.size_bytes), float(target.elements))),)
+    data, targets = operation.inputs[1], operation.inputs[2]
+    zeroed = Problem("transfer", "float32", (0.0, float(data.size_bytes), 0.0))
+    written = float(targets.elements * data.size_bytes / max(data.elements, 1))
+    return zeroed, *_looked_up(operation, targets, written, "backward")
+
+
+@translates(
+    "aten::mse_loss",
+    "aten::smooth_l1_loss",
+    "aten::huber_loss",
+    "aten::binary_cross_entropy",
+    "aten::soft_margin_loss",
+)
+def _loss(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """The loss of each element is written; where their mean or sum is asked for, they are read again."""
+    data = operation.inputs[0]
+    read, size, count = float(bytes_read(operation)), float(data.size_bytes), float(data.elements)
+    if not count:
+        return ()
+    each = Problem("transfer", "float32", (read, size, count))
+    if operation.arguments.get("reduction", 1) == NOT_REDUCED:
+        return (each,)
+    return each, Problem("transfer", "float32", (size, size / count, count))

@@ -16,13 +16,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
-from lightning_predict.kernels.operations import Part, Problem, register
+from lightning_predict.kernels.latency import issue_rate, rounds
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Columns, Part, Problem, Rereads, register
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
-LAYER_NORM_BACKWARD_RATIO: Final = 1.5
-"""Backward over forward pass, of PyTorch's kernels in cudnn-frontend's tables, bfloat16: one shape alone (2.0, 1.3, 1.3
-on the H200, GB200 and GB300). Norms add up their weights' gradients in a second kernel: counts of elements do not tell
+LAYER_NORM_BACKWARD_RATIO: Final = 2.2
+"""Backward over forward pass, of PyTorch's kernels: 2.1 to 2.7 in Liger's rows on the H100 and both A100s, float32, at
+large sizes 2.2; in cudnn-frontend's tables, bfloat16, one shape alone (2.0, 1.3, 1.3 on the H200, GB200 and GB300).
+Training data: Liger's rows. Norms add up their weights' gradients in a second kernel: counts of elements do not tell
 how long that takes."""
 
 RMS_NORM_BACKWARD_RATIO: Final = 3.1
@@ -31,6 +36,71 @@ RMS_NORM_BACKWARD_RATIO: Final = 3.1
 RMS_NORM_TRANSFER_RATIO: Final = 1.1
 """Over a transfer of the same bytes: PyTorch's fused rms_norm in the same 36 rows (median 1.09; 0.9 to 1.2 in half of
 them), far from the layer_norm and softmax of older libraries that networks were trained on."""
+
+
+ROW_CYCLES: Final = 430.0
+"""Cycles of a multiprocessor a row of layer and RMS norm, which has a block of its own, however short: 4.2 million rows
+of 64 numbers in KernelBench, on the H100-PCIe and L40S alike (training data: those rows)."""
+
+NORM_STEP_CYCLES: Final = 1900.0
+NORM_STEP_ELEMENTS: Final = 512.0
+NORM_THREADS: Final = 128
+"""Cycles in which a block of layer norm passes twice over 512 elements, and its threads. 16 rows of four million
+numbers in KernelBench take 15.0 to 15.8 million cycles on the T4, L40S and H100-PCIe (training data: those rows)."""
+
+SOFTMAX_STEP_CYCLES: Final = 800.0
+SOFTMAX_STEP_ELEMENTS: Final = 4096.0
+SOFTMAX_BLOCKS: Final = 2
+"""The same of a pass of softmax, and the blocks of 1,024 threads that a multiprocessor holds. An assumption: a load
+from memory takes 600 to 800 cycles."""
+
+SHARED_ROW_BYTES: Final = 48 * 1024
+"""Longest row that softmax keeps in shared memory; of a longer one it reads its input three times."""
+
+CHANNEL_ELEMENTS_PER_SECOND: Final = {True: 5.4e9, False: 2.8e9}
+"""Elements that the block of one channel reads or writes in a second in training-mode batch norm, on HBM and on other
+memory. Two problems of KernelBench with 16 and 32 channels: 5.4 to 5.7 on the H100-PCIe, 2.5 to 3.1 on the L40S
+(training data: those rows)."""
+
+
+def _norm_latency(c: Columns, gpu: Gpu) -> Array:
+    """A block takes a row: many short ones cost instructions, few long ones leave multiprocessors idle."""
+    resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
+    steps = rounds(c["rows"], gpu, resident=resident) * c["cols"] / NORM_STEP_ELEMENTS
+    return np.maximum(c["rows"] * ROW_CYCLES / issue_rate(gpu), steps * NORM_STEP_CYCLES / gpu.boost_clock_hz)
+
+
+def _softmax_latency(c: Columns, gpu: Gpu) -> Array:
+    steps = rounds(c["rows"], gpu, resident=SOFTMAX_BLOCKS) * c["cols"] / SOFTMAX_STEP_ELEMENTS
+    seconds: Array = steps * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
+    return seconds
+
+
+def _batch_norm_latency(passes: float) -> Callable[[Columns, Gpu], Array]:
+    """Each channel has a block, of which two share a multiprocessor."""
+
+    def latency(c: Columns, gpu: Gpu) -> Array:
+        at_once = np.minimum(c["channels"], 2 * gpu.streaming_multiprocessors)
+        rate = CHANNEL_ELEMENTS_PER_SECOND[gpu.has_stacked_memory]
+        seconds: Array = passes * c["rows"] * c["cols"] / (at_once * rate)
+        return seconds
+
+    return latency
+
+
+def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None]:
+    """Make the rule of a softmax that reads so often what it reads, from so many tensors."""
+
+    def rereads(problem: Problem) -> Rereads | None:
+        rows, columns = problem.dims
+        row_bytes = columns * COMPUTE_BYTES[problem.dtype]
+        if row_bytes <= SHARED_ROW_BYTES:
+            return None
+        size = rows * row_bytes
+        transfer = Problem("transfer", "float32", (reads * size, size, 0.0))
+        return Rereads(transfer, SOFTMAX_BLOCKS * tensors * row_bytes)
+
+    return rereads
 
 
 def along(data: TensorInfo, operation: Operation, default: int = -1) -> tuple[int, int]:
@@ -58,7 +128,11 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
     columns = math.prod(data.shape[2:])
     if operation.arguments.get("training") is False:  # Known statistics: one pass over the data.
         return None
-    return of_matrix(name, data, data.elements // max(columns, 1), columns)
+    problems = of_matrix(name, data, data.elements // max(columns, 1), columns)
+    if not name.startswith("batch_norm"):
+        return problems
+    channels = data.shape[1] if len(data.shape) > 1 else data.elements
+    return tuple(replace(one, dims=(*one.dims, float(channels))) for one in problems)
 
 
 def _times(ratio: float, name: str) -> Callable[[Problem], tuple[Part, ...]]:
@@ -75,6 +149,8 @@ register(
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
+        latency=_softmax_latency,
+        rereads=_rereads(3, 1),
     ),
     replace(
         by_element("softmax_backward", 2, 1, 4),
@@ -83,6 +159,8 @@ register(
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
+        latency=_softmax_latency,
+        rereads=_rereads(4, 2),
     ),
     # As long as the softmax, which reads and writes as much.
     replace(by_element("log_softmax", 1, 1), proxy=_times(1.0, "softmax")),
@@ -94,6 +172,7 @@ register(
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
+        latency=_norm_latency,
     ),
     replace(
         by_element("layer_norm_backward", 2, 1, 14),
@@ -106,6 +185,7 @@ register(
         aten=("aten::_fused_rms_norm",),
         translator=_normalised,
         proxy=as_transfer(RMS_NORM_TRANSFER_RATIO),
+        latency=_norm_latency,
     ),
     replace(
         by_element("rms_norm_backward", 2, 1, 10),
@@ -116,6 +196,9 @@ register(
     # In training, batch and group norm read their input twice: once for the statistics, once to normalise.
     replace(
         by_element("batch_norm", 2, 1, 8),
+        shape=("rows", "cols", "channels"),
+        defaults={"channels": "rows"},
+        latency=_batch_norm_latency(3),
         aten=(
             "aten::native_batch_norm",
             "aten::cudnn_batch_norm",
@@ -127,6 +210,9 @@ register(
     ),
     replace(
         by_element("batch_norm_backward", 4, 1, 14),
+        shape=("rows", "cols", "channels"),
+        defaults={"channels": "rows"},
+        latency=_batch_norm_latency(5),
         aten=(
             "aten::native_batch_norm_backward",
             "aten::cudnn_batch_norm_backward",

@@ -9,12 +9,18 @@ Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, register
+from lightning_predict.kernels.latency import issue_rate, limited_transfer
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.traffic import bytes_read, bytes_written
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 
 def _pooled(c: Columns) -> Array:
@@ -29,7 +35,24 @@ def _image(c: Columns) -> Array:
     return c["batch"] * c["channels"] * c["height"] * c["width"]
 
 
-def _pooling(name: str, reads: Callable[[Columns], Array], writes: Callable[[Columns], Array]) -> OperationKind:
+WINDOW_CYCLES: Final = 1.5
+WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
+"""Cycles of a multiprocessor a window, and each of its elements more, for the places that are computed: 3.6 to 8.5
+cycles for windows of 8 to 27 in four problems of KernelBench on the H100-PCIe (training data: those rows)."""
+
+
+def window_cycles(elements: float) -> float:
+    """Cycles of a multiprocessor for one window of so many elements."""
+    return WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * elements
+
+
+def _placed(c: Columns, gpu: Gpu) -> Array:
+    cycles = _pooled(c) * (WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * c["kernel_size"] ** 2)
+    seconds: Array = cycles / issue_rate(gpu)
+    return seconds
+
+
+def _kind(name: str, reads: Callable[[Columns], Array], writes: Callable[[Columns], Array]) -> OperationKind:
     return OperationKind(
         name=name,
         shape=("batch", "channels", "height", "width", "kernel_size", "stride"),
@@ -40,6 +63,7 @@ def _pooling(name: str, reads: Callable[[Columns], Array], writes: Callable[[Col
         reads=reads,
         writes=writes,
         proxy=as_transfer(),
+        latency=_placed,
     )
 
 
@@ -49,9 +73,49 @@ def _with_places(c: Columns) -> Array:
 
 
 register(
-    _pooling("avg_pool2d", _image, _pooled),
-    _pooling("max_pool2d", _image, _with_places),
+    _kind("avg_pool2d", _image, _pooled),
+    _kind("max_pool2d", _image, _with_places),
     # The same tensors the other way round: the gradient and the places are read, the image is written.
-    _pooling("avg_pool2d_backward", _pooled, _image),
-    _pooling("max_pool2d_backward", _with_places, _image),
+    _kind("avg_pool2d_backward", _pooled, _image),
+    _kind("max_pool2d_backward", _with_places, _image),
 )
+
+
+@translates(
+    "aten::avg_pool2d",
+    "aten::avg_pool3d",
+    "aten::max_pool2d_with_indices",
+    "aten::max_pool3d_with_indices",
+    "aten::avg_pool2d_backward",
+    "aten::avg_pool3d_backward",
+    "aten::max_pool2d_with_indices_backward",
+    "aten::max_pool3d_with_indices_backward",
+)
+def _pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    kernel = operation.arguments.get("kernel_size")
+    if not isinstance(kernel, list | tuple | int):
+        return None
+    dimensions = 3 if "pool3d" in operation.name else 2
+    sizes = [kernel] * dimensions if isinstance(kernel, int) else list(kernel)
+    taps = math.prod(sizes * dimensions if len(sizes) == 1 else sizes)
+    pooled = operation.inputs[0] if "backward" in operation.name else _first_output(operation)
+    if pooled is None:
+        return None
+    cycles = pooled.elements * window_cycles(float(taps))
+    read, written = float(bytes_read(operation)), float(bytes_written(operation))
+    return (limited_transfer(read, written, float(pooled.elements), cycles=cycles),) if pooled.elements else ()
+
+
+@translates("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d")
+def _adaptive_pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """Windows are as large as the image is larger than the result."""
+    data, pooled = operation.inputs[0], _first_output(operation)
+    if pooled is None or not pooled.elements:
+        return None
+    cycles = pooled.elements * window_cycles(data.elements / pooled.elements)
+    read, written = float(bytes_read(operation)), float(bytes_written(operation))
+    return (limited_transfer(read, written, float(data.elements), cycles=cycles),)
+
+
+def _first_output(operation: Operation) -> TensorInfo | None:
+    return operation.outputs[0] if operation.outputs else None

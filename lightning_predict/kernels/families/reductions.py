@@ -16,6 +16,7 @@ from typing import Final
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
 from lightning_predict.kernels.operations import Problem, register, translates
+from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -38,6 +39,18 @@ register(
     # Radix sort of 4-byte keys with 8-byte indices: four passes, each reads and writes three times the key.
     by_element("sort", 12, 12),
 )
+
+
+SCAN_PASSES: Final = 3
+"""Passes over memory of a cumulative sum or product, which reads and writes each element once at least. 3.1 and 3.0 at
+the rate of element-wise kernels in KernelBench's, on the H100-PCIe and L40S (training data: those rows)."""
+
+
+@translates("aten::cumsum", "aten::cumprod", "aten::cumsum_", "aten::cumprod_", "aten::logcumsumexp")
+def _scan(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    read, written = float(bytes_read(operation)), float(bytes_written(operation))
+    count = float(operation.inputs[0].elements)
+    return (Problem("transfer", "float32", ((SCAN_PASSES - 1) * read, written, count)),) if count else ()
 
 
 INDEX_BYTES: Final = 8

@@ -1,0 +1,134 @@
+"""Kernels that memory alone does not bound: too few blocks, too many instructions an element, rows that leave the L2.
+
+Three limits stand beside the bandwidth. A multiprocessor issues so many instructions in a clock, so kernels that load
+one element at a time or compute indices take a time by their elements, not by their bytes: half of the bandwidth in 16
+bits where float32 reaches all of it, and the more so on GPUs with HBM, which have twice the bytes a clock and
+multiprocessor. A block waits for what it loads, so a kernel with a block a row or a channel leaves a GPU idle where
+there are few. And a kernel that passes over its rows several times finds them in the L2 only where those that run at
+once fit there. Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> serial = limited_transfer(4, 4, 0, blocks=1, block_cycles=1.755e6)  # on one of 132 multiprocessors
+    >>> round(float(latencies([serial], [gpu("H100-PCIe-80GB")])[0, 0]) * 1e3, 3)
+    1.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.operations import (
+    Array,
+    Columns,
+    OperationKind,
+    Part,
+    Problem,
+    batch_of,
+    operation_kind,
+    register,
+)
+
+LIMITED: Final = "limited_transfer"
+"""A transfer that instructions or few blocks may bound: as `transfer`, with the cycles that all of it would take on one
+multiprocessor, and the cycles of a block, one of so many."""
+
+SINGLE_LOAD_CYCLES: Final = 1 / 1.3
+"""Cycles of a multiprocessor an element of kernels that load one element at a time: operands that are broadcast, of
+several dtypes or no whole tensors. 1.2 to 1.5 elements a cycle in Liger's rotary embeddings, RMS norms and gated units,
+float32 and bfloat16, on the A100 and H100 (training data: those rows)."""
+
+CACHED_SHARE: Final = 0.35
+"""Share of the L2 in which a row that comes again is found: the halves of an A100's or H100's L2 each keep their own
+copy, and what is written takes room, too. In Liger's cross entropies on the A100, rows that take 35 % of the L2 are
+found there and those of 70 % are not (training data: those rows)."""
+
+FOUND_COST: Final = 0.75
+"""Time of a softmax whose rows are found in the L2 again, over that of one whose rows are not: 0.77 in those rows."""
+
+LATENCY_SPREAD: Final = 1.3
+"""Factor up and down around a time that one of these limits sets. An assumption: the constants above agree within 10 to
+20 % where more than one GPU is known."""
+
+
+def issue_rate(gpu: Gpu) -> float:
+    """Cycles of all multiprocessors in a second."""
+    return gpu.streaming_multiprocessors * gpu.boost_clock_hz
+
+
+def rounds(blocks: Array, gpu: Gpu, *, resident: int = 1) -> Array:
+    """How often one multiprocessor starts as many blocks as it holds."""
+    started: Array = np.ceil(blocks / (gpu.streaming_multiprocessors * resident))
+    return started
+
+
+def _latency(c: Columns, gpu: Gpu) -> Array:
+    waiting = rounds(c["blocks"], gpu) * c["block_cycles"] / gpu.boost_clock_hz
+    return np.maximum(c["cycles"] / issue_rate(gpu), waiting)
+
+
+def _as_transfer(problem: Problem) -> tuple[Part, ...]:
+    """What memory alone would take."""
+    return (Part(1.0, Problem("transfer", "float32", problem.dims[:3])),)
+
+
+register(
+    OperationKind(
+        name=LIMITED,
+        shape=("read_bytes", "write_bytes", "flops", "cycles", "blocks", "block_cycles"),
+        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0, "cycles": 0, "blocks": 1, "block_cycles": 0},
+        units="vector",
+        flops=lambda c: c["flops"],
+        reads=lambda c: c["read_bytes"],
+        writes=lambda c: c["write_bytes"],
+        element_bytes=1,
+        proxy=_as_transfer,
+        latency=_latency,
+    )
+)
+
+
+def limited_transfer(
+    read_bytes: float,
+    written_bytes: float,
+    flops: float,
+    *,
+    cycles: float = 0.0,
+    blocks: float = 1.0,
+    block_cycles: float = 0.0,
+) -> Problem:
+    """Give a transfer that instructions or few blocks may bound.
+
+    Args:
+        read_bytes: Bytes that it reads.
+        written_bytes: Bytes that it writes.
+        flops: Floating-point operations.
+        cycles: Cycles that a GPU of one multiprocessor would need to issue it.
+        blocks: Blocks that it has.
+        block_cycles: Cycles of one of them.
+    """
+    return Problem(LIMITED, "float32", (read_bytes, written_bytes, flops, cycles, blocks, block_cycles))
+
+
+def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
+    """Seconds that instructions and waiting take at least, shape (gpus, problems); 0 where nothing is known of them."""
+    seconds = np.zeros((len(gpus), len(problems)))
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, item in enumerate(problems):
+        if operation_kind(item.operation).latency is not None:
+            groups.setdefault((item.operation, item.dtype), []).append(index)
+    for (operation, _), indices in groups.items():
+        latency, batch = operation_kind(operation).latency, batch_of([problems[index] for index in indices])
+        assert latency is not None  # by the loop above
+        seconds[:, indices] = [latency(batch.columns, gpu) for gpu in gpus]
+    return seconds
+
+
+def reread_share(bytes_per_multiprocessor: float, gpu: Gpu) -> float:
+    """Share of the time of a kernel that finds nothing in the L2, from `FOUND_COST` to 1."""
+    at_once = bytes_per_multiprocessor * gpu.streaming_multiprocessors
+    missed = min(max(at_once / (CACHED_SHARE * gpu.l2_bytes) - 1, 0.0), 1.0)
+    return FOUND_COST + (1 - FOUND_COST) * missed

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus import gpu_names
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.latency import latencies
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import batch_of
+from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
+
+SIZE = 4.0 * 1024
+"""Bytes of a tensor of 1,024 numbers."""
+
+
+def recorded(step: object, *shape: int, dtype: torch.dtype = torch.float32) -> Trace:
+    """The forward pass of a function of one tensor."""
+    session = CaptureSession(device=torch.device("meta"))
+    x = torch.empty(*shape, dtype=dtype, device="meta")
+    session.start()
+    step(x)  # type: ignore[operator]
+    session.stop()
+    return session.trace()
+
+
+def device_seconds(trace: Trace, *gpus: str) -> np.ndarray:
+    found = [find_gpu(name) for name in gpus]
+    seconds: np.ndarray = timed_work(trace, found, origin=None, models=kernel_models(gpus)).seconds.sum(axis=1)
+    return seconds
+
+
+LOSSES = [
+    torch.nn.functional.mse_loss,
+    torch.nn.functional.smooth_l1_loss,
+    torch.nn.functional.huber_loss,
+    torch.nn.functional.binary_cross_entropy,
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_a_mean_loss_writes_each_element_and_reads_it_again(loss: object) -> None:
+    trace = recorded(lambda x: loss(x, x), 1024)  # type: ignore[operator]
+    each, mean = (problem for one in trace.operations for problem in translate(one, Flags()))
+    assert each.dims[:2] == (2 * SIZE, SIZE)
+    assert mean.dims[:2] == (SIZE, 4.0)
+
+
+def test_a_loss_without_reduction_writes_each_element_once() -> None:
+    trace = recorded(lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"), 1024)
+    (each,) = (problem for one in trace.operations for problem in translate(one, Flags()))
+    assert each.dims[:2] == (2 * SIZE, SIZE)
+
+
+def test_smooth_l1_takes_what_was_measured() -> None:
+    """32,768² numbers, twice: 9.00 ms on an H100-PCIe, 25.0 ms on an L40S (KernelBench); by its inputs alone, half."""
+    trace = recorded(lambda x: torch.nn.functional.smooth_l1_loss(x, x.exp()), 32768, 32768)
+    loss = Trace(operations=trace.operations[-1:], device="meta", recorder="dispatch")
+    h100, l40s = device_seconds(loss, "H100-PCIe-80GB", "L40S") * 1e3
+    assert h100 == pytest.approx(9.0, rel=0.1)
+    assert l40s == pytest.approx(25.0, rel=0.1)
+
+
+def test_a_scan_passes_three_times() -> None:
+    trace = recorded(lambda x: torch.cumsum(x, dim=0), 1024)
+    (scan,) = (problem for one in trace.operations for problem in translate(one, Flags()))
+    assert scan.dims[:2] == (2 * SIZE, SIZE)
+
+
+def test_pooling_counts_the_elements_of_its_windows() -> None:
+    def cycles(step: object) -> float:
+        operations = recorded(step, 1, 1, 64, 64).operations
+        (problem,) = (problem for one in operations for problem in translate(one, Flags()))
+        return problem.dims[3]
+
+    functional = torch.nn.functional
+    # 61 x 61 windows of 16 elements, at 1.5 cycles and 0.26 more for each element.
+    assert cycles(lambda x: functional.avg_pool2d(x, 4, stride=1)) == pytest.approx(61**2 * (1.5 + 16 * 0.26))
+    assert cycles(lambda x: functional.max_pool2d(x, (2, 8), stride=1)) == pytest.approx(63 * 57 * (1.5 + 16 * 0.26))
+    assert cycles(lambda x: functional.adaptive_avg_pool2d(x, 8)) == pytest.approx(64 * (1.5 + 64 * 0.26))
+
+
+def test_windows_that_overlap_are_bound_by_instructions_on_an_h100() -> None:
+    """`MaxPool2d(4, stride=1)` of (32, 64, 512, 512): 14.1 ms on an H100-PCIe (KernelBench); its bytes take 4.2."""
+    trace = recorded(lambda x: torch.nn.functional.max_pool2d(x, 4, stride=1, padding=1), 32, 64, 512, 512)
+    assert device_seconds(trace, "H100-PCIe-80GB")[0] * 1e3 == pytest.approx(14.1, rel=0.1)
+
+
+def test_a_cast_is_loaded_one_by_one_and_a_copy_is_not() -> None:
+    x, half = TensorInfo((1024,), "float32"), TensorInfo((1024,), "bfloat16")
+    cast = Operation(name="aten::_to_copy", phase="forward", inputs=(x,), outputs=(half,))
+    copy = Operation(name="aten::clone", phase="forward", inputs=(x,), outputs=(x,))
+    (of_cast,), (of_copy,) = translate(cast, Flags()), translate(copy, Flags())
+    assert of_cast.operation == "limited_transfer"
+    assert of_cast.dims[3] == pytest.approx(1024 / 1.3)
+    assert of_copy.operation == "transfer"
+
+
+def test_the_targets_of_a_loss_are_looked_up_by_one_block() -> None:
+    """4,096 rows, 32 at a time, 1,500 cycles each: 0.12 ms on a T4 (0.146 ms with the softmax, KernelBench v0)."""
+    logits, targets = TensorInfo((4096, 10), "float32"), TensorInfo((4096,), "int64")
+    loss = Operation(name="aten::nll_loss_forward", phase="forward", inputs=(logits, targets))
+    (problem,) = translate(loss, Flags())
+    t4 = find_gpu("T4")
+    assert latencies([problem], [t4])[0, 0] == pytest.approx(128 * 1500 / t4.boost_clock_hz)
+    of_images = Operation(name="aten::nll_loss2d_forward", phase="forward", inputs=(logits, targets))
+    assert latencies(translate(of_images, Flags()), [t4])[0, 0] == 0
+
+
+def test_squares_are_products_and_other_powers_are_not() -> None:
+    x = TensorInfo((4, 8), "float32")
+
+    def kind(exponent: float) -> str:
+        call = Operation(name="aten::pow", phase="forward", inputs=(x,), arguments={"exponent": exponent})
+        return translate(call, Flags())[0].operation
+
+    assert (kind(2), kind(0.5), kind(2.5)) == ("mul_scalar", "mul_scalar", "pow_scalar")
+
+
+def test_operands_of_two_dtypes_are_loaded_one_by_one() -> None:
+    x, half = TensorInfo((4, 8), "float32"), TensorInfo((4, 8), "bfloat16")
+    both = Operation(name="aten::add", phase="forward", inputs=(x, half), outputs=(x,))
+    alike = Operation(name="aten::add", phase="forward", inputs=(x, x), outputs=(x,))
+    assert [translate(one, Flags())[0].operation for one in (both, alike)] == ["limited_transfer", "add"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x * x[:, :1],
+        lambda x: torch.cumsum(x, dim=1),
+        lambda x: torch.nn.functional.avg_pool1d(x, 8, stride=1),
+        lambda x: torch.nn.functional.mse_loss(x, x),
+    ],
+    ids=["broadcast", "scan", "pooling", "loss"],
+)
+@pytest.mark.parametrize("rows", [8, 4096, 2**20])
+def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(step: object, rows: int) -> None:
+    single, more = (recorded(step, count, 256) for count in (rows, 2 * rows))
+    half = recorded(step, rows, 256, dtype=torch.bfloat16)
+    names = gpu_names()
+    own, doubled, in_half = (device_seconds(trace, *names) for trace in (single, more, half))
+    problems = [problem for one in single.operations for problem in translate(one, Flags())]
+    moved = sum(float(batch_of([problem]).bytes_moved[0]) for problem in problems)
+    gpus = [find_gpu(name) for name in names]
+    fastest = np.array([max(one.dram_bytes_per_second, one.l2_bytes_per_second) for one in gpus])
+    assert (own >= moved / fastest).all()
+    assert (in_half <= own * (1 + 1e-9)).all()
+    assert (doubled >= own * (1 - 1e-9)).all()

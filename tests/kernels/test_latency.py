@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus import gpu_names
+from lightning_predict.kernels.estimates import problem_times
+from lightning_predict.kernels.families.norm import ROW_CYCLES
+from lightning_predict.kernels.latency import latencies, limited_transfer, reread_share
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, problem
+from lightning_predict.kernels.roofline import roofline_seconds
+
+GPUS = tuple(find_gpu(name) for name in gpu_names())
+H100, A100, T4 = (find_gpu(name) for name in ("H100-SXM-80GB", "A100-SXM-80GB", "T4"))
+
+
+def seconds(*problems: Problem, gpus: tuple[str, ...] = ("A100-SXM-80GB",)) -> np.ndarray:
+    return problem_times(problems, [find_gpu(name) for name in gpus], kernel_models(gpus)).seconds
+
+
+def test_cycles_are_shared_by_all_multiprocessors() -> None:
+    million = limited_transfer(4, 4, 0, cycles=1e6 * T4.streaming_multiprocessors)
+    assert latencies([million], [T4])[0, 0] == pytest.approx(1e6 / T4.boost_clock_hz)
+
+
+def test_a_block_runs_on_one_multiprocessor_whatever_the_gpu_has() -> None:
+    slots = T4.streaming_multiprocessors
+    one, many, more = (limited_transfer(4, 4, 0, blocks=count, block_cycles=1e6) for count in (1, slots, slots + 1))
+    once, full, twice = latencies([one, many, more], [T4])[0]
+    assert once == full == pytest.approx(1e6 / T4.boost_clock_hz)
+    assert twice == pytest.approx(2 * once)
+
+
+def test_layer_norm_over_few_long_rows_has_a_block_a_row() -> None:
+    """16 rows of 64 x 256 x 256 numbers took 9.0 ms on an H100-PCIe and 6.2 ms on an L40S (KernelBench).
+
+    Their bytes take 0.3 and 0.6 ms.
+    """
+    few = problem("layer_norm", "float32", rows=16, cols=64 * 256 * 256)
+    h100, l40s = seconds(few, gpus=("H100-PCIe-80GB", "L40S"))[:, 0] * 1e3
+    assert h100 == pytest.approx(9.0, rel=0.1)
+    assert l40s == pytest.approx(6.2, rel=0.1)
+
+
+def test_layer_norm_over_short_rows_is_bound_by_their_number() -> None:
+    short = problem("layer_norm", "float32", rows=2**22, cols=64)
+    rate = H100.streaming_multiprocessors * H100.boost_clock_hz
+    assert latencies([short], [H100])[0, 0] == pytest.approx(2**22 * ROW_CYCLES / rate)
+
+
+def test_16_bits_gain_nothing_where_elements_are_loaded_one_by_one() -> None:
+    """A broadcast product of 2^28 numbers: 2^28 / 1.3 cycles over 108 multiprocessors at 1.41 GHz are 1.36 ms."""
+    elements = 2.0**28
+    half, single = (
+        limited_transfer(size * elements, size * elements, elements, cycles=elements / 1.3) for size in (2, 4)
+    )
+    in_half, in_single = seconds(half, single)[0] * 1e3
+    assert in_half == pytest.approx(1.36, rel=0.01)
+    # Float32 needs 2^31 bytes from memory: 1.1 ms at the full 2,039 GB/s, so that the bytes take 15 % more than that.
+    assert 1.0 <= in_single / in_half < 1.1
+
+
+def test_softmax_reads_long_rows_three_times() -> None:
+    """Rows of 393,216 numbers took 14.3 ms on an H100-PCIe (KernelBench); read once, 6.4 GB would take 6.9 ms."""
+    wide = problem("softmax", "float32", rows=4096, cols=393216)
+    assert seconds(wide, gpus=("H100-PCIe-80GB",))[0, 0] * 1e3 == pytest.approx(14.3, rel=0.1)
+
+
+def test_rows_that_fit_shared_memory_are_read_once() -> None:
+    rereads = operation_kind("softmax").rereads
+    assert rereads is not None
+    assert rereads(problem("softmax", "float32", rows=4096, cols=12 * 1024)) is None
+    assert rereads(problem("softmax", "float16", rows=4096, cols=24 * 1024)) is None
+    found = rereads(problem("softmax", "float32", rows=4096, cols=12 * 1024 + 1))
+    assert found is not None
+    assert found.transfer.dims[0] == 3 * found.transfer.dims[1]
+
+
+def test_rows_are_found_again_where_all_that_run_at_once_fit_the_l2() -> None:
+    room = 0.35 * A100.l2_bytes / A100.streaming_multiprocessors
+    assert reread_share(room, A100) == pytest.approx(0.75)
+    assert reread_share(2 * room, A100) == reread_share(100 * room, A100) == pytest.approx(1.0)
+    assert 0.75 < reread_share(1.5 * room, A100) < 1
+
+
+def test_batch_norm_has_a_block_a_channel() -> None:
+    """16 channels of 64 x 63 x 63 x 63 numbers: 8 to 9 ms on an H100-PCIe beside their convolution (KernelBench)."""
+    few = problem("batch_norm", "float32", rows=1024, cols=63**3, channels=16)
+    many = problem("batch_norm", "float32", rows=1024, cols=63**3, channels=1024)
+    on_few, on_many = seconds(few, many, gpus=("H100-PCIe-80GB",))[0] * 1e3
+    # Three times 64 x 63^3 numbers a channel, at 5.4e9 a second.
+    assert on_few == pytest.approx(3 * 64 * 63**3 / 5.4e9 * 1e3)
+    assert on_many < 2
+
+
+SHAPES = [(1, 2**24), (16, 2**20), (4096, 128), (4096, 16384), (65536, 768), (2**20, 64)]
+
+
+@pytest.mark.parametrize(("rows", "cols"), SHAPES)
+@pytest.mark.parametrize(
+    "operation", ["layer_norm", "rms_norm", "softmax", "softmax_backward", "embedding", "batch_norm"]
+)
+def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(
+    operation: str, rows: int, cols: int
+) -> None:
+    single, half, more = (
+        problem(operation, dtype, rows=rows * times, cols=cols)
+        for dtype, times in (("float32", 1), ("bfloat16", 1), ("float32", 2))
+    )
+    models = kernel_models(gpu_names())
+    times = problem_times([single, half, more], GPUS, models).seconds
+    bound = roofline_seconds(batch_of([single]), GPUS, least=True)
+    assert (times[:, 0] >= bound[:, 0]).all()
+    assert (times[:, 1] <= times[:, 0] * (1 + 1e-9)).all()
+    assert (times[:, 2] >= times[:, 0] * (1 - 1e-9)).all()
