@@ -66,7 +66,7 @@ def test_the_callbacks_are_both_there() -> None:
 def test_predicting_loads_neither_torch_nor_lightning(statement: str) -> None:
     loaded = modules_after(statement)
     assert "lightning_predict" in loaded
-    assert not {"torch", "lightning", "pytorch_lightning", "matplotlib", "pooch", "requests"} & loaded
+    assert not {"torch", "lightning", "pytorch_lightning", "matplotlib", "requests"} & loaded
 
 
 def test_the_import_test_can_fail() -> None:
