@@ -2,7 +2,7 @@
 
 A case is one row of a table on one GPU, predicted from shapes alone: transformers, training benchmarks, steps of timm
 and torchvision, and KernelBench's modules in eager mode. Recording the steps takes minutes, so they are kept in a
-folder; of timm, steps that it does not hold are left out. Example::
+folder; of vision models only those count that it holds (`--of timm` and `--of torchvision` record them). Example::
 
     python -m benchmarks.accuracy FOLDER --of steps --cache recorded-steps --output whole_steps.json
 
@@ -36,7 +36,7 @@ from benchmarks.accuracy.vision import (
     read_timm_cases,
     read_torchvision_cases,
 )
-from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, benchmark_units
+from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, units_per_sample
 from benchmarks.accuracy.workloads.published import published_trace
 from benchmarks.accuracy.workloads.vision import vision_trace
 from lightning_predict.gpus import gpu as find_gpu
@@ -61,6 +61,9 @@ from lightning_predict.training.whole_steps import (
 
 NOT_TRAINED_IN: Final = "double"
 """Precision of steps that are scored in their own table alone: hardly anybody trains in it."""
+
+MODULES: Final = "KernelBench"
+"""Table whose rows are mostly modules of a few operations."""
 
 HOST_SHARE: Final = 0.6
 """A step counts as bound by the device where a median host needs less than this share of the device's time: then even
@@ -126,7 +129,7 @@ def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
                 gpu=row.gpu,
                 model=f"{row.model} {row.precision}",
                 file=f"benchmarks-{row.model}-{row.precision}-{row.batch}.json.gz",
-                measured_seconds=benchmark_units(row.model, batch=row.batch) / row.measured_per_second,
+                measured_seconds=units_per_sample(row.model) * row.batch / row.measured_per_second,
                 record=partial(_benchmark, row.model, row.precision, row.batch),
             )
     if (folder / TIMM_TABLE).is_file():
@@ -139,7 +142,7 @@ def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
             path = folder / KERNEL_BENCH / trace
             if EAGER in modes and path.is_file():
                 yield PublishedStep(
-                    table="KernelBench",
+                    table=MODULES,
                     source=machine,
                     gpu=gpu,
                     model=trace,
@@ -154,8 +157,8 @@ def _benchmark(model: str, precision: str, batch: int) -> Trace:
 
 
 def _of_vision(case: VisionCase, cache: Path) -> PublishedStep:
-    """A step of a vision model; of timm, where hundreds of models take an hour, only those that were recorded."""
-    is_there = case.step.source == "torchvision" or (cache / case.step.file_name).is_file()
+    """A step of a vision model; as hundreds of models take an hour, only of those that were recorded."""
+    is_there = (cache / case.step.file_name).is_file()
     return PublishedStep(
         table=case.step.source,
         source=case.software,
@@ -221,6 +224,7 @@ def _predicted(rows: Sequence[PublishedStep], cache: Path, weights: Path | None)
                 measured_seconds=row.measured_seconds,
                 predicted=Interval(step.low_seconds, step.seconds, step.high_seconds),
                 shares=_shares(timed, place, gpus[place]),
+                is_model=row.table != MODULES,
             )
             if is_bound
             else None

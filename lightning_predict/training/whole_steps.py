@@ -54,7 +54,7 @@ class StepCase:
         measured_seconds: Published time.
         predicted: Prediction without a measurement, in seconds.
         shares: Share of the predicted device time by kind of work; they add up to 1.
-        host_seconds: What the host was predicted to take.
+        is_model: It is a step of a whole model; a module of a few operations errs as these do.
     """
 
     table: str
@@ -64,7 +64,7 @@ class StepCase:
     measured_seconds: float
     predicted: Interval[float]
     shares: Mapping[str, float]
-    host_seconds: float = 0.0
+    is_model: bool = True
 
     @property
     def log_ratio(self) -> float:
@@ -176,14 +176,14 @@ STANDARD_DEVIATIONS: Final = 1.645
 def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
     """Choose the spread that holds nine in ten cases, each table weighing as much as another.
 
-    What all operations of a step share is the deviation of the GPU's effect, and no less where one table's operations
-    happen to be right; the share of the operations' own half-width is then the least that is enough, as conformal
-    prediction asks.
+    What all operations of a step share is the deviation of the GPU's effect on whole models, and no less where one
+    table's operations happen to be right; the share of the operations' own half-width is then the least that is enough,
+    as conformal prediction asks.
 
     Args:
         cases: Published steps with the operations' own intervals.
     """
-    shared = STANDARD_DEVIATIONS * fit_steps(cases).deviations["gpu"]
+    shared = STANDARD_DEVIATIONS * fit_steps([case for case in cases if case.is_model]).deviations["gpu"]
     needed = []
     for case in cases:
         own = case.predicted

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, final
 
 import torch
@@ -153,10 +154,11 @@ BENCHMARKS: Final[Mapping[str, Callable[[int, torch.dtype], Benchmark]]] = {
 PRECISIONS: Final[Mapping[str, torch.dtype]] = {"FP32": torch.float32, "FP16": torch.float16, "AMP": torch.float16}
 
 
-def benchmark_units(name: str, *, batch: int) -> int:
-    """Images, sequences, tokens or samples of one step, without recording it; `name` is a key of `BENCHMARKS`."""
+@cache
+def units_per_sample(name: str) -> float:
+    """Images, sequences, tokens or samples of one sample of a batch; `name` is a key of `BENCHMARKS`."""
     with torch.device("meta"):
-        return BENCHMARKS[name](batch, torch.float32).units
+        return BENCHMARKS[name](1000, torch.float32).units / 1000  # a thousand, as some are rounded
 
 
 def benchmark_trace(name: str, *, precision: str, batch: int) -> RecordedBenchmark:
