@@ -15,7 +15,7 @@ GPU, source or model are not carried to others, and are what the interval must h
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
@@ -173,12 +173,16 @@ STANDARD_DEVIATIONS: Final = 1.645
 """Of a normal distribution, that hold nine in ten."""
 
 
+LEAST_HELD: Final = 0.85
+"""Share of every table's cases that the interval holds at least, where all tables together ask for less."""
+
+
 def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
     """Choose the spread that holds nine in ten cases, each table weighing as much as another.
 
     What all operations of a step share is the deviation of the GPU's effect on whole models, and no less where one
     table's operations happen to be right; the share of the operations' own half-width is then the least that is enough,
-    as conformal prediction asks.
+    as conformal prediction asks, and holds `LEAST_HELD` of each table.
 
     Args:
         cases: Published steps with the operations' own intervals.
@@ -190,7 +194,11 @@ def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
         end = own.high if case.measured_seconds > own.middle else own.low
         beyond = math.sqrt(max(case.log_ratio**2 - shared**2, 0.0))
         needed.append(beyond / abs(math.log(end / own.middle)))
-    return StepSpread(kept=weighted_quantile(np.array(needed), _weights(cases)), log_half_width=shared)
+    by_table: dict[str, list[float]] = defaultdict(list)
+    for case, kept in zip(cases, needed, strict=True):
+        by_table[case.table].append(kept)
+    least = max(float(np.quantile(own, LEAST_HELD, method="higher")) for own in by_table.values())
+    return StepSpread(kept=max(weighted_quantile(np.array(needed), _weights(cases)), least), log_half_width=shared)
 
 
 def _weights(cases: Sequence[StepCase]) -> Array:
