@@ -13,10 +13,10 @@ A depthwise convolution multiplies nothing by matrices: it is bound by its traff
 output. Other groups fill tiles badly, but are never slower than the dense convolution that holds them.
 
 FLOPs and bytes alone enter, and the same constants hold for every GPU, so that two of one peak get one time. They were
-chosen on three tables, which so are training data for them: the kernels of one ResNet-50 step in TF32 on an A100
+chosen on four tables, which so are training data for them: the kernels of one ResNet-50 step in TF32 on an A100
 (tiles, feeding, conversions, strided gradients), timm's inference in AMP with channels last and first on the RTX 3090
-(what is merged in groups, depthwise outputs), and KernelBench's level 1 on the H100-PCIe and L40S (volumes, depthwise
-in float32).
+and 4090 (what is merged in groups, depthwise outputs), DeepBench's float16 rows (feeding through registers), and
+KernelBench's level 1 on the H100-PCIe and L40S (volumes, depthwise in float32).
 """
 
 from __future__ import annotations
