@@ -245,7 +245,9 @@ def test_plan_plans_jobs_with_stated_and_with_predicted_times(trace: Path, run: 
     }
     assert set(hours) == {"stated", "recorded"}
     assert hours["stated"] in (pytest.approx(4.0), pytest.approx(2.2))
-    (predicted,) = run("predict", trace, "--gpus", "A10", "--iterations", "1000", "--json").json["predictions"]
+    (chosen,) = (segment for segment in found["segments"] if segment["job"] == "recorded")
+    layout = f"{chosen['num_gpus']}xA10"
+    (predicted,) = run("predict", trace, "--gpus", layout, "--iterations", "1000", "--json").json["predictions"]
     assert hours["recorded"] == pytest.approx(predicted["total_seconds"] / 3600)
     out = run("plan", jobs, "--method", "edf", "--output", tmp_path / "plan").out
     assert "recorded" in out
