@@ -233,6 +233,7 @@ def _with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
         copy.grad = torch.empty_like(copy)
     optimizer.step()  # makes its state
     session = CaptureSession(device=torch.device("meta"), model=model.train(), optimizers=[optimizer])
+    loss().backward()  # the first pass imports, which would count as Python work of the step
     session.start()
     model.zero_grad(set_to_none=True)
     loss().backward()

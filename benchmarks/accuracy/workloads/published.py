@@ -59,6 +59,7 @@ def forward_trace(module: nn.Module, tokens: torch.Tensor) -> Trace:
     """A forward pass without gradients."""
     session = CaptureSession(device=tokens.device, model=module)
     with torch.no_grad():
+        module(tokens)  # the first call imports, which would count as Python work of the step
         session.start()
         module(tokens)
         session.stop()
