@@ -105,3 +105,8 @@ def timed_as(trace: Trace, seconds: list[float]) -> TimedWork:
         high_seconds=values * 1.1,
         shares={"mlp": np.ones_like(values)},
     )
+
+
+NORMS_REL = 0.04
+"""A norm of a part of the rows takes more than that part of its time, as fewer rows fill fewer multiprocessors: at most
+all of it, 0.3 of the 7.3 s of a block."""

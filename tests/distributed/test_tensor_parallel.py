@@ -168,7 +168,17 @@ def test_seconds_go_by_the_share_of_the_work() -> None:
     block, backward = [0.1, 0.5, 0.5, 0.5], [1.0, 0.5, 0.5, 0.2]
     assert cut(2, updated=0.5) == pytest.approx([*block * 2, *backward * 2, 0.25], rel=1e-6)
     # A quarter of the rows: everything but the update.
-    assert cut(1, micro_batches=4) == pytest.approx([seconds / 4 for seconds in SECONDS[:-1]] + [0.5], rel=1e-6)
+    quarters = [seconds / 4 for seconds in SECONDS[:-1]] + [0.5]
+    found = cut(1, micro_batches=4)
+    norms = (
+        0,
+        4,
+    )  # of the forward pass: fewer rows fill fewer multiprocessors, so that a quarter takes longer than that
+    for index, (seconds, quarter) in enumerate(zip(found, quarters, strict=True)):
+        if index in norms:
+            assert quarter <= seconds <= 4 * quarter
+        else:
+            assert seconds == pytest.approx(quarter, rel=1e-6)
 
 
 def test_one_gpu_does_exactly_what_was_timed() -> None:

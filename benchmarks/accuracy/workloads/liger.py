@@ -189,7 +189,7 @@ def liger_trace(kernel: str, part: str, *, word: str, value: float, config: str)
     dtype = getattr(torch, str(sizes.get("dtype", "torch.bfloat16")).removeprefix("torch."))
     forward = _OPERATORS[kernel][1](sizes, dtype)
     forward()  # the first call imports, which would count as Python work of the step
-    session = CaptureSession(device=torch.device("meta"))
+    session = CaptureSession(device=torch.device("meta"), compiled=False)
     session.start()
     results = forward()
     if part == "backward":
