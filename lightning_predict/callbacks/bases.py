@@ -14,8 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_predict.callbacks.guard import say
 from lightning_predict.errors import MissingDependencyError
+from lightning_predict.guard import say
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 

@@ -41,7 +41,6 @@ from lightning_predict.callbacks.budget import (
     limits_of_fit,
 )
 from lightning_predict.callbacks.clocks import device_clock, ledger_clock
-from lightning_predict.callbacks.guard import never_raises, say
 from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of
 from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.callbacks.rest_of_run import Rest, end_seconds, rest_of_run
@@ -56,6 +55,7 @@ from lightning_predict.callbacks.trainer_state import (
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
+from lightning_predict.guard import never_raises, say
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours
 

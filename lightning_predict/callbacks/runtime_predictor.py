@@ -36,7 +36,6 @@ from lightning_predict.callbacks.clocks import device_clock
 from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
-from lightning_predict.callbacks.guard import never_raises
 from lightning_predict.callbacks.outcome import Outcome
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
@@ -49,6 +48,7 @@ from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
+from lightning_predict.guard import never_raises
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption

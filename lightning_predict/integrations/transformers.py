@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layouts_of
+from lightning_predict.guard import never_raises, say
 from lightning_predict.prediction import predict
 from lightning_predict.reports.loggers import metrics
 from lightning_predict.tracing.session import CaptureSession
@@ -41,26 +41,6 @@ if TYPE_CHECKING:
 
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.tracing.trace import Trace
-
-P = ParamSpec("P")
-
-
-def _never_raises(hook: Callable[P, None]) -> Callable[P, None]:
-    """Turn whatever goes wrong in a hook into one warning, and switch the callback off: training goes on."""
-
-    @wraps(hook)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            hook(*args, **kwargs)
-        except Exception as error:
-            cast("RuntimePredictorCallback", args[0])._deactivate()
-            words = f"RuntimePredictorCallback stopped, training goes on: {type(error).__name__}: {error}"
-            try:
-                warnings.warn(words, stacklevel=2)
-            except Warning:  # where warnings are errors
-                print(words)
-
-    return guarded
 
 
 class RuntimePredictorCallback(TrainerCallback):
@@ -111,18 +91,18 @@ class RuntimePredictorCallback(TrainerCallback):
         self.trace: Trace | None = None
         self._deactivate()
 
-    @_never_raises
+    @never_raises
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Begin anew, on the main process."""
         self._deactivate()
         self.predictions = self.trace = None
         self._is_on = bool(state.is_world_process_zero)
 
-    @_never_raises
+    @never_raises
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Time a step of the warm-up, or record the one after it."""
         if not self._is_on:
@@ -134,8 +114,10 @@ class RuntimePredictorCallback(TrainerCallback):
         else:
             self._started_at = _now(args)
 
-    @_never_raises
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    @never_raises
+    def on_step_end(
+        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Predict once the step was recorded."""
         if not self._is_on:
             return
@@ -155,9 +137,9 @@ class RuntimePredictorCallback(TrainerCallback):
             print(self.predictions)
             print(self.predictions.ranking(deadline_hours=self.deadline_hours))
 
-    @_never_raises
+    @never_raises
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Say where a run was too short to be recorded."""
         too_short = self._is_on and self.predictions is None
@@ -167,6 +149,19 @@ class RuntimePredictorCallback(TrainerCallback):
                 f"the run ended after {state.global_step} steps, before one was recorded; expected more than "
                 f"warmup_steps={self.warmup_steps}."
             )
+
+    def give_up(self, error: Exception) -> None:
+        """Stop recording and say once what went wrong; training goes on.
+
+        Args:
+            error: What went wrong.
+        """
+        self._deactivate()
+        words = f"RuntimePredictorCallback stopped, training goes on: {type(error).__name__}: {error}"
+        try:
+            warnings.warn(words, stacklevel=2)
+        except Warning:  # where warnings are errors
+            say(words)
 
     def _deactivate(self) -> None:
         """Stop a recording that is under way, and do nothing from here on."""

@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from lightning_predict.callbacks.guard import never_raises
 from lightning_predict.errors import BudgetExceededError
+from lightning_predict.guard import never_raises
 
 
 class Careful:

@@ -44,7 +44,7 @@ ERRORS: Final[dict[str, Callable[[], BaseException]]] = {
 
 
 ENTRANCES: Final = (
-    "callbacks/guard.py never_raises.<locals>.guarded",
+    "guard.py never_raises.<locals>.guarded",
     "tracing/hooks.py _unseen_by_the_step.<locals>.guarded",
     "tracing/hooks.py OptimizerWatch._outside.<locals>.watched",
     "tracing/modes.py OperationMode.__torch_dispatch__",
