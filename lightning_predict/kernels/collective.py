@@ -46,7 +46,7 @@ UNFITTED_SPREAD: Final = 1.5
 
 
 def _bytes_over_the_link(c: Columns) -> Array:
-    """What one GPU must send at least: all but its own share; a switch that adds lets all_reduce send it once."""
+    """Count bytes that one GPU must send: all but its own share; a switch that adds lets all_reduce send it once."""
     return c["message_bytes"] * (c["num_gpus"] - 1) / c["num_gpus"]
 
 
@@ -86,11 +86,11 @@ class CollectiveCurves:
     staged: frozenset[str] = frozenset()
 
     def supports(self, operation: str) -> bool:
-        """True for a collective."""
+        """Tell whether the operation is a collective."""
         return operation in COLLECTIVES
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Seconds and their 90 % interval, each of shape (gpus, problems)."""
+        """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
         seconds = np.stack([self._seconds(batch, target) for target in gpus])
         fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]
         spread = np.exp(self.half_width) * np.where(fitted, 1.0, UNFITTED_SPREAD)
@@ -115,7 +115,7 @@ class CollectiveCurves:
         return seconds
 
     def _source(self, target: Gpu) -> tuple[str, float]:
-        """The measured GPU to take curves from, and by how much messages grow on its link."""
+        """Find the measured GPU to take curves from, and by how much messages grow on its link."""
         if target.name in self.curves:
             return target.name, 1.0
         wanted = _kind(target, has_peer_access=target.has_peer_access)
@@ -127,7 +127,7 @@ class CollectiveCurves:
         return nearest, link_bandwidth(find_gpu(nearest)) / own
 
     def _interpolated(self, curve: Array, log_messages: Array) -> Array:
-        """log(seconds): constant below the smallest size, proportional to the message above the largest."""
+        """Interpolate log(seconds): constant below the smallest size, proportional to the message above the largest."""
         beyond = np.maximum(log_messages - self.log_sizes[-1], 0.0)
         values: Array = np.interp(log_messages, self.log_sizes, curve) + beyond
         return values
@@ -163,7 +163,7 @@ def _count(times: Checked, key: str) -> int:
 
 @cache
 def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
-    """The curves that come with the package.
+    """Read the curves that come with the package.
 
     Raises:
         CatalogueError: The file is not what the recipe writes.

@@ -87,13 +87,13 @@ class KernelModels(Protocol):
     """What trained models offer; `utilisation.UtilisationModels` is one."""
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """True where a model serves the operation in this dtype, trained on it or not."""
+        """Tell whether a model serves the operation in this dtype, trained on it or not."""
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
-        """How a model that serves the operation in this dtype knows it."""
+        """Tell how a model that serves the operation in this dtype knows it."""
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Seconds and their 90 % interval, each of shape (gpus, problems)."""
+        """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
 
 
 @final
@@ -144,7 +144,7 @@ class _Expansion:
 
 
 def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
-    """Dtype that a GPU computes a request in: TF32 is float32 where the matrix units do not know it.
+    """Give the dtype that a GPU computes in: TF32 is float32 where the matrix units do not know it.
 
     Raises:
         InvalidArgumentError: float8 on a GPU without units for it, which no library emulates.
@@ -158,7 +158,7 @@ def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
 
 
 def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
-    """True where matrix work in a narrower dtype gains nothing on this GPU, so that its libraries use float32's units.
+    """Tell whether this GPU computes matrix work of a narrower dtype on float32's units, which are as fast.
 
     TF32 is left to `compute_dtype_on`: without units for it, it is float32 and not a stand-in for it.
     """
@@ -170,7 +170,7 @@ def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
 
 
 def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
-    """Times of problems on GPUs, each (gpus, problems); distinct problems are computed once.
+    """Time problems on GPUs, each (gpus, problems); distinct problems are computed once.
 
     TF32 and dtypes of fewer bits never take longer than float32 on the same GPU, whose kernels are there for them, too.
 
@@ -197,7 +197,7 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
 
 
 def _float32_holds(problem: Problem) -> bool:
-    """True where float32's kernels could compute the problem."""
+    """Tell whether float32's kernels could compute the problem."""
     return problem.dtype in LOWER_PRECISIONS and operation_kind(problem.operation).units in ("tensor", "vector")
 
 
@@ -250,7 +250,7 @@ def _no_slower(
 
 
 def _own_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
-    """Times of problems on GPUs, each in its own dtype; distinct problems are computed once."""
+    """Time problems on GPUs, each in its own dtype; distinct problems are computed once."""
     position: dict[Problem, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)
     distinct = list(position)
@@ -284,7 +284,7 @@ def _computes_in_float32(dtype: str, gpu: Gpu) -> bool:
 def _times_of_equals(
     problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None, as_float32: frozenset[str]
 ) -> ProblemTimes:
-    """Times on GPUs that compute the same dtypes of matrix work in float32."""
+    """Time problems on GPUs that compute the same dtypes of matrix work in float32."""
     wanted = [
         replace(item, dtype="float32")
         if item.dtype in as_float32 and operation_kind(item.operation).units == "tensor"
@@ -314,7 +314,7 @@ def _times_of_equals(
 
 
 def _expanded_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
-    """Times by the leaves of each problem, without its bound."""
+    """Add up the times of each problem's leaves, without its bound."""
     expansions = [_expand(item, models) for item in problems]
     leaves = list(dict.fromkeys(leaf for expansion in expansions for leaf, _ in expansion.parts))
     middle, low, high, by_base = _leaf_times(leaves, gpus, models)
@@ -380,7 +380,7 @@ def _alternative(problem: Problem) -> Problem | None:
 def _no_faster_than_latency(
     times: ProblemTimes, problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None
 ) -> ProblemTimes:
-    """Times that instructions, waiting and rows that left the L2 allow (`latency.py`)."""
+    """Raise times to what instructions, waiting and rows that left the L2 allow (`latency.py`)."""
     floor = np.maximum(latencies(problems, gpus), _reread_seconds(problems, gpus, models))
     binds = floor > times.seconds
     served: TimedBy = "roofline" if models is None else "proxy"
@@ -397,7 +397,7 @@ def _no_faster_than_latency(
 
 
 def _reread_seconds(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> Array:
-    """Seconds of kernels that pass over their input again, by what the L2 does not hold of it."""
+    """Time kernels that pass over their input again, by what the L2 does not hold of it."""
     seconds = np.zeros((len(gpus), len(problems)))
     kinds = (operation_kind(item.operation) for item in problems)
     found = {
@@ -415,12 +415,12 @@ def _reread_seconds(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Ke
 
 
 def _method(leaf: _Leaf, expansion: _Expansion) -> TimedBy:
-    """A model of another operation is a proxy, whatever it knows of its own."""
+    """Name the method; a model of another operation is a proxy, whatever it knows of its own."""
     return "proxy" if expansion.is_proxy and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
 
 
 def _expand(problem: Problem, models: KernelModels | None) -> _Expansion:
-    """Leaves of a problem with how often each counts, and the factor by which the proxy widens the interval."""
+    """List a problem's leaves with how often each counts, and the factor by which the proxy widens the interval."""
     leaf = _direct(problem, models)
     if leaf is not None:
         return _Expansion(((leaf, 1.0),), PROXY_SPREAD if leaf.timed_by == "proxy" else 1.0)
@@ -452,7 +452,7 @@ def _direct(problem: Problem, models: KernelModels | None) -> _Leaf | None:
 def _leaf_times(
     leaves: Sequence[_Leaf], gpus: Sequence[Gpu], models: KernelModels | None
 ) -> tuple[Array, Array, Array, BoolArray]:
-    """Middle, low and high seconds of leaves, and where the base served, each (gpus, leaves)."""
+    """Time leaves: middle, low and high seconds, and where the base served, each (gpus, leaves)."""
     tables = tuple(np.empty((len(gpus), len(leaves))) for _ in range(3))
     by_base = np.zeros((len(gpus), len(leaves)), dtype=np.bool_)
     groups: dict[tuple[str, str, str | None, str], list[int]] = {}
@@ -496,7 +496,7 @@ def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
 
 
 def _rooflines(problems: Sequence[Problem], gpus: Sequence[Gpu], *, least: bool = False) -> Array:
-    """Roofline of problems of any operation and dtype, (gpus, problems)."""
+    """Compute the roofline of problems of any operation and dtype, (gpus, problems)."""
     seconds = np.empty((len(gpus), len(problems)))
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(problems):

@@ -84,7 +84,7 @@ CATALOGUE: Final = Interconnect()
 
 
 def network_bytes_per_second(gpu: Gpu) -> float:
-    """Network of one machine of these GPUs, one direction, where nobody says."""
+    """Look up the network of one machine of these GPUs, one direction, where nobody says."""
     if gpu.nvlink_bytes_per_second is None:
         return ETHERNET_BYTES_PER_SECOND
     return NETWORK_BYTES_PER_SECOND[gpu.architecture]
@@ -98,7 +98,7 @@ def collective(
     interconnect: Interconnect = CATALOGUE,
     groups_per_node: int = 1,
 ) -> Estimate:
-    """Seconds of a collective over all GPUs of a layout.
+    """Time a collective over all GPUs of a layout.
 
     Args:
         operation: `all_reduce`, `all_gather`, `reduce_scatter`, `alltoall` or `broadcast`.
@@ -130,7 +130,7 @@ def collective(
         paths.append(_path(operation, messages, layout, interconnect, groups_per_node, is_tree=True))
 
     def least(inside_seconds: Array, factor: float) -> Array:
-        """Of the algorithms, at one end of the interval."""
+        """Time the fastest of the algorithms at one end of the interval."""
         each = [np.maximum(inside_seconds, sent * factor) + hops * factor for sent, hops in paths]
         shortest: Array = np.min(each, axis=0)
         return shortest
@@ -141,7 +141,7 @@ def collective(
 
 
 def _inside(operation: str, messages: Array, layout: Layout, interconnect: Interconnect) -> Estimate:
-    """Among the GPUs of one machine."""
+    """Time a collective among the GPUs of one machine."""
     curves = bundled_curves()
     own = np.maximum(messages, 1.0)
     batch = problem_batch(operation, "float16", num_gpus=layout.gpus_per_node, message_bytes=own)
@@ -155,7 +155,7 @@ def _inside(operation: str, messages: Array, layout: Layout, interconnect: Inter
 
 
 def bus_factor(operation: str, count: int) -> float:
-    """Bytes that pass each GPU's link over the bytes of the message (nccl-tests' "busbw" over "algbw")."""
+    """Divide the bytes that pass each GPU's link by those of the message (nccl-tests' "busbw" over "algbw")."""
     share = (count - 1) / count
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(operation, share)
 
@@ -174,7 +174,7 @@ def _path(
     *,
     is_tree: bool,
 ) -> tuple[Array, float]:
-    """Time in the network of a machine, and the latency of all steps beyond those inside one machine."""
+    """Time the network of a machine, and the latency of all steps beyond those inside one machine."""
     network = interconnect.inter_node_bytes_per_second or NETWORK_SHARE * network_bytes_per_second(layout.gpu)
     nodes, per_node = layout.nodes, layout.gpus_per_node
     passes = 2 if operation == "all_reduce" else 1

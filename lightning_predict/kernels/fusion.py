@@ -94,7 +94,7 @@ def fused(trace: Trace) -> Trace:
 
 
 def _halves(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """The operations, with each norm over long rows as its statistics and its normalisation."""
+    """Split each norm over long rows into its statistics and its normalisation."""
     for operation in operations:
         large = _NORMS.get(operation.name)
         if large is None or len(operation.outputs) < 2 or not _reduces_long_rows(operation):
@@ -111,7 +111,7 @@ def _halves(operations: Sequence[Operation]) -> Iterator[Operation]:
 
 
 def _reduces_long_rows(operation: Operation) -> bool:
-    """True where more numbers are added up at once than a kernel keeps, or those of all samples."""
+    """Tell whether it adds up more numbers at once than a kernel keeps, or those of all samples."""
     if "batch_norm" in operation.name:
         return operation.arguments.get("training") is not False
     small = min((tensor.elements for tensor in operation.outputs[1:] or operation.outputs), default=1)
@@ -123,14 +123,14 @@ def _reduces_long_rows(operation: Operation) -> bool:
 
 
 def _ends_kernel(operation: Operation) -> bool:
-    """True where what follows cannot start before the end: statistics, scans, reductions of long rows."""
+    """Tell whether what follows must wait for the end: statistics, scans, reductions of long rows."""
     if operation.name == STATISTICS or operation.name in _SCANS:
         return True
     return operation.name in REDUCTIONS and _reduces_long_rows(operation)
 
 
 def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Operation, ...]:
-    """The operations; where a kernel reads a convolution's result next, it adds the bias."""
+    """Drop the bias of each convolution whose result a kernel reads next: that kernel adds it."""
     computing = [index for index, operation in enumerate(operations) if not _is_left_out(operation)]
     changed = list(operations)
     for index, following in pairwise(computing):
@@ -144,7 +144,7 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
 
 
 def _is_left_out(operation: Operation) -> bool:
-    """True where nothing runs on the device, or one number alone is computed, such as the count of batches."""
+    """Tell whether nothing runs on the device, or one number alone is computed, such as the count of batches."""
     tensors = (*operation.inputs, *operation.outputs)
     return is_free(operation) or (bool(tensors) and all(not tensor.shape for tensor in tensors))
 
@@ -174,7 +174,7 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
 
 
 def _gains(group: Sequence[int], trace: Trace) -> bool:
-    """True for several operations, and for one that eager mode runs as several kernels or slower than its bytes."""
+    """Tell whether a kernel gains on eager mode: several operations, or one that ran as several kernels or slowly."""
     if len(group) != 1:
         return bool(group)
     operation = trace.operations[group[0]]
@@ -211,7 +211,7 @@ def _row_length(operation: Operation) -> int:
 
 
 def _is_small_window(operation: Operation) -> bool:
-    """True for pooling by a window that Inductor writes a kernel for."""
+    """Tell whether Inductor writes a kernel for pooling by so small a window."""
     kernel = operation.arguments.get("kernel_size")
     dilation = operation.arguments.get("dilation", 1)
     if operation.phase != "forward" or not isinstance(kernel, list | tuple):

@@ -55,12 +55,12 @@ LATENCY_SPREAD: Final = 1.3
 
 
 def issue_rate(gpu: Gpu) -> float:
-    """Cycles of all multiprocessors in a second."""
+    """Count cycles of all multiprocessors in a second."""
     return gpu.streaming_multiprocessors * gpu.boost_clock_hz
 
 
 def rounds(blocks: Array, gpu: Gpu, *, resident: int = 1) -> Array:
-    """How often one multiprocessor starts as many blocks as it holds."""
+    """Count how often one multiprocessor starts as many blocks as it holds."""
     started: Array = np.ceil(blocks / (gpu.streaming_multiprocessors * resident))
     return started
 
@@ -71,7 +71,7 @@ def _latency(c: Columns, gpu: Gpu) -> Array:
 
 
 def _as_transfer(problem: Problem) -> tuple[Part, ...]:
-    """What memory alone would take."""
+    """Time it by what memory alone would take."""
     return (Part(1.0, Problem("transfer", "float32", problem.dims[:3])),)
 
 
@@ -114,7 +114,7 @@ def limited_transfer(
 
 
 def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
-    """Seconds that instructions and waiting take at least, shape (gpus, problems); 0 where nothing is known of them."""
+    """Compute seconds that instructions and waiting take at least, shape (gpus, problems); 0 where none are known."""
     seconds = np.zeros((len(gpus), len(problems)))
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(problems):
@@ -128,7 +128,7 @@ def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
 
 
 def reread_share(bytes_per_multiprocessor: float, gpu: Gpu) -> float:
-    """Share of the time of a kernel that finds nothing in the L2, from `FOUND_COST` to 1."""
+    """Give the share of the time of a kernel that finds nothing in the L2, from `FOUND_COST` to 1."""
     at_once = bytes_per_multiprocessor * gpu.streaming_multiprocessors
     missed = min(max(at_once / (CACHED_SHARE * gpu.l2_bytes) - 1, 0.0), 1.0)
     return FOUND_COST + (1 - FOUND_COST) * missed

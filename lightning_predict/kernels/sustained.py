@@ -72,7 +72,7 @@ REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
 
 
 def sustained_flops(gpu: Gpu, dtype: str) -> float:
-    """FLOP/s of large products in a dtype of `REDUCED` that the GPU has units for."""
+    """Estimate FLOP/s of large products in a dtype of `REDUCED` that the GPU has units for."""
     measured = gpu.measured_flops_per_second.get(dtype)
     if measured is not None:
         return measured
@@ -83,7 +83,7 @@ def sustained_flops(gpu: Gpu, dtype: str) -> float:
 
 
 def sustained_doubt(gpu: Gpu, dtype: str) -> float:
-    """Half width in log(FLOP/s) of a sustained rate."""
+    """Give the half width of a sustained rate's interval in log(FLOP/s)."""
     if dtype not in REDUCED or not _has_units(gpu, dtype) or dtype not in gpu.peak_flops_per_second:
         return 0.0
     by_power = POWER_DOUBT * (1 - _share_of_power(gpu, dtype))
@@ -91,7 +91,7 @@ def sustained_doubt(gpu: Gpu, dtype: str) -> float:
 
 
 def sustaining(gpu: Gpu) -> Gpu:
-    """The GPU as networks see it that were not trained on it: its peaks are what products reach at most.
+    """Describe a GPU to networks that were not trained on it: its peaks are what products reach at most.
 
     Dtypes that it emulates keep their rates, and so do those that no one measured on any GPU.
     """
@@ -104,14 +104,14 @@ def sustaining(gpu: Gpu) -> Gpu:
 
 
 def _share_of_power(gpu: Gpu, dtype: str) -> float:
-    """What power leaves of the rate."""
+    """Compute the share of the rate that power leaves."""
     peak = gpu.peak_flops_per_second[dtype] * gpu.overclock
     limiting_watts = TENSOR_WATTS[_chip(gpu)] * RELATIVE_WATTS.get(dtype, 1.0) * peak / 1e12
     return 1 / math.hypot(1.0, limiting_watts / gpu.power_watts)
 
 
 def _has_units(gpu: Gpu, dtype: str) -> bool:
-    """False for dtypes that libraries emulate, and for the P100's float16, which they compute in float32."""
+    """Tell whether libraries compute in the dtype itself: no emulated ones, nor the P100's float16."""
     return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.compute_capability >= (7, 0))
 
 

@@ -217,7 +217,7 @@ def _dropout_problem(drawn: Operation) -> tuple[Problem, ...]:
 
 
 def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple[Problem, ...]:
-    """The gradient is read, with a byte of the mask for each element, and written."""
+    """Count the gradient as read, with a byte of the mask for each element, and written."""
     gradient = next((tensor for tensor in product.inputs if tensor.id not in masks), product.inputs[0])
     size, elements = float(gradient.size_bytes), float(gradient.elements)
     return (Problem("transfer", "float32", (size + elements, size, 2 * elements)),) if elements else ()

@@ -67,12 +67,12 @@ twice: where one rise follows another, both are taken back."""
 
 
 def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
-    """True where no figure that decides a kernel's time is below the other's; power counts, since it throttles."""
+    """Tell whether no figure that decides a kernel's time is below the other's; power counts, since it throttles."""
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
 
 
 def weakened(gpu: Gpu, factor: float) -> Gpu:
-    """The GPU with every figure divided by the factor."""
+    """Divide every figure of the GPU by the factor."""
     return replace(
         gpu,
         streaming_multiprocessors=max(round(gpu.streaming_multiprocessors / factor), 1),
@@ -105,7 +105,7 @@ def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
 
 
 def longest_seconds(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Array, dtype: str) -> Array:
-    """Upper end of the interval of the fastest GPU that each one beats.
+    """Find the upper end of the interval of the fastest GPU that each one beats.
 
     Args:
         gpus: GPUs without measurements.
@@ -136,12 +136,12 @@ class UtilisationModels:
         self._measured = tuple(find_gpu(name) for name in weights.gpus if name in known)
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """True where a model serves this operation and dtype on every GPU."""
+        """Tell whether a model serves this operation and dtype on every GPU."""
         family = family_of(operation, dtype)
         return family is not None and family.name in self._weights.base.families
 
     def trained_on(self, operation: str, dtype: str) -> bool:
-        """True where measurements of this operation in this dtype were trained on, on any GPU."""
+        """Tell whether any GPU's measurements of this operation in this dtype were trained on."""
         family = family_of(operation, dtype)
         if family is None:
             return False
@@ -149,7 +149,7 @@ class UtilisationModels:
         return any(network is not None and (operation, dtype) in network.trained for network in networks)
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
-        """True where this GPU's weights were trained on its own measurements of this operation and dtype."""
+        """Tell whether this GPU's weights were trained on its own measurements of this operation and dtype."""
         family = family_of(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
         if family is None or own is None or family.name not in own.families:
@@ -157,7 +157,7 @@ class UtilisationModels:
         return (operation, dtype) in own.families[family.name].trained
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Seconds of each problem on each GPU, by its own weights where it has them, else by the base.
+        """Time each problem on each GPU, by its own weights where it has them, else by the base.
 
         Raises:
             UnknownOperationError: No model serves the operation in this dtype (see `supports`).
@@ -186,7 +186,7 @@ class UtilisationModels:
         return Estimate(seconds, np.maximum(seconds / spread, bound), high, by_base.reshape(everything.shape))
 
     def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-        """Seconds that measured GPUs of lesser figures set to those that the base serves, shape (gpus, problems)."""
+        """Bound the seconds of GPUs that the base serves by measured GPUs of lesser figures, (gpus, problems)."""
         key = batch.operation, batch.dtype
         longest = np.full((len(gpus), len(batch)), np.inf)
         unmeasured = [index for index, gpu in enumerate(gpus) if not self.has_own_weights(gpu.name, *key)]
@@ -202,7 +202,7 @@ class UtilisationModels:
         return longest
 
     def _held_to_weaker(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu], seconds: Array) -> Array:
-        """Seconds of GPUs that the base serves, not above those of the same GPU with weaker figures."""
+        """Cap the seconds of GPUs that the base serves at those of the same GPU with weaker figures."""
         base = self._weights.base.families[family.name]
         slack = math.exp(base.half_width(batch.operation, batch.dtype) / 2)
         served = np.array([[not self.has_own_weights(gpu.name, batch.operation, batch.dtype)] for gpu in gpus])
@@ -225,7 +225,7 @@ class UtilisationModels:
         gpus: Sequence[Gpu],
         wanted: BoolArray,
     ) -> tuple[Array, Array, BoolArray]:
-        """Seconds where the mask asks for them, the half width of their interval, and where the base served; all flat.
+        """Time where the mask asks: seconds, half width of their interval, where the base served; all flat.
 
         Each is by the network of its GPU; by the base where that GPU's own knows nothing like the problem.
         """
@@ -272,7 +272,7 @@ class UtilisationModels:
 def _serving(
     networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray, by_base: FloatArray
 ) -> IndexArray:
-    """The network that serves each row: its GPU's, or the last, the base, where only that knows problems like it.
+    """Choose the network of each row: its GPU's, or the last, the base, where only that knows problems like it.
 
     Args:
         networks: One a GPU, and the base.
@@ -294,7 +294,7 @@ def _serving(
 
 
 def log_utilisation_of(network: NetworkWeights, features: FloatArray) -> Array:
-    """Natural logarithm of the utilisation, in [log(lowest), 0], by one network on every GPU.
+    """Compute the natural logarithm of the utilisation, in [log(lowest), 0], by one network on every GPU.
 
     Args:
         network: The ensemble.

@@ -44,7 +44,7 @@ BACKWARD_PRODUCTS = 2.5
 
 
 def _visible_share(c: Columns) -> Array:
-    """Share of the scores that a causal mask lets through, aligned top left."""
+    """Compute the share of the scores that a causal mask lets through, aligned top left."""
     seq, kv_seq = c["seq"], c["kv_seq"]
     shorter = np.minimum(seq, kv_seq)
     # Row i sees min(i + 1, kv_seq) keys; the sum over rows is a triangle and, below it, full rows.
@@ -114,7 +114,7 @@ BACKWARD_RATIO: Final = 3.0
 
 
 def _as_products(problem: Problem) -> tuple[Part, ...]:
-    """Two batched products; the softmax between them is fused."""
+    """Split attention into two batched products; the softmax between them is fused."""
     w = problem.shape
     b = w["batch"] * w["heads"]
     visible = 0.5 if w["causal"] else 1.0
@@ -128,7 +128,7 @@ def _as_forward_pass(problem: Problem) -> tuple[Part, ...]:
 
 
 def _eager_attention(problem: Problem) -> tuple[Part, ...]:
-    """Scores, their scaling, the mask where there is one, softmax, and the product with the values.
+    """List the parts: scores, their scaling, the mask where there is one, softmax, the product with the values.
 
     Backward: two products for each of the forward's, the gradient of the softmax, and the scaling.
     """
@@ -195,7 +195,7 @@ register(
 def _attention(
     operation: Operation, tensors: Sequence[TensorInfo], *, backward: bool, tf32: bool
 ) -> tuple[Problem, ...] | None:
-    """Queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim)."""
+    """Translate a call with queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim)."""
     if len(tensors) < 2 or min(len(tensor.shape) for tensor in tensors) < 2:
         return None
     query, key = tensors[:2]
@@ -250,7 +250,7 @@ _FUSED: Final = tuple(
 
 @translates(*_FUSED)
 def _fused(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """The kernels behind the whole call; their backward passes have the output's gradient in front."""
+    """Translate the kernels behind the whole call; in a backward pass the output's gradient comes first."""
     backward = operation.name.endswith("_backward")
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]
     return _attention(operation, tensors, backward=backward, tf32=flags.matmul_tf32)
@@ -258,7 +258,7 @@ def _fused(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("higher_order::flex_attention", "higher_order::flex_attention_backward")
 def _flexible(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """As if nothing were masked: which blocks are left out stands in tensors that no trace holds."""
+    """Translate as if nothing were masked: which blocks are left out stands in tensors that no trace holds."""
     backward = operation.name.endswith("_backward")
     return _attention(operation, operation.inputs[:3], backward=backward, tf32=flags.matmul_tf32)
 
@@ -270,7 +270,7 @@ def _flexible(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     "aten::_efficient_attention_backward",
 )
 def _heads_last(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """(batch, seq, heads, head_dim); or sequences of many lengths in one row, with the longest length beside them.
+    """Translate (batch, seq, heads, head_dim), or sequences of many lengths in one row with the longest beside them.
 
     Those are taken to be as long as the longest, and as many as fill the row.
     """

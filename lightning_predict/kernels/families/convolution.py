@@ -77,7 +77,7 @@ WINOGRAD_GAIN: Final = 2.25
 
 
 def output_size(c: Columns, side: str) -> Array:
-    """Positions of the output along `height`, `width` or `depth`, at least 1, shape (problems,)."""
+    """Count positions of the output along `height`, `width` or `depth`, at least 1, shape (problems,)."""
     reach = c[f"dilation_{side}"] * (c[f"kernel_{side}"] - 1) + 1
     steps = (c[side] + 2 * c[f"padding_{side}"] - reach) / c[f"stride_{side}"]
     positions: Array = np.maximum(np.floor(steps) + 1, 1)
@@ -90,7 +90,7 @@ def _flops(c: Columns) -> Array:
 
 
 def _has_winograd_filter(c: Columns) -> Array:
-    """Where a 3 x 3 filter moves by single steps, booleans of shape (problems,)."""
+    """Tell where a 3 x 3 filter moves by single steps, booleans of shape (problems,)."""
     steps = [c[f"{setting}_{side}"] == 1 for setting in ("stride", "dilation") for side in _PLANE]
     found: Array = np.logical_and.reduce([c["kernel_height"] == 3, c["kernel_width"] == 3, *steps])
     return found
@@ -101,7 +101,7 @@ def _least_flops(c: Columns) -> Array:
 
 
 def _elements(c: Columns) -> dict[str, Array]:
-    """Elements of the three tensors, each of shape (problems,)."""
+    """Count elements of the three tensors, each of shape (problems,)."""
     taps = c["kernel_height"] * c["kernel_width"]
     return {
         "images": c["batch"] * c["in_channels"] * c["height"] * c["width"],
@@ -128,7 +128,7 @@ WINOGRAD_TILES: Final = ((32, 128), (64, 64), (128, 64), (128, 128))
 
 
 def _implicit_product(operation: str, c: Columns) -> tuple[Array, Array, Array]:
-    """Rows, columns and depth of the matrix product of one group, each of shape (problems,)."""
+    """Give rows, columns and depth of the matrix product of one group, each of shape (problems,)."""
     taps = c["kernel_height"] * c["kernel_width"]
     in_channels, out_channels = c["in_channels"] / c["groups"], c["out_channels"] / c["groups"]
     outputs = c["batch"] * output_size(c, "height") * output_size(c, "width")
@@ -145,7 +145,7 @@ def _may_winograd(c: Columns) -> Array:
 
 
 def _winograd_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """What 3 x 3 filters cost through Winograd, 0 for all others.
+    """Describe what 3 x 3 filters cost through Winograd, 0 for all others.
 
     Unfused F(4x4, 3x3): 36 products of (squares of 4 x 4) x (output channels) x (input channels), between transforms
     that pass through memory. Fused F(2x2, 3x3): blocks of 16 x 8 outputs of one image by 32 channels. The launch grids
@@ -177,7 +177,7 @@ def _winograd_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Ar
 
 
 def _plane_features(c: Columns) -> dict[str, Array]:
-    """What the shape alone says, each of shape (1, problems)."""
+    """Describe what the shape alone says, each of shape (1, problems)."""
     height, width = output_size(c, "height"), output_size(c, "width")
     named = {
         "image_height": log2(c["height"]),
@@ -232,7 +232,7 @@ can train them."""
 
 
 def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:
-    """What the formula asks for; `c` are the columns on a plane."""
+    """Collect what the formula asks for; `c` are the columns on a plane."""
     elements = _elements(c)
     channels = c["in_channels"] / c["groups"]
     padded = np.where(c["groups"] == 1, np.maximum(channels, LEAST_CHANNELS) / channels, 1.0)
@@ -303,7 +303,7 @@ class _Variant:
     plane_passes: Mapping[str, str]
 
     def elements(self, c: Columns) -> dict[str, Array]:
-        """Elements of the tensors; folding a volume must not count its input for every tap of depth."""
+        """Count elements of the tensors; folding a volume must not count its input for every tap of depth."""
         own = _elements(self.as_plane(c))
         if "depth" in self.sides:
             own["images"] = c["batch"] * c["in_channels"] * c["depth"] * c["height"] * c["width"]
@@ -311,7 +311,7 @@ class _Variant:
 
 
 def _on_plane(c: Columns) -> dict[str, Array]:
-    """Columns that a variant shares with `conv2d`."""
+    """Select the columns that a variant shares with `conv2d`."""
     settings = [f"{setting}_{side}" for setting in _SETTINGS for side in _PLANE]
     return {name: c[name] for name in ("out_channels", *_PLANE, *settings, "groups", "channels_last")}
 
@@ -352,7 +352,7 @@ _VARIANTS: Final = (
 
 
 def _shape(variant: _Variant) -> tuple[tuple[str, ...], dict[str, float | str], dict[str, tuple[str, ...]]]:
-    """Shape parameters, their defaults, and the spellings that set several of them."""
+    """List shape parameters, their defaults, and the spellings that set several of them."""
     if not variant.sides:
         line = ("batch", "in_channels", "out_channels", "length", "kernel_size", "stride", "padding", "dilation")
         return (*line, "groups"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}, {"image_size": ("length",)}
@@ -420,7 +420,7 @@ register(*(_kind(variant, suffix) for variant in _VARIANTS for suffix in PASSES)
 
 
 def _numbers(operation: Operation, name: str, dimensions: int, default: float) -> list[float]:
-    """A convolution argument as one number a dimension."""
+    """Read a convolution argument as one number a dimension."""
     value = operation.arguments.get(name)
     if value is None:
         return [default] * dimensions
@@ -431,7 +431,7 @@ def _numbers(operation: Operation, name: str, dimensions: int, default: float) -
 def _convolution_problem(
     name: str, operation: Operation, flags: Flags, images: TensorInfo, weight: TensorInfo
 ) -> Problem:
-    """A convolution of `images` (N, C, *sizes) by `weight` (O, C / groups, *taps); a line is an image of height 1."""
+    """Convolve `images` (N, C, *sizes) with `weight` (O, C / groups, *taps); a line is an image of height 1."""
     sizes, taps = list(images.shape[2:]), list(weight.shape[2:])
     dimensions = len(sizes)
     stride = _numbers(operation, "stride", dimensions, 1)
@@ -453,7 +453,7 @@ def _convolution_problem(
 
 
 def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInfo) -> TensorInfo:
-    """The large side of a transposed convolution: what it writes, which the matching convolution would read."""
+    """Give the large side of a transposed convolution: what it writes, and the matching convolution reads."""
     dimensions = len(data.shape) - 2
     stride = _numbers(operation, "stride", dimensions, 1)
     padding = _numbers(operation, "padding", dimensions, 0)
@@ -467,7 +467,7 @@ def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInf
 
 
 def _are_images(images: TensorInfo, weight: TensorInfo) -> bool:
-    """True for (N, C, *sizes) and (O, C, *taps) of one, two or three dimensions."""
+    """Tell whether these are (N, C, *sizes) and (O, C, *taps) of one, two or three dimensions."""
     return len(images.shape) == len(weight.shape) and len(images.shape) in (3, 4, 5)
 
 
@@ -506,7 +506,7 @@ _ADDS_BIAS: Final = frozenset({"aten::convolution", "aten::_convolution", "aten:
 
 
 def _added_bias(operation: Operation, problem: Problem) -> tuple[Problem, ...]:
-    """The bias, which PyTorch adds to the output of cuDNN in a kernel of its own (`Convolution.cpp`, `output.add_`).
+    """Time the bias, which PyTorch adds to the output of cuDNN in its own kernel (`Convolution.cpp`, `output.add_`).
 
     Its own depthwise kernel, for channels first, adds it by itself.
     """

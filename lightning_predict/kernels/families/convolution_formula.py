@@ -149,20 +149,20 @@ class ConvolutionWork:
     moved_bytes: Array
 
     def of_merged_groups(self, merged: Array) -> tuple[Array, Array, Array, Array]:
-        """Number of products, rows, columns and depth where so many groups are one, zeros between them."""
+        """Count products, and their rows, columns and depth, where so many groups are one with zeros between them."""
         if self.backward == "_backward_weight":
             return self.groups / merged, self.rows * merged, self.cols * merged, self.depth
         return self.groups / merged, self.rows, self.cols * merged, self.depth * merged
 
 
 def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
-    """Seconds of each convolution on each GPU, shape (gpus, problems)."""
+    """Time each convolution on each GPU, shape (gpus, problems)."""
     rows = [_on_gpu(work, gpu) for gpu in gpus]
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))
 
 
 def convolution_spread(work: ConvolutionWork) -> Array:
-    """Factor up and down around them, shape (problems,)."""
+    """Give the factor up and down around the formula's times, shape (problems,)."""
     plain = VOLUME_SPREAD if work.is_volume else SPREAD
     return np.where(work.groups > 1, max(plain, GROUPED_SPREAD), plain)
 
@@ -177,7 +177,7 @@ def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
 
 
 def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array, *, is_odd: BoolArray) -> Array:
-    """Seconds through implicit products, so many groups in one."""
+    """Time implicit products, so many groups in one, with the conversions around them."""
     compute = _products(work, gpu, merged)
     if work.backward == "_backward_input":
         compute = compute * np.where(work.strides > 1, STRIDED_GRADIENT, 1.0)
@@ -195,7 +195,7 @@ def _bandwidth(moved_bytes: Array, gpu: Gpu) -> Array:
 
 
 def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
-    """Seconds of the implicit products, so many groups in one, by the tile that takes least."""
+    """Time the implicit products, so many groups in one, by the tile that takes least."""
     copies, rows, cols, depth = work.of_merged_groups(merged)
     single = gpu.peak_flops_per_second["float32"]
     peak = (gpu.peak(work.dtype) or single) * (1.0 if work.dtype in ON_MATRIX_UNITS else LANES_SHARE)
@@ -214,7 +214,7 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
 
 
 def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
-    """Seconds of converting images and gradients with channels first, each read once and written once.
+    """Time the conversion of images and gradients with channels first, each read once and written once.
 
     Kernels of the forward pass in TF32 write either layout (`..._nhwckrsc_nchw` on the A100). A filter of one tap and
     single steps is a plain product in either, but for its own gradient, which sums over the positions.

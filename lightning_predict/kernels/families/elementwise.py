@@ -154,7 +154,7 @@ def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...
 
 
 def _calls(*names: str) -> tuple[str, ...]:
-    """Calls of these names, and those that change their tensor in place."""
+    """List the calls of these names, and those that change their tensor in place."""
     return tuple(f"aten::{name}{suffix}" for name in names for suffix in ("", "_"))
 
 

@@ -120,14 +120,14 @@ register(
 
 
 def unique_rows(c: Columns) -> Array:
-    """Different rows that a batch asks for, shape (problems,)."""
+    """Count different rows that a batch asks for, shape (problems,)."""
     asked = c["bags"] * c["lookups"]
     rows: Array = c["rows"] * -np.expm1(asked * np.log1p(-1 / np.maximum(c["rows"], 1 + 1e-9)))
     return np.minimum(rows, asked)
 
 
 def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4) -> Array:
-    """Share of lookups that L2 serves, shape (gpus, problems)."""
+    """Estimate the share of look-ups that the L2 serves, shape (gpus, problems)."""
     asked = c["bags"] * c["lookups"]
     l2 = np.array([gpu.l2_bytes for gpu in gpus])[:, None]
     warps = np.array([gpu.streaming_multiprocessors * WARPS_PER_MULTIPROCESSOR for gpu in gpus])[:, None]
@@ -145,11 +145,11 @@ class EmbeddingModel:
     """Times of embedding bags by the hit rate of L2."""
 
     def supports(self, operation: str) -> bool:
-        """True for embedding bags."""
+        """Tell whether the operation is an embedding bag."""
         return operation in OPERATIONS
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Seconds and their interval, each of shape (gpus, problems)."""
+        """Estimate seconds and their interval, each of shape (gpus, problems)."""
         c = batch.columns
         value_bytes = COMPUTE_BYTES[batch.dtype]
         row_bytes = _sectors(value_bytes * c["dim"])
@@ -168,7 +168,7 @@ class EmbeddingModel:
 
 
 def _sectors(size_bytes: Array) -> Array:
-    """Bytes of the whole sectors that hold so many bytes."""
+    """Count bytes of the whole sectors that hold so many bytes."""
     whole: Array = SECTOR_BYTES * np.ceil(size_bytes / SECTOR_BYTES)
     return whole
 
@@ -195,7 +195,7 @@ def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::embedding_dense_backward")
 def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """The whole table's gradient is zeroed; then each row is read, and read and written where it lands."""
+    """Count zeroing the whole table's gradient, reading each row, and reading and writing it where it lands."""
     gradient = operation.inputs[0]
     if not gradient.shape or "num_weights" not in operation.arguments:
         return None

@@ -18,7 +18,7 @@ from lightning_predict.tracing.trace import Flags, Operation
 
 
 def _share(c: Columns) -> Array:
-    """Of real numbers half of the work, and half of the traffic, is left."""
+    """Compute the share of the work and the traffic that is left: half for real numbers."""
     return np.where(c["real"] > 0, 0.5, 1.0)
 
 
@@ -46,7 +46,7 @@ register(
 
 @translates("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
 def _transform(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """One transform a dimension; the last of them is the real one."""
+    """Translate into one transform a dimension; the last of them is the real one."""
     data = operation.inputs[0]
     dimensions = operation.arguments.get("dim")
     if not isinstance(dimensions, (list, tuple)) or not data.shape:

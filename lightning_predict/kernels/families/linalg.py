@@ -66,7 +66,7 @@ class _Waits:
 
 
 def _tall(c: Columns) -> tuple[Array, Array]:
-    """The longer and the shorter side."""
+    """Sort the sides: the longer one, then the shorter one."""
     return np.maximum(c["m"], c["n"]), np.minimum(c["m"], c["n"])
 
 
@@ -209,7 +209,7 @@ class _Matrices:
         return min(self.batch, self.rows, self.columns) < 1
 
     def problem(self, operation: str, *dims: float) -> Problem:
-        """A factorisation of each of them; `dims` follow the batch."""
+        """Build the factorisation of each of them; `dims` follow the batch."""
         return Problem(operation, self.dtype, (float(self.batch), *map(float, dims)))
 
 
@@ -222,7 +222,7 @@ def _matrices(tensor: TensorInfo) -> _Matrices | None:
 
 
 def _right_hand_sides(tensor: TensorInfo, matrices: _Matrices) -> float:
-    """Columns that each matrix is solved for: a tensor of (..., n, columns), or of vectors (..., n)."""
+    """Count columns that each matrix is solved for: a tensor of (..., n, columns), or of vectors (..., n)."""
     batch = matrices.batch / (COMPLEX_PRODUCTS if is_complex(tensor) else 1)
     return max(tensor.elements / max(batch * matrices.rows, 1), 1.0)
 
@@ -263,12 +263,12 @@ def _qr(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, .
 
 
 def _only_r(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
-    """Reflectors, or their product: half of a QR with its Q."""
+    """Count reflectors, or their product, as half of a QR with its Q."""
     return (a.problem("qr", a.columns, a.rows, 1),)
 
 
 def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[Problem, ...]:
-    """Reflectors applied to a matrix: 4 m n columns, as products."""
+    """Count applying reflectors to a matrix: 4 m n columns, as products."""
     return (Problem("bmm", a.dtype, (float(a.batch), float(a.rows), columns, 2.0 * a.columns)),)
 
 

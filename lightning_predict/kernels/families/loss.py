@@ -36,7 +36,7 @@ NOT_REDUCED: Final = 0
 
 
 def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[Problem, ...]:
-    """The targets and one value for each; `nll_loss2d` has many blocks."""
+    """Count reading the targets and one value for each; `nll_loss2d` has many blocks."""
     alone = "2d" not in operation.name
     cycles = math.ceil(targets.elements / LOOK_UP_ROWS) * LOOK_UP_CYCLES[direction] if alone else 0.0
     return (limited_transfer(2.0 * targets.size_bytes, written, float(targets.elements), block_cycles=cycles),)
@@ -44,13 +44,13 @@ def _looked_up(operation: Operation, targets: TensorInfo, written: float, direct
 
 @translates("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def _nll_loss(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """One probability a target is read, not all of them."""
+    """Count one probability a target, not all of them."""
     return None if len(operation.inputs) < 2 else _looked_up(operation, operation.inputs[1], 4.0, "forward")
 
 
 @translates("aten::nll_loss_backward", "aten::nll_loss2d_backward")
 def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """The gradient is zeroed, and one value a target written."""
+    """Count zeroing the gradient, then writing one value a target."""
     if len(operation.inputs) < 3:
         return None
     data, targets = operation.inputs[1], operation.inputs[2]
@@ -67,7 +67,7 @@ def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ..
     "aten::soft_margin_loss",
 )
 def _loss(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """The loss of each element is written; where their mean or sum is asked for, they are read again."""
+    """Count the loss of each element as written, and as read again where their mean or sum is asked for."""
     data = operation.inputs[0]
     read, size, count = float(bytes_read(operation)), float(data.size_bytes), float(data.elements)
     if not count:

@@ -56,7 +56,7 @@ TILES: Final = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 25
 
 
 def canonical_shape(batch: ProblemBatch) -> tuple[Array, Array, Array, Array]:
-    """Copies, rows, columns and depth: the weight of a linear layer is shared, so its copies are rows."""
+    """Give copies, rows, columns and depth: the weight of a linear layer is shared, so its copies are rows."""
     c = batch.columns
     if batch.operation == "linear":
         return np.ones_like(c["b"]), c["b"] * c["m"], c["n"], c["k"]
@@ -126,7 +126,7 @@ HALF_PRECISION: Final = Family(
 
 
 def _product_backward(problem: Problem) -> tuple[Part, ...]:
-    """Two products: gradient x weight for the data, data x gradient for the weight."""
+    """Split into two products: gradient x weight for the data, data x gradient for the weight."""
     b, m, n, k = problem.dims
     if problem.operation == "linear_backward":
         shapes = ((1.0, b * m, k, n), (1.0, k, n, b * m))
@@ -182,7 +182,7 @@ register(
 
 
 def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Problem, ...] | None:
-    """Problem of `left @ right` for matrices, or for batches of them."""
+    """Translate `left @ right` of matrices, or of batches of them."""
     if len(left.shape) != len(right.shape) or len(left.shape) not in (2, 3):
         return None
     *batch, m, k = left.shape
@@ -192,7 +192,7 @@ def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Problem
 def _problems(
     name: str, data: TensorInfo, dims: tuple[float, float, float, float], flags: Flags
 ) -> tuple[Problem, ...]:
-    """One product of (b, m, n, k); none where a side is empty. A packed element of four bits holds two of them."""
+    """Build one product of (b, m, n, k); none where a side is empty. A packed four-bit element holds two of them."""
     if min(dims) <= 0:
         return ()
     b, m, n, k = map(float, dims)
@@ -244,7 +244,7 @@ def _with_vector(left: TensorInfo, flags: Flags) -> tuple[Problem, ...]:
 
 @translates("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
 def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """One product a group, as experts have. The factor without a dimension for groups is cut into them by offsets.
+    """Translate one product a group, as experts have; offsets cut the factor that has no dimension for groups.
 
     Offsets are data, so groups are taken as equal; the work is the same however they are cut:
 
@@ -282,7 +282,7 @@ def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] 
 
 @translates("aten::_trilinear")
 def _trilinear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """`torch.nn.Bilinear` and its gradients: a product of two factors, then one with the third.
+    """Translate `torch.nn.Bilinear` and its gradients: a product of two factors, then one with the third.
 
     ATen unrolls one dimension: as many pairs of launches as it is long.
     """
@@ -306,7 +306,7 @@ def _trilinear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None
 def _contracted(
     left: dict[int, int], right: dict[int, int], summed: set[int]
 ) -> tuple[dict[int, int], tuple[float, float, float, float]]:
-    """Sides of what two factors give, summed over some of them, and the batched product that it takes."""
+    """Give the sides of two factors' product, summed over some of them, and the batched product that it takes."""
     both = left.keys() & right.keys()
     groups = (both - summed, left.keys() - both, right.keys() - both, both & summed)
     sizes = left | right

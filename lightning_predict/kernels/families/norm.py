@@ -64,7 +64,7 @@ memory. Two problems of KernelBench with 16 and 32 channels: 5.4 to 5.7 on the H
 
 
 def _norm_latency(c: Columns, gpu: Gpu) -> Array:
-    """A block takes a row: many short ones cost instructions, few long ones leave multiprocessors idle."""
+    """Time rows that have a block each: many short ones cost instructions, few long ones idle multiprocessors."""
     resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
     steps = rounds(c["rows"], gpu, resident=resident) * c["cols"] / NORM_STEP_ELEMENTS
     return np.maximum(c["rows"] * ROW_CYCLES / issue_rate(gpu), steps * NORM_STEP_CYCLES / gpu.boost_clock_hz)
@@ -77,7 +77,7 @@ def _softmax_latency(c: Columns, gpu: Gpu) -> Array:
 
 
 def _batch_norm_latency(passes: float) -> Callable[[Columns, Gpu], Array]:
-    """Each channel has a block, of which two share a multiprocessor."""
+    """Make the rule by which each channel has a block, and two blocks share a multiprocessor."""
 
     def latency(c: Columns, gpu: Gpu) -> Array:
         at_once = np.minimum(c["channels"], 2 * gpu.streaming_multiprocessors)
@@ -104,7 +104,7 @@ def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None
 
 
 def along(data: TensorInfo, operation: Operation, default: int = -1) -> tuple[int, int]:
-    """Rows and columns of a tensor whose columns lie along the operation's dimension."""
+    """See a tensor as a matrix whose columns lie along the operation's dimension."""
     dimension = int(operation.arguments.get("dim", default))
     columns = data.shape[dimension] if -len(data.shape) <= dimension < len(data.shape) else 1
     return data.elements // max(columns, 1), columns

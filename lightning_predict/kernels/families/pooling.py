@@ -24,7 +24,7 @@ from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 
 def _pooled(c: Columns) -> Array:
-    """Elements of the output."""
+    """Count elements of the output."""
     rows = np.maximum(np.floor((c["height"] - c["kernel_size"]) / c["stride"]) + 1, 1)
     columns = np.maximum(np.floor((c["width"] - c["kernel_size"]) / c["stride"]) + 1, 1)
     pooled: Array = c["batch"] * c["channels"] * rows * columns
@@ -42,7 +42,7 @@ cycles for windows of 8 to 27 in four problems of KernelBench on the H100-PCIe (
 
 
 def window_cycles(elements: float) -> float:
-    """Cycles of a multiprocessor for one window of so many elements."""
+    """Count cycles of a multiprocessor for one window of so many elements."""
     return WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * elements
 
 
@@ -68,7 +68,7 @@ def _kind(name: str, reads: Callable[[Columns], Array], writes: Callable[[Column
 
 
 def _with_places(c: Columns) -> Array:
-    """Elements of the values, and of their places as 8 bytes each."""
+    """Count the values, and their places as 8 bytes each, in elements of 4 bytes."""
     return 3 * _pooled(c)
 
 
@@ -108,7 +108,7 @@ def _pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d")
 def _adaptive_pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Windows are as large as the image is larger than the result."""
+    """Translate windows as large as the image is larger than the result."""
     data, pooled = operation.inputs[0], _first_output(operation)
     if pooled is None or not pooled.elements:
         return None

@@ -33,7 +33,7 @@ GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
 
 
 def _weights(c: Columns, gates: int) -> Array:
-    """Elements of all weight matrices."""
+    """Count elements of all weight matrices."""
     first = c["input_size"] + c["hidden"]
     later = c["hidden"] * c["directions"] + c["hidden"]
     return gates * c["hidden"] * c["directions"] * (first + (c["layers"] - 1) * later)
@@ -44,7 +44,7 @@ def _inputs(c: Columns) -> Array:
 
 
 def _outputs(c: Columns) -> Array:
-    """Elements of what all layers hand on."""
+    """Count elements of what all layers hand on."""
     return c["batch"] * c["steps"] * c["layers"] * c["hidden"] * c["directions"]
 
 
@@ -60,7 +60,7 @@ which so are no test of it)."""
 
 
 def _as_products(problem: Problem) -> tuple[Part, ...]:
-    """Products with the input, one for all steps of a layer, and steps that wait for each other.
+    """Split into products with the input, one for all steps of a layer, and steps that wait for each other.
 
     A step is a small product, a pass over its gates, and the kernels in between. What a library computes beside each
     other is one batched product: the layers of one direction, which follow each other as a wave, a step behind, or the
@@ -93,7 +93,7 @@ def _as_products(problem: Problem) -> tuple[Part, ...]:
 def _steps(
     rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
 ) -> tuple[Part, ...]:
-    """Steps beside their products: both halves of the gates and the cell are read; gates, cell and state written."""
+    """Count steps beside their products: gates, twice, and the cell are read; gates, cell and state written."""
     size = rows * COMPUTE_BYTES[dtype]
     dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
     kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
@@ -124,7 +124,7 @@ register(*(_kind(name, gates, backward=backward) for name, gates in GATES.items(
 
 
 def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """`input` is (steps, batch, features), or (batch, steps, features) with batch_first; `hx` (layers x ways, ...).
+    """Translate `input` (steps, batch, features), batch first if so asked, with `hx` (layers x ways, ...).
 
     A packed sequence is (rows, features) with the batch of each step beside it: steps of the mean batch stand for it.
     """

@@ -62,7 +62,7 @@ sort in memory."""
 
 
 def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
-    """A sort of each row: in one block, log2² comparisons a pair; or a radix sort, of whatever dtype the keys are."""
+    """Count a sort of each row: in one block, log2² comparisons a pair; or a radix sort, whatever the keys' dtype."""
     if rows < 1 or columns < 1:
         return ()
     if columns > LONGEST_ROW_IN_A_BLOCK:
@@ -81,7 +81,7 @@ def _sort(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::_unique", "aten::_unique2", "aten::unique_dim")
 def _unique(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """A sort, then a pass that marks neighbours which differ, one that counts and one that collects them."""
+    """Count a sort, then passes that mark neighbours which differ, count them, and collect them."""
     data = operation.inputs[0]
     size, places = float(data.size_bytes), float(INDEX_BYTES * data.elements)
     passes = Problem("transfer", "float32", (2 * size + 2 * places, size + 2 * places, float(data.elements)))
@@ -90,7 +90,7 @@ def _unique(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::searchsorted", "aten::bucketize")
 def _search(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """A binary search of each value: log2 reads of the boundaries, mostly from a cache."""
+    """Count a binary search of each value: log2 reads of the boundaries, mostly from a cache."""
     if len(operation.inputs) < 2:
         return None
     boundaries, values = operation.inputs[:2]
@@ -104,7 +104,7 @@ def _search(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::_cdist_forward", "aten::_euclidean_dist", "aten::_pdist_forward")
 def _distances(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Every row against every other: a difference, a power and a sum for each of their numbers."""
+    """Count every row against every other: a difference, a power and a sum for each of their numbers."""
     if not operation.inputs[0].shape or not operation.outputs:
         return None
     written = operation.outputs[0]
@@ -116,7 +116,7 @@ def _distances(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | Non
 
 @translates("aten::_cdist_backward", "aten::_pdist_backward")
 def _distances_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """As many differences again, each scaled by its gradient over its distance."""
+    """Count as many differences again, each scaled by its gradient over its distance."""
     if len(operation.inputs) < 2 or not operation.inputs[1].shape:
         return None
     gradient, data = operation.inputs[:2]

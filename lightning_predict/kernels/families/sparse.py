@@ -45,7 +45,7 @@ _FACTORS_AFTER_ADDEND: Final = frozenset(
 
 
 def sparse_problems(operation: Operation) -> tuple[Problem, ...] | None:
-    """What an operation on sparse tensors computes; None where the bytes of its tensors tell its time."""
+    """Find what an operation on sparse tensors computes; None where the bytes of its tensors tell its time."""
     if operation.name == "aten::sparse_mask" or operation.name.endswith("_"):
         return _where_stored(operation)
     if operation.name in _FACTORS_FIRST:
@@ -63,7 +63,7 @@ def sparse_problems(operation: Operation) -> tuple[Problem, ...] | None:
 
 
 def _where_stored(operation: Operation) -> tuple[Problem, ...]:
-    """A dense tensor is read, or changed in place, only where a sparse one of its shape stores something."""
+    """Count the bytes of a dense tensor that is touched only where a sparse one of its shape stores something."""
     sparse = [tensor for tensor in operation.inputs if tensor.stored_bytes is not None]
     elements = float(max((tensor.elements for tensor in sparse), default=0))
     stored = float(sum(tensor.size_bytes for tensor in sparse))
@@ -73,7 +73,7 @@ def _where_stored(operation: Operation) -> tuple[Problem, ...]:
 
 
 def _flops(left: TensorInfo, right: TensorInfo, *, sampled: int | None) -> float:
-    """Multiplications and additions; of two sparse factors, as many as where their elements lie evenly."""
+    """Count multiplications and additions; of two sparse factors, as where their elements lie evenly."""
     depth = max(left.shape[-1], 1)
     if sampled is not None:
         return 2.0 * sampled * depth
