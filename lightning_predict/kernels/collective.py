@@ -91,8 +91,8 @@ class CollectiveCurves:
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
-        seconds = np.stack([self._seconds(batch, target) for target in gpus])
-        fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]
+        seconds = np.stack([self._seconds(batch, target) for target in gpus])  # (gpus, problems)
+        fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]  # (gpus, 1)
         spread = np.exp(self.half_width) * np.where(fitted, 1.0, UNFITTED_SPREAD)
         bound = roofline_seconds(batch, gpus, least=True)
         seconds = np.maximum(seconds, bound)
@@ -105,8 +105,8 @@ class CollectiveCurves:
     def _seconds(self, batch: ProblemBatch, target: Gpu) -> Array:
         source, scale = self._source(target)
         by_count = self.curves[source][UNMEASURED.get(batch.operation, batch.operation)]
-        counts = np.array(sorted(by_count), dtype=np.float64)
-        log_messages = np.log(batch.columns["message_bytes"])
+        counts = np.array(sorted(by_count), dtype=np.float64)  # (counts,)
+        log_messages = np.log(batch.columns["message_bytes"])  # (problems,)
         scaled = [self._interpolated(by_count[int(count)], log_messages + np.log(scale)) for count in counts]
         if source in self.staged and target.name not in self.curves:
             staged = [self._interpolated(by_count[int(count)], log_messages) for count in counts]

@@ -252,14 +252,14 @@ def _no_slower(
 def _own_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
     """Time problems on GPUs, each in its own dtype; distinct problems are computed once."""
     position: dict[Problem, int] = {}
-    columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)
+    columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)  # (problems,)
     distinct = list(position)
     dtypes = {item.dtype for item in distinct if operation_kind(item.operation).units == "tensor"}
     groups: dict[frozenset[str], list[int]] = {}
     for row, gpu in enumerate(gpus):
         groups.setdefault(frozenset(dtype for dtype in dtypes if _computes_in_float32(dtype, gpu)), []).append(row)
     shape = (len(gpus), len(distinct))
-    seconds, low, high, base_share = (np.zeros(shape) for _ in range(4))
+    seconds, low, high, base_share = (np.zeros(shape) for _ in range(4))  # each (gpus, distinct)
     shares: dict[TimedBy, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
     for as_float32, rows in groups.items():
         part = _times_of_equals(distinct, [gpus[row] for row in rows], models, as_float32)
@@ -268,7 +268,7 @@ def _own_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelM
         for method, share in part.shares.items():
             shares[method][rows] = share
     return ProblemTimes(
-        seconds[:, columns],
+        seconds[:, columns],  # (gpus, problems)
         low[:, columns],
         high[:, columns],
         {method: share[:, columns] for method, share in shares.items()},
@@ -296,10 +296,10 @@ def _times_of_equals(
     stands_in = np.array(
         [one != asked and asked.dtype != "tf32" for one, asked in zip(wanted, problems, strict=True)], dtype=np.bool_
     )
-    bound = _rooflines(problems, gpus, least=True)
+    bound = _rooflines(problems, gpus, least=True)  # (gpus, problems)
     own_rate = np.where(stands_in, _rooflines(problems, gpus), 0.0)  # emulation may be slower than float32
     times = _no_faster_than_latency(times, wanted, gpus, models)
-    spread = np.where(stands_in, STAND_IN_SPREAD, 1.0)
+    spread = np.where(stands_in, STAND_IN_SPREAD, 1.0)  # (problems,)
     seconds = np.maximum(np.maximum(times.seconds, own_rate), LEAST_SPREAD * bound)
     low = np.maximum(np.minimum(times.low_seconds / spread, seconds / LEAST_SPREAD), bound)
     high = np.maximum(np.maximum(times.high_seconds, seconds) * spread, seconds * LEAST_SPREAD)
@@ -317,20 +317,20 @@ def _expanded_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Ke
     """Add up the times of each problem's leaves, without its bound."""
     expansions = [_expand(item, models) for item in problems]
     leaves = list(dict.fromkeys(leaf for expansion in expansions for leaf, _ in expansion.parts))
-    middle, low, high, by_base = _leaf_times(leaves, gpus, models)
+    middle, low, high, by_base = _leaf_times(leaves, gpus, models)  # each (gpus, leaves)
     position = {leaf: index for index, leaf in enumerate(leaves)}
 
     pairs = [(i, expansion, leaf, count) for i, expansion in enumerate(expansions) for leaf, count in expansion.parts]
-    owner = np.array([i for i, *_ in pairs], dtype=np.intp)
-    leaf_of = np.array([position[leaf] for *_, leaf, _ in pairs], dtype=np.intp)
-    times = np.array([count for *_, count in pairs])
+    owner = np.array([i for i, *_ in pairs], dtype=np.intp)  # (pairs,)
+    leaf_of = np.array([position[leaf] for *_, leaf, _ in pairs], dtype=np.intp)  # (pairs,)
+    times = np.array([count for *_, count in pairs])  # (pairs,)
     methods = np.array([_method(leaf, expansion) for _, expansion, leaf, _ in pairs], dtype=np.str_)
-    spread = np.array([expansion.spread for expansion in expansions])
+    spread = np.array([expansion.spread for expansion in expansions])  # (problems,)
 
     def added(values: Array) -> Array:
         return summed_by_owner(values[:, leaf_of] * times, owner, len(problems))
 
-    seconds = added(middle)
+    seconds = added(middle)  # (gpus, problems)
     shares: dict[TimedBy, Array] = {
         method: summed_by_owner(middle[:, leaf_of] * times * (methods == method), owner, len(problems)) / seconds
         for method in get_args(TimedBy)
@@ -351,8 +351,8 @@ def _held_to_products(
     if models is None or not products:
         return times
     columns = np.fromiter(products, dtype=np.intp)
-    other = _expanded_times(list(products.values()), gpus, models)
-    faster = np.zeros(times.seconds.shape, dtype=np.bool_)
+    other = _expanded_times(list(products.values()), gpus, models)  # (gpus, products)
+    faster = np.zeros(times.seconds.shape, dtype=np.bool_)  # (gpus, problems)
     faster[:, columns] = (times.base_share[:, columns] > 0.5) & (other.seconds < times.seconds[:, columns])
 
     def taken(own: Array, theirs: Array) -> Array:
@@ -381,7 +381,7 @@ def _no_faster_than_latency(
     times: ProblemTimes, problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None
 ) -> ProblemTimes:
     """Raise times to what instructions, waiting and rows that left the L2 allow (`latency.py`)."""
-    floor = np.maximum(latencies(problems, gpus), _reread_seconds(problems, gpus, models))
+    floor = np.maximum(latencies(problems, gpus), _reread_seconds(problems, gpus, models))  # (gpus, problems)
     binds = floor > times.seconds
     served: TimedBy = "roofline" if models is None else "proxy"
     shares: dict[TimedBy, Array] = {
@@ -490,7 +490,7 @@ def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
     kind = batch.kind
     utilisation = kind.typical_utilisation or TYPICAL_UTILISATION[kind.units]
     kernels = 1 if kind.sequential_kernels is None else kind.sequential_kernels(batch.columns)
-    seconds = roofline_seconds(batch, gpus) / utilisation + SHORTEST_KERNEL_SECONDS * kernels
+    seconds = roofline_seconds(batch, gpus) / utilisation + SHORTEST_KERNEL_SECONDS * kernels  # (gpus, problems)
     spread = kind.typical_spread or ROOFLINE_SPREAD
     return Estimate(seconds, seconds / spread, seconds * spread)
 

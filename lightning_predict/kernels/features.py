@@ -71,8 +71,8 @@ def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     of the L2 may come from it, and what exceeds it must come from memory. Unlike the roofline, this does not jump
     where a working set outgrows the L2, and no kernel beats it.
     """
-    compute = batch.least_flops[None, :] / compute_peak(batch, gpus)
-    moved = batch.bytes_moved[None, :]
+    compute = batch.least_flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
+    moved = batch.bytes_moved[None, :]  # (1, problems)
     capacity = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
     cache = per_gpu(gpus, lambda gpu: max(gpu.l2_bytes_per_second, gpu.dram_bytes_per_second))
     memory = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
@@ -83,7 +83,7 @@ def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
 
 def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
     """Describe what the GPU is, as ratios to its SMs and clock, each (gpus, 1)."""
-    lanes = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * gpu.boost_clock_hz)
+    lanes = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * gpu.boost_clock_hz)  # (gpus, 1)
     capability = per_gpu(gpus, lambda gpu: gpu.compute_capability[0] + gpu.compute_capability[1] / 10)
     return {
         "multiprocessors": log2(multiprocessors(gpus)),
@@ -108,7 +108,7 @@ def clock_features(gpus: Sequence[Gpu]) -> dict[str, Array]:
 
 def work_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
     """Compare the work with the machine: time to compute, to move, to launch, and size against the L2."""
-    compute = batch.flops[None, :] / compute_peak(batch, gpus)
+    compute = batch.flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
     memory = batch.bytes_moved[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
     bound = roofline_seconds(batch, gpus)
     return {
@@ -137,8 +137,8 @@ def tile_features(
     named: dict[str, Array] = {}
     slots = multiprocessors(gpus)
     for tile_rows, tile_cols in tiles:
-        down, across = np.ceil(rows / tile_rows), np.ceil(cols / tile_cols)
-        waves, tail = wave_quantisation((copies * down * across)[None, :], slots)
+        down, across = np.ceil(rows / tile_rows), np.ceil(cols / tile_cols)  # each (problems,)
+        waves, tail = wave_quantisation((copies * down * across)[None, :], slots)  # each (gpus, problems)
         label = f"{tile_rows}x{tile_cols}"
         named[f"waves_{label}"] = log2(waves)
         named[f"tail_{label}"] = log2(tail)

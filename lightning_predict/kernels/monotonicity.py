@@ -72,7 +72,7 @@ def held_by_monotonicity(
         grown = _grown(batch, dict(zip(family.growing, powers, strict=True)))
         share = LEAST_SHARE ** sum(powers)
         # Neighbours whose reference is too long cannot undercut.
-        wanted = may_fall & (reference_seconds(grown, gpus) < MOST_UTILISATION * share * held)
+        wanted = may_fall & (reference_seconds(grown, gpus) < MOST_UTILISATION * share * held)  # (gpus, problems)
         if wanted.any():
             held[wanted] = np.minimum(held[wanted], timed(grown, wanted) / share)
     return held

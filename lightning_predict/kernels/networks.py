@@ -44,7 +44,7 @@ def log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, row
     """
     distinct = {id(network): network for network in networks}
     number = {key: index for index, key in enumerate(distinct)}
-    numbers = np.array([number[id(network)] for network in networks], dtype=np.intp)[owners]
+    numbers = np.array([number[id(network)] for network in networks], dtype=np.intp)[owners]  # (rows,)
     blocks = [
         (network, block)
         for index, network in enumerate(distinct.values())
@@ -78,11 +78,11 @@ def _log_utilisation(network: NetworkWeights, rows: FloatArray) -> Array:
     inputs /= network.scale
     values = inputs.reshape(1, strips, STRIP_ROWS, -1)  # every member sees the same rows
     for index, layer in enumerate(network.layers):
-        values = np.matmul(values, layer.weight[:, None])
+        values = np.matmul(values, layer.weight[:, None])  # (members, strips, STRIP_ROWS, lanes)
         values += layer.bias[:, None, None, :]
         if index < len(network.layers) - 1:
             np.maximum(values, 0.0, out=values)
-    outputs = values.reshape(values.shape[0], -1)[:, : len(rows)]
+    outputs = values.reshape(values.shape[0], -1)[:, : len(rows)]  # (members, rows)
     share = 1.0 / (1.0 + np.exp(np.clip(-outputs, -60.0, 60.0)))
     mean: Array = np.log(network.lowest_utilisation) * share.mean(axis=0, dtype=np.float64)
     return mean

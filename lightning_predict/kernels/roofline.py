@@ -60,7 +60,7 @@ def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
         on_fabric = batch.kind.units == "fabric"
         speeds = [link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second for gpu in gpus]
         return np.broadcast_to(np.array(speeds, dtype=np.float64)[:, None], (len(gpus), len(batch)))
-    dram = np.array([gpu.dram_bytes_per_second for gpu in gpus], dtype=np.float64)[:, None]
+    dram = np.array([gpu.dram_bytes_per_second for gpu in gpus], dtype=np.float64)[:, None]  # (gpus, 1)
     cache = np.array([gpu.l2_bytes_per_second for gpu in gpus], dtype=np.float64)[:, None]
     capacity = np.array([gpu.l2_bytes for gpu in gpus], dtype=np.float64)[:, None]
     return np.where(batch.bytes_moved[None, :] <= capacity, np.maximum(cache, dram), dram)
@@ -76,6 +76,6 @@ def roofline_seconds(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = 
             instead of the one that libraries reach where they emulate.
     """
     flops = batch.least_flops if least else batch.flops
-    compute = flops[None, :] / compute_peak(batch, gpus, least=least)
+    compute = flops[None, :] / compute_peak(batch, gpus, least=least)  # (gpus, problems)
     memory = batch.bytes_moved[None, :] / memory_bandwidth(batch, gpus)
     return np.maximum(compute, memory)

@@ -117,7 +117,7 @@ def longest_seconds(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Ar
         Shape (gpus, problems); infinite where a GPU beats none of them.
     """
     beaten = np.array([[beats(gpu, other, dtype) for other in lesser] for gpu in gpus], dtype=np.bool_)
-    limits = np.where(beaten.reshape(len(gpus), len(lesser), 1), high_seconds[None], np.inf)
+    limits = np.where(beaten.reshape(len(gpus), len(lesser), 1), high_seconds[None], np.inf)  # (gpus, lesser, problems)
     least: Array = limits.min(axis=1, initial=np.inf)
     return least
 
@@ -176,12 +176,12 @@ class UtilisationModels:
 
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
         flat, half_widths, by_base = self._wanted_seconds(family, networks, batch, gpus, everything)
-        predicted = flat.reshape(everything.shape)
+        predicted = flat.reshape(everything.shape)  # (gpus, problems)
         seconds = held_by_monotonicity(family, batch, gpus, predicted, timed)
         seconds = np.minimum(seconds, self._longest(batch, gpus))
         seconds = self._held_to_weaker(family, batch, gpus, seconds)
         bound = roofline_seconds(batch, gpus, least=True)
-        spread = np.exp(half_widths).reshape(everything.shape)
+        spread = np.exp(half_widths).reshape(everything.shape)  # (gpus, problems)
         high = seconds * spread * np.where(family.least_seconds(batch, gpus) > 0, family.floor_spread, 1.0)
         return Estimate(seconds, np.maximum(seconds / spread, bound), high, by_base.reshape(everything.shape))
 
@@ -197,7 +197,7 @@ class UtilisationModels:
             if self.has_own_weights(gpu.name, *key) and any(beats(other, gpu, batch.dtype) for other in stronger)
         ]
         if lesser:
-            high = self.estimate(batch, lesser).high_seconds
+            high = self.estimate(batch, lesser).high_seconds  # (lesser, problems)
             longest[unmeasured] = longest_seconds(stronger, lesser, high, batch.dtype)
         return longest
 
@@ -230,17 +230,17 @@ class UtilisationModels:
         Each is by the network of its GPU; by the base where that GPU's own knows nothing like the problem.
         """
         rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
-        asked = wanted[np.ix_(rows, columns)]
+        asked = wanted[np.ix_(rows, columns)]  # (cards, part)
         part = ProblemBatch(
             batch.operation, batch.dtype, {word: values[columns] for word, values in batch.columns.items()}
         )
         cards = [gpus[int(row)] for row in rows]
         seen = [family.unmeasured(gpu) for gpu in cards]
-        features = by_base = self._features(family, part, cards)[asked]
+        features = by_base = self._features(family, part, cards)[asked]  # (asked, features)
         if seen != cards:
             by_base = self._features(family, part, seen)[asked]
         serving = [*(networks[int(row)] for row in rows), self._weights.base.families[family.name]]
-        owners = _serving(serving, np.nonzero(asked)[0], features, by_base)
+        owners = _serving(serving, np.nonzero(asked)[0], features, by_base)  # (asked,)
         is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)[owners]
         log_utilisation = log_utilisations(serving, owners, np.where(is_base[:, None], by_base, features))
         widths = np.array([network.half_width(batch.operation, batch.dtype) for network in serving])[owners]
@@ -282,7 +282,7 @@ def _serving(
     """
     base = len(networks) - 1
     serving = owners.copy()
-    ends = np.searchsorted(owners, np.arange(base + 1))
+    ends = np.searchsorted(owners, np.arange(base + 1))  # (networks,)
     for index in range(base):
         own = slice(ends[index], ends[index + 1])
         if networks[index] is networks[base]:

@@ -157,7 +157,7 @@ class ConvolutionWork:
 
 def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     """Time each convolution on each GPU, shape (gpus, problems)."""
-    rows = [_on_gpu(work, gpu) for gpu in gpus]
+    rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))
 
 
@@ -168,7 +168,7 @@ def convolution_spread(work: ConvolutionWork) -> Array:
 
 
 def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
-    memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))
+    memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))  # (problems,)
     least_merged = np.clip(MERGED_CHANNELS / work.channels, 1, work.groups)
     dense = _by_products(work, gpu, memory, work.groups, is_odd=work.is_dilated)
     grouped = _by_products(work, gpu, memory, least_merged, is_odd=work.is_dilated | (work.groups > 1))
@@ -196,7 +196,7 @@ def _bandwidth(moved_bytes: Array, gpu: Gpu) -> Array:
 
 def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     """Time the implicit products, so many groups in one, by the tile that takes least."""
-    copies, rows, cols, depth = work.of_merged_groups(merged)
+    copies, rows, cols, depth = work.of_merged_groups(merged)  # each (problems,)
     single = gpu.peak_flops_per_second["float32"]
     peak = (gpu.peak(work.dtype) or single) * (1.0 if work.dtype in ON_MATRIX_UNITS else LANES_SHARE)
     multiprocessors = gpu.streaming_multiprocessors
@@ -230,7 +230,7 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
 
 
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
-    instructions = work.placed * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)
+    instructions = work.placed * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
     instructions = instructions * np.where(work.is_last, DEPTHWISE_LAST, 1.0)
     lanes = gpu.peak_flops_per_second["float32"] / 2  # an instruction a cycle and lane; a multiply-add is two FLOPs
     return np.maximum(instructions / lanes, memory)
