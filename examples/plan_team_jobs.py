@@ -4,7 +4,7 @@
     python examples/plan_team_jobs.py
 
 Prints the plan and what each queue rule would cost instead; writes the chart, a SkyPilot task and a Slurm script for
-each job to `plan/`. The times are made up; `lightning_predict.planning.traces` takes them from saved traces.
+each job to `plan/`. The times are made up; `lightning_predict.planning.files` takes them from saved traces.
 """
 
 from pathlib import Path

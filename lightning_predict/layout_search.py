@@ -29,7 +29,7 @@ from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.prediction import steps_to_come
 from lightning_predict.run.sharing import memory_on, shared_workload
-from lightning_predict.run.totals import run_of
+from lightning_predict.run.workload import run_of
 from lightning_predict.timeline.mean_step import weighted_kinds
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace

@@ -38,8 +38,7 @@ from lightning_predict.run.history import (
     read_history,
 )
 from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
-from lightning_predict.run.totals import run_of
-from lightning_predict.run.workload import Loader, Run, Workload
+from lightning_predict.run.workload import Loader, Run, Workload, run_of
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.tracing.code_paths import code_path_notes

@@ -22,7 +22,7 @@ from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.planning.files import read_problem
 from lightning_predict.planning.study import read_study
-from lightning_predict.regression.run_tables import read_runs
+from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import read_history
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import (

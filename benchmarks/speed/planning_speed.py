@@ -13,8 +13,8 @@ from rich.console import Console
 
 from lightning_predict.planning.heuristic import HeuristicPlanner
 from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.pictures import comparison_table
 from lightning_predict.planning.study import Study, compare, run_study
-from lightning_predict.planning.tables import comparison_table
 from tests.planning.example import at_start, crowd
 
 FOUR_TYPES = frozenset({"Standard NC24", "Standard NV24", "In-house server 2", "In-house server 3"})

@@ -37,14 +37,15 @@ from lightning_predict.callbacks.budget import (
     Limit,
     Question,
     Verdict,
+    gpu_in_use,
     judge_use,
     limits_of_fit,
+    named_offer,
+    price_of_run,
 )
-from lightning_predict.callbacks.clocks import device_clock, ledger_clock
 from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of
-from lightning_predict.callbacks.price import gpu_in_use, named_offer, price_of_run
 from lightning_predict.callbacks.rest_of_run import Rest, end_seconds, rest_of_run
-from lightning_predict.callbacks.run_clock import RunClock, run_clock_of
+from lightning_predict.callbacks.run_clock import RunClock, device_clock, ledger_clock, run_clock_of
 from lightning_predict.callbacks.showing import log_event, log_values
 from lightning_predict.callbacks.trainer_state import (
     batches_in_store,

@@ -26,8 +26,7 @@ from lightning_predict.callbacks.trainer_state import (
     workers_of,
 )
 from lightning_predict.interval import Interval
-from lightning_predict.run.totals import run_of
-from lightning_predict.run.workload import Loader, Run, Workload
+from lightning_predict.run.workload import Loader, Run, Workload, run_of
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Memory
 

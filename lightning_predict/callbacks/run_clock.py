@@ -2,7 +2,7 @@
 
 It is told of the hooks of a fit, by one callback or by several, and sums up what batches take, waits between them,
 validation, and what lies between epochs. Right after the capture it knows a few early steps; later, the whole run.
-Example::
+Within `clock_of_fits` the callbacks read a clock that a test shows. Example::
 
     clock = run_clock_of(trainer, clock=perf_counter)
     clock.batch_starts()
@@ -14,19 +14,67 @@ Example::
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
-from lightning_predict.callbacks.clocks import host_clock
+import torch
+
 from lightning_predict.callbacks.remaining import CheckpointClock
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Memory
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+
+_SHOWN: Final[ContextVar[Callable[[], float] | None]] = ContextVar("clock of fits", default=None)
+
+
+@contextmanager
+def clock_of_fits(clock: Callable[[], float]) -> Iterator[None]:
+    """Let all callbacks that are made and fits that begin inside read one clock.
+
+    Args:
+        clock: Seconds that only grow.
+    """
+    token = _SHOWN.set(clock)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+def host_clock() -> Callable[[], float]:
+    """Return a clock in seconds that does not wait for the device."""
+    return _SHOWN.get() or perf_counter
+
+
+def ledger_clock() -> Callable[[], float]:
+    """Return the clock by which money is counted."""
+    return _SHOWN.get() or monotonic
+
+
+def device_clock(device: torch.device) -> Callable[[], float]:
+    """Return a clock in seconds that waits for the device, so that what it times is done and not just queued.
+
+    Args:
+        device: The device that trains.
+    """
+    shown = _SHOWN.get()
+    if shown is not None or device.type != "cuda":
+        return shown or perf_counter
+
+    def synchronized() -> float:
+        torch.cuda.synchronize(device)
+        return perf_counter()
+
+    return synchronized
+
 
 STEPS_THAT_SETTLE: Final = 8
 """Steps after the warm-up from which on their mean counts, and not the few early ones."""

@@ -32,14 +32,13 @@ from lightning_predict.callbacks.arguments import (
 )
 from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
 from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
-from lightning_predict.callbacks.clocks import device_clock
 from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.outcome import Outcome
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
-from lightning_predict.callbacks.run_clock import run_clock_of
+from lightning_predict.callbacks.run_clock import device_clock, run_clock_of
 from lightning_predict.callbacks.showing import show
 from lightning_predict.callbacks.trainer_state import callbacks_of, reason_for_no_extras
 from lightning_predict.checked import shown

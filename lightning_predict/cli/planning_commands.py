@@ -37,10 +37,9 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp") -> Ans
     from lightning_predict.planning.commands import plan as plan_jobs
     from lightning_predict.planning.exports import plan_json
     from lightning_predict.planning.plan import Plan
-    from lightning_predict.planning.traces import times_of_trace
 
     def planned(console: Console) -> Plan:
-        return plan_jobs(jobs, output=output, method=method, times_of_trace=times_of_trace, console=console)
+        return plan_jobs(jobs, output=output, method=method, console=console)
 
     return Answer(
         data=lambda: json.loads(plan_json(planned(Console(quiet=True)))),

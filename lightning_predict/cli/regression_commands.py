@@ -16,8 +16,7 @@ from lightning_predict.cli.answers import Answer, aligned, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.regression.end_to_end import EndToEndRegression, RunEstimate
-    from lightning_predict.regression.run_tables import RunTable
-    from lightning_predict.regression.runs import PastRun, RunSetting
+    from lightning_predict.regression.runs import PastRun, RunSetting, RunTable
 
 HISTORY: Final = "history"
 """The word for the package's own history of the user's runs."""
@@ -64,7 +63,7 @@ def regress(
         absolute: Minimise absolute errors instead of relative ones.
     """
     from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
-    from lightning_predict.regression.run_tables import read_runs
+    from lightning_predict.regression.runs import read_runs
     from lightning_predict.run.history import history_path
 
     source = history_path() if str(runs) == HISTORY and not runs.exists() else runs

@@ -50,8 +50,7 @@ def trace(
         step: With import: number of the ProfilerStep to take (default: the median one of those that did something).
         weights: With view: weights to predict by: a folder, a file or an address (default: the cache, those that ship).
     """
-    from lightning_predict.tracing.privacy import anonymised
-    from lightning_predict.tracing.trace import load_trace, save_trace
+    from lightning_predict.tracing.trace import anonymised, load_trace, save_trace
 
     _check_options(
         action, {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}

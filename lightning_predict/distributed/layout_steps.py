@@ -1,9 +1,10 @@
 """Turn one GPU's step into that of a layout: what the GPUs exchange, and what of it no work hides.
 
 Each GPU runs the recorded step on samples of its own. The simulated step of one GPU is cut where gradients become ready
-(DDP, ZeRO) or where another unit's parameters are needed (FSDP); `overlap.py` walks through the pieces
-with the collectives beside them. Where several GPUs hold the model once, a replica is the slowest stage of it
-(`model_parallel.py`). A layout of one GPU is the step itself, exactly. Example::
+(DDP, ZeRO) or where another unit's parameters are needed (FSDP); `overlap.py` walks through the pieces with the
+collectives beside them. Where several GPUs hold the model once, a replica is the slowest stage of it
+(`model_parallel.py`). An optimizer whose state lies in the memory of the host is `update_seconds`. A layout of one GPU
+is the step itself, exactly. Example::
 
     steps = iterations(trace, timed, gpus)
     on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], strategy_of("ddp"))[0].added_seconds
@@ -37,7 +38,6 @@ from lightning_predict.distributed.model_parallel import (
     pace_of,
     stage_factors,
 )
-from lightning_predict.distributed.offloading import OPTIMIZER_STATES, STATE_BYTES, update_seconds
 from lightning_predict.distributed.overlap import (
     FRICTION,
     WAITS,
@@ -68,7 +68,45 @@ from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iteratio
 from lightning_predict.timeline.simulation import Launching, launch_order, launchings, simulate
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
-from lightning_predict.units import mebibytes_to_bytes
+from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
+
+# --- An optimizer's state in the memory of the host (ZeRO-Offload)
+
+HOST_BYTES_PER_SECOND: Final = gigabytes_to_bytes(200)
+"""Memory bandwidth that the update reaches on the processors of a machine. An assumption: half of what two sockets with
+eight channels of DDR4-3200 have."""
+
+PCIE_SHARE: Final = 0.8
+"""Share of a PCIe link's rate that copies from pinned memory reach. An assumption."""
+
+OPTIMIZER_STATES, STATE_BYTES = 3, 4
+"""Adam's two moments and the copy of the parameters that it updates, in float32."""
+
+HOST_SPREAD: Final = 2.0
+"""Factor up and down, as machines differ in memory channels and processors. An assumption."""
+
+
+def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_per_node: int) -> Ends:
+    """Time an update on the host; (low, middle, high).
+
+    ZeRO-Offload (Ren et al., 2021) keeps the optimizer's state in the memory of the host, whose processor updates it.
+    Gradients go down to the host, new parameters up again, over each GPU's own PCIe link; the processor reads and
+    writes the state of its machine's GPUs. Gradients go down behind the backward pass; the update and the way up stand
+    behind it.
+
+    Args:
+        trained_bytes: One GPU's share of the parameters, which go up, and of the gradients, which went down.
+        state_bytes: Its share of the optimizer's state, copies of the parameters included, read and written once.
+        gpu: For its link.
+        gpus_per_node: GPUs whose shares one machine's processors update.
+    """
+    copying = trained_bytes / (PCIE_SHARE * gpu.pcie_bytes_per_second)
+    traffic = 2 * state_bytes + trained_bytes  # state in both directions, gradients in one
+    computing = traffic * gpus_per_node / HOST_BYTES_PER_SECOND
+    return (copying + computing) * np.array([1 / HOST_SPREAD, 1.0, HOST_SPREAD])
+
+
+# --- Steps of layouts
 
 
 def on_layouts(

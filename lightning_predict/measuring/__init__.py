@@ -1,8 +1,7 @@
 """Micro-benchmarks of operations on the GPU at hand, written as a table that training reads.
 
-A benchmark (`calls.py`) draws problems of an operation and turns them into calls of torch; `layers.py`, `images.py`,
-`matrices.py` and `updates.py` hold a table of them each, `benchmarks.py` all. `clock.py` times a call, `run.py` puts
-them together and writes the rows. Example::
+`benchmarks.py` draws problems of an operation and turns them into calls of torch, `clock.py` times a call, `run.py`
+puts them together and writes the rows. Example::
 
     from lightning_predict.measuring.run import measure
 

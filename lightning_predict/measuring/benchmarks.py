@@ -1,25 +1,603 @@
-"""All benchmarks, by operation: add one by adding a row to the table of its file.
+"""Micro-benchmarks: an operation's random problems, and a problem as calls of torch.
 
-Example::
+Sizes are drawn evenly over their logarithms, most of them as networks have them. The calls are the forward pass, and
+each part of the backward pass that has a name of its own. Every call works on tensors made once, so that timing it
+times the operation alone. A new one is a row of `BENCHMARKS`. Example::
 
     >>> problems = draw_problems("linear", 3, seed=0)
     >>> len(problems), sorted(problems[0])
     (3, ['k', 'm', 'n'])
+    >>> calls = BENCHMARKS["relu"].calls({"rows": 4, "cols": 8}, torch.float32, torch.device("cpu"))
+    >>> sorted(calls)
+    ['relu', 'relu_backward']
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from lightning_predict.errors import UnknownOperationError
-from lightning_predict.measuring.images import IMAGES
-from lightning_predict.measuring.layers import LAYERS
-from lightning_predict.measuring.linear_algebra import LINEAR_ALGEBRA
-from lightning_predict.measuring.matrices import MATRICES
-from lightning_predict.measuring.problems import Benchmark, Words
-from lightning_predict.measuring.updates import UPDATES
+from lightning_predict.kernels.operations import operation_names
+
+Words = dict[str, int]
+Drawer = Callable[[random.Random], Words]
+
+MULTIPLE_SHARE: Final = 0.7
+"""Share of sizes that are multiples of 8, as most layers are; the rest is any number."""
+
+
+def size(draw: random.Random, low: int, high: int) -> int:
+    """Return a size between two bounds, even over its logarithm."""
+    value = round(low * math.exp(math.log(high / low) * draw.random()))
+    if value >= 16 and draw.random() < MULTIPLE_SHARE:
+        value = round(value / 8) * 8
+    return min(max(value, low), high)
+
+
+Call = Callable[[], object]
+Calls = dict[str, Call]
+Maker = Callable[[Words, torch.dtype, torch.device], Calls]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """An operation that can be measured.
+
+    Attributes:
+        draw: A random problem.
+        calls: Calls of a problem by the name of the operation that they time, from its shape, the dtype of its tensors
+            and where they live.
+    """
+
+    draw: Drawer
+    calls: Maker
+
+
+def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return a tensor of random numbers."""
+    return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
+
+
+def both(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
+    """Give the forward pass without autograd's records, and the backward pass over one kept graph where it has a name.
+
+    Args:
+        operation: Its name.
+        forward: Calls it.
+        inputs: Tensors whose gradients the backward pass computes.
+    """
+
+    def without_records() -> object:
+        with torch.no_grad():
+            return forward()
+
+    calls: Calls = {operation: without_records}
+    if f"{operation}_backward" in operation_names():
+        output = forward()
+        gradient = torch.ones_like(output)
+        calls[f"{operation}_backward"] = lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+    return calls
+
+
+# --- Layers: products, attention, recurrent layers, embedding bags
+
+
+def _draw_linear(draw: random.Random) -> Words:
+    return {"m": size(draw, 1, 16384), "n": size(draw, 16, 16384), "k": size(draw, 16, 16384)}
+
+
+def _linear(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    data = made(device, dtype, words["m"], words["k"]).requires_grad_()
+    weight = made(device, dtype, words["n"], words["k"]).requires_grad_()
+    return both("linear", lambda: functional.linear(data, weight), [data, weight])
+
+
+def _draw_bmm(draw: random.Random) -> Words:
+    return {"b": size(draw, 1, 512), **{word: size(draw, 16, 2048) for word in ("m", "n", "k")}}
+
+
+def _bmm(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    left = made(device, dtype, words["b"], words["m"], words["k"]).requires_grad_()
+    right = made(device, dtype, words["b"], words["k"], words["n"]).requires_grad_()
+    return both("bmm", lambda: torch.bmm(left, right), [left, right])
+
+
+def _draw_attention(draw: random.Random) -> Words:
+    heads = draw.choice([4, 8, 12, 16, 20, 32])
+    return {
+        "batch": size(draw, 1, 64),
+        "heads": heads,
+        "kv_heads": draw.choice([heads, heads, max(heads // 4, 1)]),
+        "seq": size(draw, 64, 8192),
+        "head_dim": draw.choice([32, 64, 64, 96, 128, 128]),
+        "causal": draw.choice([0, 1]),
+    }
+
+
+def _attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    query, key, value = _heads(words, dtype, device)
+    options: dict[str, Any] = {
+        "is_causal": bool(words["causal"]),
+        "enable_gqa": words["heads"] != words["kv_heads"],
+    }
+    return both(
+        "attention",
+        lambda: functional.scaled_dot_product_attention(query, key, value, **options),
+        [query, key, value],
+    )
+
+
+def _heads(words: Words, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Query, key and value."""
+    counts = (words["heads"], words["kv_heads"], words["kv_heads"])
+    return [
+        made(device, dtype, words["batch"], heads, words["seq"], words["head_dim"]).requires_grad_() for heads in counts
+    ]
+
+
+def _draw_eager_attention(draw: random.Random) -> Words:
+    heads = draw.choice([4, 8, 12, 16])
+    return {
+        "batch": size(draw, 1, 16),
+        "heads": heads,
+        "kv_heads": heads,
+        "seq": size(draw, 32, 1024),
+        "head_dim": draw.choice([32, 64, 64, 128]),
+        "causal": draw.choice([0, 1]),
+    }
+
+
+def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    """Scores, their scaling, a mask that is added, softmax, and the product with the values."""
+    query, key, value = _heads(words, dtype, device)
+    future = torch.triu(torch.full((words["seq"], words["seq"]), float("-inf"), device=device, dtype=dtype), 1)
+
+    def forward() -> Tensor:
+        scores = (query @ key.transpose(-1, -2)) * words["head_dim"] ** -0.5
+        return torch.softmax(scores + future if words["causal"] else scores, -1) @ value
+
+    return both("eager_attention", forward, [query, key, value])
+
+
+def _draw_recurrent(draw: random.Random) -> Words:
+    return {
+        "batch": size(draw, 1, 256),
+        "steps": size(draw, 1, 256),
+        "input_size": size(draw, 16, 2048),
+        "hidden": size(draw, 16, 2048),
+        "layers": draw.choice([1, 1, 2, 4]),
+        "directions": draw.choice([1, 1, 2]),
+    }
+
+
+def _recurrent(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    kinds: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+    layer = kinds[name](
+        words["input_size"], words["hidden"], words["layers"], bidirectional=words["directions"] == 2
+    ).to(device, dtype)
+    data = made(device, dtype, words["steps"], words["batch"], words["input_size"]).requires_grad_()
+    return both(name, lambda: layer(data)[0], [data, *layer.parameters()])
+
+
+def _draw_embedding_bag(draw: random.Random) -> Words:
+    return {
+        "bags": size(draw, 64, 16384),
+        "lookups": size(draw, 1, 128),
+        "rows": size(draw, 1024, 4 * 2**20),
+        "dim": draw.choice([16, 32, 64, 128, 256]),
+    }
+
+
+def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    """Forward alone: autograd's gradient is as large as the table, or sparse, and neither is what updates a row."""
+    table = made(device, dtype, words["rows"], words["dim"])
+    rows = torch.randint(words["rows"], (words["bags"], words["lookups"]), device=device)
+    return {"embedding_bag": lambda: functional.embedding_bag(rows, table, mode="sum")}
+
+
+LAYERS: Final[Mapping[str, Benchmark]] = {
+    "linear": Benchmark(_draw_linear, _linear),
+    "bmm": Benchmark(_draw_bmm, _bmm),
+    "attention": Benchmark(_draw_attention, _attention),
+    "eager_attention": Benchmark(_draw_eager_attention, _eager_attention),
+    **{name: Benchmark(_draw_recurrent, partial(_recurrent, name)) for name in ("lstm", "gru", "rnn")},
+    "embedding_bag": Benchmark(_draw_embedding_bag, _embedding_bag),
+}
+"""Benchmarks by operation."""
+
+
+# --- Images: convolutions in one to three dimensions and transposed, and pooling
+
+SIDES: Final[Mapping[str, tuple[str, ...]]] = {
+    "conv1d": ("length",),
+    "conv2d": ("height", "width"),
+    "conv3d": ("depth", "height", "width"),
+    "conv_transpose2d": ("height", "width"),
+}
+"""Sides of what each convolution slides over."""
+
+LONGEST: Final = {"conv1d": 16384, "conv2d": 224, "conv3d": 48, "conv_transpose2d": 112}
+"""Longest side that is drawn."""
+
+ODD_SHARE: Final = 0.1
+"""Share of convolutions that are not square, and of those that are dilated."""
+
+
+def _word(operation: str, setting: str, side: str) -> str:
+    """Shape word of a side's setting; a line has one side, so its words do not name it."""
+    if operation == "conv1d":
+        return "kernel_size" if setting == "kernel" else setting
+    return f"{setting}_{side}"
+
+
+def _draw_convolution(operation: str, draw: random.Random) -> Words:
+    sides = SIDES[operation]
+    kernel = draw.choice([1, 1, 3, 3, 3, 5, 7])
+    is_square, dilation = draw.random() >= ODD_SHARE, 2 if draw.random() < ODD_SHARE else 1
+    stride = draw.choice([1, 1, 1, 2])
+    least = max(7, dilation * (kernel - 1) + 1)
+    image = size(draw, least, LONGEST[operation])
+    is_depthwise = draw.random() < 0.15
+    channels = size(draw, 3, 1024 // len(sides))
+    words = {
+        "batch": size(draw, 1, 256 // len(sides)),
+        "in_channels": channels,
+        "out_channels": channels if is_depthwise else size(draw, 8, 1024 // len(sides)),
+        "groups": channels if is_depthwise else 1,
+    }
+    for side in sides:
+        taps = kernel if is_square or side == sides[-1] else 1
+        words |= {
+            side: image if is_square else size(draw, least, LONGEST[operation]),
+            _word(operation, "kernel", side): taps,
+            _word(operation, "stride", side): stride,
+            _word(operation, "padding", side): dilation * (taps // 2),
+            _word(operation, "dilation", side): dilation,
+        }
+    return words
+
+
+def _convolution(operation: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    sides, groups = SIDES[operation], words["groups"]
+    taps, stride, padding, dilation = (
+        [words.get(_word(operation, setting, side), default) for side in sides]
+        for setting, default in (("kernel", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    is_transposed = operation == "conv_transpose2d"
+    channels = (words["in_channels"], words["out_channels"] // groups)
+    channels = channels if is_transposed else (words["out_channels"], words["in_channels"] // groups)
+    data = made(device, dtype, words["batch"], words["in_channels"], *(words[side] for side in sides))
+    weight = made(device, dtype, *channels, *taps)
+    settings = (stride, padding, dilation, is_transposed, [0] * len(sides), groups)
+
+    def forward() -> Tensor:
+        output: Tensor = torch.ops.aten.convolution(data, weight, None, *settings)
+        return output
+
+    gradient = torch.ones_like(forward())
+
+    def backward(mask: list[bool]) -> Callable[[], object]:
+        return lambda: torch.ops.aten.convolution_backward(gradient, data, weight, None, *settings, mask)
+
+    return {
+        operation: forward,
+        f"{operation}_backward_input": backward([True, False, False]),
+        f"{operation}_backward_weight": backward([False, True, False]),
+    }
+
+
+def _draw_pooling(draw: random.Random) -> Words:
+    kernel = draw.choice([2, 2, 3, 7])
+    image = size(draw, 14, 224)
+    return {
+        "batch": size(draw, 1, 256),
+        "channels": size(draw, 8, 512),
+        "height": image,
+        "width": image,
+        "kernel_size": kernel,
+        "stride": draw.choice([2, kernel]),
+    }
+
+
+def _pooling(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    pools: dict[str, Callable[..., Tensor]] = {
+        "avg_pool2d": functional.avg_pool2d,
+        "max_pool2d": functional.max_pool2d,
+    }
+    data = made(device, dtype, words["batch"], words["channels"], words["height"], words["width"]).requires_grad_()
+    return both(name, lambda: pools[name](data, words["kernel_size"], words["stride"]), [data])
+
+
+IMAGES: Final[Mapping[str, Benchmark]] = {
+    **{name: Benchmark(partial(_draw_convolution, name), partial(_convolution, name)) for name in SIDES},
+    **{name: Benchmark(_draw_pooling, partial(_pooling, name)) for name in ("avg_pool2d", "max_pool2d")},
+}
+"""Benchmarks by operation."""
+
+
+# --- Matrices of rows and columns: element-wise families, norms, reductions, look-ups, sorting
+
+LARGEST_K: Final = 8
+"""How many of a row `topk` finds."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """Operands, each (rows, cols) where nothing else is said.
+
+    Attributes:
+        data: Random numbers; its gradient is computed.
+        other: Numbers above 1; its gradient is computed.
+        scale: One number a column; its gradient is computed.
+        places: A random row for each row, shape (rows,).
+        space: Where results may be written.
+    """
+
+    data: Tensor
+    other: Tensor
+    scale: Tensor
+    places: Tensor
+    space: Tensor
+
+    @property
+    def images(self) -> Tensor:
+        """One image whose channels are the rows, so that rows and columns mean what they say."""
+        return self.data[None]
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels."""
+        return 8 if self.data.shape[0] % 8 == 0 else 1
+
+
+Forward = Callable[[Matrices], Tensor]
+
+BY_DATA: Final[Mapping[str, Forward]] = {
+    "add": lambda x: x.data + x.other,
+    "add_scalar": lambda x: x.data + 1.5,
+    "sub": lambda x: x.data - x.other,
+    "mul": lambda x: x.data * x.other,
+    "mul_scalar": lambda x: x.data * 1.5,
+    "div": lambda x: x.data / x.other,
+    "div_scalar": lambda x: x.data / 1.5,
+    "pow_scalar": lambda x: torch.pow(x.data, 2.0),
+    "neg": lambda x: -x.data,
+    "exp": lambda x: torch.exp(x.data),
+    "relu": lambda x: torch.relu(x.data),
+    "leaky_relu": lambda x: functional.leaky_relu(x.data),
+    "gelu": lambda x: functional.gelu(x.data),
+    "silu": lambda x: functional.silu(x.data),
+    "sigmoid": lambda x: torch.sigmoid(x.data),
+    "tanh": lambda x: torch.tanh(x.data),
+    "where": lambda x: torch.where(x.data.detach() > 0, x.data, x.other),
+    "softmax": lambda x: torch.softmax(x.data, -1),
+    "log_softmax": lambda x: torch.log_softmax(x.data, -1),
+    "batch_norm": lambda x: functional.batch_norm(x.images, None, None, training=True),
+    "group_norm": lambda x: functional.group_norm(x.images, x.groups),
+    "dropout": lambda x: functional.dropout(x.data, 0.1),
+    "embedding": lambda x: functional.embedding(x.places, x.data),
+    "cross_entropy": lambda x: functional.cross_entropy(x.data, x.places % x.data.shape[1]),
+    "sum": lambda x: x.data.sum(-1),
+    "mean": lambda x: x.data.mean(-1),
+    "max": lambda x: torch.amax(x.data, -1),
+    "argmax": lambda x: torch.argmax(x.data, -1),
+    "topk": lambda x: torch.topk(x.data, min(LARGEST_K, x.data.shape[1])).values,
+    "sort": lambda x: torch.sort(x.data).values,
+    "concat": lambda x: torch.cat(x.data.tensor_split(2)),
+    "copy": lambda x: x.space.copy_(x.data),
+    "gather": lambda x: torch.index_select(x.data, 0, x.places),
+    "scatter": lambda x: x.space.index_add_(0, x.places, x.data),
+}
+"""Operations that have a gradient to `data` alone, or none that has a name."""
+
+BY_OTHER: Final[Mapping[str, Forward]] = {
+    "pow": lambda x: torch.pow(x.other, x.other),
+    "log": lambda x: torch.log(x.other),
+    "sqrt": lambda x: torch.sqrt(x.other),
+}
+"""Operations on positive numbers."""
+
+BY_SCALE: Final[Mapping[str, Forward]] = {
+    "layer_norm": lambda x: functional.layer_norm(x.data, (x.data.shape[1],), x.scale, x.scale),
+    "rms_norm": lambda x: functional.rms_norm(x.data, (x.data.shape[1],), x.scale),
+}
+"""Operations that have a gradient to `data` and to `scale`."""
+
+
+def _draw_matrix(draw: random.Random) -> Words:
+    return {"rows": size(draw, 1, 65536), "cols": size(draw, 16, 16384)}
+
+
+def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrices:
+    rows, cols = words["rows"], words["cols"]
+    return Matrices(
+        data=made(device, dtype, rows, cols).requires_grad_(),
+        other=(made(device, dtype, rows, cols).abs() + 1).requires_grad_(),
+        scale=made(device, dtype, cols).requires_grad_(),
+        places=torch.randint(rows, (rows,), device=device),
+        space=made(device, dtype, rows, cols),
+    )
+
+
+def _calls(
+    name: str, forward: Forward, wanted: tuple[str, ...], words: Words, dtype: torch.dtype, device: torch.device
+) -> Calls:
+    """Calls of one operation; `wanted`: operands whose gradients its backward pass computes."""
+    matrices = _matrices(words, dtype, device)
+    return both(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
+
+
+MATRICES: Final[Mapping[str, Benchmark]] = {
+    name: Benchmark(_draw_matrix, partial(_calls, name, forward, wanted))
+    for table, wanted in ((BY_DATA, ("data",)), (BY_OTHER, ("other",)), (BY_SCALE, ("data", "scale")))
+    for name, forward in table.items()
+}
+"""Benchmarks by operation."""
+
+
+# --- Factorisations, solvers and Fourier transforms, which run in float32 and float64 alone
+
+_Factorise = Callable[[Tensor], Any]
+
+
+def _draw_square(draw: random.Random) -> Words:
+    return {"batch": size(draw, 1, 64), "n": size(draw, 8, 2048)}
+
+
+def _draw_tall(draw: random.Random) -> Words:
+    square = _draw_square(draw)
+    return {**square, "m": square["n"] * draw.choice([1, 1, 2, 4])}
+
+
+def _draw_triangular(draw: random.Random) -> Words:
+    return {**_draw_square(draw), "columns": size(draw, 1, 512)}
+
+
+def _draw_transform(draw: random.Random) -> Words:
+    return {"batch": size(draw, 1, 4096), "length": size(draw, 16, 65536), "real": draw.choice([0, 1])}
+
+
+def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
+    """Calls of a factorisation on random matrices (batch, m, n), square where the problem has no m."""
+
+    def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+        batch = words.get("batch", 1)
+        matrix = made(device, dtype, batch, words.get("m", words["n"]), words["n"])
+        return both(operation, lambda: factorise(matrix), [])
+
+    return calls
+
+
+def _of_symmetric(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
+    """Calls of a factorisation on random matrices (batch, n, n) that are symmetric and positive definite."""
+
+    def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+        root = made(device, dtype, words.get("batch", 1), words["n"], words["n"])
+        matrix = root @ root.mT + words["n"] * torch.eye(words["n"], dtype=dtype, device=device)
+        return both(operation, lambda: factorise(matrix), [])
+
+    return calls
+
+
+def _triangular(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    batch, n = words.get("batch", 1), words["n"]
+    matrix = made(device, dtype, batch, n, n).triu() + n * torch.eye(n, dtype=dtype, device=device)
+    sides = made(device, dtype, batch, n, words.get("columns", 1))
+    return both("triangular_solve", lambda: torch.linalg.solve_triangular(matrix, sides, upper=True), [])
+
+
+def _transform(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    data = made(device, dtype, words.get("batch", 1), words["length"])
+    if words.get("real", 0):
+        return both("fft", lambda: torch.fft.rfft(data), [])
+    numbers = torch.complex(data, data)
+    return both("fft", lambda: torch.fft.fft(numbers), [])
+
+
+LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
+    "cholesky": Benchmark(_draw_square, _of_symmetric("cholesky", torch.linalg.cholesky)),
+    "lu": Benchmark(_draw_tall, _of("lu", torch.linalg.lu_factor)),
+    "qr": Benchmark(_draw_tall, _of("qr", torch.linalg.qr)),
+    "svd": Benchmark(_draw_tall, _of("svd", lambda matrix: torch.linalg.svd(matrix, full_matrices=False))),
+    "eigh": Benchmark(_draw_square, _of_symmetric("eigh", torch.linalg.eigh)),
+    "eig": Benchmark(_draw_square, _of("eig", torch.linalg.eig)),
+    "matrix_exponential": Benchmark(_draw_square, _of("matrix_exponential", torch.linalg.matrix_exp)),
+    "triangular_solve": Benchmark(_draw_triangular, _triangular),
+    "fft": Benchmark(_draw_transform, _transform),
+}
+"""Benchmarks by operation."""
+
+
+# --- What surrounds a model: optimizer updates, casts, copies from the memory of the host
+
+TENSORS: Final = 24
+"""Tensors that the parameters are spread over, as layers are; fewer where there are fewer parameters."""
+
+BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}
+"""A floating-point dtype of so many bytes."""
+
+
+def _draw_update(draw: random.Random) -> Words:
+    return {"parameters": size(draw, 1024, 2**28), "fused": draw.choice([0, 1])}
+
+
+def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:
+    """Return the optimizer with one of its two implementations for many tensors."""
+    options: dict[str, Any] = {"lr": 1e-4, "fused": True} if fused else {"lr": 1e-4, "foreach": True}
+    match name:
+        case "adam" | "adamw":
+            kind: Any = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+            options["capturable"] = device.type == "cuda"  # its step count must not be read by the host in a graph
+        case "sgd":
+            kind = torch.optim.SGD
+            options["momentum"] = 0.9
+        case _:
+            kind = torch.optim.Adagrad
+    optimizer: torch.optim.Optimizer = kind(parameters, **options)
+    return optimizer
+
+
+def _update(name: str, words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
+    each, rest = divmod(words["parameters"], TENSORS)
+    counts = [each + (index < rest) for index in range(TENSORS)]
+    parameters = [made(device, dtype, count).requires_grad_() for count in counts if count]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = _optimizer(name, parameters, fused=bool(words["fused"]), device=device)
+
+    def step() -> object:
+        optimizer.step()
+        return optimizer
+
+    return {name: step}
+
+
+def _draw_cast(draw: random.Random) -> Words:
+    source, target = draw.choice([(4, 2), (2, 4), (8, 4), (4, 8)])
+    return {
+        "rows": size(draw, 1, 65536),
+        "cols": size(draw, 16, 16384),
+        "source_bytes": source,
+        "target_bytes": target,
+    }
+
+
+def _cast(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
+    data = made(device, BY_BYTES[words["source_bytes"]], words["rows"], words["cols"])
+    return {"cast": lambda: data.to(BY_BYTES[words["target_bytes"]])}
+
+
+def _draw_host_copy(draw: random.Random) -> Words:
+    return {"size_bytes": size(draw, 1024, 2**30)}
+
+
+def _host_copy(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
+    """From memory that is pinned, as a data loader's can be, without waiting for it."""
+    source = torch.empty(words["size_bytes"], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    target = torch.empty(words["size_bytes"], dtype=torch.uint8, device=device)
+    return {"host_copy": lambda: target.copy_(source, non_blocking=True)}
+
+
+UPDATES: Final[Mapping[str, Benchmark]] = {
+    **{name: Benchmark(_draw_update, partial(_update, name)) for name in ("adam", "adamw", "sgd", "adagrad")},
+    "cast": Benchmark(_draw_cast, _cast),
+    "host_copy": Benchmark(_draw_host_copy, _host_copy),
+}
+"""Benchmarks by operation."""
+
+
+# --- All of them
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **LINEAR_ALGEBRA, **UPDATES}
 """Benchmarks by operation; each times the operation's backward passes as well."""

@@ -22,9 +22,8 @@ import torch
 from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.operations import operation_kind, problem_batch
-from lightning_predict.measuring.benchmarks import BENCHMARKS, benchmark_of, draw_problems
+from lightning_predict.measuring.benchmarks import BENCHMARKS, Words, benchmark_of, draw_problems
 from lightning_predict.measuring.clock import Timing, time_call
-from lightning_predict.measuring.problems import Words
 from lightning_predict.units import MEGA, seconds_to_milliseconds
 
 DTYPES: Final = {

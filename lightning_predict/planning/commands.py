@@ -16,13 +16,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
-from lightning_predict.planning.files import TimesOfTrace, read_problem
-from lightning_predict.planning.pictures import comparison_figure, gantt_figure, gantt_page
+from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.pictures import (
+    comparison_figure,
+    comparison_table,
+    gantt_figure,
+    gantt_page,
+    plan_table,
+)
 from lightning_predict.planning.plan import Plan
 from lightning_predict.planning.policies import candidates_of, cheapest_plan
 from lightning_predict.planning.problem import Problem
 from lightning_predict.planning.study import StudyRun, compare, read_study, run_study
-from lightning_predict.planning.tables import comparison_table, plan_table
 
 
 def plan(
@@ -30,7 +35,6 @@ def plan(
     *,
     output: Path | None = None,
     method: str = "milp",
-    times_of_trace: TimesOfTrace | None = None,
     console: Console | None = None,
 ) -> Plan:
     """Plan the jobs of a file: print the table, and write chart, JSON, SkyPilot tasks and Slurm scripts.
@@ -39,7 +43,6 @@ def plan(
         jobs: `jobs.yaml`, see `files.py`.
         output: Folder to write; None writes nothing.
         method: `milp` or `heuristic`, or a queue rule (see `policies.py`).
-        times_of_trace: Predicts the times of jobs that name a trace.
         console: Where to print; None is the terminal.
 
     Raises:
@@ -49,7 +52,7 @@ def plan(
         MissingDependencyError: SciPy (for the MILP) or matplotlib (for the chart) is not installed.
     """
     console = Console() if console is None else console
-    problem = read_problem(jobs, times_of_trace=times_of_trace)
+    problem = read_problem(jobs)
     with _progress(console) as progress:
         task = progress.add_task("ways to plan", total=len(candidates_of(problem, method)))
         result = cheapest_plan(problem, method=method, on_candidate=lambda: progress.advance(task))

@@ -17,12 +17,13 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
 
 `jobs: jobs.csv` reads a table instead: a line a job and configuration, with the columns name, machine, num_gpus, hours,
 deadline_hours, and perhaps release_hours, tardiness_usd_per_hour, command. With `remaining_epochs`, `hours` is the time
-of one epoch. A trace needs someone who predicts: `times_of_trace`, which `lightning_predict.planning.traces` has.
+of one epoch. The times of a job that names a trace are predicted: on one, two, four, ... GPUs of each machine type, as
+far as it has them, where the step fits (`times_of_trace`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,12 +31,47 @@ from typing import Any, Final
 from lightning_predict.checked import Checked, File, read_csv, read_yaml, shown
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import PlanningFormatError
+from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.planning.problem import Configuration, Formulation, Job, Limits, MachineType, Problem
 from lightning_predict.planning.validation import check_problem
+from lightning_predict.prediction import predict
+from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import hours_to_seconds
 
-TimesOfTrace = Callable[[Path, int, tuple[MachineType, ...]], Mapping[Configuration, float]]
-"""Seconds by configuration, from the path of a trace, a number of iterations and machine types."""
+
+def times_of_trace(path: Path, iterations: int, machines: tuple[MachineType, ...]) -> Mapping[Configuration, float]:
+    """Return the seconds of the run that is still to come, by configuration.
+
+    A configuration is left out where the step is known not to fit in its GPUs' memory. A trace that does not know its
+    parameters gives configurations of one GPU, as nobody can say what several would exchange.
+
+    Args:
+        path: A trace, as `Trace.save` writes it.
+        iterations: Training steps still to come.
+        machines: Machine types, each with a GPU of the catalogue.
+
+    Raises:
+        TraceError: The file is missing or is no trace.
+        UnknownGpuError: A machine type has a GPU that the catalogue does not hold.
+    """
+    trace = Trace.load(str(path))
+    layouts = {
+        Configuration(machine=machine.name, num_gpus=count): Layout(layout_of(machine.gpu).gpu, count).name
+        for machine in machines
+        for count in _counts(machine.num_gpus if trace.parameters else 1)
+    }
+    predictions = predict(trace, gpus=list(layouts.values()), iterations=iterations)
+    return {
+        configuration: seconds
+        for configuration, name in layouts.items()
+        if predictions[name].fits is not False and (seconds := predictions[name].total_seconds) is not None
+    }
+
+
+def _counts(most: int) -> list[int]:
+    """Powers of two up to the number of GPUs of a machine, and that number."""
+    return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
+
 
 RESTART_SECONDS: Final = 60.0
 """What a file that does not say so assumes a job to lose when it moves: writing and reading a checkpoint. Were moves
@@ -70,16 +106,16 @@ _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_
 _CSV_OF_A_JOB: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command"})
 
 
-def read_problem(path: Path, *, times_of_trace: TimesOfTrace | None = None) -> Problem:
+def read_problem(path: Path) -> Problem:
     """Read and check a problem.
 
     Args:
         path: The YAML file.
-        times_of_trace: Predicts the times of jobs that name a trace.
 
     Raises:
-        PlanningFormatError: A file that is missing, malformed, or asks for a trace where nobody predicts.
+        PlanningFormatError: A file that is missing or malformed.
         InvalidArgumentError: A number out of its range.
+        TraceError: A trace that a job names is missing or is no trace.
         InfeasiblePlanError: A job or a limit that no plan can satisfy.
     """
     document = read_yaml(path, PlanningFormatError)
@@ -88,7 +124,7 @@ def read_problem(path: Path, *, times_of_trace: TimesOfTrace | None = None) -> P
     jobs = document.member("jobs")
     rows = _csv_jobs(path.parent / jobs.value) if isinstance(jobs.value, str) else jobs.items(named=["name"])
     problem = Problem(
-        jobs=tuple(_job(row, machines, path.parent, times_of_trace) for row in rows),
+        jobs=tuple(_job(row, machines, path.parent) for row in rows),
         machines=machines,
         limits=_limits(document),
         formulation=document.optional("formulation", _formulation, Formulation()),
@@ -152,11 +188,11 @@ def _formulation(value: Checked) -> Formulation:
     return Formulation(**{name: item.flag() for name, item in value.members().items()})
 
 
-def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, times_of_trace: TimesOfTrace | None) -> Job:
+def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Job:
     row.check_keys({"name", "deadline_hours"}, _JOB_OPTIONAL)
     return Job(
         name=row.member("name").words(),
-        seconds=_seconds(row, machines, folder, times_of_trace),
+        seconds=_seconds(row, machines, folder),
         deadline_seconds=hours_to_seconds(row.member("deadline_hours").any_number()),
         release_seconds=hours_to_seconds(_number(row, "release_hours", 0.0)),
         tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
@@ -166,16 +202,12 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, times_of
     )
 
 
-def _seconds(
-    row: Checked, machines: tuple[MachineType, ...], folder: Path, times_of_trace: TimesOfTrace | None
-) -> Mapping[Configuration, float]:
+def _seconds(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Mapping[Configuration, float]:
     """Return the seconds of the whole run by configuration, stated or predicted."""
     if row.has("hours") == row.has("trace"):
         raise row.problem("must state either hours (by machine and number of GPUs) or a trace with iterations.")
     if row.has("trace"):
         trace = row.member("trace")
-        if times_of_trace is None:
-            raise trace.problem("needs a prediction, which is not made here; pass times_of_trace, or state hours.")
         return times_of_trace(folder / trace.words(), row.member("iterations").integer(minimum=1), machines)
     epochs = _number(row, "remaining_epochs", 1.0)
     seconds = {}

@@ -1,23 +1,38 @@
-"""`PastRun`: a run that has ended, as the regressions see it: its setting in numbers, and its time.
+"""`PastRun`: a run that has ended, as the regressions see it: its setting in numbers, its time, and its tables.
 
 The numbers are those of Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of
-GPUs, threads and the delay of the disk; and the inner modules, which say how deep a network of a family is. Example::
+GPUs, threads and the delay of the disk; and the inner modules, which say how deep a network of a family is.
+
+A table is a CSV file, as one writes it or as MLflow and Weights & Biases export it. Columns are found by the names of
+`FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`); others are named by
+the user. MLflow's folder `mlruns` holds a folder for each run, with a file for each parameter and metric; its database
+keeps them as rows. Both are read as they are, without MLflow. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
     >>> setting.value("flops_per_second") / 1e12  # of the catalogue, in float32
     8.141
     >>> PastRun(model="ResNet-50", setting=setting, seconds=210.0).seconds_per_iteration
     0.21
+
+    read_runs("runs.csv", columns={"batch_size": "config.loader.bs"}, values={"gpu": "T4"}).runs[0].setting.batch_size
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
 from typing import Final, Literal, final
 
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.checked import Checked, File, read_csv, read_yaml
+from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.run.history import HistoryRecord, read_history
+from lightning_predict.units import gigaflops_to_flops, milliseconds_to_seconds
 
 Variable = Literal[
     "iterations", "batch_size", "flops_per_second", "num_gpus", "threads", "disk_seconds", "inner_modules"
@@ -139,3 +154,300 @@ def _check(name: str, value: float | None, *, above: bool) -> None:
     if not is_number or value < 0 or (above and value == 0):
         expected = "a number above 0" if above else "a number of at least 0"
         raise InvalidArgumentError(f"{name}={value!r}; expected {expected}.")
+
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "seconds": ("Runtime", "_runtime", "duration_seconds"),
+    "iterations": ("global_step", "trainer/global_step", "max_steps"),
+    "batch_size": (),
+    "model": ("model_name",),
+    "gpu": ("gpu_name",),
+    "gflops": (),
+    "num_gpus": ("gpus", "devices"),
+    "threads": ("num_workers",),
+    "disk_delay_seconds": (),
+    "inner_modules": (),
+}
+"""What is read of a run, and the names that trackers give it where nobody named a column."""
+
+REQUIRED: Final = ("seconds", "iterations", "batch_size")
+
+PREFIXES: Final = ("", "params.", "metrics.", "tags.", "config.", "config/", "summary.", "summary/")
+
+STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
+"""Columns of MLflow and W&B that say how a run ended, and the word for those that ran to their end."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """Past runs, and what was left out.
+
+    Attributes:
+        runs: In the order of the table.
+        notes: In words.
+    """
+
+    runs: tuple[PastRun, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_table(
+    path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
+) -> RunTable:
+    """Past runs of a CSV file (gzip where the name ends in `.gz`).
+
+    Args:
+        path: The file.
+        columns: Column of a field, where it has another name than the usual ones.
+        values: Value of a field that no column has; the same for all runs.
+
+    Raises:
+        MeasurementTableError: A column is missing, or a cell is wrong; the message names line and column.
+        InvalidArgumentError: A field that there is not.
+        OSError: The file cannot be read.
+    """
+    return runs_of_rows(read_csv(path, MeasurementTableError), str(path), columns=columns, values=values)
+
+
+def runs_of_rows(
+    rows: Iterable[Checked],
+    source: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    values: Mapping[str, str] | None = None,
+) -> RunTable:
+    """Past runs from texts; see `read_table`.
+
+    Raises:
+        MeasurementTableError: As `read_table`.
+        InvalidArgumentError: As `read_table`.
+    """
+    kept, notes = _ended(tuple(rows))
+    if not kept:
+        raise MeasurementTableError(f"{source} holds no run that has ended.")
+    present = list(dict.fromkeys(column for row in kept for column in row.value))
+    found = _columns(source, present, columns or {}, values or {})
+    default_model = Path(source).name.removesuffix(".gz").removesuffix(".csv")
+    runs = tuple(_run(row, found, values or {}, default_model) for row in kept)
+    return RunTable(runs, notes)
+
+
+def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, ...]]:
+    """Runs that ran to their end, and how many did not in words."""
+    kept = tuple(
+        row
+        for row in rows
+        if all(row.value[column] == word for column, word in STATES.items() if row.value.get(column))
+    )
+    gone = len(rows) - len(kept)
+    return kept, ((f"{gone} of {len(rows)} runs did not run to their end, and are left out.",) if gone else ())
+
+
+def _columns(source: str, present: list[str], columns: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Column of each field that there is one for.
+
+    Raises:
+        MeasurementTableError: A named or a required column is missing.
+        InvalidArgumentError: A field that there is not.
+    """
+    strangers = [name for name in (*columns, *values) if name not in FIELDS]
+    if strangers:
+        raise InvalidArgumentError(f"{strangers[0]!r} is not a field of a run. There are: {', '.join(FIELDS)}.")
+    missing = [f"{column!r} (for {field})" for field, column in columns.items() if column not in present]
+    usual = {
+        field: next((p + name for name in (field, *others) for p in PREFIXES if p + name in present), None)
+        for field, others in FIELDS.items()
+    }
+    found = {field: columns.get(field) or usual[field] for field in FIELDS if field not in values}
+    timed = "start_time" in present and "end_time" in present
+    missing += [
+        f"{field!r}"
+        for field in REQUIRED
+        if field not in values and not found[field] and (field != "seconds" or not timed)
+    ]
+    if not (found.get("gpu") or found.get("gflops") or "gpu" in values or "gflops" in values):
+        missing.append("'gpu' or 'gflops'")
+    if missing:
+        raise MeasurementTableError(
+            f"{source} has no column {', '.join(missing)}. Name it (columns), or give one value for all runs (values). "
+            f"Columns found: {', '.join(present) or 'none'}."
+        )
+    return {field: column for field, column in found.items() if column}
+
+
+def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[str, str]) -> Checked:
+    """Return one field of a run: a cell, or the value for all runs."""
+    if field in values:
+        cell = Checked(values[field], row.file, f"the value of {field}", row.line)
+    elif field in columns:
+        column = columns[field]
+        cell = row.member(column) if column in row.value else replace(row, value="", place=column)
+    else:
+        cell = replace(row, value="", place=field)
+    return replace(cell, value=cell.value.strip())
+
+
+def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
+    """Return one run.
+
+    Raises:
+        MeasurementTableError: A cell is wrong.
+    """
+
+    def text(field: str) -> str | None:
+        return _cell(row, field, columns, values).value or None
+
+    def number(field: str) -> float:
+        return _cell(row, field, columns, values).parsed().any_number()
+
+    def optional(field: str) -> float | None:
+        return None if text(field) is None else number(field)
+
+    def count(field: str) -> int | None:
+        # A fraction is refused by what takes the count, in words.
+        return optional(field)  # type: ignore[return-value]
+
+    is_timed = "seconds" in columns or "seconds" in values
+    gflops, num_gpus = optional("gflops"), count("num_gpus")
+    try:
+        setting = RunSetting(
+            iterations=number("iterations"),  # type: ignore[arg-type]
+            batch_size=number("batch_size"),  # type: ignore[arg-type]
+            gpu=text("gpu"),
+            flops_per_second=None if gflops is None else gigaflops_to_flops(gflops),
+            num_gpus=1 if num_gpus is None else num_gpus,
+            threads=count("threads"),
+            disk_seconds=optional("disk_delay_seconds"),
+            inner_modules=count("inner_modules"),
+        )
+        return PastRun(
+            model=text("model") or model, setting=setting, seconds=number("seconds") if is_timed else _elapsed(row)
+        )
+    except (InvalidArgumentError, UnknownGpuError) as error:
+        raise row.problem(f"is no past run: {error}") from error
+
+
+def _elapsed(row: Checked) -> float:
+    """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
+
+    Raises:
+        MeasurementTableError: One of them is neither.
+    """
+    moments = []
+    for column in ("start_time", "end_time"):
+        cell = replace(row, value=row.value.get(column, "").strip(), place=column)
+        moment = cell.parsed()
+        if moment.value != cell.value:
+            moments.append(milliseconds_to_seconds(moment.any_number()))
+            continue
+        try:
+            moments.append(datetime.fromisoformat(cell.value).timestamp())
+        except (ValueError, OverflowError):
+            raise cell.wrong("a date and time") from None
+    return moments[1] - moments[0]
+
+
+DATABASES: Final = (".db", ".sqlite", ".sqlite3")
+
+STATUS_NAMES: Final = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
+"""MLflow's numbers for how a run ended, as its folders hold them."""
+
+
+def read_runs(
+    path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
+) -> RunTable:
+    """Past runs, whatever keeps them.
+
+    Args:
+        path: A CSV file; an MLflow folder or database; or a history (`.jsonl`, of which columns are known).
+        columns: Column of a field, where it has another name than the usual ones.
+        values: Value of a field that no column has; the same for all runs.
+
+    Raises:
+        MeasurementTableError: A column is missing, a cell is wrong, or there is no run.
+        InvalidArgumentError: A field that there is not, or columns given for a history.
+        OSError: The file cannot be read.
+    """
+    if path.is_dir():
+        return runs_of_rows(_folder_rows(path), str(path), columns=columns, values=values)
+    if path.suffix in DATABASES:
+        return runs_of_rows(_database_rows(path), str(path), columns=columns, values=values)
+    if path.suffix == ".jsonl":
+        if columns or values:
+            raise InvalidArgumentError(f"{path} is a history, whose columns are known; leave columns and values out.")
+        return runs_of_history(read_history(path), str(path))
+    return read_table(path, columns=columns, values=values)
+
+
+def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable:
+    """Runs of the history as past runs: each is one iteration as measured, of the model that its parameters make.
+
+    Records without the samples of a step, or of before models were told apart, are left out, and said.
+
+    Raises:
+        MeasurementTableError: No record is left.
+    """
+    known = [one for one in records if one.samples is not None and one.model is not None]
+    if not known:
+        raise MeasurementTableError(f"{source} holds no run with its model and batch size.")
+    gone = len(records) - len(known)
+    return RunTable(
+        tuple(
+            PastRun(
+                model=str(one.model),
+                setting=RunSetting(iterations=1, batch_size=one.samples or 1, gpu=one.gpu, num_gpus=one.num_gpus),
+                seconds=one.step_seconds,
+            )
+            for one in known
+        ),
+        (f"{gone} of {len(records)} runs do not say their model or batch size, and are left out.",) if gone else (),
+    )
+
+
+def _folder_rows(folder: Path) -> Iterator[Checked]:
+    """Runs of a folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
+    for meta in sorted(folder.glob("*/*/meta.yaml")):
+        run = meta.parent
+        about = read_yaml(meta, MeasurementTableError, name=str(meta)).value
+        if not isinstance(about, dict) or about.get("lifecycle_stage") == "deleted":
+            continue
+        status = about.get("status")
+        cells = {"status": STATUS_NAMES.get(status, str(status)) if isinstance(status, int) else str(status)}
+        cells |= {key: str(about[key]) for key in ("start_time", "end_time") if about.get(key) is not None}
+        for kind in ("params", "tags"):
+            files = (path for path in (run / kind).rglob("*") if path.is_file())
+            cells |= {
+                f"{kind}.{path.relative_to(run / kind).as_posix()}": path.read_text(encoding="utf-8").strip()
+                for path in files
+            }
+        for path in (path for path in (run / "metrics").rglob("*") if path.is_file()):
+            lines = path.read_text(encoding="utf-8").split("\n")
+            last = next((line.split() for line in reversed(lines) if line.strip()), [])
+            cells[f"metrics.{path.relative_to(run / 'metrics').as_posix()}"] = last[1] if len(last) > 1 else ""
+        yield _run_row(f"{folder}, run {about.get('run_name') or run.name}", cells)
+
+
+def _run_row(name: str, cells: dict[str, str]) -> Checked:
+    return Checked(cells, File(name, MeasurementTableError))
+
+
+def _database_rows(path: Path) -> Iterator[Checked]:
+    """Runs of a database: tables `runs`, `params`, `latest_metrics`, `tags`."""
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        try:
+            runs = database.execute(
+                "SELECT run_uuid, name, status, start_time, end_time FROM runs WHERE lifecycle_stage = 'active'"
+            ).fetchall()
+            cells: dict[str, dict[str, str]] = {run[0]: {} for run in runs}
+            for kind, table in (("params", "params"), ("metrics", "latest_metrics"), ("tags", "tags")):
+                for run, key, value in database.execute(f"SELECT run_uuid, key, value FROM {table}"):
+                    if run in cells:
+                        cells[run][f"{kind}.{key}"] = str(value)
+        except sqlite3.DatabaseError as error:
+            raise MeasurementTableError(f"{path} is not a database of MLflow: {error}.") from error
+    for run, name, status, start, end in runs:
+        times = {key: str(value) for key, value in (("start_time", start), ("end_time", end)) if value is not None}
+        yield _run_row(f"{path}, run {name or run}", {"status": str(status)} | times | cells[run])

@@ -6,7 +6,7 @@ backward pass and code that asks for a dtype included, follows by itself: where 
 tensor that it is for, autograd copies it, as it does for autocast's own casts. Copies of parameters are kept until the
 next backward pass, as Lightning leaves the context there.
 
-The lists (`autocast_lists.py`) are torch's, at the level of operations below autograd. CUDA and the CPU agree on
+The lists (`precision.py`) are torch's, at the level of operations below autograd. CUDA and the CPU agree on
 products, convolutions and attention; layer and group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA
 and 16 bits on the CPU.
 `cross_entropy` asks for the log-softmax in the dtype of its input, which CUDA's autocast then leaves. Example::
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as functional
 
 from lightning_predict.errors import CaptureError
-from lightning_predict.tracing.autocast_lists import (
+from lightning_predict.tracing.precision import (
     BANNED,
     FLOAT32,
     FLOAT32_BACKWARD,

@@ -3,7 +3,9 @@
 `precision_of` reads Lightning's words. `in_precision` gives a Trace the dtypes that autocast would give it: matrix
 products, convolutions, attention and recurrent layers, with their backward passes, take and give 16-bit tensors; layer
 norm, softmax and losses take and give float32; all else computes in the widest dtype that it is given, so that 16 bits
-flow on through batch norm, activations, additions and pooling. Autocast's casts between them are added. Example::
+flow on through batch norm, activations, additions and pooling. Autocast's casts between them are added. What it casts
+is listed by the name of the operation below autograd; the lists are torch's (`ATen/autocast_mode.h`, release 2.13):
+`linear`, `matmul` and `einsum` are known by the products inside. Example::
 
     half = in_precision(trace, "bfloat16")
     lp.predict(half, ["L4"])["L4"].iteration_seconds
@@ -16,9 +18,50 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.autocast_lists import FLOAT32, FLOAT32_BACKWARD, LOWER, LOWER_BACKWARD, SUMS
-from lightning_predict.tracing.signatures import FUSED_RMS_NORM
+from lightning_predict.tracing.signatures import ATTENTION, FUSED_RMS_NORM, RECURRENT, RMS_NORM
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+
+
+def named(text: str) -> frozenset[str]:
+    """Give the qualified names of operations in a text."""
+    return frozenset(f"aten::{name}" for name in text.split())
+
+
+LOWER: Final = named(
+    "convolution _convolution conv_tbc _prelu_kernel addmm addmv addr mm mv addbmm baddbmm bmm linear "
+    "_thnn_fused_lstm_cell _thnn_fused_gru_cell"
+) | {ATTENTION, *RECURRENT}
+"""Run in 16 bits."""
+
+LOWER_BACKWARD: Final = LOWER | named("convolution_backward _prelu_kernel_backward")
+
+FLOAT32: Final = named(
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus native_layer_norm "
+    "native_group_norm nll_loss_forward nll_loss2d_forward smooth_l1_loss huber_loss mse_loss soft_margin_loss "
+    "multilabel_margin_loss_forward multi_margin_loss binary_cross_entropy_with_logits dist _pdist_forward "
+    "_cdist_forward renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d "
+    "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+    "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa _softmax _log_softmax"
+) | {RMS_NORM}
+"""Run in float32."""
+
+FLOAT32_BACKWARD: Final = named(
+    "native_layer_norm_backward native_group_norm_backward nll_loss_backward nll_loss2d_backward mse_loss_backward "
+    "smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward multilabel_margin_loss_backward "
+    "multi_margin_loss_backward softplus_backward _softmax_backward_data _log_softmax_backward_data _pdist_backward "
+    "_cdist_backward"
+)
+
+SUMS: Final = named("sum prod cumsum cumprod linalg_vector_norm")
+"""Read 16 bits and give float32, unless they are told a dtype."""
+
+WIDEST: Final = named(
+    "addcdiv addcmul atan2 linalg_cross dot vdot grid_sampler_2d grid_sampler_3d index_put scatter_add"
+)
+"""Run in the widest dtype of their tensors."""
+
+BANNED: Final = "aten::binary_cross_entropy"
+
 
 PRECISIONS: Final = ("bfloat16", "float16")
 

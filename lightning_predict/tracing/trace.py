@@ -619,3 +619,33 @@ def _flags(value: Checked) -> Flags:
     dtype = given.pop("autocast_dtype", None)
     switches = {name: item.flag() for name, item in given.items()}
     return Flags(**switches, autocast_dtype=None if dtype is None else dtype.text())
+
+
+def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
+    """Give the trace without the names of parameters, without notes, and without those of modules unless they are kept.
+
+    Equal modules keep equal numbers, in the order of their first call. Custom operators keep their qualified name, by
+    which kernels are told apart.
+
+    Args:
+        trace: The trace to hide.
+        keep_modules: Leave the modules' names.
+    """
+    numbers: dict[str, str] = {}
+
+    def hidden(module: str | None) -> str | None:
+        if module is None or keep_modules:
+            return module
+        return numbers.setdefault(module, f"module_{len(numbers)}")
+
+    def without_names(step: Trace) -> Trace:
+        return replace(
+            step,
+            operations=tuple(replace(operation, module=hidden(operation.module)) for operation in step.operations),
+            parameters=tuple(
+                replace(parameter, name=f"parameter_{index}") for index, parameter in enumerate(step.parameters)
+            ),
+            notes=(),
+        )
+
+    return trace.changed(without_names)

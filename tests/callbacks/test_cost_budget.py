@@ -20,8 +20,8 @@ import torch
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.budget import Ledger
-from lightning_predict.callbacks.clocks import clock_of_fits
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
+from lightning_predict.callbacks.run_clock import clock_of_fits
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
 from lightning_predict.testing import Clock
 from tests.callbacks.small import BATCH_SIZE, Rows, Small

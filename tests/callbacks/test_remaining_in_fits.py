@@ -190,7 +190,7 @@ def test_several_validation_loaders_are_added_up(lightning: Small, tmp_path: Pat
 
 
 def test_the_clock_of_a_gpu_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_predict.callbacks.clocks import device_clock
+    from lightning_predict.callbacks.run_clock import device_clock
 
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.callbacks.clocks import clock_of_fits
+from lightning_predict.callbacks.run_clock import clock_of_fits
 from lightning_predict.testing import Clock
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small

@@ -18,8 +18,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.run.totals import run_of
-from lightning_predict.run.workload import Run, Workload
+from lightning_predict.run.workload import Run, Workload, run_of
 from lightning_predict.timeline.iteration import Iteration
 
 T4 = Layout(gpu("T4"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import LightningPredictError, PlanningFormatError
 from lightning_predict.planning.files import RESTART_SECONDS, read_problem
-from lightning_predict.planning.problem import Configuration, Formulation, Limits, MachineType
+from lightning_predict.planning.problem import Formulation, Limits
 from tests.planning.example import HOUR, LARGE, SMALL, on
 
 MACHINES = [
@@ -87,19 +87,6 @@ def test_a_csv_has_a_line_a_job_and_configuration(tmp_path: Path) -> None:
     assert (problem.jobs[1].tardiness_usd_per_hour, problem.jobs[1].command) == (1.0, "python b.py")
 
 
-def test_a_trace_is_given_to_whoever_predicts(tmp_path: Path) -> None:
-    asked: list[tuple[Path, int, tuple[MachineType, ...]]] = []
-
-    def times(path: Path, iterations: int, machines: tuple[MachineType, ...]) -> dict[Configuration, float]:
-        asked.append((path, iterations, machines))
-        return {on("small", 1): 7.0}
-
-    job = {"name": "a", "trace": "run.json", "iterations": 1000, "deadline_hours": 1}
-    problem = read_problem(written(tmp_path, DOCUMENT | {"jobs": [job]}), times_of_trace=times)
-    assert problem.jobs[0].seconds == {on("small", 1): 7.0}
-    assert asked == [(tmp_path / "run.json", 1000, (SMALL, LARGE))]
-
-
 @pytest.mark.parametrize(
     ("document", "words"),
     [
@@ -152,10 +139,6 @@ def test_a_trace_is_given_to_whoever_predicts(tmp_path: Path) -> None:
         (
             DOCUMENT | {"jobs": [JOB | {"hours": {"small": 4}}]},
             "jobs.yaml, line 4: jobs['a'].hours.small is 4; expected an object of keys and values.",
-        ),
-        (
-            DOCUMENT | {"jobs": [{"name": "a", "trace": "t.json", "iterations": 1, "deadline_hours": 1}]},
-            "jobs.yaml, line 5: jobs['a'].trace needs a prediction, which is not made here; pass",
         ),
         (DOCUMENT | {"jobs": "missing.csv"}, "missing.csv cannot be read"),
     ],

@@ -19,12 +19,18 @@ from rich.console import Console
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
 from lightning_predict.planning.heuristic import HeuristicPlanner
-from lightning_predict.planning.pictures import chart_of, comparison_figure, gantt_figure, gantt_page
+from lightning_predict.planning.pictures import (
+    chart_of,
+    comparison_figure,
+    comparison_table,
+    gantt_figure,
+    gantt_page,
+    plan_table,
+)
 from lightning_predict.planning.plan import Plan
 from lightning_predict.planning.problem import Problem
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.study import Comparison, random_problem
-from lightning_predict.planning.tables import comparison_table, plan_table
 from tests.planning.example import HOUR, LARGE, TWO_JOBS, job, on
 from tests.planning.test_simulator import ONE_EVENT, Script, at
 

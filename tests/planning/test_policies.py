@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.planning.baselines import BASELINES
-from lightning_predict.planning.policies import candidates, cheapest_plan
+from lightning_predict.planning.policies import BASELINES, candidates, cheapest_plan
 from lightning_predict.planning.problem import Formulation, Limits
 from lightning_predict.planning.simulator import simulate
 from tests.planning.example import TWO_JOBS, job, on

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from lightning_predict.errors import InfeasiblePlanError
-from lightning_predict.planning.baselines import BASELINES, FIFO, SHARING_BASELINES
 from lightning_predict.planning.heuristic import HeuristicPlanner
 from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.policies import BASELINES, FIFO, SHARING_BASELINES
 from lightning_predict.planning.problem import (
     AbstractPolicy,
     Decision,

@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 import lightning_predict as lp
-from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.files import read_problem, times_of_trace
 from lightning_predict.planning.problem import Configuration, MachineType
-from lightning_predict.planning.traces import times_of_trace
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
 MACHINES = (
@@ -64,5 +63,5 @@ def test_a_file_of_jobs_can_name_traces(trace: Path, tmp_path: Path) -> None:
     }
     path = tmp_path / "jobs.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    (job,) = read_problem(path, times_of_trace=times_of_trace).jobs
+    (job,) = read_problem(path).jobs
     assert job.seconds == times_of_trace(trace, 1000, MACHINES[:1])

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.interval import Interval
-from lightning_predict.run.totals import run_of, training_seconds
-from lightning_predict.run.workload import Batches, Checkpoints, Loader, Run, Workload
+from lightning_predict.run.workload import Batches, Checkpoints, Loader, Run, Workload, run_of, training_seconds
 from lightning_predict.timeline.iteration import Iteration
 
 STEP = Iteration(

@@ -13,8 +13,7 @@ from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.timeline.same_gpu import SameGpuCheck
 from lightning_predict.timeline.verdict import Verdict
-from lightning_predict.tracing.privacy import anonymised
-from lightning_predict.tracing.trace import Memory, Operation, OtherStep, Parameter, TensorInfo, Trace
+from lightning_predict.tracing.trace import Memory, Operation, OtherStep, Parameter, TensorInfo, Trace, anonymised
 from lightning_predict.what_if import precision_what_if
 
 DATA = TensorInfo((2048, 2048), "float32", id=0)

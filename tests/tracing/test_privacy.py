@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lightning_predict.tracing.privacy import anonymised
-from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace, anonymised
 
 DATA = TensorInfo((4, 8), "float32", id=1)
 TRACE = Trace(
