@@ -187,7 +187,7 @@ def _ranked(
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
-    """Those that the budget pays for.
+    """Select those that the budget pays for.
 
     Raises:
         InvalidArgumentError: There are none.

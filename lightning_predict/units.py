@@ -25,105 +25,105 @@ MICROSECOND: Final = 1e-6
 
 
 def seconds_to_milliseconds(seconds: float) -> float:
-    """Milliseconds in this many seconds."""
+    """Convert seconds to milliseconds."""
     return seconds * KILO
 
 
 def milliseconds_to_seconds(milliseconds: float) -> float:
-    """Return the seconds in this many milliseconds."""
+    """Convert milliseconds to seconds."""
     return milliseconds / KILO
 
 
 def seconds_to_microseconds(seconds: float) -> float:
-    """Microseconds in this many seconds."""
+    """Convert seconds to microseconds."""
     return seconds * MEGA
 
 
 def microseconds_to_seconds(microseconds: float) -> float:
-    """Return the seconds in this many microseconds."""
+    """Convert microseconds to seconds."""
     return microseconds / MEGA
 
 
 def nanoseconds_to_seconds(nanoseconds: float) -> float:
-    """Return the seconds in this many nanoseconds."""
+    """Convert nanoseconds to seconds."""
     return nanoseconds / GIGA
 
 
 def seconds_to_hours(seconds: float) -> float:
-    """Hours in this many seconds."""
+    """Convert seconds to hours."""
     return seconds / SECONDS_PER_HOUR
 
 
 def hours_to_seconds(hours: float) -> float:
-    """Return the seconds in this many hours."""
+    """Convert hours to seconds."""
     return hours * SECONDS_PER_HOUR
 
 
 def bytes_to_gibibytes(size_bytes: float) -> float:
-    """GiB (2**30 bytes) in this many bytes."""
+    """Convert bytes to GiB (2**30 bytes)."""
     return size_bytes / GIBIBYTE
 
 
 def gibibytes_to_bytes(gibibytes: float) -> float:
-    """Return the bytes in this many GiB (2**30 bytes)."""
+    """Convert GiB (2**30 bytes) to bytes."""
     return gibibytes * GIBIBYTE
 
 
 def mebibytes_to_bytes(mebibytes: float) -> float:
-    """Return the bytes in this many MiB (2**20 bytes)."""
+    """Convert MiB (2**20 bytes) to bytes."""
     return mebibytes * MEBIBYTE
 
 
 def kibibytes_to_bytes(kibibytes: float) -> float:
-    """Return the bytes in this many KiB (2**10 bytes)."""
+    """Convert KiB (2**10 bytes) to bytes."""
     return kibibytes * KIBIBYTE
 
 
 def teraflops_to_flops(teraflops: float) -> float:
-    """FLOP/s in this many TFLOP/s."""
+    """Convert TFLOP/s to FLOP/s."""
     return teraflops * TERA
 
 
 def gigaflops_to_flops(gigaflops: float) -> float:
-    """FLOP/s in this many GFLOP/s."""
+    """Convert GFLOP/s to FLOP/s."""
     return gigaflops * GIGA
 
 
 def gigabytes_to_bytes(gigabytes: float) -> float:
-    """Return the bytes in this many GB (10**9 bytes)."""
+    """Convert GB (10**9 bytes) to bytes."""
     return gigabytes * GIGA
 
 
 def megahertz_to_hertz(megahertz: float) -> float:
-    """Hz in this many MHz."""
+    """Convert MHz to Hz."""
     return megahertz * MEGA
 
 
 def watts_to_kilowatts(watts: float) -> float:
-    """Kilowatts in this many watts."""
+    """Convert watts to kilowatts."""
     return watts / KILO
 
 
 def grams_to_kilograms(grams: float) -> float:
-    """Kilograms in this many grams."""
+    """Convert grams to kilograms."""
     return grams / KILO
 
 
 def flops_to_teraflops(flops: float) -> float:
-    """TFLOP/s in this many FLOP/s."""
+    """Convert FLOP/s to TFLOP/s."""
     return flops / TERA
 
 
 def bytes_to_gigabytes(size_bytes: float) -> float:
-    """GB (10**9 bytes) in this many bytes."""
+    """Convert bytes to GB (10**9 bytes)."""
     return size_bytes / GIGA
 
 
 def bytes_to_mebibytes(size_bytes: float) -> float:
-    """MiB (2**20 bytes) in this many bytes."""
+    """Convert bytes to MiB (2**20 bytes)."""
     return size_bytes / MEBIBYTE
 
 
 def hertz_to_megahertz(hertz: float) -> float:
-    """MHz in this many Hz."""
+    """Convert Hz to MHz."""
     return hertz / MEGA

@@ -21,7 +21,7 @@ PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
 
 def installed_packages() -> tuple[ModuleType, ...]:
-    """Those of `PACKAGES` that can be imported.
+    """List those of `PACKAGES` that can be imported.
 
     Raises:
         MissingDependencyError: None of them.
@@ -75,7 +75,7 @@ def warn(message: str) -> None:
 
 
 def samples_of(batch: Any) -> int | None:
-    """Samples of a batch: the first size that all of its tensors share; None if they do not agree, or there is none.
+    """Count the samples of a batch: the first size that all of its tensors share; None if there is none.
 
     Args:
         batch: What a loader yields: a tensor, or tensors in tuples, lists and dicts.

@@ -52,7 +52,7 @@ class RunPrice:
 
 
 def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
-    """The newest listed offer with this name: the provider's name of the machine, alone or after the provider's own.
+    """Find the newest offer of this name: the provider's name of the machine, alone or after the provider's own.
 
     Args:
         name: For example `g5.xlarge` or `AWS g5.xlarge`.
@@ -78,7 +78,7 @@ def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Our name of the GPU that this is; None off CUDA, and for one that the catalogue does not hold.
+    """Find our name of the GPU that this is; None off CUDA, and for one that the catalogue does not hold.
 
     Args:
         device: The device that trains.
@@ -506,7 +506,7 @@ class BudgetWatch:
             self._wake_seconds = min(self._wake_seconds, self._narrow_seconds())
 
     def _narrow_seconds(self) -> float:
-        """Two windows before the use of a limit is to be judged."""
+        """Compute the time of two windows, before which the use of a limit need not be judged."""
         two_windows = 2 * max(window.interval_seconds for window in self._timed)
         shares = [limit.reached_seconds(WARNING_SHARE) for limit in self.limits]
         ends = [limit.reached_seconds(1.0) - self.end_seconds for limit in self.limits]

@@ -91,7 +91,7 @@ class Machine:
         return Machine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
 
     def as_state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -380,7 +380,7 @@ class CostBudget(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """At the end of a step, forecast once after the warm-up and look at the actual use from then on."""
+        """Forecast at the end of a step, once after the warm-up, and look at the actual use from then on."""
         if self._meetings is None or self._has_ended:
             return
         schedule = None if isinstance(self._meetings, Alone) else self._schedule

@@ -109,7 +109,7 @@ class FitRecording:
             self._steps.pause()
 
     def checkpoint_is_collected(self) -> None:
-        """Another callback may write it before this one is told that the batch has ended, so that goes on."""
+        """Stop timing the batch: another callback may write the checkpoint before this one hears of the batch's end."""
         if self._steps is not None:
             self._steps.watch.pause()
 
@@ -139,7 +139,7 @@ class FitRecording:
             self._steps.optimizer_steps(optimizer)
 
     def batch_ends(self, trainer: Trainer, batch: Any) -> Trace | None:
-        """End the step; the trace once every kind of step is recorded, and again where another kind turned up since.
+        """End the step; give the trace once every kind is recorded, and again where another kind turned up since.
 
         Args:
             trainer: The Trainer that is fitting.
@@ -155,7 +155,7 @@ class FitRecording:
         return trace
 
     def rest(self) -> Trace | None:
-        """The trace of what was recorded where training ended before all kinds of steps were; None if it was given."""
+        """Give the trace where training ended before all kinds of steps were recorded; None if it was given."""
         trace = None if self._steps is None else self._steps.rest()
         if trace is not None and self._steps is not None:
             self.pace = self._steps.pace
@@ -186,7 +186,7 @@ class FitRecording:
         return self._validation.is_recording
 
     def validation_batch_ends(self, batch: Any) -> None:
-        """End that recording.
+        """End the recording of a batch of validation.
 
         Args:
             batch: What was validated.

@@ -79,7 +79,7 @@ def _is_hybrid(strategy: Any) -> bool:
 
 
 def _degree(strategy: Any) -> int:
-    """GPUs that share each layer, of a strategy that has tensor parallelism."""
+    """Read how many GPUs share each layer from a strategy that has tensor parallelism."""
     degree = getattr(strategy, "_tensor_parallel_size", 1)
     return degree if isinstance(degree, int) else 1
 
@@ -199,7 +199,7 @@ def of_processes(step: Trace, trainer: Trainer) -> Trace:
 
 
 def _history(question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
-    """Earlier runs. How they strayed from their first prediction says nothing of a later one of the machine in use."""
+    """Read earlier runs; how they strayed from their first prediction says nothing of the machine in use later on."""
     if not question.learns:
         return ()
     origin = gpu_in_use(trace) if is_renewed else None

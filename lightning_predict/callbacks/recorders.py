@@ -177,7 +177,7 @@ class WindowWatch:
         self._forget_window()
 
     def pause(self) -> None:
-        """Something other than the loader happens before the next batch: validation, a checkpoint, a new epoch."""
+        """Note that something other than the loader comes before the next batch: validation, a checkpoint, an epoch."""
         self._last_end = None
 
     def _steps_are_unseen(self, optimizer_steps_done: int) -> bool:
@@ -533,7 +533,7 @@ class StepRecorder:
         return self._trace_if_due()
 
     def rest(self) -> Trace | None:
-        """The trace of what was recorded where training ended before all was; None if it was given, or nothing is."""
+        """Give the trace where training ended before all was recorded; None if it was given, or nothing is."""
         return self._give(kinds_of(self._windows)) if self._recorded and not self.has_given else None
 
     def pause(self) -> None:
@@ -618,7 +618,7 @@ class StepRecorder:
         return self._latest_windows is not None and self.watch.windows_seen >= self._latest_windows
 
     def _is_complete(self, kinds: Sequence[Kind | None]) -> bool:
-        """Every optimizer and every kind is recorded; of several kinds, each came twice and was timed when warm."""
+        """Tell whether every optimizer and kind is recorded; of several kinds, each came twice and was timed warm."""
         if self._missing(kinds) or self._optimizers_unseen():
             return False
         recorded = self._kinds_recorded(kinds)
@@ -630,7 +630,7 @@ class StepRecorder:
         return list(dict.fromkeys(kind for kind in found if kind is not None))
 
     def _missing(self, kinds: Sequence[Kind | None]) -> list[Kind]:
-        """Kinds that were seen and not recorded.
+        """List kinds that were seen and not recorded.
 
         What only the first window computes (what it makes and keeps for the others) is none, with the same optimizers.
         """
@@ -644,7 +644,7 @@ class StepRecorder:
         ]
 
     def _optimizers_unseen(self) -> list[int]:
-        """Positions of the optimizers that made no update in a recorded window, where updates can be seen at all."""
+        """Find optimizers without an update in a recorded window, by position, where updates can be seen at all."""
         seen = {position for one in self._recorded for position in one.optimizers}
         return [position for position in range(len(self._optimizers)) if position not in seen] if seen else []
 
@@ -712,7 +712,7 @@ class StepRecorder:
         return alike[lengths.index(statistics.median_low(lengths))]
 
     def _notes(self) -> tuple[str, ...]:
-        """Sentences on the optimizers whose updates are missing."""
+        """Write sentences on the optimizers whose updates are missing."""
         return tuple(
             f"Optimizer {position} ({type(self._optimizers[position]).__name__}) made no update in any step that was "
             f"recorded, in the first {self.watch.batches_seen} batches: its time and its memory are left out."

@@ -189,7 +189,7 @@ def workload(left: Remaining, position: Position, *, batches_per_window: int, sa
 
 
 def alike_batches(per_epoch: int, size: int, position: Position) -> int:
-    """Batches of an epoch that windows of full size are made of: without a smaller last one, where it stands out."""
+    """Count the batches of an epoch that full windows are made of: without a smaller last one, where it stands out."""
     return per_epoch - 1 if position.last_batch_share < 1 and per_epoch > size else per_epoch
 
 
@@ -219,7 +219,7 @@ def _accumulation_in(position: Position, epoch: int) -> int:
 
 
 def windows_done(position: Position, batch: int, *, full: bool = False) -> int:
-    """Windows that are closed (`full`: and were of full length) once `batch` batches of the run are done."""
+    """Count windows that are closed (`full`: and of full length) once `batch` batches of the run are done."""
     per_epoch = position.batches_per_epoch
     if per_epoch is None:
         return batch // _accumulation_in(position, position.epoch)
@@ -250,7 +250,7 @@ def _validation_runs(position: Position, now: int, end: int | None) -> int | Non
 
 
 def validations_done(position: Position, validation: Validation, batch: int) -> int:
-    """Validation runs that are done once `batch` batches of the run are done."""
+    """Count validation runs that are done once `batch` batches of the run are done."""
     per_epoch = position.batches_per_epoch
     if validation.every_batches is None:
         return 0
@@ -289,7 +289,7 @@ class Saving:
 
 
 def files_left(savings: Sequence[Saving], position: Position) -> int | None:
-    """Checkpoint files that are still to be written, at most: with a monitor only the best are; None if unknown.
+    """Count checkpoint files still to be written, at most: with a monitor only the best are; None if unknown.
 
     Args:
         savings: What writes them.
@@ -389,7 +389,7 @@ class CheckpointClock:
             self._files += 1
 
     def hook_begins(self, now: float, *, waited_seconds: float = 0.0) -> None:
-        """Some hook is called, so the file is written.
+        """Note that some hook is called, so that the file is written.
 
         Args:
             now: Seconds on the same clock.

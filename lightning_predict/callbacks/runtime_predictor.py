@@ -379,7 +379,7 @@ class RuntimePredictor(Callback):
             recording.forget_validation()
 
     def _is_second(self, trainer: Trainer) -> bool:
-        """One is in the code already and the environment asks for another; two recorders would disturb each other."""
+        """Tell whether the code has one already and the environment asks for another: they would disturb each other."""
         return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
 
     def _deactivate(self) -> None:

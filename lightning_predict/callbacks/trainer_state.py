@@ -62,7 +62,7 @@ def position_of(
 
 
 def callbacks_of(trainer: Any) -> list[Any]:
-    """`trainer.callbacks`, which Lightning sets where type checkers do not see it."""
+    """Return `trainer.callbacks`, which Lightning sets where type checkers do not see it."""
     return list(trainer.callbacks)
 
 
@@ -74,7 +74,7 @@ def reason_for_no_extras(trainer: Any) -> str | None:
 
 
 def unmet_minimums(trainer: Trainer) -> str:
-    """The settings of the Trainer that make it train on when it is asked to stop now; empty where there are none."""
+    """List the Trainer's settings that make it train on when it is asked to stop now; empty where there are none."""
     minimums = []
     if trainer.min_epochs is not None and trainer.min_epochs > trainer.current_epoch:
         minimums.append(f"min_epochs={trainer.min_epochs}")
@@ -84,7 +84,7 @@ def unmet_minimums(trainer: Trainer) -> str:
 
 
 def savings_of(trainer: Any) -> list[Saving]:
-    """When the ModelCheckpoint callbacks write."""
+    """Tell when the ModelCheckpoint callbacks write."""
     found = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, MODEL_CHECKPOINTS)]
     return [_saving(trainer, callback) for callback in found]
 
@@ -127,7 +127,7 @@ def _finite(number: float) -> int | None:
 
 
 def _saving(trainer: Any, callback: Any) -> Saving:
-    """A ModelCheckpoint keeps when it writes to itself; its names for it have been the same since Lightning 1.6."""
+    """Read when a ModelCheckpoint writes from its own attributes, whose names are those of Lightning 1.6 and later."""
     is_validated = trainer.enable_validation and sum(trainer.num_val_batches) != 0
     # Its own rule; where it waits for a validation that there is none of, it never writes.
     at_validation = trainer.check_val_every_n_epoch != 1 or (is_validated and trainer.val_check_interval != 1.0)

@@ -38,7 +38,7 @@ class Answer:
 
 
 def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    """Aligned columns under their headers.
+    """Align columns under their headers.
 
     Args:
         headers: Words over the columns.
@@ -51,7 +51,7 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
 
 
 def json_value(value: object) -> Any:
-    """Frozen values as JSON values: records as objects, sets sorted, numbers that JSON has no word for as null."""
+    """Give frozen values as JSON values: records as objects, sets sorted, numbers that JSON lacks as null."""
     if is_dataclass(value) and not isinstance(value, type):
         values: dict[str, Any] = {}
         for field in fields(value):

@@ -73,7 +73,7 @@ def simulate(study: Path, *, output: Path | None = None, workers: int | None = N
 
 
 def _terminal() -> Console:
-    """Standard output, wide enough for the tables where it is a file."""
+    """Open the standard output, wide enough for the tables where it is a file."""
     from rich.console import Console
 
     console = Console()

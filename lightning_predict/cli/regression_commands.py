@@ -89,7 +89,7 @@ def regress(
 
 
 def _pairs(option: str, text: str | None) -> dict[str, str]:
-    """`a=b,c=d` as a dictionary.
+    """Parse `a=b,c=d` into a dictionary.
 
     Raises:
         InvalidArgumentError: Something else.
@@ -108,7 +108,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def _numbers(option: str, text: str | None) -> list[int | float]:
-    """Numbers that were given with commas between them; whole ones as int.
+    """Parse numbers that were given with commas between them; whole ones as int.
 
     Raises:
         InvalidArgumentError: A word that is no number.

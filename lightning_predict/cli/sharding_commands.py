@@ -111,7 +111,7 @@ def _words(text: str) -> list[str]:
 
 
 def _plan_values(plan: ShardingPlan) -> dict[str, object]:
-    """The plan with what follows from its fields."""
+    """Give the plan with what follows from its fields."""
     values: dict[str, object] = json_value(plan)
     return {
         "name": plan.name,

@@ -101,7 +101,7 @@ def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
 
 
 def _notes(recorded: Trace) -> list[str]:
-    """The trace's own notes after what is lost because its GPU is not known."""
+    """List the trace's own notes after what is lost because its GPU is not known."""
     from lightning_predict.tracing.reported_gpu import unknown_gpu_note
 
     unknown = unknown_gpu_note(recorded)
@@ -109,7 +109,7 @@ def _notes(recorded: Trace) -> list[str]:
 
 
 def _beside(file: Path, ending: str) -> Path:
-    """A name in the folder of a file: its own up to the suffixes, and an ending."""
+    """Name a file in the folder of another: its name up to the suffixes, and an ending."""
     name = file.name
     while (stem := Path(name)).suffix in _SUFFIXES:
         name = stem.stem

@@ -160,5 +160,5 @@ def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:
 
 
 def _names(words: str) -> tuple[str, ...]:
-    """Names that were given with commas between them."""
+    """Parse names that were given with commas between them."""
     return tuple(word.strip() for word in words.split(",") if word.strip())

@@ -258,7 +258,7 @@ def _amount(cell: Checked) -> float | None:
 
 
 def _with_hosts(rows: Sequence[_Row], left_out: Counter[str]) -> Iterable[_Row]:
-    """Machines whose host and GPUs are priced apart, with both prices added up."""
+    """Add up the two prices of machines whose host and GPUs are priced apart."""
     gpus_alone = {
         (row.accelerator, row.count, row.region, row.zone): row for row in rows if row.accelerator and not row.instance
     }
@@ -341,7 +341,7 @@ def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
 
 
 def _name_of(accelerator: str, hints: str = "") -> str | None:
-    """Our name of an accelerator; None if the catalogue does not hold it (AMD, TPU, other NVIDIA cards)."""
+    """Find our name of an accelerator; None if the catalogue does not hold it (AMD, TPU, other NVIDIA cards)."""
     try:
         name = find_gpu(accelerator).name
     except UnknownGpuError:
@@ -403,7 +403,7 @@ def with_listed(own: Sequence[Offer]) -> tuple[Offer, ...]:
 
 
 def outdated(own: Sequence[Offer]) -> tuple[str, ...]:
-    """Notes on own prices that are too old to be compared with the shipped ones, so that no cost comes from them."""
+    """Note own prices that are too old to be compared with the shipped ones, so that no cost comes from them."""
     table = with_listed(own)
     names = dict.fromkeys(offer.gpu for offer in own)
     return tuple(
@@ -415,7 +415,7 @@ def outdated(own: Sequence[Offer]) -> tuple[str, ...]:
 
 
 def at_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """Offers at the price of interruptible machines; those without one are left out."""
+    """List offers at the price of interruptible machines; those without one are left out."""
     spot = []
     for offer in offers:
         if offer.spot:

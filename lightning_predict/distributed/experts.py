@@ -104,7 +104,7 @@ def check_experts(trace: Trace, strategy: Strategy) -> None:
 
 
 def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:
-    """All-to-alls of a batch: to the experts and back, forward and backward.
+    """List the all-to-alls of a batch: to the experts and back, forward and backward.
 
     Args:
         sizes: Bytes on their way in each layer.

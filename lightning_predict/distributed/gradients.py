@@ -57,7 +57,7 @@ class Visit:
 
 
 def parameter_bytes(parameter: Parameter) -> int:
-    """Size of a parameter, and of its gradient, which has its dtype."""
+    """Compute the size of a parameter, and of its gradient, which has its dtype."""
     return prod(parameter.shape) * DTYPE_BYTES.get(parameter.dtype, 4)
 
 
@@ -146,7 +146,7 @@ def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
 
 
 def visits(work: Sequence[Launching], units: Mapping[str, float]) -> Iterator[Visit]:
-    """The units that a step visits, in its order; operations without a module belong to the visit before them."""
+    """List the units that a step visits, in its order; operations without a module belong to the visit before them."""
     current: tuple[str, bool] | None = None
     for index, operation in enumerate(work):
         if operation.phase not in ("forward", "backward") or operation.module is None:

@@ -355,7 +355,7 @@ def _bucketed(
     links: Links,
     strategy: Strategy,
 ) -> Walked:
-    """Data parallelism with whole parameters on every GPU.
+    """Time data parallelism with whole parameters on every GPU.
 
     DDP: all_reduce of each bucket behind the backward pass, or all of them after it. ZeRO 1 and 2: each GPU updates its
     share of the parameters, which all gather afterwards; stage 2 keeps its share of the gradients only
@@ -400,14 +400,14 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
 
 
 def _sharing(links: Links, strategy: Strategy) -> int:
-    """GPUs of a data-parallel group that split what each would hold whole."""
+    """Count the GPUs of a data-parallel group that split what each would hold whole."""
     if strategy.data != "hybrid":
         return links.layout.count
     return min(strategy.shard or links.layout.gpus_per_node, links.layout.count)
 
 
 def _reduced_share(trace: Trace, strategy: Strategy) -> float:
-    """Size of what is exchanged of the gradients over that of the gradients."""
+    """Divide the size of what is exchanged of the gradients by that of the gradients."""
     dtype = strategy.reduce_dtype or strategy.param_dtype
     own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
     return 1.0 if dtype is None or not own else trained_elements(trace) * DTYPE_BYTES[dtype] / own
@@ -420,7 +420,7 @@ def _sharded(
     links: Links,
     strategy: Strategy,
 ) -> Walked:
-    """Parameters in shares.
+    """Time a step whose parameters lie in shares.
 
     FSDP: a unit's parameters are gathered while the unit before it computes, in the forward and again in the backward
     pass (of every batch), after which its gradients are scattered. `hybrid` does so inside each machine, or inside
@@ -447,7 +447,7 @@ def _sharded(
     ready: dict[int, int] = {}
 
     def gather(position: int, after: int) -> None:
-        """For the visit at this position; the root's parameters stay to the end of its backward pass."""
+        """Gather for the visit at this position; the root's parameters stay to the end of its backward pass."""
         nonlocal gathered_root
         if position >= len(stops) or position in ready:
             return
@@ -489,14 +489,14 @@ def _across(links: Links, group: Links) -> Links:
 
 
 def _gathered_share(trace: Trace, strategy: Strategy) -> float:
-    """Size of what is gathered of the parameters over that of the parameters."""
+    """Divide the size of what is gathered of the parameters by that of the parameters."""
     own = sum(map(parameter_bytes, trace.parameters))
     elements = sum(prod(one.shape) for one in trace.parameters)
     return 1.0 if strategy.param_dtype is None or not own else elements * DTYPE_BYTES[strategy.param_dtype] / own
 
 
 def _last_visits(stops: Sequence[Visit]) -> set[int]:
-    """Positions of each unit's last visit in the backward pass of each batch, when its gradients are complete."""
+    """Find each unit's last visit in the backward pass of each batch, when its gradients are complete."""
     last: dict[tuple[int, str], int] = {}
     batch, was_backward = 0, False
     for position, visit in enumerate(stops):

@@ -180,7 +180,7 @@ def _behind_passes(trace: Trace) -> float:
 
 
 def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: Sequence[_Kept]) -> list[float]:
-    """Of what the backward pass of a whole batch on one GPU reads, the share that a GPU of each stage holds at once."""
+    """Compute each stage's share of what the backward pass of a whole batch on one GPU reads, held at once."""
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
@@ -256,7 +256,7 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 
 
 def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
-    """Each storage that the backward pass of a step with activation checkpointing computes again."""
+    """Find each storage that the backward pass of a step with activation checkpointing computes again."""
     calls = {
         (model.block(operation.module), operation.name, tuple(tensor.shape for tensor in operation.inputs))
         for operation in trace.operations
@@ -278,7 +278,7 @@ def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 
 
 def _written_in_attention(trace: Trace, model: SplitModel) -> set[int | None]:
-    """Storages that operations between a block's projections write."""
+    """Find storages that operations between a block's projections write."""
     by_block: dict[str, list[Operation]] = {}
     for operation in trace.operations:
         block = model.block(operation.module) if operation.phase == "forward" else None

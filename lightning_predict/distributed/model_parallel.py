@@ -183,7 +183,7 @@ def needs_blocks(strategy: Strategy) -> bool:
 
 
 def _attention_seconds(work: Sequence[Launching], gpus: int) -> Array:
-    """Device time of fused attention on each GPU, shape (gpus,)."""
+    """Sum the device time of fused attention on each GPU, shape (gpus,)."""
     fused = (each.seconds.sum(axis=1) for each in work if "scaled_dot_product" in each.name)
     seconds: Array = sum(fused, np.zeros(gpus))
     return seconds
@@ -287,7 +287,7 @@ def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
 
 
 def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
-    """Modules outside of blocks whose forward operations all come after the last block's; none without blocks."""
+    """Find modules outside of blocks that all run forward after the last block; none without blocks."""
     forward = [operation for operation in trace.operations if operation.phase == "forward"]
     inside = [index for index, each in enumerate(forward) if model.block(each.module) is not None]
     if not inside:
@@ -383,7 +383,7 @@ class Pace:
 
 
 def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> Ends:
-    """Ends of a stage's micro-batch over its middle: of the device or of the host, whichever is later at each end.
+    """Divide the ends of a stage's micro-batch by its middle: of the device or the host, the later at each end.
 
     Args:
         stage: The stage.
@@ -515,7 +515,7 @@ def _verdict(step: Iteration, pace: Pace, turns: float, seconds: float, walked: 
 
 
 def _phase_share(part: Sequence[Launching], whole: Sequence[Launching], phase: Phase, row: int) -> float:
-    """Device time of a phase in a part over that in the whole."""
+    """Divide the device time of a phase in a part by that in the whole."""
     one, all_of_it = (
         math.fsum(float(each.seconds[row].sum()) for each in work if each.phase == phase) for work in (part, whole)
     )

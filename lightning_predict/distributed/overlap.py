@@ -106,7 +106,7 @@ def walk(pieces: Sequence[Piece], transfers: Sequence[Transfer]) -> Walked:
 
 
 def slowest_of(count: int) -> float:
-    """Mean of the largest of so many draws of a standard normal distribution (Blom's approximation); 0 for one."""
+    """Compute the mean of the largest of so many normal draws (Blom's approximation); 0 for one."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
@@ -137,7 +137,7 @@ class Friction:
     straggler_seconds: float = 0.2
 
     def spread(self, seconds: Array) -> Array:
-        """Standard deviation of a GPU's mean pace over a step: of a process whose correlation falls exponentially.
+        """Compute the deviation of a GPU's mean pace over a step, whose correlation falls exponentially.
 
         Args:
             seconds: Of the step.
@@ -235,7 +235,7 @@ class Links:
     groups_per_node: int = 1
 
     def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
-        """Low end, middle and high end of each message's time.
+        """Time each message: low end, middle and high end.
 
         Args:
             operation: See `kernels/fabric.py`.

@@ -47,7 +47,7 @@ def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idl
 
 
 def idle_share(strategy: Strategy, weight_share: float) -> float:
-    """Bubble of a schedule over that of 1F1B.
+    """Divide the bubble of a schedule by that of 1F1B.
 
     Args:
         strategy: Names the schedule.
@@ -57,7 +57,7 @@ def idle_share(strategy: Strategy, weight_share: float) -> float:
 
 
 def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
-    """Micro-batches whose activations a stage holds at once, at most.
+    """Count micro-batches whose activations a stage holds at once, at most.
 
     Under 1F1B as many as there are stages from it on; interleaved, (p - 1) / (p v) of that more on the first stage
     (Narayanan et al., 2021); with GPipe all of them. Zero-bubble's schedule H1 takes no more than 1F1B.
@@ -74,7 +74,7 @@ def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
 
 
 def stage_of_blocks(blocks: int, stages: int, virtual: int = 1) -> tuple[int, ...]:
-    """Stage of each block: as even as can be, the first ones a block longer; interleaved, in rounds over the stages.
+    """Assign blocks to stages: as even as can be, the first ones a block longer; interleaved, in rounds.
 
     Raises:
         InvalidArgumentError: Fewer blocks than stages.
@@ -96,7 +96,7 @@ def stage_of_blocks(blocks: int, stages: int, virtual: int = 1) -> tuple[int, ..
 
 
 def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
-    """Micro-batches of a batch.
+    """Count the micro-batches of a batch.
 
     Args:
         strategy: What was asked for; where it does not say, four a stage of a pipeline, or as many as there are
@@ -122,7 +122,7 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
 def stages_of(
     work: Sequence[Launching] | Sequence[Operation], positions: Mapping[str, int], stage_of: Sequence[int]
 ) -> Iterator[int | None]:
-    """Stage of each operation of the passes; None for what is done once a step (the update).
+    """Find the stage of each operation of the passes; None for what is done once a step (the update).
 
     What lies outside of blocks goes with the block before it: the embedding to the first stage, the output layer and
     the loss to the last one.

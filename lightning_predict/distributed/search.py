@@ -247,7 +247,7 @@ class Bounds:
         self._kinds: tuple[dict[int, int], TimedWork, list[int | None]] | None = None
 
     def seconds(self, strategy: Strategy, layout: Layout) -> float:
-        """Least seconds of a step: with its longest stage's blocks, and the others as equal as can be.
+        """Bound the seconds of a step from below: its longest stage's blocks, and the others as equal as can be.
 
         Args:
             strategy: How the GPUs share.

@@ -126,7 +126,7 @@ class Strategy:
                 raise InvalidArgumentError(f"strategy: {words}")
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Options that do not go together, in words."""
+        """Say in words which options do not go together."""
         is_sharded = self.data in ("fsdp", "hybrid")
         yield (
             self.virtual > 1 and self.pipeline == 1,
@@ -208,7 +208,7 @@ class Strategy:
         return self.batch_parallel == 1 and self.micro_batches in (None, 1) and is_as_recorded
 
     def replicas(self, layout: Layout) -> int:
-        """Data-parallel groups of a layout, each with its own samples; a single GPU is one, whatever the degrees.
+        """Count a layout's data-parallel groups, each with its own samples; a single GPU is one, whatever the degrees.
 
         Raises:
             InvalidArgumentError: The GPUs cannot be divided so.
@@ -236,7 +236,7 @@ class Strategy:
         return replicas
 
     def sharded_count(self, layout: Layout) -> int:
-        """GPUs that hold what one holds under `ddp`.
+        """Count the GPUs that hold what one holds under `ddp`.
 
         Raises:
             InvalidArgumentError: Hybrid's groups cannot be made of these GPUs.
@@ -344,7 +344,7 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
 
 
 def _group(layout: Layout, count: int, stride: int) -> DataGroup:
-    """Groups of so many GPUs, each the next but `stride`, as closely together as can be."""
+    """Group so many GPUs, each the next but `stride`, as closely together as can be."""
     if stride > layout.gpus_per_node:  # whole machines share a block: one GPU of each group in a machine
         return DataGroup(Layout(layout.gpu, 1, count), layout.gpus_per_node)
     inside = math.gcd(count, layout.gpus_per_node // stride)

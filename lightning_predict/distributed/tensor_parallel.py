@@ -93,13 +93,13 @@ class _Unit:
             yield from problems
 
     def signature(self) -> tuple[object, ...]:
-        """Equal for modules that do the same on equal shapes."""
+        """Describe what it does and its shapes: equal for modules that do the same on equal ones."""
         return tuple(
             (operation.name, tuple(tensor.shape for tensor in operation.inputs)) for operation, _ in self.operations
         )
 
     def is_block(self) -> bool:
-        """Attention, and linear layers beside it."""
+        """Tell whether it holds attention, and linear layers beside it."""
         return bool(self.linears) and any(_attentions(self.problems()))
 
 
@@ -134,7 +134,7 @@ def numbered_modules(module: str) -> Iterator[str]:
 
 
 def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
-    """Position of the block that a module is or lies in; None outside of all.
+    """Find the block that a module is or lies in, by position; None outside of all.
 
     Args:
         module: Name of the module.
@@ -145,12 +145,12 @@ def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
 
 
 def positions_of(blocks: Sequence[Block]) -> dict[str, int]:
-    """Position of each block by its name."""
+    """Number each block by its name."""
     return {block.name: position for position, block in enumerate(blocks)}
 
 
 def _units(trace: Trace) -> dict[str, _Unit]:
-    """All numbered modules, by the forward operations inside them."""
+    """List all numbered modules, by the forward operations inside them."""
     units: dict[str, _Unit] = {}
     for operation in trace.operations:
         if operation.phase == "forward" and operation.module is not None:
@@ -161,7 +161,7 @@ def _units(trace: Trace) -> dict[str, _Unit]:
 
 
 def _repeated(units: Mapping[str, _Unit]) -> set[str]:
-    """Modules beside equal ones, the outermost such."""
+    """Select modules beside equal ones, the outermost such."""
     counts = Counter((_container(name), unit.signature()) for name, unit in units.items())
     containers = {container for (container, _), count in counts.items() if count > 1}
     inside = {name for name in units if _container(name) in containers}
@@ -169,7 +169,7 @@ def _repeated(units: Mapping[str, _Unit]) -> set[str]:
 
 
 def _innermost(units: Iterable[str]) -> set[str]:
-    """Modules without another inside them: blocks that have no like."""
+    """Select modules without another inside them: blocks that have no like."""
     names = set(units)
     return names - {outer for name in names for outer in list(numbered_modules(name))[:-1]}
 
@@ -185,7 +185,7 @@ def _container(name: str) -> str:
 
 
 def _attentions(problems: Iterator[Problem]) -> Iterator[tuple[Problem, bool]]:
-    """Attention that is fused (True), or the softmax between two batched products, without a linear layer between."""
+    """Find attention that is fused (True), or the softmax between two batched products with no linear layer between."""
     multiplied = False
     softmax: Problem | None = None
     for problem in problems:
@@ -230,7 +230,7 @@ def _block(name: str, unit: _Unit, trace: Trace) -> Block:
 
 
 def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
-    """Heads of the queries, and of the keys and values."""
+    """Count heads of the queries, and of the keys and values."""
     heads, kv_heads = [], []
     for problem, fused in _attentions(unit.problems()):
         if fused:
@@ -253,7 +253,7 @@ def _ring_bytes(unit: _Unit) -> float:
 
 
 def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
-    """Position and bytes of the outputs that are sums over the GPUs of a block (Shoeybi et al., 2019).
+    """Find outputs that are sums over a block's GPUs, by position and bytes (Shoeybi et al., 2019).
 
     Layers that widen the stream give each GPU columns of its own; those that lead back to it, from the heads or from
     the inner width, add up. A square layer leads back where it is the first behind attention.
@@ -279,7 +279,7 @@ def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
 
 
 def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
-    """Of the first tensor that is as wide as the stream."""
+    """Read the element size of the first tensor that is as wide as the stream."""
     widths = (
         DTYPE_BYTES.get(tensor.dtype, 4)
         for operation, _ in unit.operations
@@ -389,7 +389,7 @@ class SplitModel:
             )
 
     def is_split(self, shape: tuple[int, ...], block: Block | None) -> bool:
-        """Each GPU holds its part of a tensor of this shape.
+        """Tell whether each GPU holds its part of a tensor of this shape.
 
         Args:
             shape: Of the tensor.
@@ -489,7 +489,7 @@ def _factor(operation: Operation, item: WorkItem, cut: Cut) -> float:
 
 
 def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], list[float]]:
-    """Bytes of the all_reduces that a split vocabulary needs in a batch: of the embedding, and of the output layer.
+    """Size the all_reduces that a split vocabulary needs in a batch: of the embedding, and of the output layer.
 
     The embedding's rows are added up; so is the gradient of what the output layer reads, and the loss over its columns.
     """
@@ -508,7 +508,7 @@ def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], l
 
 
 def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
-    """Degrees up to this one that are possible, too."""
+    """List degrees up to this one that are possible, too."""
     heads = math.gcd(*(size for block in model.blocks for size in (block.heads, block.kv_heads)))
     return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
 
@@ -554,7 +554,7 @@ def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
 
 
 def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
-    """One GPU's part of a problem.
+    """Take one GPU's part of a problem.
 
     Args:
         problem: Of the whole batch on one GPU.

@@ -109,7 +109,7 @@ CAPABILITY_KEYS: Final[Mapping[str, str]] = {
 
 
 def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
-    """All GPUs of a catalogue folder, architecture by architecture, oldest first, in the order of the files.
+    """Load all GPUs of a catalogue folder, architecture by architecture, oldest first, in the order of the files.
 
     Args:
         folder: Holds `sources.toml`, `compute_capabilities.toml` and at least one architecture's file.
@@ -231,7 +231,7 @@ def _parse_emulated(row: Checked) -> frozenset[str]:
 
 
 def _parse_measured(row: Checked) -> dict[str, float]:
-    """Measured rates by dtype; each must be one that the row states a peak of."""
+    """Parse measured rates by dtype; each must be one that the row states a peak of."""
     if not row.has(MEASURED):
         return {}
     table = row.member(MEASURED)
@@ -245,7 +245,7 @@ def _parse_measured(row: Checked) -> dict[str, float]:
 
 
 def _parse_sources(row: Checked, shared: Checked, sources: Mapping[str, Source]) -> dict[str, tuple[Source, ...]]:
-    """Sources by field of `Gpu` (by dtype for peaks); `"*"` holds for every figure without sources of its own."""
+    """Parse sources by field of `Gpu` (by dtype for peaks); `"*"` holds for every figure without its own."""
     cited = {"*": _cited(row, "sources", sources)}
     if len(cited["*"]) < 2 and not row.member("single_source").flag():
         raise row.member("sources").problem(

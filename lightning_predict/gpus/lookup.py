@@ -69,7 +69,7 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
 
 @cache
 def gpu_names() -> tuple[str, ...]:
-    """Our names of all GPUs of the catalogue, oldest architecture first."""
+    """List our names of all GPUs of the catalogue, oldest architecture first."""
     return tuple(row.name for row in _catalogue())
 
 
@@ -79,7 +79,7 @@ def normalise(name: str) -> str:
 
 
 def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    """GPUs by normalised name; more than one only where all of them report it and differ in memory.
+    """Index GPUs by normalised name; more than one only where all of them report it and differ in memory.
 
     Raises:
         CatalogueError: Two GPUs share a name that memory cannot tell apart.

@@ -112,7 +112,7 @@ class Gpu:
     sources: Mapping[str, tuple[Source, ...]]
 
     def __hash__(self) -> int:
-        """By name, which no two rows share, so that a Gpu can be a key or an argument of a cached function."""
+        """Hash the name, which no two rows share, so that a Gpu can be a key or an argument of a cached function."""
         return hash(self.name)
 
     @property
@@ -135,7 +135,7 @@ class Gpu:
         return self.highest_clock_hz / self.boost_clock_hz
 
     def lanes_peak(self, dtype: str) -> float:
-        """FLOP/s of the ordinary lanes: of float64 without tensor cores; of all other dtypes, computed in float32.
+        """Find the ordinary lanes' FLOP/s: of float64 without tensor cores; of all else, which computes in float32.
 
         Lanes x 2 x boost clock, and no more than the data sheet states (export rules cut some below their lanes).
         """
@@ -145,6 +145,6 @@ class Gpu:
         return min(2 * lanes * self.boost_clock_hz, self.peak_flops_per_second.get("float64", math.inf))
 
     def ridge_flops_per_byte(self, dtype: str) -> float | None:
-        """Arithmetic intensity above which `dtype` work is bound by compute; None without that dtype."""
+        """Compute the intensity above which `dtype` work is bound by compute; None without that dtype."""
         peak = self.peak(dtype)
         return None if peak is None else peak / self.dram_bytes_per_second

@@ -158,7 +158,7 @@ def _draw_eager_attention(draw: random.Random) -> Words:
 
 
 def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    """Scores, their scaling, a mask that is added, softmax, and the product with the values."""
+    """Call scores, their scaling, a mask that is added, softmax, and the product with the values."""
     query, key, value = _heads(words, dtype, device)
     future = torch.triu(torch.full((words["seq"], words["seq"]), float("-inf"), device=device, dtype=dtype), 1)
 
@@ -199,7 +199,7 @@ def _draw_embedding_bag(draw: random.Random) -> Words:
 
 
 def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    """Forward alone: autograd's gradient is as large as the table, or sparse, and neither is what updates a row."""
+    """Call the forward pass alone: the gradient is as large as the table, or sparse, and neither updates a row."""
     table = made(device, dtype, words["rows"], words["dim"])
     rows = torch.randint(words["rows"], (words["bags"], words["lookups"]), device=device)
     return {"embedding_bag": lambda: functional.embedding_bag(rows, table, mode="sum")}
@@ -234,7 +234,7 @@ ODD_SHARE: Final = 0.1
 
 
 def _word(operation: str, setting: str, side: str) -> str:
-    """Shape word of a side's setting; a line has one side, so its words do not name it."""
+    """Name the shape parameter of a side's setting; a line has one side, so its names leave it out."""
     if operation == "conv1d":
         return "kernel_size" if setting == "kernel" else setting
     return f"{setting}_{side}"
@@ -433,7 +433,7 @@ def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrice
 def _calls(
     name: str, forward: Forward, wanted: tuple[str, ...], words: Words, dtype: torch.dtype, device: torch.device
 ) -> Calls:
-    """Calls of one operation; `wanted`: operands whose gradients its backward pass computes."""
+    """Make the calls of one operation; `wanted`: operands whose gradients its backward pass computes."""
     matrices = _matrices(words, dtype, device)
     return both(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
 
@@ -469,7 +469,7 @@ def _draw_transform(draw: random.Random) -> Words:
 
 
 def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Calls of a factorisation on random matrices (batch, m, n), square where the problem has no m."""
+    """Make the calls of a factorisation on random matrices (batch, m, n), square where the problem has no m."""
 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         batch = words.get("batch", 1)
@@ -480,7 +480,7 @@ def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, 
 
 
 def _of_symmetric(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Calls of a factorisation on random matrices (batch, n, n) that are symmetric and positive definite."""
+    """Make the calls of a factorisation on matrices (batch, n, n) that are symmetric and positive definite."""
 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         root = made(device, dtype, words.get("batch", 1), words["n"], words["n"])
@@ -583,7 +583,7 @@ def _draw_host_copy(draw: random.Random) -> Words:
 
 
 def _host_copy(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
-    """From memory that is pinned, as a data loader's can be, without waiting for it."""
+    """Copy from memory that is pinned, as a data loader's can be, without waiting for it."""
     source = torch.empty(words["size_bytes"], dtype=torch.uint8, pin_memory=device.type == "cuda")
     target = torch.empty(words["size_bytes"], dtype=torch.uint8, device=device)
     return {"host_copy": lambda: target.copy_(source, non_blocking=True)}
@@ -616,7 +616,7 @@ def benchmark_of(operation: str) -> Benchmark:
 
 
 def draw_problems(operation: str, count: int, *, seed: int) -> list[Words]:
-    """Shape words of so many problems; the same for the same seed.
+    """Draw the shape parameters of so many problems; the same for the same seed.
 
     Raises:
         UnknownOperationError: As `benchmark_of`.

@@ -75,7 +75,7 @@ def _host_time(call: Callable[[], object], replays: int) -> float:
 
 
 def _event_times(call: Callable[[], object], replays: int, before: Callable[[], object] | None) -> float:
-    """Median seconds between two events around each call."""
+    """Measure the median seconds between two events around each call."""
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
     for start, end in pairs:
         if before is not None:
@@ -108,7 +108,7 @@ def _l2_bytes(device: torch.device) -> int:
 
 
 def _clock_hz(device: torch.device) -> float | None:
-    """SM clock now; None without NVIDIA's management library."""
+    """Read the SM clock now; None without NVIDIA's management library."""
     try:
         return megahertz_to_hertz(torch.cuda.clock_rate(device))
     except (ModuleNotFoundError, RuntimeError):

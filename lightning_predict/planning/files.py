@@ -69,7 +69,7 @@ def times_of_trace(path: Path, iterations: int, machines: tuple[MachineType, ...
 
 
 def _counts(most: int) -> list[int]:
-    """Powers of two up to the number of GPUs of a machine, and that number."""
+    """List powers of two up to the number of GPUs of a machine, and that number."""
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
 
 

@@ -89,7 +89,7 @@ class SearchState:
         self.choice[job] = item
 
     def prices(self, job: int) -> Table:
-        """Cost of running a job that waits on each configuration, less the cost of waiting, (K,).
+        """Price running a waiting job on each configuration, less the cost of waiting, (K,).
 
         Infinite where it cannot run, or where the nodes, a quota or the budget do not allow it.
         """
@@ -255,7 +255,7 @@ def relink(start: SearchState, goal: SearchState) -> SearchState:
 
 
 def _total_after(walker: SearchState, goal: SearchState, job: int) -> float:
-    """Cost of the plan if this job did as in the goal; infinite where the limits forbid it. Changes nothing."""
+    """Cost the plan if this job did as in the goal; infinite where the limits forbid it. Changes nothing."""
     before, after = int(walker.choice[job]), int(goal.choice[job])
     walker.set(job, WAITS)
     possible = after == WAITS or math.isfinite(walker.prices(job)[after])
@@ -385,6 +385,6 @@ def _keep_what_must_run(state: SearchState, situation: Situation) -> None:
 
 
 def _node_prices(options: Options, number: int) -> list[float]:
-    """Prices from nothing to far above any rent, evenly spread by ratio."""
+    """List prices from nothing to far above any rent, evenly spread by ratio."""
     rent = float(options.period_usd.max())
     return [0.0, *np.geomspace(rent / 10, rent * 1000, max(number - 1, 1)).tolist()]

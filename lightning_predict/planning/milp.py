@@ -80,7 +80,7 @@ class Variables:
         return len(self.pairs) + len(self.fillings)
 
     def filling_columns(self) -> list[tuple[int, Filling]]:
-        """Columns of the fillings."""
+        """Number the columns of the fillings."""
         return list(enumerate(self.fillings, start=len(self.pairs)))
 
 
@@ -109,7 +109,7 @@ def one_configuration(options: Options, variables: Variables) -> LinearConstrain
 
 
 def slots(options: Options, variables: Variables) -> LinearConstraint:
-    """Jobs of a size find as many places as the fillings offer: Σ_{j, k: (v, s)} x_jk ≤ Σ_f slots_fs (z_vf + u_of)."""
+    """Require as many places of a size as jobs take: Σ_{j, k: (v, s)} x_jk ≤ Σ_f slots_fs (z_vf + u_of)."""
     kinds = sorted({(int(v), int(s)) for v, s in zip(options.machine_of, options.size_of, strict=True)})
     rows = [
         [
@@ -128,13 +128,13 @@ def slots(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def nodes(options: Options, variables: Variables) -> LinearConstraint:
-    """No more new machines than free nodes: Σ_vf z_vf ≤ N."""
+    """Allow no more new machines than free nodes: Σ_vf z_vf ≤ N."""
     row = [(column, 1.0) for column, filling in variables.filling_columns() if filling.free_gpus is None]
     return _constraint(variables, [row], np.array([-np.inf]), np.array([float(len(options.free_nodes))]))
 
 
 def quotas(options: Options, variables: Variables) -> LinearConstraint:
-    """No more machines of a type than its quota: Σ_f z_vf ≤ Q_v for each v."""
+    """Allow no more machines of a type than its quota: Σ_f z_vf ≤ Q_v for each v."""
     rows = [
         [
             (column, 1.0)
@@ -162,7 +162,7 @@ def open_nodes(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def budget(options: Options, variables: Variables) -> LinearConstraint:
-    """Machines stay within the budget: Σ_jk m_jk x_jk + Σ_j r_j (1 − Σ_k x_jk) + idle GPUs until the next event ≤ B.
+    """Keep the budget: Σ_jk m_jk x_jk + Σ_j r_j (1 − Σ_k x_jk) + idle GPUs until the next event ≤ B.
 
     m_jk is the job's share of its machine until its end, r_j what is kept for a job that waits; idle is the price of
     the machines until the next event without the shares of their jobs. Ours.
@@ -260,7 +260,7 @@ class MilpPlanner:
         )
 
     def _solve(self, options: Options, variables: Variables) -> Any:
-        """HiGHS's answer; Any because SciPy does not type it."""
+        """Ask HiGHS for the answer; Any because SciPy does not type it."""
         from scipy.optimize import Bounds, milp
 
         constraints = [
@@ -299,7 +299,7 @@ def check_scipy() -> None:
 
 
 def _waiting_usd(options: Options) -> Table:
-    """Cost of waiting by job; 0 for jobs that must run, whose waiting the constraints exclude."""
+    """Cost the wait of each job; 0 for jobs that must run, whose waiting the constraints exclude."""
     return np.where(np.isfinite(options.postponed_usd), options.postponed_usd, 0.0)
 
 
@@ -309,7 +309,7 @@ def _constant_usd(options: Options) -> float:
 
 
 def _costs(options: Options, variables: Variables) -> Table:
-    """Coefficients of the objective: running instead of waiting, and new machines until the next event."""
+    """Build the coefficients of the objective: running instead of waiting, and new machines until the next event."""
     waiting = _waiting_usd(options)
     running = [options.cost_usd[job, item] - waiting[job] for job, item in variables.pairs]
     machines = [

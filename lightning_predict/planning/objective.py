@@ -79,14 +79,14 @@ def lost_seconds(job: Job, configuration: Configuration, problem: Problem, situa
 
 
 def tardiness_usd(job: Job, end_seconds: float) -> float:
-    """Cost of an end at this time: 0 until the deadline, then the job's weight for each hour."""
+    """Cost an end at this time: 0 until the deadline, then the job's weight for each hour."""
     return usd(seconds=max(0.0, end_seconds - job.deadline_seconds), usd_per_hour=job.tardiness_usd_per_hour)
 
 
 def worth_renting(
     seconds: Mapping[Configuration, float], cost_usd: Mapping[Configuration, float]
 ) -> set[Configuration]:
-    """Configurations that no other beats in time and in cost (of equals, all)."""
+    """List configurations that no other beats in time and in cost (of equals, all)."""
     return {
         one
         for one in seconds
@@ -169,7 +169,7 @@ def _allowed(job: Job, problem: Problem, situation: Situation) -> list[Configura
 
 
 def cheapest_usd(job: Job, machines: Iterable[MachineType]) -> float:
-    """Cost of the cheapest whole run of a job that has its machine alone."""
+    """Cost the cheapest whole run of a job that has its machine alone."""
     prices = {machine.name: machine.usd_per_hour for machine in machines}
     return min(usd(seconds=seconds, usd_per_hour=prices[item.machine]) for item, seconds in job.seconds.items())
 
@@ -314,7 +314,7 @@ def _fixed_usd(
     by_name: Mapping[str, Job],
     machines: tuple[MachineType, ...],
 ) -> float:
-    """Machines until the next event, the share afterwards, and the tardiness of the jobs that stay."""
+    """Cost machines until the next event, the share afterwards, and the tardiness of the jobs that stay."""
     rented = {(item.node, item.configuration.machine) for item in fixed.values()}
     total = sum(
         usd(seconds=horizon_seconds(problem, situation), usd_per_hour=machines[_index(machines, name)].usd_per_hour)

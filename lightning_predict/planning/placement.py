@@ -27,7 +27,7 @@ from lightning_predict.planning.problem import Decision, Placement, Situation
 
 @lru_cache(maxsize=2**17)
 def nodes_needed(counts: tuple[int, ...], *, capacity: int, open_free: tuple[int, ...] = ()) -> int:
-    """New nodes that jobs need beside those that are open.
+    """Count new nodes that jobs need beside those that are open.
 
     Args:
         counts: Jobs by size: `counts[s - 1]` of them take s GPUs.
@@ -172,7 +172,7 @@ Layout = tuple[dict[int, int], set[int], list[int | None]]
 
 
 def _layout(options: Options, situation: Situation, choice: Choice, machine: int, opened: int, bins: Bins) -> Layout:
-    """Groups of jobs that share a node, for one machine type."""
+    """Group jobs that share a node, for one machine type."""
     jobs = [job for job, item in enumerate(choice) if item != WAITS and options.machine_of[item] == machine]
     capacity = options.machines[machine].num_gpus
     sizes = {job: int(options.size_of[choice[job]]) for job in jobs}
@@ -215,7 +215,7 @@ def _around(
 def _packed_anew(
     jobs: Sequence[int], sizes: Mapping[int, int], open_nodes: Sequence[int], bins: Sequence[Sequence[int]]
 ) -> Layout:
-    """Jobs into the slots of a known packing: first those of the open nodes, then those of the new ones."""
+    """Put jobs into the slots of a known packing: first those of the open nodes, then those of the new ones."""
     slots = [(size, group) for group, held in enumerate(bins) for size in held]
     group_of = {}
     for job in sorted(jobs, key=lambda job: (-sizes[job], job)):

@@ -62,7 +62,7 @@ class QueueRule:
     shares_gpus: bool = False
 
     def decide(self, problem: Problem, situation: Situation) -> Decision:
-        """Running jobs stay; waiting jobs start in order where a node is free."""
+        """Let running jobs stay; start waiting jobs in order where a node is free."""
         started = time.perf_counter()
         placements = dict(situation.running)
         nodes = _Nodes(problem, placements, shares_gpus=self.shares_gpus)
@@ -83,7 +83,7 @@ class QueueRule:
         )
 
     def _preferences(self, job: Job, problem: Problem, situation: Situation) -> list[Configuration]:
-        """Configurations that meet the deadline, the cheapest first; then the others, the fastest first."""
+        """Order configurations: those that meet the deadline by cost, then the others by time."""
         machines = {machine.name: machine for machine in problem.machines}
         formulation = Formulation(shares_gpus=self.shares_gpus)
 

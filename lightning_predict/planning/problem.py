@@ -226,5 +226,5 @@ class AbstractPolicy(Protocol):
 
 
 def usd(*, seconds: float, usd_per_hour: float) -> float:
-    """Dollars for this long at this price."""
+    """Compute the dollars for this long at this price."""
     return seconds_to_hours(seconds) * usd_per_hour

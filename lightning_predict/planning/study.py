@@ -59,7 +59,7 @@ def study_machines() -> tuple[MachineType, ...]:
 
 @cache
 def study_job_kinds() -> tuple[str, ...]:
-    """JJ1 to JJ6."""
+    """List the study's kinds of jobs, JJ1 to JJ6."""
     return tuple(_tables("job"))
 
 
@@ -176,7 +176,7 @@ def random_problem(
 
 
 def random_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
-    """Real times: each time of each job off by a factor drawn evenly from the job's interval.
+    """Draw real times: each time of each job off by a factor drawn evenly from the job's interval.
 
     Jobs are drawn by name, so the order of `problem.jobs` does not matter.
     """
@@ -398,7 +398,7 @@ def run_once(study: Study, nodes: int, mean_gap_seconds: float, seed: int, name:
 
 
 def compare(runs: Sequence[StudyRun]) -> tuple[Comparison, ...]:
-    """Medians over the seeds, one row a setting and policy, in the order of the runs."""
+    """Take medians over the seeds, one row a setting and policy, in the order of the runs."""
     groups: dict[tuple[int, float, str], list[StudyRun]] = {}
     for run in runs:
         groups.setdefault((run.nodes, run.mean_gap_seconds, run.policy), []).append(run)

@@ -140,7 +140,7 @@ def _check_time(job: Job, configuration: Configuration, seconds: float, machines
 
 
 def _check_budget(problem: Problem) -> None:
-    """Even the cheapest runs, one after another, must be affordable."""
+    """Refuse a budget that even the cheapest runs, one after another, would break."""
     budget = problem.limits.budget_usd
     if budget is None:
         return

@@ -223,7 +223,7 @@ class EndToEndRegression:
         return f"seconds per iteration = {' '.join(parts)}"
 
     def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
-        """Variables of a setting outside the range of the runs.
+        """List variables of a setting outside the range of the runs.
 
         Raises:
             InvalidArgumentError: The setting lacks a variable that the runs have.
@@ -262,7 +262,7 @@ class EndToEndRegression:
         return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
 
     def _half_width(self, row: FloatArray, middle: float) -> float:
-        """Half of the interval, in seconds per iteration."""
+        """Compute half of the interval, in seconds per iteration."""
         from scipy import stats  # the fit needed it already
 
         own = middle**2 if self.relative else 1.0
@@ -351,7 +351,7 @@ def fit_regression(
 def left_out_errors(
     runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS, folds: int = FOLDS
 ) -> tuple[float, ...]:
-    """Errors (predicted / actual - 1) of all runs in order, each by a regression of the other folds.
+    """Compute errors (predicted / actual - 1) of all runs in order, each by a regression of the other folds.
 
     Args:
         runs: Runs of one model.
@@ -447,7 +447,7 @@ def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, .
 
 
 def _known_variables(runs: Sequence[PastRun]) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
-    """Variables that all runs have, and which none has in words.
+    """List variables that all runs have, and say in words which none has.
 
     Raises:
         InvalidArgumentError: Only some have one.
@@ -465,12 +465,12 @@ def _known_variables(runs: Sequence[PastRun]) -> tuple[tuple[Variable, ...], tup
 
 
 def _costs(terms: Sequence[Term]) -> tuple[int, ...]:
-    """Indices of the terms that are costs. Those of 1 / n are not: (n - 1) / n has them with a minus."""
+    """Find the terms that are costs. Those of 1 / n are not: (n - 1) / n has them with a minus."""
     return tuple(index for index, term in enumerate(terms) if "num_gpus" not in term.variables)
 
 
 def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str, ...]:
-    """Variables that vary and that no selected term has, in words."""
+    """Say in words which variables vary and stand in no selected term."""
     used = {name for term in selected for name in term.variables}
     unused = [WORDS[name] for name in varying if name not in used]
     return (f"The runs differ in these, and their times not significantly: {', '.join(unused)}.",) if unused else ()

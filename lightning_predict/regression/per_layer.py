@@ -155,12 +155,12 @@ def _kind(name: str) -> LayerKind:
 
 
 def _elements(operation: Operation) -> float:
-    """Elements of the largest tensor that it reads or writes."""
+    """Count elements of the largest tensor that it reads or writes."""
     return float(max((tensor.elements for tensor in (*operation.inputs, *operation.outputs)), default=0))
 
 
 def _pooled(operation: Operation, direction: Direction) -> float:
-    """Window times outputs, and an operation more an output in the backward pass, whose first input they are."""
+    """Multiply window by outputs, with an operation more an output in the backward pass, whose first input they are."""
     shape = operation.inputs[0].shape if operation.inputs else ()
     window, steps = _sizes(operation, "kernel_size"), _sizes(operation, "stride")
     if direction == "backward":
@@ -315,7 +315,7 @@ class LayerRegression:
 
 
 def fit_layers(times: Sequence[LayerTime], *, relative: bool = False) -> LayerRegression:
-    """Least squares for each GPU, kind of layer and pass.
+    """Fit least squares for each GPU, kind of layer and pass.
 
     Args:
         times: Layers as measured.
@@ -371,7 +371,7 @@ def fit_line(complexity: FloatArray, seconds: FloatArray, *, relative: bool = Fa
 
 
 def _not_negative(design: FloatArray, target: FloatArray) -> tuple[float, float]:
-    """Least squares with two coefficients of at least 0: where both together are not, the better of each alone."""
+    """Fit least squares with two coefficients of at least 0: else the better of each alone."""
     both = np.linalg.lstsq(design, target, rcond=None)[0]
     if (both >= 0).all() and np.linalg.matrix_rank(design) == 2:
         return float(both[0]), float(both[1])

@@ -195,7 +195,7 @@ class RunTable:
 def read_table(
     path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
 ) -> RunTable:
-    """Past runs of a CSV file (gzip where the name ends in `.gz`).
+    """Read past runs from a CSV file (gzip where the name ends in `.gz`).
 
     Args:
         path: The file.
@@ -217,7 +217,7 @@ def runs_of_rows(
     columns: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
 ) -> RunTable:
-    """Past runs from texts; see `read_table`.
+    """Read past runs from texts; see `read_table`.
 
     Raises:
         MeasurementTableError: As `read_table`.
@@ -234,7 +234,7 @@ def runs_of_rows(
 
 
 def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, ...]]:
-    """Runs that ran to their end, and how many did not in words."""
+    """Select runs that ran to their end, and say how many did not."""
     kept = tuple(
         row
         for row in rows
@@ -245,7 +245,7 @@ def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, .
 
 
 def _columns(source: str, present: list[str], columns: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Column of each field that there is one for.
+    """Find the column of each field that there is one for.
 
     Raises:
         MeasurementTableError: A named or a required column is missing.
@@ -357,7 +357,7 @@ STATUS_NAMES: Final = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED",
 def read_runs(
     path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
 ) -> RunTable:
-    """Past runs, whatever keeps them.
+    """Read past runs, whatever keeps them.
 
     Args:
         path: A CSV file; an MLflow folder or database; or a history (`.jsonl`, of which columns are known).
@@ -381,7 +381,7 @@ def read_runs(
 
 
 def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable:
-    """Runs of the history as past runs: each is one iteration as measured, of the model that its parameters make.
+    """Take runs of the history as past runs: each is one measured iteration of the model that its parameters make.
 
     Records without the samples of a step, or of before models were told apart, are left out, and said.
 
@@ -406,7 +406,7 @@ def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable
 
 
 def _folder_rows(folder: Path) -> Iterator[Checked]:
-    """Runs of a folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
+    """Yield runs of a folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
     for meta in sorted(folder.glob("*/*/meta.yaml")):
         run = meta.parent
         about = read_yaml(meta, MeasurementTableError, name=str(meta)).value
@@ -433,7 +433,7 @@ def _run_row(name: str, cells: dict[str, str]) -> Checked:
 
 
 def _database_rows(path: Path) -> Iterator[Checked]:
-    """Runs of a database: tables `runs`, `params`, `latest_metrics`, `tags`."""
+    """Yield runs of a database: tables `runs`, `params`, `latest_metrics`, `tags`."""
     if not path.is_file():
         raise FileNotFoundError(2, "No such file or directory", str(path))
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:

@@ -200,7 +200,7 @@ def _entering(
 def _of_wrong_sign(
     design: FloatArray, target: FloatArray, selected: list[int], non_negative: Sequence[int]
 ) -> list[int]:
-    """Features of the model whose coefficient must be above 0 and is not."""
+    """List features of the model whose coefficient must be above 0 and is not."""
     bound = set(selected) & set(non_negative)
     if not bound:
         return []
@@ -224,7 +224,7 @@ def _leaving(design: FloatArray, target: FloatArray, selected: list[int], p_remo
 
 
 def _least_squares(design: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Coefficients, residuals and the inverse of XᵀX, by QR."""
+    """Solve for coefficients, residuals and the inverse of XᵀX, by QR."""
     basis, triangle = np.linalg.qr(design)
     inverse = np.linalg.inv(triangle)
     solution: FloatArray = inverse @ (basis.T @ target)

@@ -179,7 +179,7 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
 
 
 def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
-    """The runs in the file, the oldest first; none where there is no file. A line that cannot be read is warned about.
+    """Read the runs in the file, the oldest first; none where there is no file. Warn about a line that is damaged.
 
     Args:
         path: The file; see `history_path`.

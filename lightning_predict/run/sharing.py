@@ -101,7 +101,7 @@ class InputPipeline:
 def node_loader_seconds(
     loader: Loader, *, gpus_per_node: int, cores: int, workers_per_gpu: int, cores_per_worker: float = 1.0
 ) -> Loader:
-    """The loader of each GPU on a node with several, from the loader as it was on such a node with one GPU in use.
+    """Slow the loader of each GPU on a node with several, from the loader on such a node with one GPU in use.
 
     On one GPU it is the loader itself, whether its workers had cores enough or not. A loader that never kept training
     waiting (0 seconds) stays so: how much faster than the step it was, nobody saw.
@@ -132,7 +132,7 @@ GATHERED_UNITS = 2
 
 
 def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
-    """One replica's part of what is still to come; the last step may be short, and counts.
+    """Take one replica's part of what is still to come; the last step may be short, and counts.
 
     Args:
         workload: What each of the recorded replicas has still to do.
@@ -200,7 +200,7 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
 
 
 def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
-    """Peak memory of each GPU of a layout of several, from what the fullest holds before replicas share anything.
+    """Compute each GPU's peak memory on a layout, from what the fullest holds before replicas share anything.
 
     Args:
         held: See `distributed/memory.py`.

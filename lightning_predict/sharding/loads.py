@@ -89,7 +89,7 @@ def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part
 
 
 def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, ...]:
-    """Blocks of rows of one size; the last may be smaller, and where rows are few, some GPUs hold none."""
+    """Cut into blocks of rows of one size; the last may be smaller, and where rows are few, some GPUs hold none."""
     block = math.ceil(table.rows / gpus)
     blocks = ((table.rows // block, block), (1, table.rows % block))
     parts = []
@@ -104,7 +104,7 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, ...
 
 
 def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, ...]:
-    """Slices of columns that differ by one at most; where columns are few, some GPUs hold none."""
+    """Cut into slices of columns that differ by one at most; where columns are few, some GPUs hold none."""
     slices = min(gpus, table.dim)
     width, wider = divmod(table.dim, slices)
     bags = samples * table.vectors
@@ -162,7 +162,7 @@ class Load:
 
 
 def no_load(gpus: int) -> Load:
-    """Nothing to do on so many GPUs."""
+    """Make the load of nothing to do on so many GPUs."""
     zeros, nothing = np.zeros(gpus), np.zeros(())
     return Load(np.zeros((3, gpus)), np.zeros((3, gpus)), zeros, zeros, zeros, nothing, nothing)
 
@@ -210,7 +210,7 @@ def loads_of(
 def _problems(
     table: EmbeddingTable, kind: str, part: Part, optimizer: OptimizerState
 ) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """Problems of the forward and of the backward pass."""
+    """List problems of the forward and of the backward pass."""
     forward = part.problem("embedding_bag", table.dtype)
     backward = part.problem("embedding_bag_backward", table.dtype)
     if not KINDS[kind].replicates:

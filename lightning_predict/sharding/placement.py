@@ -107,7 +107,7 @@ class Search:
         return seconds
 
     def pressure(self, load: Load) -> Array:
-        """Seconds by which GPUs are compared: computing, and their own part of the all-to-alls; shape (gpus,)."""
+        """Compute seconds by which GPUs are compared: computing, and their part of the all-to-alls; shape (gpus,)."""
         sent = (self.layout.count - 1) * (load.index_bytes + 2 * load.vector_bytes)
         pressure: Array = load.forward_seconds[0] + load.backward_seconds[0] + sent / link_bandwidth(self.layout.gpu)
         return pressure
@@ -119,7 +119,7 @@ class Search:
 
 
 def placed(search: Search, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
-    """Whole tables on GPUs beside what is there, and those without room.
+    """Place whole tables on GPUs beside what is there, and list those without room.
 
     Longest first balances best; largest first wastes least room.
     """
@@ -145,7 +145,7 @@ def placed(search: Search, indices: Iterable[int], load: Load) -> tuple[Choices,
 
 
 def seed(search: Search) -> Iterable[Choices]:
-    """Whole tables where they fit, the others shared by all GPUs: what the mixture can begin with."""
+    """Place whole tables where they fit, the others on all GPUs: what the mixture can begin with."""
     if WHOLE not in search.kinds:
         return
     for kind in search.kinds:
@@ -295,7 +295,7 @@ def place_tables(
 
 
 def _of_one_kind(search: Search) -> tuple[list[Choices], dict[str, str]]:
-    """Plans of a single kind that fit, and why the others do not. Whole tables: as placed, and then moved about."""
+    """List plans of a single kind that fit, and why the others do not; whole tables as placed, then moved about."""
     found: list[Choices] = []
     refused: dict[str, str] = {}
     for kind in search.kinds:
@@ -318,7 +318,7 @@ def _of_one_kind(search: Search) -> tuple[list[Choices], dict[str, str]]:
 
 
 def _no_room(search: Search, left: Sequence[int]) -> str:
-    """Why these tables cannot be whole."""
+    """Say why these tables cannot be whole."""
     needs = {index: float(search.loads[index][WHOLE].memory_bytes[0]) for index in left}
     largest = max(needs, key=lambda index: needs[index])
     name = search.tables[largest].name or f"number {largest}"

@@ -186,7 +186,7 @@ def _samples(operation: Operation, trace: Trace) -> int:
 
 
 def _vectors_and_lookups(operation: Operation, trace: Trace) -> tuple[float, float]:
-    """Vectors that a look-up gives, and the rows that it reads."""
+    """Count vectors that a look-up gives, and the rows that it reads."""
     (problem,) = translate(operation, trace.flags)
     if problem.operation == "embedding_bag":
         bags, lookups, *_ = problem.dims

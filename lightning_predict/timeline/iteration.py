@@ -195,14 +195,14 @@ def interval_of_sum(timed: TimedWork, correlation: float = FAMILY_CORRELATION) -
 
 
 def _added(half_widths: Array, correlation: float) -> Array:
-    """Half-width of the sum of families, (gpus,), from theirs, (gpus, families)."""
+    """Combine half-widths of families, (gpus, families), to that of their sum, (gpus,)."""
     apart, together = (half_widths**2).sum(axis=1), half_widths.sum(axis=1) ** 2
     added: Array = np.sqrt((1 - correlation) * apart + correlation * together)
     return added
 
 
 def _spread(timed: TimedWork, correlation: float) -> tuple[Array, Array]:
-    """Ends of the interval of the device's time over its middle, each (gpus,); two runs of one program differ, too."""
+    """Compute the ends of the device's time over its middle, each (gpus,); two runs of one program differ, too."""
     device = timed.seconds.sum(axis=1)
     low, high = interval_of_sum(timed, correlation)
     is_known = device > 0
@@ -213,7 +213,7 @@ def _spread(timed: TimedWork, correlation: float) -> tuple[Array, Array]:
 
 
 def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> tuple[float, float]:
-    """Ends of the interval of the host's time; only a profiler that keeps stacks slows Python code between operations.
+    """Compute the ends of the host's time; only a profiler that keeps stacks slows Python code between operations.
 
     Args:
         trace: What was recorded.
@@ -299,7 +299,7 @@ def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
 
 
 def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
-    """Kernels whose work is unknown and that no measurement could scale: said, since they count as nothing."""
+    """Note kernels whose work is unknown and that no measurement could scale, since they count as nothing."""
     zero = np.flatnonzero(timed.seconds[row] <= 0)
     names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
     if not names:

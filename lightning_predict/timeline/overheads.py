@@ -56,7 +56,7 @@ class Overheads:
         )
 
     def seconds(self, *, launches: int) -> float:
-        """Host time of one operation, the gap before it included."""
+        """Sum the host time of one operation, the gap before it included."""
         if launches == 0:
             return self.between_operations + self.without_launch
         around = self.between_operations + self.before_first_launch + self.after_last_launch
@@ -147,7 +147,7 @@ class HostModel:
     high_factor: float = HOST_SPREAD
 
     def of(self, phase: Phase, recorded: Overheads | None = None, library_seconds: float = 0.0) -> Overheads:
-        """Overheads of one operation: its recorded ones, else those of its phase and what its library adds."""
+        """Find the overheads of one operation: its recorded ones, else those of its phase and what its library adds."""
         if recorded is not None:
             return recorded.scaled(self.factor)
         own = self.by_phase[phase]

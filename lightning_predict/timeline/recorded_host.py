@@ -163,7 +163,7 @@ def _launches(operation: Operation) -> list[tuple[float, float]]:
 
 
 def _overheads(gap: float, start: float, end: float, launches: Sequence[tuple[float, float]]) -> Overheads:
-    """T1 to T5 of one operation, each less one event of the profiler."""
+    """Measure T1 to T5 of one operation, each less one event of the profiler."""
     own = _less_one_event
     if not launches:
         return replace(_NO_TIME, between_operations=gap, without_launch=own([end - start]))
@@ -187,7 +187,7 @@ def _needs_result(operation: Operation) -> bool:
 
 
 def _blocks(operation: Operation) -> bool:
-    """A copy from or to pageable memory that held the host up; a small one to the device is staged, and does not."""
+    """Tell whether a copy from or to pageable memory held the host up; a small one to the device is staged."""
     return any(
         _TO_PAGEABLE in kernel.name
         or (_PAGEABLE in kernel.name and (kernel.launch_seconds or 0.0) >= max(kernel.seconds, BLOCKED_LAUNCH_SECONDS))
@@ -212,7 +212,7 @@ def _blocked(kernels: Sequence[Kernel]) -> Iterator[tuple[float, float]]:
 
 
 def _awaited(operations: Iterable[Operation]) -> Iterator[tuple[float, float]]:
-    """The time from the last launch to the last kernel's end, for each operation that waits for its own result."""
+    """Find the time from the last launch to the last kernel's end, for each operation that waits for its result."""
     for operation in operations:
         launches = _launches(operation)
         if launches and (_needs_result(operation) or _blocks(operation)):
@@ -241,7 +241,7 @@ class _WorkClock:
         self._waited = [0.0, *accumulate(end - start for start, end in zip(self._starts, self._ends, strict=True))]
 
     def at(self, moment: float) -> float:
-        """Worked time up to a moment of the recording."""
+        """Count worked time up to a moment of the recording."""
         begun = bisect_left(self._starts, moment)
         waited = self._waited[begun]
         if begun:

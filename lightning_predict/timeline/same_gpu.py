@@ -139,7 +139,7 @@ def corrected_iterations(
 
 
 def corrected_work(trace: Trace, timed: TimedWork, check: SameGpuCheck | None) -> tuple[TimedWork, float]:
-    """The work with the check's correction, and the factor of the host's time; both as they are without a correction.
+    """Correct the work, and give the factor of the host's time; both as they are without a correction.
 
     Args:
         trace: See `iterations`.

@@ -131,7 +131,7 @@ class HostWalk:
 
 
 def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: float = 0.0) -> LaunchOrder:
-    """Operations as arrays.
+    """Put operations into arrays.
 
     Args:
         operations: In the order of the host.
@@ -168,7 +168,7 @@ def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: flo
 
 
 def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
-    """When a host does what."""
+    """Compute when a host does what."""
     overheads = [(host.of(phase, own, library), launches) for own, phase, launches, library in order.kinds]
     length = np.array([own.seconds(launches=launches) for own, launches in overheads])
     before = np.array([own.between_operations for own, _ in overheads])
@@ -188,7 +188,7 @@ def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
 
 
 def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launching, ...]:
-    """The trace's operations in the order of the host, with device seconds of shape (gpus, items) put in their place.
+    """List the trace's operations in the order of the host, their device seconds, (gpus, items), in their place.
 
     Operations that a GPU would run inside another's launch are left out; so are, in a trace from elsewhere, the
     optimizer's views of single tensors, which the multi-tensor implementation does not take.
@@ -243,7 +243,7 @@ def _launching(
 
 
 def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
-    """Launch call of each kernel, where some share one (a CUDA graph's do); None if none do, or it was not seen."""
+    """Find the launch call of each kernel, where some share one (a CUDA graph's do); None if none do."""
     starts = [kernel.launch_start_seconds for kernel in kernels]
     if None in starts or len(set(starts)) == len(starts):
         return None
@@ -405,7 +405,7 @@ class _Clocks:
         self.free: dict[int, Array] = {COMPUTE_STREAM: np.zeros(gpus)}
 
     def end(self) -> Array:
-        """When everything issued so far is done."""
+        """Compute when everything issued so far is done."""
         latest: Array = np.maximum.reduce([self.host, *self.free.values()])
         return latest
 
@@ -435,7 +435,7 @@ class _Clocks:
                 placed.starts[:, segment.kernels][:, segment.streams == stream] = side
 
     def _sides(self, segment: _Segment, done: Array) -> dict[int, Array]:
-        """Starts of the kernels of the other streams; `done`: ends of the compute stream's, the earlier one's first."""
+        """Start the kernels of the other streams; `done`: ends of the compute stream's, the earlier one's first."""
         issued = np.cumsum(segment.streams == COMPUTE_STREAM)
         starts = {}
         for stream in sorted(set(segment.streams.tolist()) - {COMPUTE_STREAM}):

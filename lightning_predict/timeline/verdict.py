@@ -146,7 +146,7 @@ def _child(group: str, below: Sequence[str], *, is_merged: bool) -> str:
 
 
 def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]:
-    """Groups that take `SMALLEST_SHARE` of the time, the longest first."""
+    """List groups that take `SMALLEST_SHARE` of the time, the longest first."""
     together: dict[str, float] = {}
     for module, group in groups.items():
         together[group] = together.get(group, 0.0) + seconds[module]

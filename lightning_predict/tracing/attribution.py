@@ -214,13 +214,13 @@ def select_operations(profile: Profile) -> list[Found]:
 
 
 def is_backward_node(call: Call) -> bool:
-    """True for autograd's record of a node that runs, outer or inner."""
+    """Tell whether this is autograd's record of a node that runs, outer or inner."""
     parent = call.parent
     return is_outer_node(call) or (parent is not None and parent.name == _NODE + call.name)
 
 
 def is_outer_node(call: Call) -> bool:
-    """True for the outermost record of a node that autograd runs: the engine's call; the node itself in older files."""
+    """Tell whether this is the outermost record of a node: the engine's call; the node itself in older files."""
     if call.is_annotation or call.is_launch:
         return False
     if call.name.startswith(_NODE):
@@ -231,7 +231,7 @@ def is_outer_node(call: Call) -> bool:
 
 
 def _engine_threads(profile: Profile) -> frozenset[Thread]:
-    """Threads of autograd's engine, which adds gradients up between the nodes as well.
+    """Find threads of autograd's engine, which adds gradients up between the nodes as well.
 
     Newer files show that inside the engine's call; in those of torch 1.8 and 1.9 only the thread gives it away.
     """
@@ -300,7 +300,7 @@ class _Nodes:
 
     @staticmethod
     def _number_after(members: list[Call], starts: list[float], call: Call) -> int:
-        """Autograd's counter after a call: what the next call on its thread saw."""
+        """Read autograd's counter after a call: what the next call on its thread saw."""
         index = bisect_left(starts, call.end)
         return (members[index].sequence_number or 0) if index < len(members) else 2**63
 
@@ -309,7 +309,7 @@ class _Nodes:
 
     @staticmethod
     def _thread_numbers(profile: Profile, calls: Iterable[Call]) -> dict[object, Thread]:
-        """Thread by the number that backward nodes give it, from the links between forward and backward."""
+        """Find each thread by the number that backward nodes give it, from the links between forward and backward."""
         nodes = [call for call in calls if is_backward_node(call)]
         number_at = {(node.thread, node.start): node.details.get("fwd thread id") for node in nodes}
         return {number_at[end]: start[0] for start, end in profile.flows if end in number_at}
@@ -365,7 +365,7 @@ class _Selector:
 
     @staticmethod
     def _is_only_calls(call: Call, name: str) -> bool:
-        """True for a composite; one that launches work itself is a kernel of its own on this device."""
+        """Tell whether it is a composite; one that launches work itself is a kernel of its own on this device."""
         launches = (child for child in call.children if child.is_launch)
         if name in WHOLE_OPERATIONS or call.device_work or any(launch.device_work for launch in launches):
             return False
@@ -412,7 +412,7 @@ def _module_around(call: Call) -> str | None:
 
 
 def _work(call: Call, leave_out: Iterable[Call] = ()) -> Iterator[tuple[DeviceWork, Call | None]]:
-    """Device work of a call and of all calls inside, with the launches, in their order."""
+    """List the device work of a call and of all calls inside, with the launches, in their order."""
     for work in call.device_work:
         yield work, call if call.is_launch else None
     for child in call.children:
@@ -421,7 +421,7 @@ def _work(call: Call, leave_out: Iterable[Call] = ()) -> Iterator[tuple[DeviceWo
 
 
 def _recomputed(node: Call) -> Iterator[Call]:
-    """Outermost operations inside a node that ran with gradients on."""
+    """Find the outermost operations inside a node that ran with gradients on."""
     for child in node.children:
         if operator_name(child) is not None and child.sequence_number is not None:
             yield child

@@ -163,7 +163,7 @@ class AutocastOnMeta:
         return args, kwargs
 
     def cast_whole(self, name: str, values: Any) -> tuple[Any, torch.dtype | None]:
-        """The arguments of a call that is recorded whole, cast above autograd, and the dtype that it then computes in.
+        """Cast the arguments of a call that is recorded whole, above autograd, and give the dtype that it computes in.
 
         Args:
             name: Qualified name of the call.

@@ -83,7 +83,7 @@ def operator_name(call: Call) -> str | None:
 
 
 def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
-    """Tensors that a call read, lists flattened, in the schema's order."""
+    """List tensors that a call read, lists flattened, in the schema's order."""
     groups = _tensor_groups(call)
     name = operator_name(call) or call.name
     flat = [tensor for group in groups for tensor in group or ()]
@@ -93,12 +93,12 @@ def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
-    """Tensors that a call wrote, where a recorder added them; profiles do not have them."""
+    """List tensors that a call wrote, where a recorder added them; profiles do not have them."""
     return tuple(tensor for group in _groups_of_rows(call.details.get(RECORDED_OUTPUTS, [])) for tensor in group or ())
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
-    """Arguments that are no tensors, by the schema's names; empty where the names are not known."""
+    """Read arguments that are no tensors, by the schema's names; empty where the names are not known."""
     name = operator_name(call) or call.name
     groups = _tensor_groups(call)
     texts = call.details.get("concrete inputs", [])
@@ -128,14 +128,14 @@ def _layout(name: str, call: Call) -> dict[str, bool]:
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:
-    """True for a tensor of no dimensions and 64 bits beside one with dimensions or another dtype."""
+    """Tell whether it is a wrapped number: no dimensions and 64 bits, beside a tensor with dimensions."""
     if tensor.shape or tensor.dtype not in ("float64", "int64"):
         return False
     return any(other.shape or other.dtype not in ("float64", "int64") for other in beside)
 
 
 def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
-    """For each position the tensors there; None if there is no tensor."""
+    """List the tensors at each position; None where there is no tensor."""
     recorded = call.details.get(RECORDED_TENSORS)
     if recorded is not None:
         return _groups_of_rows(recorded)
@@ -159,7 +159,7 @@ def _groups_of_rows(recorded: Sequence[Any]) -> list[tuple[TensorInfo, ...] | No
 
 
 def dtype_of(kind: str) -> str:
-    """Torch's name for a type that C++ prints; the text itself where it is not known."""
+    """Give torch's name for a type that C++ prints; the text itself where it is not known."""
     return _DTYPES.get(kind.lower(), kind)
 
 
@@ -195,7 +195,7 @@ def _parse(text: str) -> Any:
 
 
 def _in_words(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Numbers of torch's enumerations as names."""
+    """Name the values of torch's enumerations."""
     named = {}
     for word, value in arguments.items():
         if word.endswith("dtype") and isinstance(value, int):

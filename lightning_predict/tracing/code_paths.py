@@ -51,7 +51,7 @@ OLDEST_TORCH: Final = (2, 1)
 
 
 def code_path_notes(trace: Trace) -> tuple[str, ...]:
-    """Notes on the step's code paths, none for a plain eager step without convolutions on a current torch."""
+    """Note the step's code paths, nothing for a plain eager step without convolutions on a current torch."""
     return (*_of_software(trace), *_of_convolutions(trace), *_of_compilation(trace))
 
 

@@ -32,7 +32,7 @@ _KERNELS: Final = ("nccl",)
 
 
 def without_collectives(trace: Trace) -> Trace:
-    """The trace without collectives, and without its measured steps, which held them; itself from a single process."""
+    """Take collectives out, and the measured steps, which held them; a single process keeps its trace as it is."""
     return trace if trace.world_size == 1 else _alone(trace)
 
 

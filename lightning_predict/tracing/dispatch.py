@@ -189,7 +189,7 @@ class DispatchRecorder:
             )
 
     def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
+        """Give the arguments that an operation is to run with: others under autocast on the meta device only."""
         if self._parts is not None or not (self._casts.has_cast or self._casts.dtype):
             return args, kwargs
         in_backward = _graph_task() != _OUTSIDE and not torch.is_grad_enabled()
@@ -207,7 +207,7 @@ class DispatchRecorder:
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Arguments that a function is to run with: other ones under autocast on the meta device only."""
+        """Give the arguments that a function is to run with: others under autocast on the meta device only."""
         if self._casts.dtype is None or self.failure is not None or self._parts is not None:
             return nullcontext((args, kwargs))
         return self._casts.cast_call(func, args, kwargs)
@@ -396,7 +396,7 @@ class DispatchRecorder:
         return operation
 
     def _node_number(self) -> int | None:
-        """Sequence number of the autograd node that runs; None if it is not known."""
+        """Read the sequence number of the autograd node that runs; None if it is not known."""
         # A graph that is kept may be chained to the next one: they count together.
         graph = _OUTSIDE if _keeps_graph() else _graph_task()
         if self._identified[graph] >= NODES_IDENTIFIED:
@@ -436,7 +436,7 @@ class DispatchRecorder:
         return first
 
     def _is_part_of_backward(self, number: int | None) -> bool:
-        """True for a part of a whole call's backward pass, which is recorded when its first part is met.
+        """Tell whether it is part of a whole call's backward pass, recorded when its first part is met.
 
         Autograd runs the nodes of one call one after another, because it takes the highest number first; only the
         nodes that add to `.grad` may come between.

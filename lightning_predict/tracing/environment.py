@@ -55,7 +55,7 @@ def _allows_tf32(backend: Any, legacy_backend: Any) -> bool:
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of what decides how a step runs."""
+    """Read the versions of what decides how a step runs."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
@@ -64,7 +64,7 @@ def software_versions() -> dict[str, str]:
 
 
 def describe_parameters(roots: Sequence[nn.Module]) -> tuple[Parameter, ...]:
-    """Parameters in the order of `named_parameters`; those of several roots bear the root's class and position."""
+    """Describe parameters in the order of `named_parameters`; several roots put their class and position first."""
     rows = []
     seen: set[int] = set()
     for index, root in enumerate(roots):
@@ -77,7 +77,7 @@ def describe_parameters(roots: Sequence[nn.Module]) -> tuple[Parameter, ...]:
 
 
 def describe_leaves(leaves: Iterable[torch.Tensor]) -> tuple[Parameter, ...]:
-    """Parameters that were seen without a module around them, numbered."""
+    """Describe parameters that were seen without a module around them, numbered."""
     return tuple(_parameter(f"parameter_{index}", leaf) for index, leaf in enumerate(leaves))
 
 
@@ -148,7 +148,7 @@ class Compilations:
     seconds: float = 0.0
 
     def frames_since(self, before: Compilations) -> int:
-        """Functions since then; all of them where the compiler was reset in between."""
+        """Count functions compiled since then; all of them where the compiler was reset in between."""
         return self.frames - before.frames if self.frames >= before.frames else self.frames
 
     def seconds_since(self, before: Compilations) -> float | None:
@@ -228,7 +228,7 @@ def _parts_of(step: Any) -> list[Any]:
 
 
 def _held_by(value: Any) -> list[Any]:
-    """Modules and functions that a container or an object of the user's holds."""
+    """List modules and functions that a container or an object of the user's holds."""
     held: Iterable[Any] = ()
     if isinstance(value, (list, tuple, set)):
         held = value
@@ -247,7 +247,7 @@ def _function(value: Any) -> FunctionType | None:
 
 
 def _named_in(function: FunctionType) -> Iterator[Any]:
-    """Globals, closed-over variables and members of modules that a function's code names."""
+    """List globals, closed-over variables and members of modules that a function's code names."""
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # an empty cell
             yield cell.cell_contents
@@ -280,7 +280,7 @@ def _is_compiled(item: Any, optimized_module: type) -> bool:
 
 
 def autograd_nodes() -> int:
-    """Nodes that autograd has made on this thread; 0 where this torch does not count them.
+    """Count nodes that autograd has made on this thread; 0 where this torch does not count them.
 
     The same work makes as many again, so that the difference tells steps apart that compute different things.
     """

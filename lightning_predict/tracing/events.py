@@ -129,7 +129,7 @@ class Profile:
     waited: float = 0.0
 
     def calls(self) -> Iterator[Call]:
-        """Every call, parents before children."""
+        """Yield every call, parents before children."""
         for root in self.roots:
             yield root
             yield from root.descendants()
@@ -216,7 +216,7 @@ def _thread(row: Checked) -> Thread:
 
 
 def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
-    """Name, start, duration and arguments of an event."""
+    """Read name, start, duration and arguments of an event."""
     event = row.value
     name, start, duration, arguments = event.get("name"), event.get("ts"), event.get("dur", 0.0), event.get("args", {})
     usual = type(name) is str and type(start) in _NUMBERS and type(duration) in _NUMBERS and type(arguments) is dict
@@ -314,7 +314,7 @@ def _end_of_leading_wait(inside: list[Call]) -> float | None:
 
 
 def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWork]:
-    """Work without a launch that the step before had queued.
+    """Find work without a launch that the step before had queued.
 
     A stream runs what it was given in order, so what began before the first work that the step launched on its stream
     was launched earlier. On a stream that the step did not use, it is what began before the step's first launch.

@@ -253,7 +253,7 @@ def _kernel(work: DeviceWork, launch: Call | None, profile: Profile) -> Kernel:
 
 
 def _three(value: Any) -> tuple[int, int, int]:
-    """Sizes in x, y, z; zeros for copies and fills, which have none."""
+    """Read sizes in x, y, z; zeros for copies and fills, which have none."""
     if not isinstance(value, list) or len(value) != 3:
         return 0, 0, 0
     x, y, z = map(_whole, value)
@@ -266,7 +266,7 @@ def _whole(value: Any) -> int:
 
 
 def _device(operations: Sequence[Operation], devices: Counter[Any]) -> str:
-    """Kind of device that most of the step ran on."""
+    """Find the kind of device that most of the step ran on."""
     if devices:
         return "cuda"
     kinds = Counter(tensor.device for operation in operations for tensor in operation.inputs if tensor.device)
@@ -293,7 +293,7 @@ def _device_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def _processes(profile: Profile) -> tuple[int, int]:
-    """Processes that trained together and the machines that they ran on; one where the file does not say."""
+    """Count processes that trained together and the machines that they ran on; one where the file does not say."""
     distributed = profile.header.get("distributedInfo")
     size = distributed.get("world_size") if isinstance(distributed, dict) else None
     if not isinstance(size, int) or size < 2:
@@ -335,7 +335,7 @@ def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
 
 
 def _waits(profile: Profile) -> Iterator[HostWait]:
-    """Calls that synchronize with the device, and the loader's for the next batch, in their order."""
+    """List calls that synchronize with the device, and the loader's for the next batch, in their order."""
     for call in sorted(profile.calls(), key=lambda call: call.start):
         is_loader = call.name.startswith(LOADER_MARK)
         if is_loader or (call.is_launch and _SYNCHRONIZE.match(call.name) is not None):
@@ -391,7 +391,7 @@ def _notes(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _most_time(kernels: Sequence[Kernel]) -> str:
-    """Short names of the kernels that took most of the time."""
+    """Give short names of the kernels that took most of the time."""
     seconds: dict[str, float] = {}
     for kernel in kernels:
         name = _short_name(kernel.name)

@@ -51,7 +51,7 @@ class Recorder(Protocol):
         """Note that an operation has run. Must not raise."""
 
     def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments that an operation is to run with: other ones under autocast on the meta device only."""
+        """Give the arguments that an operation is to run with: others under autocast on the meta device only."""
 
     def note_autocast(self) -> None:
         """Look whether autocast is on: below autograd nobody can tell. Must not raise."""
@@ -59,7 +59,7 @@ class Recorder(Protocol):
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Arguments that a function is to run with: other ones under autocast on the meta device only."""
+        """Give the arguments that a function is to run with: others under autocast on the meta device only."""
 
     def passed_over(self, func: Any) -> None:
         """Note that an operation has run that cannot be shown. Must not raise."""
@@ -68,7 +68,7 @@ class Recorder(Protocol):
         """Run a call that is recorded whole and return what it returns."""
 
     def fails(self, error: Exception) -> None:
-        """Something of ours has failed: record no more. Must not raise."""
+        """Record no more, since something of ours has failed. Must not raise."""
 
     def operation_begins(self) -> None:
         """Note that the host has an operation to run. Must not raise."""
@@ -102,7 +102,7 @@ _SCHEMAS: dict[int, tuple[Any, Schema]] = {}
 
 
 def schema_of(operator: Any) -> Schema:
-    """Schema of an `OpOverload`, or of a higher-order operator, which has no argument names."""
+    """Return the schema of an `OpOverload`, or of a higher-order operator, which has no argument names."""
     known = _SCHEMAS.get(id(operator))
     if known is None:
         known = _SCHEMAS[id(operator)] = (operator, _read_schema(operator))

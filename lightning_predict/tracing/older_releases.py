@@ -79,7 +79,7 @@ def _image_and_weight(operation: Operation) -> tuple[TensorInfo, TensorInfo] | N
 
 
 def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo) -> tuple[int, ...] | None:
-    """Shape that one of the next operations reads, if it can be the result."""
+    """Find the shape that one of the next operations reads, if it can be the result."""
     for operation in after:
         for tensor in operation.inputs[:1]:
             shape = tensor.shape
@@ -89,7 +89,7 @@ def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo
 
 
 def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> dict[str, Any] | None:
-    """Arguments of the convolution that turns an image into a result of this shape; None if there is none.
+    """Solve for the arguments of the convolution that turns an image into a result of this shape; None if none does.
 
     Args:
         image: Shape (batch, channels, *sizes).
@@ -113,7 +113,7 @@ def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: S
 
 
 def solved_geometry(*, image: int, taps: int, result: int) -> tuple[int, int] | None:
-    """Stride and padding with `result = floor((image + 2 padding - taps) / stride) + 1`, undilated; None for none.
+    """Solve `result = floor((image + 2 padding - taps) / stride) + 1` for stride and padding; None if none does.
 
     Several pairs may solve it. Patches side by side come first; then, for an odd filter, half of it as padding, as in
     nearly all networks; then less padding before more. The smallest stride counts.

@@ -117,7 +117,7 @@ class Pauses:
         return self._clock() - self._others() - self._collected
 
     def _waiting_seconds(self) -> float:
-        """For how long this thread was ready to run and did not."""
+        """Read for how long this thread was ready to run and did not."""
         if self._scheduler is None:
             return 0.0
         try:

@@ -55,7 +55,7 @@ class PhaseRules:
         in_module: bool = False,
         between_devices: bool = False,
     ) -> Phase:
-        """Phase of the next operation.
+        """Find the phase of the next operation.
 
         Args:
             name: Qualified name.

@@ -125,7 +125,7 @@ _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 
 
 def is_cast_by_autocast(operation: Operation) -> bool:
-    """Whether autocast runs this operation, forward or backward, in 16 bits."""
+    """Tell whether autocast runs this operation, forward or backward, in 16 bits."""
     if operation.phase == "optimizer":
         return False
     names = LOWER if operation.phase == "forward" else LOWER_BACKWARD
@@ -133,7 +133,7 @@ def is_cast_by_autocast(operation: Operation) -> bool:
 
 
 def in_precision(trace: Trace, dtype: str) -> Trace:
-    """The trace as it would be under autocast.
+    """Give the trace as it would be under autocast.
 
     What was measured (kernels, times, the GPU, the peak of memory) holds for the old precision only and is left out, so
     that everything is predicted anew.
@@ -187,7 +187,7 @@ class _Autocast:
         self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
 
     def operations(self) -> Iterator[Operation]:
-        """The operations and the casts between them."""
+        """Yield the operations and the casts between them."""
         for operation in self._trace.operations:
             operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
             if operation.phase == "optimizer":
@@ -201,18 +201,18 @@ class _Autocast:
             self._produced |= {tensor.id for tensor in operation.outputs}
 
     def _keeps_softmax(self, operation: Operation) -> bool:
-        """True for the log-softmax of a cross entropy, which asks for the dtype of its input."""
+        """Tell whether it is the log-softmax of a cross entropy, which asks for the dtype of its input."""
         return operation.name == "aten::_log_softmax" and any(
             tensor.id in self._kept_softmax for tensor in operation.outputs
         )
 
     def _now(self, tensor: TensorInfo) -> TensorInfo:
-        """The tensor in the dtype that it has by now."""
+        """Give the tensor in the dtype that it has by now."""
         is_half = tensor.id in self._half and tensor.dtype == "float32"
         return replace(tensor, dtype=self._dtype) if is_half else tensor
 
     def _saved(self, tensor: TensorInfo) -> TensorInfo:
-        """The tensor as the forward pass kept it: the copy in float32, where an operation in float32 made one."""
+        """Give the tensor as the forward pass kept it: the copy in float32, where an operation in float32 made one."""
         known = None if tensor.id is None else self._copies.get((tensor.id, "float32"))
         return self._now(tensor) if known is None else replace(tensor, id=known.id)
 
@@ -267,7 +267,7 @@ class _Autocast:
         return replace(operation, inputs=inputs, outputs=tuple(map(self._now, operation.outputs)))
 
     def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
-        """The tensor in a dtype, and the copy that it takes.
+        """Give the tensor in a dtype, and the copy that it takes.
 
         Copies of parameters are kept, and those of the forward pass are there in the backward pass.
         """
@@ -289,5 +289,5 @@ class _Autocast:
 
 
 def _copy(operation: Operation, source: TensorInfo, result: TensorInfo) -> Operation:
-    """The copy that a cast for an operation, or behind it, takes."""
+    """Make the copy that a cast for an operation, or behind it, takes."""
     return replace(operation, name="aten::_to_copy", inputs=(source,), outputs=(result,), arguments={})

@@ -133,7 +133,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _append(first: Trace, second: Trace) -> Trace:
-    """Two parts of one step as one; the second begins where the first ends."""
+    """Join two parts of one step; the second begins where the first ends."""
     offset = first.profiled_seconds or 0.0
     return replace(
         first,
@@ -175,7 +175,7 @@ def _export(stopped: profile) -> dict[str, Any]:
 
 
 def _recorded_tensors(stopped: profile) -> Iterator[tuple[int, list[list[list[Any]]]]]:
-    """For each call, by its number in the file: the tensors at each position of its schema."""
+    """Yield each call's number in the file, and the tensors at each position of its schema."""
     results = stopped.profiler and stopped.profiler.kineto_results
     pending = list(results.experimental_event_tree()) if results else []
     while pending:

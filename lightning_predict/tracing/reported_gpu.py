@@ -20,7 +20,7 @@ from lightning_predict.tracing.trace import Trace
 
 
 def gpu_in_use(trace: Trace) -> Gpu | None:
-    """The catalogue's row of the GPU that the trace was recorded on; None off CUDA and for GPUs it does not hold."""
+    """Find the catalogue's row of the GPU that was recorded on; None off CUDA and for GPUs that it does not hold."""
     if trace.gpu_reported_name is None:
         return None
     try:

@@ -220,7 +220,7 @@ def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | 
 
 
 def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:
-    """Values that are no tensors by their schema name, None left out; empty where the table does not list `name`.
+    """Name values that are no tensors after the schema, None left out; empty where the table does not list `name`.
 
     Args:
         name: Qualified name without the overload.
@@ -258,7 +258,7 @@ _COMPUTING_PARTS: Final = (
 
 
 def recorded_name(name: str) -> str:
-    """Name under which a whole call is recorded; that of the fused operation where torch has one."""
+    """Give the name under which a whole call is recorded; that of the fused operation where torch has one."""
     return FUSED_RMS_NORM if name == RMS_NORM else name
 
 
@@ -268,14 +268,14 @@ def backward_name(name: str) -> str:
 
 
 def backward_inputs(name: str, inputs: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
-    """Tensors of the backward pass of a whole call with these inputs."""
+    """List tensors of the backward pass of a whole call with these inputs."""
     if name not in (RMS_NORM, FUSED_RMS_NORM) or not inputs:
         return inputs
     return (replace(inputs[0], id=None), *inputs)
 
 
 def computes(part: str) -> bool:
-    """True for a part whose first input has the dtype that the whole operation computes in.
+    """Tell whether a part's first input has the dtype that the whole operation computes in.
 
     Under autocast the call still takes float32 and its parts take 16 bits; the arguments then bear `compute_dtype`.
     """
@@ -292,7 +292,7 @@ def is_cast_down(outside: str, inside: str | None) -> bool:
 
 
 def whole_arguments(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:
-    """Arguments of a whole operation by name, its defaults filled in.
+    """Give the arguments of a whole operation by name, its defaults filled in.
 
     Attention says with `attn_mask` whether there is a mask (then the fourth input); a recurrent layer over a packed
     sequence has `packed` (its second input has one element a time step).

@@ -25,7 +25,7 @@ from lightning_predict.tracing.trace import TensorInfo
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for `torch.float32`."""
+    """Give torch's own name of a dtype, `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -86,7 +86,7 @@ _COMPRESSED: Final = {
 
 
 def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
-    """Elements that a sparse tensor stores, and their bytes with the indices; None for a dense tensor."""
+    """Count elements that a sparse tensor stores, and their bytes with the indices; None for a dense tensor."""
     if tensor.layout is torch.strided or tensor.device.type == "meta":
         return None, None
     if isinstance(tensor, FakeTensor) or runs_python(type(tensor)) or is_functorch_wrapped_tensor(tensor):
@@ -101,7 +101,7 @@ def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """True for an ordinary tensor: no subclass with operations of its own, not nested, not inside `torch.func`."""
+    """Tell whether a tensor is ordinary: no subclass with operations of its own, not nested, not in `torch.func`."""
     return (
         not runs_python(type(tensor))
         and not tensor.is_nested
@@ -113,7 +113,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 @cache
 def runs_python(kind: type) -> bool:
-    """True for a tensor subclass that takes its operations apart in Python; FakeTensor stands for a plain tensor."""
+    """Tell whether a tensor subclass takes its operations apart in Python; FakeTensor stands for a plain tensor."""
     is_plain = getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
     return not is_plain and not issubclass(kind, FakeTensor)
 
@@ -140,7 +140,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def json_value(value: Any) -> Any:
-    """A JSON value for an argument that is no tensor; numbers that are not finite, and what has no JSON, as text."""
+    """Give a JSON value for an argument that is no tensor; infinities, and what has no JSON, as text."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -464,7 +464,7 @@ def _operation_to_json(operation: Operation, table: _TensorTable) -> dict[str, A
 
 
 def _changed_fields(record: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Fields of a record whose value is not the default; mappings as plain dictionaries."""
+    """Give the fields of a record whose value is not the default; mappings as plain dictionaries."""
     row: dict[str, Any] = {}
     for own in fields(record):
         value = getattr(record, own.name)

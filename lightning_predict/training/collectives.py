@@ -121,7 +121,7 @@ def merged(*tables: Mapping[Key, Points]) -> dict[Key, dict[int, list[float]]]:
 
 
 def derived_curves(curves: Mapping[Key, FloatArray]) -> dict[Key, FloatArray]:
-    """Curves of collectives that were not measured on a GPU, from its all_reduce.
+    """Derive curves of collectives that were not measured on a GPU from its all_reduce.
 
     Each is the GPU's all_reduce plus the mean distance, in log time, of that collective from all_reduce on the GPUs
     where both were measured, at the nearest number of GPUs.
@@ -148,7 +148,7 @@ def derived_curves(curves: Mapping[Key, FloatArray]) -> dict[Key, FloatArray]:
 
 
 def fit_curves(points: Mapping[Key, Points]) -> tuple[list[int], dict[Key, FloatArray]]:
-    """Sizes in bytes, and log(seconds) at each of them for every curve."""
+    """Fit every curve: sizes in bytes, and log(seconds) at each of them."""
     sizes = sorted({size for curve in points.values() for size in curve})
     grid = np.log(np.array(sizes, dtype=np.float64))
     raw = {key: _raw(curve, grid) for key, curve in points.items()}
@@ -223,7 +223,7 @@ def publish_curves(tables: Path, folder: Path) -> CurveScore | None:
 
 
 def sources_of(path: Path) -> list[str]:
-    """Titles and licences of a table's sources, sorted; a source that is not known, by its word."""
+    """List titles and licences of a table's sources, sorted; a source that is not known, by its word."""
     words = {row.value.get("source", "") for row in read_csv(path, MeasurementTableError)} - {""}
     known = {word: SOURCES[word] for word in words & set(SOURCES)}
     return sorted(f"{known[word].title} ({known[word].licence})" if word in known else word for word in words)

@@ -45,7 +45,7 @@ FEWEST_GROUP_ROWS: Final = 5
 def interval_of(
     tested: Mapping[str, tuple[NetworkWeights, Sequence[Group]]], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
 ) -> Mapping[str, float]:
-    """Half widths in log(seconds), by "operation/dtype" and "*" for the widest of them; every GPU counts the same.
+    """Compute half widths in log(seconds), by "operation/dtype" and "*" for the widest; every GPU counts the same.
 
     An operation is not known better on new problems than on those that were fitted to, and those are ten times as
     many: where few rows calibrate it and happen to be easy ones, the width of the fitted rows stands.
@@ -72,7 +72,7 @@ def interval_of(
 def _errors_by_operation(
     network: NetworkWeights, groups: Sequence[Group], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
 ) -> Mapping[str, tuple[Array, Array]]:
-    """|log(predicted / measured)| of calibration rows and of fitted rows, by "operation/dtype"."""
+    """Compute |log(predicted / measured)| of calibration and of fitted rows, by "operation/dtype"."""
     found: dict[str, list[tuple[Array, Array]]] = {}
     for group in groups:
         split = split_rows(group.batch.columns, seed=seed)
@@ -125,7 +125,7 @@ def unseen_errors(
     seed: int,
     interval: Mapping[str, float],
 ) -> tuple[UnseenError, ...]:
-    """Errors of each network on the held-out rows of the GPU that it is tested on.
+    """Compute errors of each network on the held-out rows of the GPU that it is tested on.
 
     Args:
         tested: By GPU, a network that never saw it and the measurements there.
@@ -172,12 +172,12 @@ def weighted_quantile(errors: Array, weights: Array) -> float:
 
 
 def seen_by_base(family: Family, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
-    """GPUs by name as the base sees them, which is not told which of them were measured."""
+    """Describe GPUs, by name, as the base sees them, which is not told which of them were measured."""
     return {name: family.unmeasured(gpu) for name, gpu in gpus.items()}
 
 
 def log_errors(family: Family, network: NetworkWeights, group: Group, gpu: Gpu) -> Array:
-    """log(predicted / measured) of every row of a group."""
+    """Compute log(predicted / measured) of every row of a group."""
     log_utilisation = log_utilisation_of(network, family.feature_matrix(group.batch, [gpu]))[0]
     error: Array = np.log(reference_seconds(group.batch, [gpu])[0]) - log_utilisation - np.log(group.seconds)
     return error
@@ -295,7 +295,7 @@ def trainings_of(recipes: Sequence[Recipe], groups: Sequence[Group], seed: int) 
 
 
 def base_trainings(recipe: Recipe, groups: Sequence[Group]) -> list[Training]:
-    """The base of a recipe, those that leave out GPUs that it has measurements of, and the start of own weights."""
+    """Start the base of a recipe, those that leave out GPUs it has measurements of, and own weights."""
     names = frozenset(family.name for family in (recipe.family, *recipe.kin))
     present = {group.gpu for group in groups if recipe.serves(group)}
     taught = {group.gpu for group in groups if recipe.learns_from(group)}
@@ -312,7 +312,7 @@ def start_training(recipe: Recipe) -> Training:
 
 
 def own_trainings(recipe: Recipe, groups: Sequence[Group], seed: int) -> list[Training]:
-    """One training for each GPU with enough rows."""
+    """Start one training for each GPU with enough rows."""
     counts = fitted_rows(recipe, groups, seed)
     wanted = sorted(name for name, count in counts.items() if name != BASE and count >= FEWEST_OWN_ROWS)
     return [Training(frozenset({recipe.family.name}), recipe.own, own=name, by_data_sheet=True) for name in wanted]
@@ -418,7 +418,7 @@ def _train(
 def _parts(
     recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], training: Training, seed: int
 ) -> tuple[TrainingRows, TrainingRows]:
-    """Fitted rows, with the shortest problems where the sources cannot see them, and calibration rows."""
+    """Split into fitted rows, with the shortest problems where sources cannot see them, and calibration rows."""
     if training.plan.group_rows is not None:
         groups = [_thinned(group, training.plan.group_rows, seed) for group in groups]
     floors = {group.gpu for group in groups if group.floor_seconds > 0 and group.batch.dtype == SHORTEST_DTYPE}
@@ -458,13 +458,13 @@ def _with_reached_rate(gpu: Gpu, group: Group) -> Gpu:
 
 
 def _thinned(group: Group, most_rows: int, seed: int) -> Group:
-    """About as many rows of a group at most, drawn by their shapes independently of the split."""
+    """Keep about as many rows of a group at most, drawn by their shapes independently of the split."""
     share = problem_shares(group.batch.columns, seed=seed + 1)
     return group.take(share * len(group.seconds) < most_rows)
 
 
 def _shortest(recipe: Recipe, gpu: str) -> list[Group]:
-    """Tiny problems: nothing to compute or move, so they take as long as the shortest kernels that were measured."""
+    """Add tiny problems: nothing to compute or move, so as long as the shortest kernels that were measured."""
     made = []
     for operation, words in recipe.shortest:
         grid = np.meshgrid(*words.values(), indexing="ij")

@@ -76,7 +76,7 @@ class DoublingPairs:
 def doubling_pairs(
     family: Family, shapes: Sequence[ShapeRange], gpus: Sequence[Gpu], *, count: int, seed: int
 ) -> DoublingPairs:
-    """About `count` pairs, spread evenly over the GPUs and the shapes."""
+    """Draw about `count` pairs, spread evenly over the GPUs and the shapes."""
     generator = np.random.default_rng(seed)
     each = max(count // (len(gpus) * len(shapes)), 1)
     halves: list[tuple[Side, Side]] = []
@@ -174,7 +174,7 @@ class TrainingRows:
 
 
 def collect_rows(family: Family, groups: Sequence[Group], gpus: Sequence[Gpu]) -> TrainingRows:
-    """Features and times of all rows of the groups, each on its GPU."""
+    """Collect features and times of all rows of the groups, each on its GPU."""
     parts = []
     for group, gpu in zip(groups, gpus, strict=True):
         on = [gpu]
@@ -194,7 +194,7 @@ def collect_rows(family: Family, groups: Sequence[Group], gpus: Sequence[Gpu]) -
 
 
 def lowest_utilisation(rows: TrainingRows) -> float:
-    """Low quantile of the measured utilisation, of rows that show the device rather than the launch."""
+    """Find a low quantile of the utilisation of rows that show the device rather than the launch."""
     device_squared = np.exp(2 * rows.log_seconds) - np.exp(2 * rows.log_floor)
     clear = device_squared > 0.4 * np.exp(2 * rows.log_seconds)
     utilisation = np.exp(rows.log_reference[clear]) / np.sqrt(device_squared[clear])
@@ -283,12 +283,12 @@ class _Ensemble(torch.nn.Module):
     def drop(
         self, smaller: torch.Tensor, reference: torch.Tensor, larger: torch.Tensor, larger_reference: torch.Tensor
     ) -> torch.Tensor:
-        """Mean of how much faster than its half the larger problem is predicted, in log(seconds), beyond the slack."""
+        """Average how much faster than its half the larger problem is predicted, in log(seconds), beyond the slack."""
         fall = self.log_device(smaller, reference) - self.log_device(larger, larger_reference)
         return torch.relu(fall - SLACK).mean()
 
     def log_device(self, features: torch.Tensor, log_reference: torch.Tensor) -> torch.Tensor:
-        """log(seconds on the device), shape (members, rows)."""
+        """Compute log(seconds on the device), shape (members, rows)."""
         values = features.expand(self.weights[0].shape[0], *features.shape)
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             values = torch.baddbmm(bias, values, weight)
@@ -310,7 +310,7 @@ class _Ensemble(torch.nn.Module):
 
 
 def _scaled(rows: TrainingRows, seed: int, plan: TrainingPlan) -> NetworkWeights:
-    """Networks with random layers and the scaling of these rows."""
+    """Make networks with random layers and the scaling of these rows."""
     generator = np.random.default_rng(seed)
     widths = (rows.features.shape[1], *plan.hidden, 1)
     layers = []
@@ -381,7 +381,7 @@ def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, 
 
 
 def _inputs(features: FloatArray, scaled: NetworkWeights) -> FloatArray:
-    """Scaled features; 0 for those that the networks do not see, so that no step gives them a weight."""
+    """Scale features; 0 for those that the networks do not see, so that no step gives them a weight."""
     seen = scaled.layers[0].weight.any(axis=(0, 2))
     inputs: FloatArray = np.where(seen, (features - scaled.mean) / scaled.scale, np.float32(0.0))
     return inputs

@@ -89,7 +89,7 @@ def _words(row: Row, *words: str) -> dict[str, float]:
 
 
 def _recurrent(row: Row) -> Iterator[Published]:
-    """DeepBench skips the product with the input (cuDNN's skip mode), so its time is not in the rows.
+    """Leave the product with the input out, as DeepBench does (cuDNN's skip mode).
 
     Backward: gradients of the hidden states and of their weights, which two columns time.
     """
@@ -118,7 +118,7 @@ def _norms(row: Row) -> Iterator[Published]:
 
 
 def _attentions(row: Row) -> Iterator[Published]:
-    """Backward passes; forward ones have a network. Windows and values of another width are not predicted."""
+    """List backward passes; forward ones have a network, and windows or unequal widths are not predicted."""
     if row["window"] or row["head_dim"] != row["head_dim_v"] or not row["backward_ms"]:
         return
     words = _words(row, "batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim")
@@ -127,7 +127,7 @@ def _attentions(row: Row) -> Iterator[Published]:
 
 
 def _half_convolutions(row: Row) -> Iterator[Published]:
-    """16-bit convolutions: those in float32 are fitted."""
+    """List 16-bit convolutions: those in float32 are fitted."""
     if _dtype(row) != "float16":
         return
     words = {word: float(row[column]) for column, word in CONVOLUTION_PASSES.words.items()}
@@ -191,7 +191,7 @@ def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
 
 
 def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
-    """Scores by operation, dtype and GPU, in that order, then those over all GPUs.
+    """Score by operation, dtype and GPU, in that order, then over all GPUs.
 
     Args:
         folder: Where the tables are.
@@ -220,7 +220,7 @@ def log_errors_of(members: Sequence[Published], models: KernelModels) -> Array:
 
 
 def _compare(members: Sequence[Published], models: KernelModels) -> Array:
-    """Relative error of times on one GPU, and 1 inside the interval; shape (2, members)."""
+    """Compute the relative error of times on one GPU, and 1 inside the interval; shape (2, members)."""
     problems = [part for each in members for part in (each.problem, *each.left_out)]
     owner = np.array([index for index, each in enumerate(members) for _ in (each.problem, *each.left_out)])
     sign = np.array([1.0 if first else -1.0 for each in members for first in (True, *(False,) * len(each.left_out))])

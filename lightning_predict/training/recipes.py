@@ -58,11 +58,11 @@ class Recipe:
     shortest_seconds: float = 2.5e-6
 
     def serves(self, group: Group) -> bool:
-        """True for measurements of this family."""
+        """Tell whether measurements are of this family."""
         return self._takes(group, self.family)
 
     def learns_from(self, group: Group) -> bool:
-        """True for measurements that the family's bases are fitted to."""
+        """Tell whether the family's bases are fitted to measurements."""
         return self._takes(group, self.family, *self.kin)
 
     def scored_from(self, group: Group) -> float:
@@ -70,14 +70,14 @@ class Recipe:
         return self.scored_calls_from_seconds if group.floor_seconds > 0 else self.scored_from_seconds
 
     def _takes(self, group: Group, *families: Family) -> bool:
-        """True for measurements of one of the families, from a source that is taken."""
+        """Tell whether measurements are of one of the families, from a source that is taken."""
         operation, dtype = group.batch.operation, group.batch.dtype
         is_taken = self.sources is None or group.source in self.sources
         return is_taken and any(operation in family.operations and dtype in family.dtypes for family in families)
 
 
 def _products(*pairs: tuple[str, str]) -> tuple[ShapeRange, ...]:
-    """Matrix products of 1 to 65536 a side, as layers and as batches of 1 to 1024."""
+    """Draw matrix products of 1 to 65536 a side, as layers and as batches of 1 to 1024."""
     sides = {"m": (1.0, 65536.0), "n": (1.0, 65536.0), "k": (1.0, 65536.0)}
     batched = {"b": (1.0, 1024.0), "m": (1.0, 4096.0), "n": (1.0, 4096.0), "k": (1.0, 4096.0)}
     return tuple(
@@ -87,7 +87,7 @@ def _products(*pairs: tuple[str, str]) -> tuple[ShapeRange, ...]:
 
 
 def _convolutions(*dtypes: str) -> tuple[ShapeRange, ...]:
-    """Convolutions of the usual filters, forward and backward."""
+    """Draw convolutions of the usual filters, forward and backward."""
     return tuple(
         ShapeRange(
             operation=operation,

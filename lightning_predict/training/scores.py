@@ -65,7 +65,7 @@ class RawNetwork:
 
 
 def raw_inputs(batch: ProblemBatch, gpu: Gpu) -> Array:
-    """Shape words in their order, then memory, bandwidth, SMs and peak, shape (problems, inputs)."""
+    """List shape parameters in their order, then memory, bandwidth, SMs and peak, shape (problems, inputs)."""
     figures = (
         gpu.memory_bytes,
         gpu.dram_bytes_per_second,
@@ -138,7 +138,7 @@ class BaselineError:
 
 
 def peak_of(batch: ProblemBatch, gpu: Gpu) -> float:
-    """FLOP/s of the units that do the work, in its dtype."""
+    """Find the FLOP/s of the units that do the work, in its dtype."""
     return float(compute_peak(batch, [gpu])[0, 0])
 
 
@@ -150,7 +150,7 @@ def memory_bandwidth_of(_batch: ProblemBatch, gpu: Gpu) -> float:
 def baseline_errors(
     held_out: Iterable[Group], others: Iterable[Group], gpus: Mapping[str, Gpu], network: RawNetwork | None
 ) -> Mapping[str, BaselineError]:
-    """Errors of each baseline on the rows of one (operation, dtype, GPU), by name; absent where it says nothing.
+    """Compute each baseline's errors on the rows of one (operation, dtype, GPU); absent where it says nothing.
 
     Args:
         held_out: The rows.
@@ -175,7 +175,7 @@ def baseline_errors(
 
 
 def ratio_errors(group: Group, others: Iterable[Group], gpus: Mapping[str, Gpu], figure: Figure) -> Array:
-    """Errors, predicted / measured - 1, for each row of the group and each other GPU that measured the same problem.
+    """Compute errors, predicted / measured - 1, of each row on each other GPU that measured the same problem.
 
     predicted = seconds on the other GPU x figure of the other / figure of this GPU.
     """
@@ -240,7 +240,7 @@ def score_groups(
     seed: int,
     raw_networks: Mapping[tuple[str, str], RawNetwork] | None = None,
 ) -> tuple[Score, ...]:
-    """Scores of all groups that a model serves, in order of operation, dtype and GPU.
+    """Score all groups that a model serves, in order of operation, dtype and GPU.
 
     Args:
         models: What is scored.
@@ -291,7 +291,7 @@ def _long_enough(recipe: Recipe, group: Group) -> Group:
 
 
 def _called(models: UtilisationModels, recipe: Recipe, group: Group, launch: Array, gpu: Gpu) -> Array:
-    """Errors of whole calls: the launch that was taken off is put back on both sides."""
+    """Compute errors of whole calls: the launch that was taken off is put back on both sides."""
     called = group.seconds + launch
     error: Array = np.abs((models.estimate(group.batch, [gpu]).seconds[0] + launch) / called - 1)
     return error[called >= recipe.scored_from(group)]
@@ -324,7 +324,7 @@ def _score(
 
 
 def _compare(models: UtilisationModels, group: Group, gpu: Gpu) -> Array:
-    """Relative error, and 1 inside the interval; shape (2, rows)."""
+    """Compute the relative error, and 1 inside the interval; shape (2, rows)."""
     estimate = models.estimate(group.batch, [gpu])
     inside = (estimate.low_seconds[0] <= group.seconds) & (group.seconds <= estimate.high_seconds[0])
     return np.stack([estimate.seconds[0] / group.seconds - 1, inside.astype(np.float64)])

@@ -48,7 +48,7 @@ MOST_LAUNCH: Final = 0.7
 
 
 def growing_launch(seconds: Array) -> Array:
-    """A launch that only grows and exceeds no call: the calls that no later one undercuts, joined by straight lines.
+    """Fit a launch that only grows and exceeds no call: straight lines between calls that no later one undercuts.
 
     Args:
         seconds: Times of calls in the order of their measurement, shape (calls,).
@@ -103,7 +103,7 @@ def problem_shares(columns: Columns, *, seed: int) -> Array:
 
 
 def split_rows(columns: Columns, *, seed: int) -> Split:
-    """Masks of the rows of these shapes."""
+    """Mask the rows of these shapes."""
     share = problem_shares(columns, seed=seed)
     held_out = share < HELD_OUT_SHARE
     calibration = ~held_out & (share < HELD_OUT_SHARE + CALIBRATION_SHARE)
@@ -294,7 +294,7 @@ def read_table(path: Path, kind: TableKind, *, by_build: bool = False) -> tuple[
 
 
 def plain_dtype(text: str) -> str:
-    """`float16 (tensor cores)` is float16: which units ran is a matter of the GPU."""
+    """Drop the units from a dtype: `float16 (tensor cores)` is float16, as which units ran is up to the GPU."""
     return text.split(" ")[0]
 
 
@@ -323,7 +323,7 @@ def _group(key: tuple[str, str, str, str, str], values: Sequence[tuple[float, ..
 
 
 def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:
-    """Every shape word of the operation, in its own spelling, with defaults filled in."""
+    """Read every shape parameter of the operation, in its own spelling, with defaults filled in."""
     given = {word: shapes[:, index] for index, word in enumerate(words)}
     known = operation_kind(operation)
     accepted = set(known.shape) | set(known.spellings or {})

@@ -47,7 +47,7 @@ JOBS: Final = 2
 
 
 def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
-    """GPUs of the tables that the catalogue knows by exactly this name.
+    """List GPUs of the tables that the catalogue knows by exactly this name.
 
     A bare `V100` is an alias of one form factor; whoever measured it did not say which, so it is left out.
     """
@@ -262,7 +262,7 @@ def _reached(reach: Reach, scores: Sequence[Score]) -> Iterator[Goal]:
 
 
 def _unseen(errors: Mapping[str, HeldOutError]) -> Iterator[Goal]:
-    """Medians of GPUs that were left out: on average for 16-bit products, the worst for all."""
+    """Take medians of GPUs that were left out: on average for 16-bit products, the worst for all."""
     for operations, (dtype, gpus) in LEFT_OUT.items():
         found = {
             f"{operation} {dtype}, {gpu}": errors[f"{operation}/{dtype}/{gpu}"]

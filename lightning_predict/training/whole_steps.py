@@ -106,7 +106,7 @@ class StepFit:
     deviations: Mapping[str, float]
 
     def log_factor(self, case: StepCase) -> float:
-        """Logarithm of what a case's prediction is multiplied by, to first order."""
+        """Compute the logarithm of what a case's prediction is multiplied by, to first order."""
         return math.fsum(share * math.log(self.factors.get(kind, 1.0)) for kind, share in case.shares.items())
 
 
@@ -146,7 +146,7 @@ def fit_steps(cases: Sequence[StepCase], kinds: Iterable[str] | None = None) -> 
 
 
 def _indicators(keys: Sequence[Hashable]) -> Array:
-    """One column for each distinct key, 1 where a case has it."""
+    """Make one column for each distinct key, 1 where a case has it."""
     columns = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     table = np.zeros((len(keys), len(columns)))
     table[np.arange(len(keys)), [columns[key] for key in keys]] = 1.0
@@ -156,7 +156,7 @@ def _indicators(keys: Sequence[Hashable]) -> Array:
 def corrected_left_out(
     cases: Sequence[StepCase], key: Callable[[StepCase], Hashable], kinds: Iterable[str] | None = None
 ) -> tuple[StepCase, ...]:
-    """Every case, corrected by factors that saw no case of its group.
+    """Correct every case by factors that saw no case of its group.
 
     Args:
         cases: Published steps that the device bounds.
@@ -202,7 +202,7 @@ def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
 
 
 def _weights(cases: Sequence[StepCase]) -> Array:
-    """Weights that add up to 1, each table's to as much as another's."""
+    """Weigh the cases: weights add up to 1, each table's to as much as another's."""
     sizes = Counter(case.table for case in cases)
     return np.array([1 / len(sizes) / sizes[case.table] for case in cases])
 
@@ -220,7 +220,7 @@ def corrected(case: StepCase, fit: StepFit) -> StepCase:
 
 
 def spread_left_out(cases: Sequence[StepCase], key: Callable[[StepCase], Hashable]) -> tuple[StepCase, ...]:
-    """Every case with the interval of a spread that saw no case of its group."""
+    """Give every case the interval of a spread that saw no case of its group."""
     groups = dict.fromkeys(map(key, cases))
     spreads = {group: fit_spread([case for case in cases if key(case) != group]) for group in groups}
     return tuple(spread_out(case, spreads[key(case)]) for case in cases)

@@ -201,7 +201,7 @@ class Download:
 
 
 def _reason(error: Exception) -> str:
-    """Why an attempt failed, without the address, which may hold a secret."""
+    """Say why an attempt failed, without the address, which may hold a secret."""
     import requests
 
     if isinstance(error, requests.exceptions.SSLError):

@@ -39,7 +39,7 @@ _Tensors = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 def sha256(content: bytes) -> str:
-    """Hexadecimal SHA-256."""
+    """Compute the hexadecimal SHA-256."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -87,7 +87,7 @@ class NetworkWeights:
     interval: Mapping[str, float]
 
     def knows(self, rows: FloatArray) -> npt.NDArray[np.bool_]:
-        """False for problems that are unlike the trained ones in what those had in common.
+        """Tell which problems are like the trained ones in what those had in common.
 
         All convolutions of one GPU may have been 3 x 3: a network tuned to them says nothing of 1 x 1.
 
@@ -102,7 +102,7 @@ class NetworkWeights:
         return known
 
     def half_width(self, operation: str, dtype: str) -> float:
-        """Half width of the 90 % interval in log(seconds)."""
+        """Find the half width of the 90 % interval in log(seconds)."""
         return self.interval.get(f"{operation}/{dtype}", self.interval["*"])
 
 
