@@ -4,7 +4,8 @@
 
 A trace of 5,000 operations, 500 of them distinct, is predicted for 40 GPUs at once; the baseline calls the same models
 once for each operation and GPU (on a tenth of the work, scaled up). Then GPT-2 Large is recorded on the meta device.
-Beside the time on the clock stands that of the processors, which other work on the machine changes less.
+Beside the time on the clock stands that of the processors, which other work on the machine changes less. In the end the
+best ten ways to share a model of 13 billion parameters among 8 x 8 H100 are searched (`lightning-predict parallel`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from statistics import median
 import torch
 
 import lightning_predict as lp
+from benchmarks.accuracy.workloads.large_language_models import mpt_trace
 from lightning_predict.gpus import gpu_names
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 from tests.workloads.gpt import GPT2_LARGE, Gpt
@@ -93,6 +95,9 @@ def main() -> None:
 
     large = timed(record, repeats=3)
     print(f"GPT-2 Large, one training step recorded on meta and predicted for ten GPUs: {large.wall:.2f} s")
+    step = mpt_trace("13b", length=2048, batch=16, recompute=False)
+    search = timed(lambda: lp.best_layouts(step, ["8x8xH100-SXM-80GB"]), repeats=1)
+    print(f"ten best ways to share 13 B on 8 x 8 H100: {search.wall:.1f} s, {search.processor:.1f} s of the processors")
 
 
 if __name__ == "__main__":

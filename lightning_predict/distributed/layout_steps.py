@@ -52,7 +52,7 @@ from lightning_predict.distributed.overlap import (
 )
 from lightning_predict.distributed.pipeline_parallel import idle_share, turns
 from lightning_predict.distributed.strategy import Strategy, data_group
-from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
+from lightning_predict.distributed.tensor_parallel import ProblemClock, SplitModel, WorkCutter, split_model
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
@@ -184,6 +184,8 @@ class SharedStep:
             )
         self._stages: dict[Strategy, tuple[Stage, ...]] = {}
         self._models_of_blocks: dict[bool, SplitModel] = {}
+        self._cutters: dict[bool, WorkCutter] = {}
+        self._clock = ProblemClock(gpus, models)
         self._host = anchor(trace, timed, origin, host_factor).host
         self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
 
@@ -240,6 +242,21 @@ class SharedStep:
             self._models_of_blocks[blocks] = split_model(self._trace, needs_blocks=blocks)
         return self._models_of_blocks[blocks]
 
+    def cutter(self, blocks: bool) -> WorkCutter:
+        """Return what cuts the work of the model, with its blocks or without.
+
+        Raises:
+            InvalidArgumentError: It has no transformer blocks.
+        """
+        if blocks not in self._cutters:
+            self._cutters[blocks] = WorkCutter(self._trace, self._timed, self.split(blocks), self._clock)
+        return self._cutters[blocks]
+
+    @property
+    def clock(self) -> ProblemClock:
+        """What times the parts of its work."""
+        return self._clock
+
     @property
     def trace(self) -> Trace:
         """The step of one GPU."""
@@ -284,9 +301,10 @@ class SharedStep:
         host = self.host(strategy)
         alike = strategy if strategy.offload != "none" else replace(strategy, **_NOT_OF_STAGES)
         if alike not in self._stages:
-            model = self.split(needs_blocks(strategy))
+            blocks = needs_blocks(strategy)
+            model, work = self.split(blocks), self.cutter(blocks)
             self._stages[alike] = model_stages(
-                self._trace, self._timed, self._gpus, host, self._models, strategy, model=model
+                self._trace, self._timed, self._gpus, host, self._models, strategy, model=model, cutter=work
             )
         device_factors = _ends(step) / self._simulated.seconds[row]
         paces = [
@@ -429,9 +447,9 @@ def _sharded(
     units = unit_bytes(trace)
     stops = list(visits(work, units))
     group = _sharding_links(links, strategy)
-    sizes = list(units.values())
-    gathered_bytes = [size * _gathered_share(trace, strategy) for size in sizes]
-    reduced_bytes = [size * _reduced_share(trace, strategy) for size in sizes]
+    gathered, reduced = _gathered_share(trace, strategy), _reduced_share(trace, strategy)
+    gathered_bytes = [size * gathered for size in units.values()]
+    reduced_bytes = [size * reduced for size in units.values()]
     gathers = dict(zip(units, group.collective("all_gather", gathered_bytes), strict=True))
     scatters = dict(zip(units, group.collective("reduce_scatter", reduced_bytes), strict=True))
     copies = links.layout.count // group.layout.count

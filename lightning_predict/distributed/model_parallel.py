@@ -38,9 +38,10 @@ from lightning_predict.distributed.recomputation import (
 from lightning_predict.distributed.strategy import Recompute, Strategy, context_group, expert_group
 from lightning_predict.distributed.tensor_parallel import (
     Cut,
+    ProblemClock,
     SplitModel,
+    WorkCutter,
     block_of,
-    cut_work,
     is_weight_gradient,
     split_model,
     vocabulary_messages,
@@ -106,6 +107,7 @@ def model_stages(
     strategy: Strategy,
     *,
     model: SplitModel | None = None,
+    cutter: WorkCutter | None = None,
 ) -> tuple[Stage, ...]:
     """Return the stages of a model's pipeline, a single one where only blocks are split.
 
@@ -117,6 +119,7 @@ def model_stages(
         models: Trained models; None uses rooflines instead.
         strategy: How they share.
         model: The model of the trace, where it is known already.
+        cutter: Cuts the work of this model, where there is one already.
 
     Raises:
         InvalidArgumentError: The model has no blocks, or none that can be shared so.
@@ -137,7 +140,8 @@ def model_stages(
         capacity=strategy.capacity,
         fp8=strategy.fp8,
     )
-    timed = cut_work(trace, timed, model, gpus, models, cut)
+    cutter = cutter or WorkCutter(trace, timed, model, ProblemClock(gpus, models))
+    timed = cutter.cut(cut)
     work = with_recomputation(launchings(trace, timed, timed.seconds), model, strategy.recompute)
     owners = list(stages_of(work, model.positions, stage_of))
     trains = has_backward(work)

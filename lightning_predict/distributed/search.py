@@ -25,7 +25,7 @@ from lightning_predict.distributed.model_parallel import needs_blocks
 from lightning_predict.distributed.pipeline_parallel import sharing_links, stage_of_blocks
 from lightning_predict.distributed.recomputation import recomputed_part, recomputed_products, with_recomputation
 from lightning_predict.distributed.strategy import DataStrategy, Recompute, Strategy
-from lightning_predict.distributed.tensor_parallel import Block, Cut, SplitModel, block_of, cut_work
+from lightning_predict.distributed.tensor_parallel import Block, Cut, SplitModel, WorkCutter, block_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.choice import TimedWork
@@ -243,6 +243,7 @@ class Bounds:
         self._shared, self._row, self._interconnect = shared, row, interconnect
         self._factor = step.seconds / float(shared.seconds[row])
         self._known: dict[Strategy, _Least] = {}
+        self._cutters: dict[bool, WorkCutter] = {}
         self._hosts: dict[tuple[Recompute, bool], float] = {}
         self._kinds: tuple[dict[int, int], TimedWork, list[int | None]] | None = None
 
@@ -300,10 +301,12 @@ class Bounds:
         return self._hosts[key]
 
     def _least(self, strategy: Strategy) -> _Least:
-        trace, model = self._shared.trace, self._model(strategy)
+        trace, blocks = self._shared.trace, needs_blocks(strategy)
         counts, timed, owners = self._distinct()
+        if blocks not in self._cutters:
+            self._cutters[blocks] = WorkCutter(trace, timed, self._shared.split(blocks), self._shared.clock)
         cut = Cut(strategy.tensor, strategy.micro_batches or 1, 1 / strategy.tensor, sequence=strategy.sequence)
-        seconds = cut_work(trace, timed, model, self._shared.gpus, self._shared.models, cut).seconds[self._row]
+        seconds = self._cutters[blocks].cut(cut).seconds[self._row]
         inside, outside, update = 0.0, 0.0, 0.0
         forward: dict[int, list[tuple[str, float]]] = {}
         for item, phase, owner, own in zip(timed.items, timed.phases, owners, seconds.tolist(), strict=True):

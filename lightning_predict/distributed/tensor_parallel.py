@@ -32,7 +32,6 @@ from lightning_predict.distributed.experts import experts_module
 from lightning_predict.distributed.strategy import Float8
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.arrays import summed_by_owner
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on, problem_times
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind
@@ -441,9 +440,6 @@ def cut_work(
 ) -> TimedWork:
     """Return the work of one GPU on one micro-batch, and its update.
 
-    A part takes no longer than a larger one, whose kernel would do. What was measured, or corrected, is scaled by the
-    ratio of the part to the whole.
-
     Args:
         trace: The step of one GPU.
         timed: Its work with device seconds, rows in the order of `gpus`.
@@ -455,27 +451,102 @@ def cut_work(
     Raises:
         InvalidArgumentError: `cut.tensor` does not divide the heads.
     """
-    model.check(cut.tensor)
-    if cut.context > 1:
-        model.check_context(cut.context)
-    if cut.fp8 is not None:
-        for gpu in gpus:
-            compute_dtype_on("float8", gpu)
-    whole = _seconds(timed.items, [item.problems for item in timed.items], gpus, models)
-    least = whole
-    for degree in _degrees(model, cut.tensor):
-        smaller = replace(cut, tensor=degree)
-        parts = [_part_of(trace, item, model, smaller) for item in timed.items]
-        found = _seconds(timed.items, parts, gpus, models)
-        least = found if cut.fp8 is not None else np.minimum(least, found)
-    least = least * np.array([_factor(trace.operations[item.operations[0]], item, cut) for item in timed.items])
-    share = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)
-    return replace(
-        timed,
-        seconds=timed.seconds * share,
-        low_seconds=timed.low_seconds * share,
-        high_seconds=timed.high_seconds * share,
-    )
+    return WorkCutter(trace, timed, model, ProblemClock(gpus, models)).cut(cut)
+
+
+@final
+class ProblemClock:
+    """Times problems on GPUs, each once.
+
+    Args:
+        gpus: The GPUs.
+        models: Trained models; None uses rooflines instead.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], models: KernelModels | None) -> None:
+        self.gpus, self.models = gpus, models
+        self._known: dict[Problem, Array] = {}
+
+    @property
+    def timed(self) -> int:
+        """Count the problems that were timed."""
+        return len(self._known)
+
+    def seconds(self, parts: Sequence[Sequence[Problem]]) -> Array:
+        """Return the seconds of each part's problems together, (gpus, parts)."""
+        unknown = list(dict.fromkeys(problem for own in parts for problem in own if problem not in self._known))
+        if unknown:
+            found = problem_times(unknown, self.gpus, self.models).seconds
+            self._known.update(zip(unknown, found.T, strict=True))
+        zeros = np.zeros(len(self.gpus))
+        columns = [sum((self._known[problem] for problem in own), zeros) for own in parts]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(self.gpus), 0))
+
+
+@final
+class WorkCutter:
+    """Cuts a step's work in many ways; what is alike, as blocks are, is cut and timed once.
+
+    A part takes no longer than a larger one, whose kernel would do. What was measured, or corrected, is scaled by the
+    ratio of the part to the whole.
+
+    Args:
+        trace: The step of one GPU.
+        timed: Its work with device seconds, rows in the order of the clock's GPUs.
+        model: The model of the trace.
+        clock: Times the parts.
+    """
+
+    def __init__(self, trace: Trace, timed: TimedWork, model: SplitModel, clock: ProblemClock) -> None:
+        self._trace, self._timed, self._model, self._clock = trace, timed, model, clock
+        kinds: dict[Block | None, int] = {None: 0}
+        first: dict[tuple[object, ...], int] = {}
+        self._first: list[WorkItem] = []
+        self._alike = np.zeros(len(timed.items), dtype=np.intp)
+        for index, item in enumerate(timed.items):
+            operation = trace.operations[item.operations[0]]
+            block = model.block(operation.module)
+            kind = kinds.setdefault(None if block is None else replace(block, name=""), len(kinds))
+            tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*operation.inputs, *operation.outputs))
+            is_expert = experts_module(operation.module) is not None
+            key = (item.problems, operation.phase, kind, is_expert, tensors)
+            if key not in first:
+                first[key] = len(first)
+                self._first.append(item)
+            self._alike[index] = first[key]
+
+    def cut(self, cut: Cut) -> TimedWork:
+        """Return the work of one GPU on one micro-batch, and its update.
+
+        Args:
+            cut: The parts.
+
+        Raises:
+            InvalidArgumentError: `cut.tensor` does not divide the heads.
+        """
+        model, operations = self._model, self._trace.operations
+        model.check(cut.tensor)
+        if cut.context > 1:
+            model.check_context(cut.context)
+        if cut.fp8 is not None:
+            for gpu in self._clock.gpus:
+                compute_dtype_on("float8", gpu)
+        whole = self._clock.seconds([item.problems for item in self._first])
+        least = whole
+        for degree in _degrees(model, cut.tensor):
+            smaller = replace(cut, tensor=degree)
+            found = self._clock.seconds([_part_of(self._trace, item, model, smaller) for item in self._first])
+            least = found if cut.fp8 is not None else np.minimum(least, found)
+        least = least * np.array([_factor(operations[item.operations[0]], item, cut) for item in self._first])
+        each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)
+        share = each[:, self._alike]
+        timed = self._timed
+        return replace(
+            timed,
+            seconds=timed.seconds * share,
+            low_seconds=timed.low_seconds * share,
+            high_seconds=timed.high_seconds * share,
+        )
 
 
 def _factor(operation: Operation, item: WorkItem, cut: Cut) -> float:
@@ -511,17 +582,6 @@ def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
     """List degrees up to this one that are possible, too."""
     heads = math.gcd(*(size for block in model.blocks for size in (block.heads, block.kv_heads)))
     return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
-
-
-def _seconds(
-    items: Sequence[WorkItem], parts: Sequence[tuple[Problem, ...]], gpus: Sequence[Gpu], models: KernelModels | None
-) -> Array:
-    """Return predicted seconds of each item's problems, (gpus, items)."""
-    problems = [problem for own in parts for problem in own]
-    if not problems:
-        return np.zeros((len(gpus), len(items)))
-    owner = np.array([index for index, own in enumerate(parts) for _ in own], dtype=np.intp)
-    return summed_by_owner(problem_times(problems, gpus, models).seconds, owner, len(items))
 
 
 def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut) -> tuple[Problem, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,12 @@ from benchmarks.accuracy.large_runs import (
     read_megatron_cases,
     read_mpt_cases,
 )
-from benchmarks.accuracy.workloads.large_language_models import MegatronConfig, megatron_trace, mpt_trace
+from benchmarks.accuracy.workloads.large_language_models import (
+    MegatronConfig,
+    megatron_trace,
+    mpt_trace,
+    with_fused_update,
+)
 from lightning_predict.distributed.gradients import trained_elements
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
@@ -91,3 +97,10 @@ def test_the_models_are_as_large_as_their_names_say() -> None:
     again = megatron_trace(MegatronConfig(2, 64, 4, context=32, vocabulary=128), batch=2)
     plain = megatron_trace(MegatronConfig(2, 64, 4, context=32, vocabulary=128), batch=2, recompute=False)
     assert len(again.operations) > len(plain.operations)
+
+
+def test_a_pause_of_the_machine_that_records_is_no_work_of_the_model() -> None:
+    plain = megatron_trace(MegatronConfig(1, 64, 4, context=32, vocabulary=128), batch=2, recompute=False)
+    paused = replace(plain.operations[0], python_seconds=0.03)
+    again = with_fused_update(replace(plain, operations=(paused, *plain.operations[1:])))
+    assert sum(operation.python_seconds for operation in again.operations) == 0

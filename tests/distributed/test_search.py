@@ -84,6 +84,20 @@ def test_what_fits_nowhere_is_refused_in_words() -> None:
         best_strategies(shared, layout, step, 0, memory, usable_bytes=0.1 * GIBIBYTE, wanted=3)
 
 
+def test_blocks_that_are_alike_are_timed_once() -> None:
+    # All blocks do the same; only the update goes by their number.
+    layout = Layout(A100, 2)
+    counts = []
+    for blocks in (2, 8):
+        shared, step = prepared(blocks)
+        for strategy in (Strategy(tensor=2), Strategy(tensor=2, sequence=True), Strategy(tensor=2, recompute="full")):
+            shared.on(layout, step, 0, strategy)
+        counts.append(shared.clock.timed)
+    assert counts[0] == counts[1]
+    # Forward four problems, backward four: whole, in halves, and half of the norms under sequence parallelism.
+    assert counts[0] <= 3 * 8 + 2
+
+
 def test_a_model_without_blocks_is_shared_whole() -> None:
     shared, step = prepared(2)
     nameless = replace(shared.trace, operations=tuple(replace(each, module=None) for each in shared.trace.operations))

@@ -248,7 +248,12 @@ def with_fused_update(trace: Trace) -> Trace:
     Gradients are copied to float32, their norm is taken, Adam updates the copies in one kernel, and these are copied
     to the parameters.
     """
-    passes = [operation for operation in trace.operations if operation.phase in ("forward", "backward")]
+    # A pause of the machine that records is no Python work of these models, which would be done for every micro-batch.
+    passes = [
+        replace(operation, python_seconds=0.0)
+        for operation in trace.operations
+        if operation.phase in ("forward", "backward")
+    ]
     elements = sum(math.prod(parameter.shape) for parameter in trace.parameters)
     half = TensorInfo((elements,), trace.parameters[0].dtype)
     single = TensorInfo((elements,), "float32")
