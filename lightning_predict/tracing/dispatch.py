@@ -20,14 +20,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 import torch
 
 from lightning_predict.tracing.autocast import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
-from lightning_predict.tracing.modes import Call, OperationMode, WholeCallMode, leave_modes, schema_of
+from lightning_predict.tracing.modes import Call, OperationMode, Schema, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.signatures import (
@@ -72,9 +72,6 @@ _NAMES_SHOWN: Final = 5
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
-_MARKERS: Final = "profiler::"
-"""Operators that only mark a range for profilers."""
-
 
 @final
 @dataclass(slots=True)
@@ -112,6 +109,7 @@ class DispatchRecorder:
 
     Attributes:
         operations: What ran, in order.
+        pauses: Times what the step does between operations.
         optimizers: Watches the optimizers.
         modules: Watches the modules.
         leaves: Tensors that are leaves with gradients and were read: the parameters, where no module is known.
@@ -128,7 +126,7 @@ class DispatchRecorder:
         self._rules = PhaseRules()
         self.optimizers = OptimizerWatch(self._rules.step_ended)
         self._numbers = StorageNumbers()
-        self._pauses = Pauses()
+        self.pauses = Pauses()
         self._casts = AutocastOnMeta(self._saw_copy, self._numbers.number)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._parts: _Parts | None = None
@@ -149,12 +147,12 @@ class DispatchRecorder:
         self._modes = (OperationMode(self), WholeCallMode(self))
         self._modes[0].__enter__()  # type: ignore[no-untyped-call]
         self._modes[1].__enter__()  # type: ignore[no-untyped-call]
-        self._pauses.open()
+        self.pauses.open()
 
     def stop(self) -> None:
         """Stop recording and leave nothing behind; stopping twice is harmless."""
         with ExitStack() as parts:  # each stops, whatever the others raise
-            parts.callback(self._pauses.close, after=len(self.operations))
+            parts.callback(self.pauses.close, after=len(self.operations))
             parts.callback(self._take_failures)
             parts.callback(self.modules.close)
             parts.callback(self.optimizers.close)
@@ -188,21 +186,25 @@ class DispatchRecorder:
                 "are not known."
             )
 
-    def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(
+        self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give the arguments that an operation is to run with: others under autocast on the meta device only."""
-        if self._parts is not None or not (self._casts.has_cast or self._casts.dtype):
+        casts = self._casts
+        if self._parts is not None or not (casts.has_cast or casts.dtype):
             return args, kwargs
         in_backward = _graph_task() != _OUTSIDE and not torch.is_grad_enabled()
         if self.failure is not None or (self.optimizers.inside and not in_backward):
             return args, kwargs
         with torch._C.DisableTorchFunction():
-            return self._casts.cast(schema_of(func).name, args, kwargs, in_backward=in_backward)
+            return casts.cast(schema.name, args, kwargs, in_backward=in_backward)
 
-    def note_autocast(self) -> None:
+    def note_autocast(self) -> bool:
         """Look whether autocast is on: below autograd nobody can tell."""
         dtype = self._casts.dtype = autocast_dtype()
         if dtype is not None and self.autocast_dtype is None:
             self.autocast_dtype = dtype_name(dtype)
+        return dtype is not None
 
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -213,46 +215,32 @@ class DispatchRecorder:
         return self._casts.cast_call(func, args, kwargs)
 
     def _saw_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
-        self.saw_operation(torch.ops.aten._to_copy.default, (source,), {"dtype": copy.dtype}, copy)
+        self.saw_operation(schema_of(torch.ops.aten._to_copy.default), (source,), {"dtype": copy.dtype}, copy)
 
     def fails(self, error: Exception) -> None:
         """Record no more."""
         self.failure = self.failure or error
 
-    def operation_begins(self) -> None:
-        """Note that an operation begins, and with it ends what the step did outside of any."""
-        try:
-            self._pauses.ends(before=len(self.operations))
-        except Exception as error:
-            self.fails(error)
-
-    def operation_ends(self) -> None:
-        """Note that an operation has run and is recorded."""
-        try:
-            self._pauses.begins()
-        except Exception as error:
-            self.fails(error)
-
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
         """Return what ran, with the time that the step spent outside of operations."""
-        return self._pauses.placed(self.operations)
+        return self.pauses.placed(self.operations)
 
-    def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note that an operation has run."""
         if self.failure is not None:
             return
         try:
             # Attributes of tensors are function calls, too: the step's function modes must not see ours.
             with _NoFunctionModes():
-                self._record(func, args, kwargs, output)
+                self._record(schema, args, kwargs, output)
         except Exception as error:
             self.fails(error)
 
-    def passed_over(self, func: Any) -> None:
+    def passed_over(self, schema: Schema) -> None:
         """Note that an operation has run that cannot be shown."""
         if self.failure is None:
-            self._guarded(lambda: self._pass_over(schema_of(func).name))
+            self._guarded(self._pass_over, schema.name)
 
     def _pass_over(self, name: str) -> None:
         self._passed_over[name] += 1
@@ -290,8 +278,7 @@ class DispatchRecorder:
         except Exception as error:
             self.fails(error)
 
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        schema = schema_of(func)
+    def _record(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._parts is not None:
             self._parts.ran = True
             if self._parts.compute_dtype is None and computes(schema.name):
@@ -299,15 +286,17 @@ class DispatchRecorder:
             return
         in_backward = _graph_task() != _OUTSIDE
         number = self._node_number() if in_backward else None
-        if schema.name.startswith(_MARKERS) or self._is_part_of_backward(number):
+        if schema.marks or (number is not None and self._is_part_of_backward(number)):
             return
-        values = [*args, *schema.defaults[len(args) :]]
-        for word, value in kwargs.items():
-            if word in schema.words:
-                values[schema.words.index(word)] = value
+        words, values = schema.words, args
+        if kwargs or not words:  # by name, or of an operator that names none
+            values = (*args, *schema.defaults[len(args) :])
+            given = zip(words or map(str, range(len(values))), values, strict=True)
+            named = {word: kwargs.get(word, value) for word, value in given}
+            words, values = tuple(named), tuple(named.values())
         tensors: list[torch.Tensor] = []
         arguments: dict[str, Any] = {}
-        for word, value in zip(schema.words or map(str, range(len(values))), values, strict=True):
+        for word, value in zip(words, values, strict=False):
             kind = type(value)
             if kind in _TENSORS:
                 tensors.append(value)
@@ -318,8 +307,10 @@ class DispatchRecorder:
             else:
                 found = list(tensors_in(value))
                 tensors.extend(found)
-                if not found and not isinstance(value, torch.Generator):
+                if not found and kind is not torch.Generator:  # asking for its instances runs Python
                     arguments[word] = json_value(value)
+        if len(values) < len(words):
+            arguments.update(schema.left_out[len(values)])
         outputs = [output] if type(output) in _TENSORS else list(tensors_in(output))
         images = IMAGES_AT.get(schema.name)
         if images is not None and is_channels_last(values[images].shape, values[images].stride()):
@@ -363,12 +354,12 @@ class DispatchRecorder:
         *,
         in_backward: bool,
     ) -> Operation | None:
-        describe = self._numbers.describe
-        inputs, written = tuple(map(describe, tensors)), tuple(map(describe, outputs))
-        if None in inputs or None in written:
+        inputs, written = self._described(tensors), self._described(outputs)
+        if inputs is None or written is None:
             self._pass_over(name)
             return None
         grad_enabled = torch.is_grad_enabled()
+        in_module = self.modules.inside
         needs_grad = False
         for tensor in tensors:
             if tensor.requires_grad:
@@ -381,19 +372,29 @@ class DispatchRecorder:
             in_backward=in_backward,
             builds_graph=grad_enabled and needs_grad,
             grad_enabled=grad_enabled,
-            in_module=self.modules.inside,
+            in_module=in_module,
             between_devices=name in _COPIES and len({tensor.device.type for tensor in (*tensors, *outputs)}) > 1,
         )
         operation = Operation(
             name=name,
             phase=phase,
-            inputs=cast("tuple[TensorInfo, ...]", inputs),  # none is None
-            outputs=cast("tuple[TensorInfo, ...]", written),
+            inputs=inputs,
+            outputs=written,
             arguments=arguments,
-            module=self._module(number, grad_enabled=grad_enabled),
+            module=self._module(number, in_module=in_module, grad_enabled=grad_enabled),
         )
         self.operations.append(operation)
         return operation
+
+    def _described(self, tensors: list[torch.Tensor]) -> tuple[TensorInfo, ...] | None:
+        """Describe tensors; None if one cannot be described."""
+        described = []
+        for tensor in tensors:
+            one = self._numbers.describe(tensor)
+            if one is None:
+                return None
+            described.append(one)
+        return tuple(described)
 
     def _node_number(self) -> int | None:
         """Read the sequence number of the autograd node that runs; None if it is not known."""
@@ -410,10 +411,10 @@ class DispatchRecorder:
             self._identified[graph] += 1
         return number
 
-    def _module(self, number: int | None, *, grad_enabled: bool) -> str | None:
+    def _module(self, number: int | None, *, in_module: bool, grad_enabled: bool) -> str | None:
         """Return the name of the module being called, or of the one whose backward pass this is."""
-        if self.modules.inside or number is None:
-            name = self.modules.name
+        if in_module or number is None:
+            name = self.modules.name if in_module else None
         else:
             index = bisect_right(self._counters, number)
             is_known = number != _ACCUMULATES and index < len(self._counters)
@@ -435,13 +436,13 @@ class DispatchRecorder:
                     return replace(first, inputs=own.inputs) if _are_alike(own, first) else first
         return first
 
-    def _is_part_of_backward(self, number: int | None) -> bool:
+    def _is_part_of_backward(self, number: int) -> bool:
         """Tell whether it is part of a whole call's backward pass, recorded when its first part is met.
 
         Autograd runs the nodes of one call one after another, because it takes the highest number first; only the
         nodes that add to `.grad` may come between.
         """
-        if number is None or number == _ACCUMULATES:
+        if number == _ACCUMULATES:
             return False
         if torch.is_grad_enabled():  # a forward that checkpointing recomputes, or a backward of the backward
             return False

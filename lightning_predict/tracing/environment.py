@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import platform
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from torch import nn
 
 from lightning_predict.tracing.tensors import dtype_name
 from lightning_predict.tracing.trace import Flags, Memory, Parameter
+
+_HOLD_NOTHING: Final = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter})
+_DICTIONARIES: Final = frozenset({dict, OrderedDict})
+"""Most members of a module are of these types, so that looking at them is what finding compiled code would take."""
 
 _LIBRARIES: Final = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins", "numpy"})
 """Packages whose own functions are not searched for compiled ones."""
@@ -211,7 +216,11 @@ def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | Fu
         if isinstance(item, FunctionType):
             pending += [] if _is_library(item.__module__) else _named_in(item)
             continue
-        pending += [*item.children(), *vars(item).values()]
+        pending += [
+            one
+            for one in vars(item).values()
+            if type(one) not in _HOLD_NOTHING and (type(one) not in _DICTIONARIES or one)
+        ]
         for kind in type(item).__mro__:
             if id(kind) not in seen and not _is_library(kind.__module__):
                 seen.add(id(kind))

@@ -21,6 +21,7 @@ from lightning_predict.tracing.tensors import is_dense
 
 _FORWARD: Final = frozenset({"aten::convolution", "aten::_convolution"})
 _BACKWARD: Final = "aten::convolution_backward"
+CONVOLUTIONS: Final = _FORWARD | {_BACKWARD}
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions."""

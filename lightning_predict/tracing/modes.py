@@ -25,9 +25,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_predict.tracing.memory_format import as_on_cuda
+from lightning_predict.tracing.memory_format import CONVOLUTIONS, as_on_cuda
+from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
-from lightning_predict.tracing.tensors import is_dense, runs_python, tensors_in
+from lightning_predict.tracing.tensors import is_dense, json_value, runs_python, tensors_in
+from lightning_predict.tracing.trace import Operation
 
 Call = Callable[..., Any]
 
@@ -44,24 +46,37 @@ _HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
 _RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
 
-class Recorder(Protocol):
-    """The recorder that the modes report to."""
+_SHOWN_INSIDE: Final = _RUN_AUTOGRAD | {_HOLDS_ATTENTION}
 
-    def saw_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+
+class Recorder(Protocol):
+    """The recorder that the modes report to.
+
+    Attributes:
+        operations: What was recorded.
+        pauses: Is told when an operation begins, and when it has run and is recorded.
+    """
+
+    operations: list[Operation]
+    pauses: Pauses
+
+    def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note that an operation has run. Must not raise."""
 
-    def cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(
+        self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give the arguments that an operation is to run with: others under autocast on the meta device only."""
 
-    def note_autocast(self) -> None:
-        """Look whether autocast is on: below autograd nobody can tell. Must not raise."""
+    def note_autocast(self) -> bool:
+        """Look whether autocast is on: below autograd nobody can tell."""
 
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Give the arguments that a function is to run with: others under autocast on the meta device only."""
 
-    def passed_over(self, func: Any) -> None:
+    def passed_over(self, schema: Schema) -> None:
         """Note that an operation has run that cannot be shown. Must not raise."""
 
     def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -69,12 +84,6 @@ class Recorder(Protocol):
 
     def fails(self, error: Exception) -> None:
         """Record no more, since something of ours has failed. Must not raise."""
-
-    def operation_begins(self) -> None:
-        """Note that the host has an operation to run. Must not raise."""
-
-    def operation_ends(self) -> None:
-        """Note that the operation has run and was shown. Must not raise."""
 
 
 @final
@@ -88,6 +97,9 @@ class Schema:
         defaults: Their defaults; None if there is none.
         decomposes: It only calls others, and torch would take it apart if a tensor with autograd came in.
         asks: It asks for a device or a layout, and computes nothing.
+        marks: It only marks a range for profilers.
+        is_convolution: Its memory format is another one on the meta device (`memory_format.py`).
+        left_out: For each number of positional arguments, the defaults of those after them, as JSON values.
     """
 
     name: str
@@ -95,7 +107,13 @@ class Schema:
     defaults: tuple[Any, ...]
     decomposes: bool
     asks: bool = False
+    marks: bool = False
+    is_convolution: bool = False
+    left_out: tuple[Mapping[str, Any], ...] = ()
 
+
+_MARKERS: Final = "profiler::"
+"""Operators that only mark a range for profilers."""
 
 _SCHEMAS: dict[int, tuple[Any, Schema]] = {}
 """By the operator's address, as its own hash is computed in Python; the operator is kept, and with it the address."""
@@ -116,13 +134,19 @@ def _read_schema(operator: Any) -> Schema:
         return Schema(operator._schema.name, (), (), decomposes=False, asks=True)
     schema = operator._schema
     name = operator.name()
+    words = tuple(argument.name for argument in schema.arguments)
+    defaults = tuple(argument.default_value if argument.has_default_value() else None for argument in schema.arguments)
+    named = {word: json_value(value) for word, value in zip(words, defaults, strict=True) if value is not None}
     return Schema(
         name=schema.name,
-        words=tuple(argument.name for argument in schema.arguments),
-        defaults=tuple(
-            argument.default_value if argument.has_default_value() else None for argument in schema.arguments
-        ),
+        words=words,
+        defaults=defaults,
         decomposes=_has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU"),
+        marks=schema.name.startswith(_MARKERS),
+        is_convolution=schema.name in CONVOLUTIONS,
+        left_out=tuple(
+            {word: named[word] for word in words[given:] if word in named} for given in range(len(words) + 1)
+        ),
     )
 
 
@@ -144,10 +168,14 @@ class _Way(Enum):
     PASSED_OVER = auto()
 
 
-def _way(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Way:
-    schema = schema_of(func)
+# A member costs a descriptor's call each time that it is asked for by name, and these are for each operation.
+_RECORDED: Final = _Way.RECORDED
+_RUN: Final = _Way.RUN
+
+
+def _way(schema: Schema, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Way:
     if schema.asks:
-        return _Way.RUN
+        return _RUN
     for kind in types:
         if runs_python(kind):
             # A mode of somebody else's expects the operation as it is.
@@ -155,7 +183,7 @@ def _way(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if schema.decomposes and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
         # Inference mode skips autograd, and with it the place where composites are taken apart.
         return _Way.DECOMPOSED
-    return _Way.RECORDED
+    return _RECORDED
 
 
 @final
@@ -183,32 +211,39 @@ class OperationMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
-        recorder.operation_begins()  # what the step did in between is timed
         try:
             try:
-                way = _way(func, types, args, kwargs)
-                if way is _Way.RECORDED:
-                    args, kwargs = recorder.cast(func, args, kwargs)
+                recorder.pauses.ends(before=len(recorder.operations))  # what the step did in between is timed
+                schema = schema_of(func)
+                way = _way(schema, types, args, kwargs)
+                if way is _RECORDED:
+                    args, kwargs = recorder.cast(schema, args, kwargs)
             except Exception as error:  # ours, so the step must not see it
                 recorder.fails(error)
-                way = _Way.RUN
+                way = _RUN
+            if way is _RECORDED:
+                output = func(*args, **kwargs)
+                if schema.is_convolution:
+                    try:
+                        output = as_on_cuda(schema.name, args, output)
+                    except Exception as error:
+                        recorder.fails(error)
+                recorder.saw_operation(schema, args, kwargs, output)
+                return output
             if way is _Way.LEFT:
                 return NotImplemented
             if way is _Way.DECOMPOSED:
                 with self:
                     return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
             output = func(*args, **kwargs)
-            if way is _Way.RECORDED:
-                try:
-                    output = as_on_cuda(schema_of(func).name, args, output)
-                except Exception as error:
-                    recorder.fails(error)
-                recorder.saw_operation(func, args, kwargs, output)
-            elif way is _Way.PASSED_OVER:
-                recorder.passed_over(func)
+            if way is _Way.PASSED_OVER:
+                recorder.passed_over(schema)
             return output
         finally:
-            recorder.operation_ends()
+            try:
+                recorder.pauses.begins()
+            except Exception as error:
+                recorder.fails(error)
 
 
 @final
@@ -224,13 +259,16 @@ class WholeCallMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            self._recorder.note_autocast()
+            has_autocast = self._recorder.note_autocast()
             name = _WHOLE_CALLS.get(func)
+            is_plain = name is None and not has_autocast and func not in _SHOWN_INSIDE
             is_whole = name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values()))))
-            cast = None if is_whole else self._recorder.cast_call(func, args, kwargs)
+            cast = None if is_whole or is_plain else self._recorder.cast_call(func, args, kwargs)
         except Exception as error:  # ours, so the step must not see it
             self._recorder.fails(error)
             return self._run(func, args, kwargs)
+        if is_plain:
+            return func(*args, **kwargs)
         if name is not None and cast is None:
             return self._recorder.run_whole(name, func, args, kwargs)
         assert cast is not None

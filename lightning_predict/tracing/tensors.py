@@ -17,7 +17,6 @@ from typing import Any, Final, final
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from lightning_predict.tracing.trace import TensorInfo
@@ -34,6 +33,15 @@ _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @final
+class _WeakReferences(list[int]):
+    """Weak references to storages. torch's `StorageWeakRef` runs Python for each of them when it goes."""
+
+    def __del__(self) -> None:
+        for reference in self:
+            torch.UntypedStorage._free_weak_ref(reference)
+
+
+@final
 class StorageNumbers:
     """Numbers storages in the order in which they are met; views of one storage share its number.
 
@@ -41,14 +49,22 @@ class StorageNumbers:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._numbers: dict[int, int] = {}
+        self._references = _WeakReferences()
+        self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
         """Describe a tensor, with what it stores where it is sparse; None if its sizes are no plain numbers."""
-        if type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested:
-            shape = tensor.shape
-            if torch.SymInt not in map(type, shape):
-                return TensorInfo(tuple(shape), dtype_name(tensor.dtype), self.number(tensor), tensor.device.type)
+        is_plain = type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
+        if is_plain and not tensor._has_symbolic_sizes_strides:
+            number, shape, dtype = self.number(tensor), tuple(tensor.shape), tensor.dtype
+            if number is None:
+                return TensorInfo(shape, dtype_name(dtype), None, tensor.device.type)
+            key = (number, shape, dtype)  # a step meets most storages several times in the same way
+            known = self._described.get(key)
+            if known is None:
+                known = self._described[key] = TensorInfo(shape, dtype_name(dtype), number, tensor.device.type)
+            return known
         if tensor.is_nested or is_lazy(tensor):
             return None
         sizes = tuple(map(whole_number, tensor.shape))
@@ -69,11 +85,12 @@ class StorageNumbers:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none
             return None
-        known = self._numbers.get(storage._cdata)
-        if known is not None:
-            return known[0]
-        number = len(self._numbers)
-        self._numbers[storage._cdata] = (number, StorageWeakRef(storage))
+        address = storage._cdata
+        number = self._numbers.get(address)
+        if number is None:
+            number = self._numbers[address] = len(self._numbers)
+            reference: Any = storage._weak_ref()  # an address; torch types it as a storage
+            self._references.append(reference)
         return number
 
 

@@ -53,8 +53,6 @@ ENTRANCES: Final = (
     "tracing/modes.py WholeCallMode._run_autograd",
     "tracing/modes.py WholeCallMode._shown_inside",
     "tracing/modes.py WholeCallMode._shown_inside.<locals>.shown",
-    "tracing/dispatch.py DispatchRecorder.operation_begins",
-    "tracing/dispatch.py DispatchRecorder.operation_ends",
     "tracing/dispatch.py DispatchRecorder.saw_operation",
     "tracing/session.py CaptureSession._quietly",
 )
