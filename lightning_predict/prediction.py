@@ -24,7 +24,6 @@ from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
-from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes
@@ -172,7 +171,7 @@ def predict_workload(
             step = replace(step, measured_seconds=measured_seconds(trace), unmeasured_seconds=unmeasured)
         run = _run_on(layout, step, check, workload, trace, assumptions)
         correction = learnt[targets.index(layout.gpu)]
-        run = (run if correction is None else correction.run_of(run)).cut_off(workload.time_limit_seconds)
+        run = (run if correction is None else run.scaled(correction.run)).cut_off(workload.time_limit_seconds)
         price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
         reported = trace.gpu_memory_bytes if layout.gpu == origin else None
         need = memory_need(layout, _memory_bytes(memory, layout, sharing), reported_bytes=reported)
@@ -250,13 +249,12 @@ def _on_layouts(
 ) -> list[Iteration]:
     """Predict one kind of step on each layout, corrected by earlier runs, and as measured on the layout in use."""
     steps = [
-        step if correction is None else correction.step_of(step)
+        step if correction is None else step.scaled(correction.step, note=correction.note(step.gpu))
         for step, correction in zip(single.steps, learnt, strict=True)
     ]
     shared = shared_steps(single, steps, layouts, sharing, setting)
-    seconds = single.recorded.step_seconds
     return [
-        _as_measured(step, seconds) if layout == in_use and layout.count > 1 and seconds else step
+        step.as_measured(single.recorded.step_seconds) if layout == in_use and layout.count > 1 else step
         for step, layout in zip(shared, layouts, strict=True)
     ]
 
@@ -275,7 +273,3 @@ def _notes(singles: Iterable[SingleSteps]) -> tuple[str, ...]:
         kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)
         notes |= dict.fromkeys((*kind.notes, *code_path_notes(kind), *untranslated, *memory_notes(kind)))
     return tuple(notes)
-
-
-def _as_measured(step: Iteration, seconds: Sequence[float]) -> Iteration:
-    return replace(step, interval=Interval(min(seconds), statistics.median(seconds), max(seconds)))

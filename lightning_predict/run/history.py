@@ -16,7 +16,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Final, final
 
@@ -25,7 +25,6 @@ import platformdirs
 from lightning_predict.checked import File, parse_json
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.run.batch_size import line_through
-from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Trace
 
@@ -96,27 +95,6 @@ class Correction:
         sizes = ", ".join(map(str, self.batch_sizes))
         where = f"on {gpu}" + (f" with batches of {sizes} samples, by a line through their times" if sizes else "")
         return f"The {what} is corrected by a factor of {factor:.2f}, learnt from {runs} of this model {where}."
-
-    def step_of(self, step: Iteration) -> Iteration:
-        """Return the step with all of its times corrected."""
-        return replace(
-            step,
-            interval=step.interval.scaled(self.step),
-            device_seconds=step.device_seconds * self.step,
-            host_seconds=step.host_seconds * self.step,
-            forward_seconds=step.forward_seconds * self.step,
-            optimizer_seconds=step.optimizer_seconds * self.step,
-            notes=(*step.notes, self.note(step.gpu)),
-        )
-
-    def run_of(self, run: Run) -> Run:
-        """Return the run with its time corrected."""
-        return replace(
-            run,
-            training_seconds=_times(run.training_seconds, self.run),
-            validation_seconds=_times(run.validation_seconds, self.run),
-            total=None if run.total is None else run.total.scaled(self.run),
-        )
 
 
 def fingerprint_of(trace: Trace) -> str:
@@ -283,7 +261,3 @@ def _record(line: str, name: str) -> HistoryRecord:
 def _last_byte(descriptor: int, size: int) -> bytes:
     os.lseek(descriptor, size - 1, os.SEEK_SET)
     return os.read(descriptor, 1)
-
-
-def _times(seconds: float | None, factor: float) -> float | None:
-    return None if seconds is None else seconds * factor

@@ -173,6 +173,19 @@ class Run:
         """Seconds of all together, as predicted; None if unknown."""
         return None if self.total is None else self.total.middle
 
+    def scaled(self, factor: float) -> Run:
+        """Multiply the time of training, of validation and of all together by a factor.
+
+        Args:
+            factor: Measured time over the predicted one.
+        """
+        training, validation = (
+            None if seconds is None else seconds * factor
+            for seconds in (self.training_seconds, self.validation_seconds)
+        )
+        total = None if self.total is None else self.total.scaled(factor)
+        return replace(self, training_seconds=training, validation_seconds=validation, total=total)
+
     def cut_off(self, time_limit_seconds: float | None) -> Run:
         """End the run at a time limit of the Trainer; without a known end of its own it lasts until then.
 

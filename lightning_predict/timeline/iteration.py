@@ -95,6 +95,33 @@ class Iteration:
         """Name the queue that ends last: a faster GPU does not help a step that is bound by the host."""
         return "host" if self.host_seconds > self.device_seconds else "device"
 
+    def scaled(self, factor: float, *, note: str) -> Iteration:
+        """Multiply all of its times by a factor.
+
+        Args:
+            factor: Measured time over the predicted one.
+            note: The correction in words for the user.
+        """
+        return replace(
+            self,
+            interval=self.interval.scaled(factor),
+            device_seconds=self.device_seconds * factor,
+            host_seconds=self.host_seconds * factor,
+            forward_seconds=self.forward_seconds * factor,
+            optimizer_seconds=self.optimizer_seconds * factor,
+            notes=(*self.notes, note),
+        )
+
+    def as_measured(self, step_seconds: Sequence[float]) -> Iteration:
+        """Take the steps that were timed on this very machine for the prediction; without any it stays as it is.
+
+        Args:
+            step_seconds: Seconds of each step that was timed.
+        """
+        if not step_seconds:
+            return self
+        return replace(self, interval=Interval(min(step_seconds), statistics.median(step_seconds), max(step_seconds)))
+
 
 FAMILY_CORRELATION: Final = 0.25
 """Correlation between the errors of two families of operations on one GPU: all were timed alone and in short bursts, so
@@ -152,14 +179,13 @@ def iterations(
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
     unknown = unknown_operation_notes(timed.items, timed.seconds, _unmeasured(timed))
-    return tuple(
+    steps = (
         _iteration(
             timed,
             row,
             middle,
             Interval(float(low[row]), float(middle.seconds[row]), float(high[row])),
             by_phase=by_phase,
-            measured=trace.step_seconds if target == origin else (),
             gpu=target.name,
             verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
@@ -172,6 +198,10 @@ def iterations(
             ),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
+    )
+    return tuple(
+        step.as_measured(trace.step_seconds) if target == origin else step
+        for target, step in zip(gpus, steps, strict=True)
     )
 
 
@@ -250,13 +280,10 @@ def _iteration(
     interval: Interval[float],
     *,
     by_phase: Mapping[Phase, Array],
-    measured: Sequence[float],
     gpu: str,
     verdict: Verdict,
     notes: tuple[str, ...],
 ) -> Iteration:
-    if measured:
-        interval = Interval(min(measured), statistics.median(measured), max(measured))
     total = float(timed.seconds[row].sum())
     shares = {name: float((share[row] * timed.seconds[row]).sum()) for name, share in timed.shares.items()}
     return Iteration(

@@ -139,7 +139,7 @@ def test_the_fingerprint_knows_shapes_dtypes_samples_and_the_optimizer_and_not_t
 def test_a_predicted_step_is_corrected_to_what_was_measured() -> None:
     correction = correction_for([RECORD], "f", STEP, is_measured=False)
     assert correction is not None
-    step = correction.step_of(STEP)
+    step = STEP.scaled(correction.step, note=correction.note(STEP.gpu))
     # 0.6 s were measured where 0.5 s are predicted.
     assert (step.seconds, step.low_seconds, step.high_seconds) == pytest.approx((0.6, 0.4 * 1.2, 0.75 * 1.2))
     assert step.notes == ("The step is corrected by a factor of 1.20, learnt from 1 earlier run of this model on T4.",)
