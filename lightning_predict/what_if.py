@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.cost.memory import MARGIN, step_memory, usable_bytes
@@ -189,11 +190,15 @@ def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line]) -> BatchS
 
 
 def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[Line, ...]:
-    """Fit the memory of the passes and of the update, each a straight line by itself; the larger counts."""
-    memory = {size: step_memory(trace) for size, trace in traces.items()}
-    moments = {size: one.moments_on(gpu) for size, one in memory.items() if one is not None}
-    if len(moments) < len(memory):
+    """Fit the memory of the passes and of the update, each a straight line by itself; the larger counts.
+
+    The allocator's remainders go up and down with the batch, so they are no part of the slope: the largest counts.
+    """
+    memory = {size: one for size, trace in traces.items() if (one := step_memory(trace)) is not None}
+    if len(memory) < len(traces):
         raise InvalidArgumentError(
             "The memory of a step is not known for every batch size; capture steps whose model the recorder sees."
         )
+    slack = max(one.slack_bytes for one in memory.values())
+    moments = {size: replace(one, slack_bytes=slack).moments_on(gpu) for size, one in memory.items()}
     return tuple(line_through({size: both[part] for size, both in moments.items()}) for part in (0, 1))

@@ -10,8 +10,9 @@ the backward pass reads. The workspaces of cuBLAS and the remainders of the allo
     >>> trace = Trace(device="cpu", recorder="dispatch", memory=Memory(parameter_bytes=1000, gradient_bytes=1000),
     ...               operations=(Operation(name="aten::relu", phase="forward", outputs=(hidden,)),
     ...                           Operation(name="aten::threshold_backward", phase="backward", inputs=(hidden,))))
-    >>> step_memory(trace).tensor_bytes  # 1000 + 1000 + 256 x 4
-    3024
+    >>> need = step_memory(trace)
+    >>> need.lasting_bytes, need.passing_bytes  # 1000 + 1000, and 256 x 4
+    (2000, 1024)
     >>> from lightning_predict.gpus import gpu
     >>> usable = usable_bytes(gpu("T4"))  # 16 GiB, less ECC, the driver and the CUDA context
     >>> round(usable / 2**30, 2)
@@ -159,11 +160,6 @@ class StepMemory:
     update_bytes: int = 0
     slack_bytes: int = 0
     cublas_handles: int = 0
-
-    @property
-    def tensor_bytes(self) -> int:
-        """All tensors at the fullest moment."""
-        return self.lasting_bytes + max(self.passing_bytes, self.update_bytes)
 
     def bytes_on(self, gpu: Gpu) -> int:
         """Sum all of it on one GPU.

@@ -3,9 +3,9 @@
 What a Trace is, without torch:
 
 * `trace.py`: `Trace`, the values inside it, and its file: versioned JSON; `anonymised` hides names.
-* `imports.py`: `import_trace`, for other tools' files, and `import_execution_trace`. `kineto.py`: `import_kineto`, for
-  profiles that `torch.profiler` exported: `events.py` nests their calls, `attribution.py` picks the operations among
-  them, `calls.py` reads tensors and arguments.
+* `imports.py`: `import_trace`, for other tools' files. `kineto.py` reads profiles that `torch.profiler` exported:
+  `events.py` nests their calls, `attribution.py` picks the operations among them, `calls.py` reads tensors and
+  arguments.
 * The rules that every recorder shares: `signatures.py` (names of arguments, and what is recorded whole), `phases.py`
   (forward, backward, optimizer, other).
 * `code_paths.py`: what the user should know of the way that a step ran (compiled, layouts, cuDNN's choice).

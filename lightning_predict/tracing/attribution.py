@@ -27,9 +27,6 @@ from lightning_predict.tracing.calls import operator_name
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, Thread
 from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, backward_name, recorded_name
 
-WRITTEN_FROM_TORCH: Final = "2.13"
-"""Release of torch whose registry the list was written from."""
-
 COMPOSITE_OPERATIONS: Final = frozenset(
     f"aten::{name}"
     for name in """
@@ -97,7 +94,7 @@ to_sparse_csc to_sparse_csr trace_backward trapezoid trapz triplet_margin_loss t
 unflatten unflatten_dense_tensors unsafe_chunk value_selecting_reduction_backward vander view_as vsplit vstack
 """.split()
 )
-"""Operations all of whose overloads are composite."""
+"""Operations all of whose overloads are composite, from the registry of torch 2.13."""
 
 PARTLY_COMPOSITE: Final[Mapping[str, frozenset[str]]] = {
     "aten::max": frozenset({"aten::maximum"}),

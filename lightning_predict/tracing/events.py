@@ -93,7 +93,6 @@ class DeviceWork:
     """A kernel, copy or fill; times in microseconds."""
 
     name: str
-    is_kernel: bool
     start: float
     duration: float
     details: Mapping[str, Any]
@@ -199,7 +198,7 @@ def _split(rows: Checked) -> tuple[list[Call], list[DeviceWork]]:
         name, start, duration, arguments = _fields(row)
         details = _details(row, arguments)
         if category in _DEVICE:
-            work.append(DeviceWork(name, category == "kernel", start, duration, details))
+            work.append(DeviceWork(name, start, duration, details))
             continue
         thread = _thread(row)
         is_annotation = category == "user_annotation" or "#" in name  # older files have one category for both

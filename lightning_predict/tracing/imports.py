@@ -1,9 +1,8 @@
 """Read other tools' files as Traces, told apart by what they hold. Pure Python.
 
 An execution trace (a file of `torch.profiler.ExecutionTraceObserver`) has every call with its tensors, but no times and
-no kernels. Its nodes are numbered in the order in which
-they begin, so the numbers stand in for times: the nodes become events of a profile, and `kineto.py`'s reader does the
-rest.
+no kernels. Its nodes are numbered in the order in which they begin, so the numbers stand in for times: the nodes become
+events of a profile, and `kineto.py`'s reader does the rest.
 """
 
 from __future__ import annotations
@@ -31,30 +30,13 @@ _USER_SCOPE: Final = 7
 _TENSOR: Final = re.compile(r"Tensor\(([^()]*)\)")
 
 
-def import_execution_trace(path: str | os.PathLike[str], *, step: int | None = None) -> Trace:
-    """Read one step of an execution trace. Operations have tensors and outputs, but neither kernels nor times.
-
-    Args:
-        path: A JSON file, gzip or plain.
-        step: Number of the `ProfilerStep#` to take; None takes the median one of those that did something, or the
-            whole file where none is marked.
-
-    Raises:
-        TraceVersionError: A file of another version of the format.
-        TraceFormatError: Not such a file, or it has no such step.
-        OSError: The file cannot be read.
-    """
-    source = os.fspath(path)
-    return trace_of_execution(read_json(source, strict=False), source, step=step)
-
-
 def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
-    """Do what `import_execution_trace` does with a file that was parsed already.
+    """Read one step of an execution trace. Operations have tensors and outputs, but neither kernels nor times.
 
     Args:
         parsed: The parsed JSON.
         source: Name of the file, for errors.
-        step: As in `import_execution_trace`.
+        step: As in `import_trace`.
 
     Raises:
         TraceVersionError: A file of another version of the format.
@@ -65,7 +47,7 @@ def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
     if not isinstance(schema, str):
         raise TraceFormatError(
             f"{source} is not an execution trace: its field 'schema' is {schema!r}. A file of torch.profiler's "
-            "export_chrome_trace is read by `import_kineto`."
+            "export_chrome_trace holds 'traceEvents'."
         )
     if not schema.startswith(_SCHEMA):
         raise TraceVersionError(

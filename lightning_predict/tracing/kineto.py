@@ -5,7 +5,7 @@ recurrent layers, attention and RMS normalisation with their backward passes (fo
 What a call launched, directly or through the calls inside it, are its kernels. What a file holds that no prediction
 can use is said in the trace's notes. Example::
 
-    trace = import_kineto("rank0.pt.trace.json.gz", step=5)
+    trace = import_trace("rank0.pt.trace.json.gz", step=5)  # which finds out what the file holds
     trace.gpu_reported_name          # 'NVIDIA A100-SXM4-40GB'
     trace.operations[7].kernels      # (Kernel(name='ampere_sgemm_128x64_tn', seconds=1.2e-05, ...),)
 """
@@ -13,7 +13,6 @@ can use is said in the trace's notes. Example::
 from __future__ import annotations
 
 import math
-import os
 import re
 import warnings
 from bisect import bisect_right
@@ -39,7 +38,7 @@ from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.reported_gpu import unknown_gpu_note, with_named_gpu
 from lightning_predict.tracing.signatures import backward_inputs
-from lightning_predict.tracing.trace import Flags, HostWait, Kernel, Operation, Phase, Trace, WaitCause, read_json
+from lightning_predict.tracing.trace import Flags, HostWait, Kernel, Operation, Phase, Trace, WaitCause
 from lightning_predict.units import microseconds_to_seconds, seconds_to_milliseconds
 
 _UPDATE: Final = "Optimizer.step#"
@@ -48,7 +47,7 @@ _SYNCHRONIZE: Final = re.compile(r"cu(da)?(Device|Stream|Event|Ctx)Synchronize")
 _SHORT_DTYPES: Final = frozenset({"float16", "bfloat16"})
 
 
-def import_kineto(path: str | os.PathLike[str], *, step: int | None = None, gpu: str | None = None) -> Trace:
+def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
     """Read one step of a profile that `torch.profiler` exported.
 
     What the file does not say stays unknown: tensor ids, outputs, samples, and the TF32 and cuDNN switches (left at
@@ -57,32 +56,14 @@ def import_kineto(path: str | os.PathLike[str], *, step: int | None = None, gpu:
     kernels are of no use.
 
     Args:
-        path: A JSON file, gzip or plain.
-        step: Number of the `ProfilerStep#` to take; None takes the median one of those that did something, or the
-            whole file where none is marked.
-        gpu: The GPU that it was recorded on, where the file does not name it or the catalogue does not know the name.
+        document: The parsed JSON.
+        source: Name of the file, for errors.
+        step: As in `import_trace`.
+        gpu: As in `import_trace`.
 
     Raises:
         TraceFormatError: Not such a file, it has no such step, or it was not recorded on an NVIDIA GPU.
         UnknownGpuError: `gpu` is not in the catalogue.
-        OSError: The file cannot be read.
-    """
-    source = os.fspath(path)
-    return trace_of_kineto(read_json(source, strict=False), source, step=step, gpu=gpu)
-
-
-def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
-    """Do what `import_kineto` does with a file that was parsed already.
-
-    Args:
-        document: The parsed JSON.
-        source: Name of the file, for errors.
-        step: As in `import_kineto`.
-        gpu: As in `import_kineto`.
-
-    Raises:
-        TraceFormatError: As in `import_kineto`.
-        UnknownGpuError: As in `import_kineto`.
     """
     profile = read_profile(document, source, step=step)
     _refuse_other_vendors(profile, source)

@@ -44,7 +44,8 @@ def refuse_second_profiler() -> None:
     if torch._C._autograd._profiler_enabled():
         raise CaptureError(
             "Another profiler is running, and two at once would both lose events. Stop it or let it finish before the "
-            "capture (in a Trainer: profiler=None), or import the file that it writes with `import_kineto`."
+            "capture (in a Trainer: profiler=None), or import the file that it writes with "
+            "`lightning_predict.import_trace`."
         )
 
 

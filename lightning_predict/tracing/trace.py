@@ -399,7 +399,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     if top.get("format") != FORMAT:
         raise TraceFormatError(
             f"{source} is not a trace of lightning-predict: its field 'format' is {top.get('format')!r}, expected "
-            f"{FORMAT!r}. A Kineto JSON file is read by `import_kineto`."
+            f"{FORMAT!r}. A profile of torch.profiler is read by `lightning_predict.import_trace`."
         )
     version = document.member("version").integer(minimum=1)
     if version != VERSION:

@@ -71,9 +71,9 @@ def test_a_recorded_step_has_at_least_the_flops_of_torchs_formulas(workload: Any
 
 @pytest.mark.parametrize("name", ["cpu_closure", "cpu_mixed", "cpu_mixed_bfloat16"])
 def test_a_kept_trace_has_at_least_the_flops_of_torchs_formulas(name: str) -> None:
-    from lightning_predict.tracing.kineto import import_kineto
+    from lightning_predict.tracing.imports import import_trace
 
-    assert _checked(import_kineto(f"tests/traces/{name}.json.gz")) > 0
+    assert _checked(import_trace(f"tests/traces/{name}.json.gz")) > 0
 
 
 def _checked(trace: Trace) -> int:

@@ -13,7 +13,7 @@ import lightning_predict as lp
 from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS, recorded_host
 from lightning_predict.timeline.simulation import Launching, launch_order, simulate
 from lightning_predict.tracing.attribution import CUDA_GRAPH
-from lightning_predict.tracing.kineto import import_kineto
+from lightning_predict.tracing.imports import import_trace
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4, T5
 from tests.timeline.test_simulation import microseconds, run, work
 
@@ -29,7 +29,7 @@ def test_the_file_says_that_it_is_synthetic() -> None:
 
 
 def test_the_kernels_of_a_graph_are_one_operation_with_one_launch() -> None:
-    trace = import_kineto(FILE)
+    trace = import_trace(FILE)
     copy, replay = trace.operations
     assert (copy.name, len(copy.kernels)) == ("aten::copy_", 1)
     assert (replay.name, len(replay.kernels)) == (CUDA_GRAPH, 40)
@@ -43,7 +43,7 @@ def test_the_kernels_of_a_graph_are_one_operation_with_one_launch() -> None:
 
 
 def test_the_launch_of_a_graph_takes_the_host_as_long_as_it_was_measured() -> None:
-    _, own = recorded_host(import_kineto(FILE)).overheads
+    _, own = recorded_host(import_trace(FILE)).overheads
     assert own is not None
     assert own.launch == pytest.approx(42e-6 - PROFILER_EVENT_SECONDS)
 
@@ -71,7 +71,7 @@ def test_two_graphs_in_one_operation_are_two_launches() -> None:
 
 
 def test_a_replay_is_predicted_without_the_cost_of_its_launches() -> None:
-    trace = import_kineto(FILE)
+    trace = import_trace(FILE)
     result = lp.predict(trace, ["A100-SXM-40GB", "H100-SXM-80GB"])
     own, other = result.values()
     assert own.device_seconds == pytest.approx(482e-6)

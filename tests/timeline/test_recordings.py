@@ -12,7 +12,7 @@ from benchmarks.accuracy.recordings import recorded_step_seconds
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.timeline.anchoring import LATE_SHARE, late_share
 from lightning_predict.timeline.recorded_host import recorded_host
-from lightning_predict.tracing.kineto import import_kineto
+from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import Trace
 from tests.recordings import recording
 
@@ -60,7 +60,7 @@ def trace_of(name: str) -> Trace:
     path = recording(f"{name}.json.gz")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of names that the catalogue lacks
-        trace = Trace.load(path) if name.startswith("married") else import_kineto(path)
+        trace = Trace.load(path) if name.startswith("married") else import_trace(path)
     return replace(trace, gpu_reported_name=RECORDINGS[name], gpu_memory_bytes=None)
 
 

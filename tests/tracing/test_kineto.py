@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_predict.errors import TraceFormatError
-from lightning_predict.tracing.kineto import import_kineto
+from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import Operation, Trace
 from tests.tracing.test_dispatch import operations_of
 from tests.tracing.workloads import counted, mixed_step, names, perceptron_step
@@ -24,7 +24,7 @@ LOADER = "enumerate(DataLoader)#"
 @pytest.fixture(scope="module")
 def cuda() -> Trace:
     """The hand-written CUDA step."""
-    return import_kineto(SYNTHETIC)
+    return import_trace(SYNTHETIC)
 
 
 def the(trace: Trace, name: str) -> Operation:
@@ -114,7 +114,7 @@ def test_waits_are_calls_that_synchronize_and_the_loaders(cuda: Trace, tmp_path:
     ]
     path = tmp_path / "waits.json"
     path.write_text(json.dumps({"traceEvents": rows}))
-    assert [(wait.cause, round(wait.seconds * 1e6)) for wait in import_kineto(path).waits] == [
+    assert [(wait.cause, round(wait.seconds * 1e6)) for wait in import_trace(path).waits] == [
         ("loader", 50),
         ("device", 7),
     ]
@@ -127,7 +127,7 @@ def test_python_stacks_are_told_by_the_head_or_by_their_events(
     event = {"ph": "X", "name": "aten::exp", "pid": 1, "tid": 1, "ts": 100, "dur": 9, "args": {}}
     path = tmp_path / "stacks.json"
     path.write_text(json.dumps(head | {"traceEvents": [event | {"cat": "cpu_op"}, event | {"cat": category}]}))
-    assert import_kineto(path).has_python_stacks == (bool(head) or category == "python_function")
+    assert import_trace(path).has_python_stacks == (bool(head) or category == "python_function")
 
 
 def test_inputs_and_arguments(cuda: Trace) -> None:
@@ -164,14 +164,14 @@ def test_the_gpu_and_the_software_are_read_from_the_head(cuda: Trace) -> None:
 
 
 def test_another_step_of_the_file() -> None:
-    trace = import_kineto(SYNTHETIC, step=3)
+    trace = import_trace(SYNTHETIC, step=3)
     assert names(trace.operations) == ["aten::sigmoid"]
     assert trace.operations[0].kernels[0].start_seconds == pytest.approx(25e-6)
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(TraceFormatError, match=r"has no ProfilerStep#12; the steps that it marks: 3, 4\."):
-        import_kineto(SYNTHETIC, step=12)
+        import_trace(SYNTHETIC, step=12)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.json.gz"
     path.write_bytes(content)
     with pytest.raises(TraceFormatError, match=r"broken\.json\.gz is (not valid JSON|damaged gzip)"):
-        import_kineto(path)
+        import_trace(path)
 
 
 def test_infinite_numbers_and_raw_control_characters_do_not_stop_the_import(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     row = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":0,"dur":1,"args":{"x":Infinity,"y":"a\tb"}}'
     path.write_text(f"[{row}]")
-    assert names(import_kineto(path).operations) == ["aten::mm"]
+    assert names(import_trace(path).operations) == ["aten::mm"]
 
 
 def test_a_saved_import_is_the_same_trace(cuda: Trace, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_saved_import_is_the_same_trace(cuda: Trace, tmp_path: Path) -> None:
 
 
 def test_a_real_profile_has_the_operations_that_the_dispatch_recorder_sees() -> None:
-    trace = import_kineto(TRACES / "cpu_mixed.json.gz")
+    trace = import_trace(TRACES / "cpu_mixed.json.gz")
     step = mixed_step("cpu")
     step()
     assert counted(trace.operations) == counted(operations_of(step))
@@ -212,7 +212,7 @@ def test_a_real_profile_has_the_operations_that_the_dispatch_recorder_sees() -> 
 
 
 def test_a_real_profile_of_mixed_precision() -> None:
-    trace = import_kineto(TRACES / "cpu_mixed_bfloat16.json.gz")
+    trace = import_trace(TRACES / "cpu_mixed_bfloat16.json.gz")
     assert trace.flags.autocast_dtype == "bfloat16"
     products = [o for o in trace.operations if o.name == "aten::addmm"]
     assert {tensor.dtype for o in products for tensor in o.inputs} == {"bfloat16"}
@@ -220,7 +220,7 @@ def test_a_real_profile_of_mixed_precision() -> None:
 
 
 def test_a_real_profile_of_a_step_inside_the_optimizers_closure() -> None:
-    trace = import_kineto(TRACES / "cpu_closure.json.gz")
+    trace = import_trace(TRACES / "cpu_closure.json.gz")
     step = perceptron_step(clip=True, foreach=True)
     step()
     assert counted(trace.operations) == counted(operations_of(step))
@@ -230,7 +230,7 @@ def test_a_real_profile_of_a_step_inside_the_optimizers_closure() -> None:
 
 
 def test_a_real_profile_of_compiled_code() -> None:
-    trace = import_kineto(TRACES / "cpu_compiled.json.gz")
+    trace = import_trace(TRACES / "cpu_compiled.json.gz")
     assert trace.compiled
     products = [(o.phase, [tensor.shape for tensor in o.inputs]) for o in trace.operations if o.name == "aten::addmm"]
     # Linear(8, 16) and Linear(16, 4) on 4 rows; the output that compiled code passes along is left out.
@@ -239,13 +239,13 @@ def test_a_real_profile_of_compiled_code() -> None:
 
 
 def test_both_marked_steps_of_a_real_profile_are_alike() -> None:
-    first, second = (import_kineto(TRACES / "cpu_mixed.json.gz", step=step) for step in (0, 1))
+    first, second = (import_trace(TRACES / "cpu_mixed.json.gz", step=step) for step in (0, 1))
     assert counted(first.operations) == counted(second.operations)
 
 
 def test_reading_and_writing_need_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from lightning_predict.tracing.kineto import import_kineto; "
-        f"import_kineto({str(SYNTHETIC)!r}).save({str(tmp_path / 'x.json')!r}); sys.exit('torch' in sys.modules)"
+        "import sys; from lightning_predict.tracing.imports import import_trace; "
+        f"import_trace({str(SYNTHETIC)!r}).save({str(tmp_path / 'x.json')!r}); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

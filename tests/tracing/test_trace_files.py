@@ -262,7 +262,7 @@ def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
 def test_another_json_file_is_refused_with_what_it_may_be(tmp_path: Path) -> None:
     path = tmp_path / "kineto.json"
     path.write_text(json.dumps({"traceEvents": []}))
-    with pytest.raises(TraceFormatError, match=rf"'format' is None, expected '{FORMAT}'.*import_kineto"):
+    with pytest.raises(TraceFormatError, match=rf"'format' is None, expected '{FORMAT}'.*import_trace"):
         load_trace(path)
 
 
