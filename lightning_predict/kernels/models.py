@@ -22,7 +22,7 @@ from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.families.embedding import EmbeddingModel
 from lightning_predict.kernels.operations import ProblemBatch
 from lightning_predict.kernels.utilisation import Estimate, UtilisationModels
-from lightning_predict.weights.source import URL_VARIABLE, AnyWeights, WeightsSource, weights_source
+from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
 
 
 @final
@@ -87,7 +87,7 @@ def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> Bun
     """
     source = weights_source(weights)
     # The store reads the environment: a changed setting must not be answered from before the change.
-    settings = tuple(sorted((key, value) for key, value in os.environ.items() if key.startswith("LIGHTNING_PREDICT_")))
+    settings = tuple(os.environ.get(name) for name in VARIABLES)
     is_local = source.offline or (source.url is None and not os.environ.get(URL_VARIABLE))
     catalogue = tuple(catalogue_names())
     # Nothing is fetched for GPUs that nobody asked for; without a network, one answer serves for all.
@@ -100,7 +100,7 @@ def _loaded(
     gpu_names: tuple[str, ...],
     beside: tuple[str, ...],
     source: WeightsSource,
-    _settings: tuple[tuple[str, str], ...],
+    _settings: tuple[str | None, ...],
 ) -> BundledModels:
     from lightning_predict.weights.store import load_weights  # brings the download libraries: only when needed
 

@@ -22,6 +22,9 @@ from lightning_predict.errors import InvalidArgumentError
 
 URL_VARIABLE: Final = "LIGHTNING_PREDICT_WEIGHTS_URL"
 HTTP_VARIABLE: Final = "LIGHTNING_PREDICT_ALLOW_HTTP"
+CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"
+VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)
+"""All that decides in the environment which weights are found."""
 
 DEADLINE_SECONDS: Final = 20.0
 """All the time that the network may take."""

@@ -31,9 +31,8 @@ from lightning_predict.errors import InvalidArgumentError, WeightsError, Weights
 from lightning_predict.weights.files import parse_weights, read_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, file_name, parse_manifest
 from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
-from lightning_predict.weights.source import URL_VARIABLE, WeightsSource
+from lightning_predict.weights.source import CACHE_VARIABLE, URL_VARIABLE, WeightsSource
 
-CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"
 BUNDLED: Final = Path(__file__).parent / "files"
 
 
