@@ -17,19 +17,26 @@ from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 REPOSITORY = Path(__file__).parents[2]
 
 
-def fitted(package: str, folder: Path, case: str) -> list[dict[str, Any]]:
-    """What each rank saw."""
-    command = [sys.executable, "-m", "tests.callbacks.two_processes", package, str(folder), case]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each rank wrote what it saw of each fit."""
+    folder = tmp_path_factory.mktemp("fits")
+    command = [sys.executable, "-m", "tests.callbacks.two_processes", str(folder)]
     # One thread a process: the machine that tests may have two cores.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder, env=environment, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder
+
+
+def fitted(folder: Path) -> list[dict[str, Any]]:
+    """What each rank saw."""
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_rank_zero_predicts_and_logs_once(package: str, tmp_path: Path) -> None:
-    first, second = fitted(package, tmp_path, "within")
+def test_rank_zero_predicts_and_logs_once(package: str, folder: Path) -> None:
+    first, second = fitted(folder / package)
     assert (first["predicted"], second["predicted"]) == ([True], [False])
     assert (first["predictions_logged"], second["predictions_logged"]) == (1, 0)
     assert first["layouts_logged"] == ["predict/2x8xT4/iteration_ms", "predict/8xT4/iteration_ms"]
@@ -43,12 +50,12 @@ def test_rank_zero_predicts_and_logs_once(package: str, tmp_path: Path) -> None:
     assert first["warned"] == second["warned"] == []
 
 
-def test_both_stop_together_once_rank_zero_has_predicted(tmp_path: Path) -> None:
-    first, second = fitted("lightning.pytorch", tmp_path, "over")
+def test_both_stop_together_once_rank_zero_has_predicted(folder: Path) -> None:
+    first, second = fitted(folder / "over")
     assert first["batches"] == second["batches"] == 3
     assert first["reasons"] == second["reasons"]
     assert "usd allows" in first["reasons"][0]
     assert (first["budgets_logged"], second["budgets_logged"]) == (1, 0)
     assert (first["predicted"], first["predictions_logged"]) == ([True], 1)
     assert first["warned"] == second["warned"] == []
-    assert (tmp_path / CHECKPOINT_NAME).exists()
+    assert (folder / "over" / CHECKPOINT_NAME).exists()

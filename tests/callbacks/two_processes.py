@@ -1,6 +1,6 @@
-"""A fit on two processes with gloo: `python -m tests.callbacks.two_processes PACKAGE FOLDER CASE`.
+"""Fits on two processes with gloo: `python -m tests.callbacks.two_processes FOLDER`.
 
-Each process writes what it has seen to `rank<n>.json` in the folder.
+Each process writes what it has seen of a fit to `<fit>/rank<n>.json` in the folder.
 """
 
 from __future__ import annotations
@@ -22,8 +22,17 @@ CASES: dict[str, Any] = {
 }
 
 
-def main(package: str, folder: Path, case: str) -> None:
+FITS: dict[str, tuple[str, str]] = {
+    "lightning.pytorch": ("lightning.pytorch", "within"),
+    "pytorch_lightning": ("pytorch_lightning", "within"),
+    "over": ("lightning.pytorch", "over"),
+}
+"""By the name of the folder: the package and the case, one after the other in the same two processes."""
+
+
+def fit(package: str, folder: Path, case: str) -> None:
     """Fit, and write what this process has seen."""
+    folder.mkdir(exist_ok=True)
     small = Small(package)
     callbacks = CASES[case]()
     model = small.model(validates=True)
@@ -64,4 +73,5 @@ def main(package: str, folder: Path, case: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    for name, (package, case) in FITS.items():
+        fit(package, Path(sys.argv[1]) / name, case)

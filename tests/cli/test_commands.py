@@ -12,6 +12,8 @@ import yaml
 
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
+from lightning_predict.measuring import run as measuring
+from lightning_predict.measuring.clock import time_call
 from lightning_predict.training import weights as training
 from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.recipes import RECIPES
@@ -268,7 +270,8 @@ def test_simulate_compares_policies(run: Run, tmp_path: Path) -> None:
     assert "nowhere.yaml does not exist" in run("simulate", tmp_path / "nowhere.yaml").err
 
 
-def test_measure_writes_tables(run: Run, tmp_path: Path) -> None:
+def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "time_call", partial(time_call, replays=1))
     words = ["--device", "cpu", "--operations", "softmax, add", "--dtypes", "float32", "--problems", "2"]
     found = run("measure", tmp_path / "tables", *words, "--json").json
     assert [Path(file).name for file in found["files"]] == ["own_softmax.csv.gz", "own_add.csv.gz"]
