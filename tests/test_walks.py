@@ -46,7 +46,7 @@ def walked(run: Callable[[], object]) -> list[str]:
         run()
     finally:
         sys.setprofile(before)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return list(calls)
 
 
