@@ -27,6 +27,7 @@ from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, ProblemBatch, register
 from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
@@ -85,9 +86,17 @@ class CollectiveCurves:
     derived: frozenset[tuple[str, str]] = frozenset()
     staged: frozenset[str] = frozenset()
 
-    def supports(self, operation: str) -> bool:
-        """Tell whether the operation is a collective."""
+    def supports(self, operation: str, _dtype: str) -> bool:
+        """Tell whether the operation is a collective, which moves bytes of any dtype."""
         return operation in COLLECTIVES
+
+    def timed_by(self, operation: str, _dtype: str) -> TimedBy:
+        """Tell a collective that was measured from one that takes the curve of another."""
+        return "proxy" if operation in UNMEASURED else "mlp"
+
+    def has_own_weights(self, gpu_name: str, _operation: str, _dtype: str) -> bool:
+        """Tell whether this GPU's own collectives were measured."""
+        return gpu_name in self.curves
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""

@@ -16,6 +16,7 @@ once fit there. Example::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -24,10 +25,10 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
-    OperationKind,
     Part,
     Problem,
     batch_of,
+    by_bytes,
     operation_kind,
     register,
 )
@@ -76,15 +77,10 @@ def _as_transfer(problem: Problem) -> tuple[Part, ...]:
 
 
 register(
-    OperationKind(
-        name=LIMITED,
+    replace(
+        by_bytes(LIMITED),
         shape=("read_bytes", "write_bytes", "flops", "cycles", "blocks", "block_cycles"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0, "cycles": 0, "blocks": 1, "block_cycles": 0},
-        units="vector",
-        flops=lambda c: c["flops"],
-        reads=lambda c: c["read_bytes"],
-        writes=lambda c: c["write_bytes"],
-        element_bytes=1,
         proxy=_as_transfer,
         latency=_latency,
     )

@@ -17,7 +17,7 @@ from typing import final
 
 from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.collective import UNMEASURED, CollectiveCurves, bundled_curves
+from lightning_predict.kernels.collective import CollectiveCurves, bundled_curves
 from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.families.embedding import EmbeddingModel
 from lightning_predict.kernels.operations import ProblemBatch
@@ -40,38 +40,28 @@ class BundledModels:
     notes: tuple[str, ...] = ()
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """Tell whether a model serves the operation in this dtype; collectives move bytes of any dtype."""
-        by_formula = self.collectives.supports(operation) or self.embeddings.supports(operation)
-        return by_formula or self.networks.supports(operation, dtype)
+        """Tell whether a model serves the operation in this dtype."""
+        return any(model.supports(operation, dtype) for model in self._all)
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
-        """Say how the model that serves an operation knows it; the weights say what they were trained on.
-
-        Bags are timed by a formula of caches; a `transfer` is known by its bytes, whatever moves them.
-        """
-        if self.collectives.supports(operation):
-            return "proxy" if operation in UNMEASURED else "mlp"
-        if self.embeddings.supports(operation):
-            return "roofline"
-        if self.networks.trained_on(operation, dtype):
-            return "mlp"
-        return "bytes" if operation == "transfer" else "proxy"
+        """Say how the model that serves an operation knows it."""
+        return self._serving(operation, dtype).timed_by(operation, dtype)
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """Tell whether this GPU's own measurements were trained on."""
-        if self.collectives.supports(operation):
-            return gpu_name in self.collectives.curves
-        if self.embeddings.supports(operation):
-            return False
-        return self.networks.has_own_weights(gpu_name, operation, dtype)
+        return self._serving(operation, dtype).has_own_weights(gpu_name, operation, dtype)
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
-        if self.collectives.supports(batch.operation):
-            return self.collectives.estimate(batch, gpus)
-        if self.embeddings.supports(batch.operation):
-            return self.embeddings.estimate(batch, gpus)
-        return self.networks.estimate(batch, gpus)
+        return self._serving(batch.operation, batch.dtype).estimate(batch, gpus)
+
+    @property
+    def _all(self) -> tuple[CollectiveCurves, EmbeddingModel, UtilisationModels]:
+        return self.collectives, self.embeddings, self.networks
+
+    def _serving(self, operation: str, dtype: str) -> CollectiveCurves | EmbeddingModel | UtilisationModels:
+        """Find the model that serves an operation; the networks say what they do not serve."""
+        return next((model for model in self._all if model.supports(operation, dtype)), self.networks)
 
 
 def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> BundledModels:

@@ -306,6 +306,24 @@ def register(*kinds: OperationKind) -> None:
         _KINDS[kind.name] = kind
 
 
+def by_bytes(name: str) -> OperationKind:
+    """Make an operation that is known by the bytes that it reads and writes and by its FLOPs, whatever its tensors are.
+
+    Args:
+        name: Its name.
+    """
+    return OperationKind(
+        name=name,
+        shape=("read_bytes", "write_bytes", "flops"),
+        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
+        units="vector",
+        flops=lambda c: c["flops"],
+        reads=lambda c: c["read_bytes"],
+        writes=lambda c: c["write_bytes"],
+        element_bytes=1,
+    )
+
+
 def translates(*calls: str) -> Callable[[Translator], Translator]:
     """Register a translator for these of the dispatcher's calls.
 

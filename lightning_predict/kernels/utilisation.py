@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final, Literal, final
 
 import numpy as np
 
@@ -147,6 +147,12 @@ class UtilisationModels:
             return False
         networks = (one.families.get(family.name) for one in (self._weights.base, *self._weights.gpus.values()))
         return any(network is not None and (operation, dtype) in network.trained for network in networks)
+
+    def timed_by(self, operation: str, dtype: str) -> Literal["mlp", "bytes", "proxy"]:
+        """Say how networks know an operation: trained on it, as the bytes that it moves, or through a relative."""
+        if self.trained_on(operation, dtype):
+            return "mlp"
+        return "bytes" if operation == "transfer" else "proxy"
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """Tell whether this GPU's weights were trained on its own measurements of this operation and dtype."""

@@ -9,35 +9,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
-from lightning_predict.kernels.operations import OperationKind, register
+from lightning_predict.kernels.operations import OperationKind, by_bytes, register
 from lightning_predict.kernels.traffic import UNTRANSLATED
 
 register(
-    OperationKind(
-        name="transfer",
-        shape=("read_bytes", "write_bytes", "flops"),
-        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
-        units="vector",
-        flops=lambda c: c["flops"],
-        reads=lambda c: c["read_bytes"],
-        writes=lambda c: c["write_bytes"],
-        element_bytes=1,
-        families=(VECTOR,),
-    ),
+    replace(by_bytes("transfer"), families=(VECTOR,)),
     # What a call whose translator failed touches. Its work is not known: an addmm taken for its bytes was 42 times
     # faster than a product of that size.
-    OperationKind(
-        name=UNTRANSLATED,
-        shape=("read_bytes", "write_bytes", "flops"),
-        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
-        units="vector",
-        flops=lambda c: c["flops"],
-        reads=lambda c: c["read_bytes"],
-        writes=lambda c: c["write_bytes"],
-        element_bytes=1,
-        typical_spread=40.0,
-    ),
+    replace(by_bytes(UNTRANSLATED), typical_spread=40.0),
     OperationKind(
         name="host_copy",
         shape=("size_bytes",),

@@ -29,6 +29,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
 from lightning_predict.kernels.latency import issue_rate
 from lightning_predict.kernels.operations import (
@@ -144,9 +145,17 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4) -> Arra
 class EmbeddingModel:
     """Times of embedding bags by the hit rate of L2."""
 
-    def supports(self, operation: str) -> bool:
-        """Tell whether the operation is an embedding bag."""
+    def supports(self, operation: str, _dtype: str) -> bool:
+        """Tell whether the operation is an embedding bag, in whatever dtype."""
         return operation in OPERATIONS
+
+    def timed_by(self, _operation: str, _dtype: str) -> TimedBy:
+        """Tell that bags are timed by a formula of caches."""
+        return "roofline"
+
+    def has_own_weights(self, _gpu_name: str, _operation: str, _dtype: str) -> bool:
+        """Tell that no GPU has weights of its own: the formula knows its caches."""
+        return False
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their interval, each of shape (gpus, problems)."""

@@ -14,22 +14,16 @@ on sparse tensors move their values and indices (`traffic.py`). Example::
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
-from lightning_predict.kernels.operations import OperationKind, Problem, register
+from lightning_predict.kernels.operations import Problem, by_bytes, register
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
 register(
-    OperationKind(
-        name="sparse_product",
-        shape=("read_bytes", "write_bytes", "flops"),
-        defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
-        units="vector",
-        flops=lambda c: c["flops"],
-        reads=lambda c: c["read_bytes"],
-        writes=lambda c: c["write_bytes"],
-        element_bytes=1,
+    replace(
+        by_bytes("sparse_product"),
         # Rows are gathered, many more than once. Assumptions: no table of such products was at hand.
         typical_utilisation=0.3,
         typical_spread=2.5,
