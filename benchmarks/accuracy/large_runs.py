@@ -1,8 +1,8 @@
 """Score steps of large language models on many GPUs, predicted from the meta device alone.
 
-`mpt_fsdp.csv` (MPT under FSDP in bfloat16) and `megatron_single_node.csv` (Megatron-DeepSpeed's GPT in float16 with
-full recomputation, tensor x data x pipeline parallelism). Each row's batch is recorded whole and cut by
-`micro_batches`. Example::
+`mpt_fsdp.csv` (MPT under FSDP in bfloat16), `megatron_single_node.csv` (Megatron-DeepSpeed's GPT in float16 with full
+recomputation, tensor x data x pipeline parallelism), and the published runs of Megatron-LM on up to 3,072 GPUs
+(`published_runs.py`). Each row's batch is recorded whole and cut by `micro_batches`. Example::
 
     results = evaluate_large_runs(Path("validation"))
     Console().print(*large_run_tables(results))
@@ -10,19 +10,23 @@ full recomputation, tensor x data x pipeline parallelism). Each row's batch is r
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final, final
 
 from rich.table import Table
 
+from benchmarks.accuracy.published_runs import LENGTH, VOCABULARY, published_runs
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.large_language_models import MPT, MegatronConfig, megatron_trace, mpt_trace
 from lightning_predict.checked import Checked, read_csv
-from lightning_predict.distributed.layout_steps import Setting, shared_steps, single_steps
+from lightning_predict.distributed.layout_steps import Setting, SharedStep, single_steps
+from lightning_predict.distributed.overlap import FRICTION
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
@@ -53,7 +57,7 @@ class Workload:
     """What one row trains; rows with equal ones share a recording.
 
     Attributes:
-        table: `mpt` or `megatron`.
+        table: `mpt`, `megatron` or `published`.
         model: MPT's name, or Megatron's sizes in words.
         layers: Blocks.
         hidden: Width.
@@ -61,6 +65,7 @@ class Workload:
         length: Tokens of a sample.
         batch: Samples of a replica and step.
         recompute: With activation checkpointing.
+        vocabulary: Tokens that are told apart.
     """
 
     table: str
@@ -71,6 +76,7 @@ class Workload:
     length: int
     batch: int
     recompute: bool
+    vocabulary: int = 50304
 
     @property
     def name(self) -> str:
@@ -82,7 +88,7 @@ class Workload:
         """Record it on the meta device."""
         if self.table == "mpt":
             return mpt_trace(self.model, length=self.length, batch=self.batch, recompute=self.recompute)
-        config = MegatronConfig(self.layers, self.hidden, self.heads, context=self.length)
+        config = MegatronConfig(self.layers, self.hidden, self.heads, context=self.length, vocabulary=self.vocabulary)
         return megatron_trace(config, batch=self.batch, recompute=self.recompute)
 
 
@@ -108,13 +114,26 @@ class LargeRunCase:
     interconnect: Interconnect = CATALOGUE
 
 
+FRAMEWORK_HOSTS: Final = (1.0, 1.7, 2.35, 3.0)
+SPREADS: Final = (0.0, 0.025, 0.05, 0.075, 0.1)
+"""The grid of what is read off these tables: the framework's host, and how far paces differ."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class LargeRunResult:
-    """A row and its prediction."""
+    """A row and its prediction.
+
+    Attributes:
+        case: The row.
+        step: As predicted.
+        studied: Seconds of the step for each of `FRAMEWORK_HOSTS`: without waiting for the slowest, and what the
+            default's waiting adds.
+    """
 
     case: LargeRunCase
     step: Iteration = field(repr=False)
+    studied: tuple[tuple[float, float], ...] = field(repr=False, default=())
 
     @property
     def error(self) -> float:
@@ -125,6 +144,16 @@ class LargeRunResult:
     def is_inside(self) -> bool:
         """True where the interval holds the measured time."""
         return self.step.low_seconds <= self.case.measured_seconds <= self.step.high_seconds
+
+    def seconds(self, host: float, spread: float) -> float:
+        """Predict the step with other constants.
+
+        Args:
+            host: One of `FRAMEWORK_HOSTS`.
+            spread: Standard deviation of a GPU's pace.
+        """
+        alone, waiting = self.studied[FRAMEWORK_HOSTS.index(host)]
+        return alone + spread / FRICTION.straggler_spread * waiting
 
 
 def read_mpt_cases(path: Path) -> tuple[LargeRunCase, ...]:
@@ -209,6 +238,30 @@ def _megatron_case(row: Checked, degrees: Sequence[str], time: str) -> LargeRunC
     )
 
 
+def published_cases() -> tuple[LargeRunCase, ...]:
+    """Return the runs of `published_runs.py`; what was computed again in full is recorded so, the rest by strategy."""
+    return tuple(
+        LargeRunCase(
+            workload=Workload(
+                table="published",
+                model=run.name,
+                layers=run.layers,
+                hidden=run.hidden,
+                heads=run.heads,
+                length=LENGTH,
+                batch=run.batch // run.replicas,
+                recompute=not run.is_selective,
+                vocabulary=VOCABULARY,
+            ),
+            layout=run.layout,
+            strategy=run.strategy,
+            micro_batch=run.micro_batch,
+            measured_seconds=run.measured_seconds,
+        )
+        for run in published_runs()
+    )
+
+
 def evaluate_large_runs(
     folder: Path,
     *,
@@ -217,7 +270,7 @@ def evaluate_large_runs(
     cache: Path | None = None,
     chosen: Callable[[LargeRunCase], bool] = lambda _case: True,
 ) -> tuple[LargeRunResult, ...]:
-    """Predict each row of the tables that the folder has.
+    """Predict each row of the tables that the folder has, and the published runs.
 
     Args:
         folder: Of the tables.
@@ -234,6 +287,7 @@ def evaluate_large_runs(
     for table, read in ((MPT_TABLE, read_mpt_cases), (MEGATRON_TABLE, read_megatron_cases)):
         if (folder / table).is_file():
             cases += filter(chosen, read(folder / table))
+    cases += filter(chosen, published_cases())
     return evaluate_in_groups(
         cases,
         key=lambda case: case.workload,
@@ -247,13 +301,18 @@ def _predicted(cases: Sequence[LargeRunCase], weights: Path | None, cache: Path 
     trace = _trace(cases[0].workload, cache)
     gpus = tuple(dict.fromkeys(case.layout.gpu for case in cases))
     models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
-    setting = Setting(gpus, None, models, "auto", 1.0, CATALOGUE)
-    single = single_steps(trace, setting)
+    single = single_steps(trace, Setting(gpus, None, models, "auto", 1.0, CATALOGUE))
+    shared = SharedStep(single.trace, single.timed, gpus, models=models, host_factor=single.host_factor)
     results = []
     for case in cases:
-        own = replace(setting, interconnect=case.interconnect)
-        (step,) = shared_steps(single, single.steps, [case.layout], case.strategy, own)
-        results.append(LargeRunResult(case, step))
+        row = gpus.index(case.layout.gpu)
+        on = partial(shared.on, case.layout, single.steps[row], row, case.strategy, case.interconnect)
+        studied = []
+        for host in FRAMEWORK_HOSTS:
+            friction = replace(FRICTION, framework_host=host)
+            alone = on(friction=replace(friction, straggler_spread=0.0)).seconds
+            studied.append((alone, on(friction=friction).seconds - alone))
+        results.append(LargeRunResult(case, on(), tuple(studied)))
     return results
 
 
@@ -275,6 +334,88 @@ def large_run_tables(results: Sequence[LargeRunResult]) -> Iterator[Table]:
     for name in dict.fromkeys(result.case.workload.table for result in results):
         own = [result for result in results if result.case.workload.table == name]
         yield _table(name, own)
+    yield left_out_table(results)
+
+
+LEAVE_OUT: Final[Sequence[tuple[str, Callable[[LargeRunCase], str]]]] = (
+    ("source", lambda case: case.workload.table),
+    ("GPU", lambda case: case.layout.gpu.name),
+    ("machines", lambda case: f"{case.layout.nodes}"),
+    ("model", lambda case: f"{case.workload.table} {case.workload.model}"),
+)
+"""What is left out at a time, where the constants are read off the rest."""
+
+
+def read_off(results: Sequence[LargeRunResult]) -> tuple[float, float]:
+    """Choose the framework's host and the spread of paces that suit these rows best, of the grid.
+
+    Args:
+        results: Rows, studied; each table counts alike, however many rows it has.
+    """
+    tables = [result.case.workload.table for result in results]
+    weights = [1 / tables.count(table) for table in tables]
+
+    def badness(constants: tuple[float, float]) -> float:
+        errors = (abs(math.log(one.seconds(*constants) / one.case.measured_seconds)) for one in results)
+        return sum(weight * error for weight, error in zip(weights, errors, strict=True))
+
+    return min(product(FRAMEWORK_HOSTS, SPREADS), key=badness)
+
+
+def width_of(results: Sequence[LargeRunResult], share: float = 0.9) -> float:
+    """Find what the logarithmic widths of the intervals must be multiplied by to hold this share of the rows."""
+    needed = sorted(map(_needed_width, results))
+    return needed[min(math.ceil(share * len(needed)), len(needed)) - 1]
+
+
+def _needed_width(result: LargeRunResult) -> float:
+    """Distance of the measured time from the middle over that of the interval's end, as logarithms."""
+    step, measured = result.step, result.case.measured_seconds
+    end = step.high_seconds if measured > step.seconds else step.low_seconds
+    return abs(math.log(measured / step.seconds) / math.log(end / step.seconds))
+
+
+def left_out_table(results: Sequence[LargeRunResult]) -> Table:
+    """Errors and intervals of rows whose source, GPU, number of machines or model the constants were not read off.
+
+    The published runs are never read off.
+    """
+    table = report_table(
+        "Constants read off the other rows: |error| and intervals of those left out",
+        ("left out",),
+        ("n", "host", "spread", "median %", "mean %", "bias %", "width x", "in 90 %", "width"),
+    )
+    for what, kind in LEAVE_OUT:
+        for own in sorted({kind(result.case) for result in results}, key=lambda words: (len(words), words)):
+            scored = [result for result in results if kind(result.case) == own]
+            rest = [one for one in results if kind(one.case) != own and one.case.workload.table != "published"]
+            if rest:
+                _add_left_out(table, f"{what} {own}", scored, rest)
+        table.add_section()
+    return table
+
+
+def _add_left_out(table: Table, name: str, scored: Sequence[LargeRunResult], rest: Sequence[LargeRunResult]) -> None:
+    host, spread = read_off(rest)
+    width = width_of(rest)
+    errors = [one.seconds(host, spread) / one.case.measured_seconds - 1 for one in scored]
+    inside, widths = [], []
+    for one, error in zip(scored, errors, strict=True):
+        low, high = (math.log(end / one.step.seconds) * width for end in (one.step.low_seconds, one.step.high_seconds))
+        inside.append(low <= -math.log(1 + error) <= high)
+        widths.append(math.exp(high - low))
+    table.add_row(
+        name,
+        str(len(scored)),
+        f"{host:g}",
+        f"{spread:g}",
+        f"{100 * statistics.median(map(abs, errors)):.1f}",
+        f"{100 * statistics.fmean(map(abs, errors)):.1f}",
+        f"{100 * statistics.median(errors):+.1f}",
+        f"{width:.2f}",
+        f"{100 * statistics.fmean(inside):.0f}",
+        f"{statistics.geometric_mean(widths):.2f}",
+    )
 
 
 BY: Final[Sequence[tuple[str, Callable[[LargeRunCase], str]]]] = (

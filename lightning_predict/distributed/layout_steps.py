@@ -48,6 +48,7 @@ from lightning_predict.distributed.overlap import (
     Piece,
     Transfer,
     Walked,
+    narrowed,
     walk,
 )
 from lightning_predict.distributed.pipeline_parallel import idle_share, turns
@@ -182,7 +183,7 @@ class SharedStep:
                 "The trace knows no parameters, so that what several GPUs exchange is not known; record it with "
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
-        self._stages: dict[Strategy, tuple[Stage, ...]] = {}
+        self._stages: dict[tuple[Strategy, float], tuple[Stage, ...]] = {}
         self._models_of_blocks: dict[bool, SplitModel] = {}
         self._cutters: dict[bool, WorkCutter] = {}
         self._clock = ProblemClock(gpus, models)
@@ -190,7 +191,14 @@ class SharedStep:
         self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
 
     def on(
-        self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect = CATALOGUE
+        self,
+        layout: Layout,
+        step: Iteration,
+        row: int,
+        strategy: Strategy,
+        interconnect: Interconnect = CATALOGUE,
+        *,
+        friction: Friction = FRICTION,
     ) -> Iteration:
         """Return the step on a layout, from the step on one of its GPUs, which stands at `row`.
 
@@ -200,10 +208,10 @@ class SharedStep:
         if layout.count == 1:
             return step
         if not strategy.is_whole:
-            return self._divided(layout, step, row, strategy, interconnect)
-        walked = self.walked(layout, step, row, strategy, interconnect)
+            return self._divided(layout, step, row, strategy, interconnect, friction)
+        walked = self.walked(layout, step, row, strategy, interconnect, friction=friction)
         replicas = strategy.replicas(layout)
-        low, middle, high = FRICTION.seconds(walked, np.full(3, step.seconds), replicas=replicas, spread=WAITS)
+        low, middle, high = friction.seconds(walked, np.full(3, step.seconds), replicas=replicas, spread=WAITS)
         return replace(
             step,
             gpu=layout.name,
@@ -287,19 +295,25 @@ class SharedStep:
         """The step's operations in the order of the host."""
         return self._work
 
-    def host(self, strategy: Strategy) -> HostModel:
+    def host(self, strategy: Strategy, friction: Friction = FRICTION) -> HostModel:
         """Return the host beside each GPU; of a step that a framework divides, a slower one."""
         if strategy.is_whole or self._trace.has_measured_kernels:
             return self._host
-        return replace(self._host, factor=self._host.factor * FRAMEWORK_HOST)
+        return replace(self._host, factor=self._host.factor * friction.framework_host)
 
     def _divided(
-        self, layout: Layout, step: Iteration, row: int, strategy: Strategy, interconnect: Interconnect
+        self,
+        layout: Layout,
+        step: Iteration,
+        row: int,
+        strategy: Strategy,
+        interconnect: Interconnect,
+        friction: Friction,
     ) -> Iteration:
         """Return the step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
         group = data_group(layout, strategy)
-        host = self.host(strategy)
-        alike = strategy if strategy.offload != "none" else replace(strategy, **_NOT_OF_STAGES)
+        host = self.host(strategy, friction)
+        alike = (strategy if strategy.offload != "none" else replace(strategy, **_NOT_OF_STAGES), host.factor)
         if alike not in self._stages:
             blocks = needs_blocks(strategy)
             model, work = self.split(blocks), self.cutter(blocks)
@@ -313,7 +327,7 @@ class SharedStep:
         ]
         pace = max(paces, key=lambda pace: float(pace.seconds[1]))
         factors = stage_factors(pace.stage, row, device_factors, host)
-        links = Links(group.layout, interconnect, FRICTION.slowdown, group.groups_per_node)
+        links = Links(group.layout, interconnect, friction.slowdown, group.groups_per_node)
         cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
         trace = replace(self._trace, parameters=pace.stage.parameters)
         each = turns(
@@ -330,7 +344,7 @@ class SharedStep:
             before = [_exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
         last = _exchanged(trace, pace.stage.work, cutter, links, strategy)
         walked = pace.repeated(last, each, before=before)
-        seconds = FRICTION.seconds(walked, walked.seconds, replicas=layout.count, spread=WAITS)
+        seconds = friction.seconds(walked, walked.seconds, replicas=layout.count, spread=WAITS)
         return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
 
 
@@ -344,16 +358,9 @@ _NOT_OF_STAGES: Final[Mapping[str, Any]] = {
 }
 """Options without effect on what a stage runs; strategies that differ by them alone share their stages."""
 
-FRAMEWORK_HOST: Final = 2.35
-"""Time that the host takes for an operation of a divided step over what it takes in a plain one: frameworks that divide
-a model or its batch wrap layers, collectives and checkpoints in Python of their own. Over the median host of
-`overheads.py`, read off the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its
-shapes), whose host takes 3.6 to 3.8 ms for a layer, forward twice and backward; one framework on one machine, so that
-they are training data for it."""
-
 
 def _ends(step: Iteration) -> Ends:
-    return np.array([step.low_seconds, step.seconds, step.high_seconds])
+    return narrowed(np.array([step.low_seconds, step.seconds, step.high_seconds]))
 
 
 def _exchanged(trace: Trace, work: Sequence[Launching], cutter: Cutter, links: Links, strategy: Strategy) -> Walked:

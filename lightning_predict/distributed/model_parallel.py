@@ -21,7 +21,7 @@ import numpy as np
 
 from lightning_predict.distributed.experts import check_experts, is_of_expert, messages, routed_bytes
 from lightning_predict.distributed.gradients import has_backward, parameter_bytes
-from lightning_predict.distributed.overlap import Ends, Links, Walked
+from lightning_predict.distributed.overlap import Ends, Links, Walked, narrowed
 from lightning_predict.distributed.pipeline_parallel import (
     hand_over_seconds,
     micro_batches_of,
@@ -397,7 +397,8 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
     """
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
     exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in turn
-    ends = np.maximum(device * factors, launching * np.array([host.low_factor, 1.0, host.high_factor])) + exposed
+    launched = launching * narrowed(np.array([host.low_factor, 1.0, host.high_factor]))
+    ends = np.maximum(device * factors, launched) + exposed
     found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
     return found
 

@@ -587,7 +587,7 @@ def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
 def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut) -> tuple[Problem, ...]:
     operation = trace.operations[item.operations[0]]
     if operation.phase == "optimizer":
-        return tuple(_thinned(problem, cut.updated) for problem in item.problems)
+        return tuple(thinned(problem, cut.updated) for problem in item.problems)
     if operation.phase == "other":
         return item.problems
     block = model.block(operation.module)
@@ -640,7 +640,7 @@ def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Bl
     is_shared = model.is_split(largest.shape, block) or (cut.sequence and block is not None)
     share = 1 / cut.tensor if is_shared else 1.0
     of_batch = _batch_share(tensors, model)
-    return _thinned(problem, share * (1 - of_batch + of_batch / cut.rows))
+    return thinned(problem, share * (1 - of_batch + of_batch / cut.rows))
 
 
 def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
@@ -677,11 +677,27 @@ def _divided(problem: Problem, divisors: dict[str, int]) -> Problem:
     return replace(problem, dims=tuple(float(size) for size in dims))
 
 
-def _thinned(problem: Problem, share: float) -> Problem:
-    """Return a share of the rows, of the parameters or of the bytes."""
+COUNTED: Final = frozenset({"rows", "parameters", "bags", "blocks"})
+MEASURED: Final = frozenset({"read_bytes", "write_bytes", "size_bytes", "flops", "cycles"})
+"""Shape parameters that go by the work: whole numbers of what there is, and sizes. Where rows are looked up for bags,
+the bags go by it, and the rows of the table do not."""
+
+
+def thinned(problem: Problem, share: float) -> Problem:
+    """Return a share of the rows, of the parameters or of the bytes.
+
+    Args:
+        problem: All of it.
+        share: How much of it, up to 1.
+    """
     words = operation_kind(problem.operation).shape
-    if words[0] in ("rows", "parameters"):
-        return replace(problem, dims=(float(max(math.ceil(problem.dims[0] * share), 1)), *problem.dims[1:]))
-    if problem.operation in ("transfer", "host_copy"):
-        return replace(problem, dims=tuple(size * share for size in problem.dims))
-    return problem
+    dims = dict(zip(words, problem.dims, strict=True))
+    for word in words:
+        if word in MEASURED:
+            dims[word] *= share
+        elif word in COUNTED and not (word == "rows" and "bags" in words):
+            dims[word] = float(max(math.ceil(dims[word] * share), 1))
+    if "block_cycles" in dims:  # the work of the blocks that are no longer there is no longer done
+        blocks = problem.dims[words.index("blocks")]
+        dims["block_cycles"] *= min(share * blocks / dims["blocks"], 1.0)
+    return replace(problem, dims=tuple(dims.values()))

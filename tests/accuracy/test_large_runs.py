@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +11,23 @@ import pytest
 from rich.console import Console
 
 from benchmarks.accuracy.large_runs import (
+    FRAMEWORK_HOSTS,
     ROCE_1600,
+    LargeRunCase,
+    LargeRunResult,
+    Workload,
     coverage,
     evaluate_large_runs,
     large_run_tables,
+    left_out_table,
     median_error,
+    published_cases,
     read_megatron_cases,
     read_mpt_cases,
+    read_off,
+    width_of,
 )
+from benchmarks.accuracy.published_runs import published_runs, step_flops
 from benchmarks.accuracy.workloads.large_language_models import (
     MegatronConfig,
     megatron_trace,
@@ -27,6 +37,10 @@ from benchmarks.accuracy.workloads.large_language_models import (
 from lightning_predict.distributed.gradients import trained_elements
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.interval import Interval
+from lightning_predict.timeline.iteration import Iteration
 
 MPT = """\
 section,Model,SeqLen (T),# GPUs,GPU,MicroBatchSize,GradAccum,Throughput (T/s),Activation Checkpointing
@@ -80,6 +94,54 @@ def test_rows_are_predicted_and_told_apart(tmp_path: Path) -> None:
     assert "megatron: absolute error of a step on many GPUs" in text
     assert "tensor x data x pipeline 4 x 1 x 2" in text
     assert "micro-batch 1" in text
+
+
+def test_published_runs_are_as_their_papers_say() -> None:
+    by_name = {(run.source, run.name, run.is_selective): run for run in published_runs()}
+    # 163 TFLOP/s and GPU on 3,072: 96 x 3,072 x 2,048 x 128 x 25,600^2 x (1 + 0.0133 + 0.0010) operations in a step.
+    largest = by_name["narayanan", "1008B", False]
+    assert largest.measured_seconds == pytest.approx(5.139e19 / (3072 * 163e12), rel=1e-3)
+    assert (largest.layout.name, largest.replicas) == ("384x8xA100-SXM-80GB", 6)
+    assert largest.strategy == Strategy(tensor=8, pipeline=64, micro_batches=512, overlap_grad_reduce=False)
+    selective = by_name["korthikanti", "175B", True]
+    assert selective.strategy.name == (
+        "ddp,tensor=8,pipeline=8,micro_batches=64,virtual=3,sequence=true,recompute=selective,overlap_grad_reduce=false"
+    )
+    # Model FLOPs of the paper: 51.4 % of 312 TFLOP/s in 13.75 s on 64 GPUs; three quarters of a step with everything
+    # computed again, so that this is 4/3 of them, less what the vocabulary does not repeat.
+    flops = step_flops(batch=64, layers=96, hidden=12288)
+    assert 0.75 * flops / (64 * 13.75 * 312e12) == pytest.approx(0.514, rel=0.01)
+    for run, case in zip(published_runs(), published_cases(), strict=True):
+        assert run.replicas * run.tensor * run.pipeline == run.gpus
+        assert case.workload.recompute is not run.is_selective
+        assert case.strategy.replicas(case.layout) == run.replicas
+
+
+def _result(table: str, nodes: int, errors: tuple[float, float]) -> LargeRunResult:
+    """A row that took a second: a host twice as slow, or no waiting for the slowest, err otherwise."""
+    case = LargeRunCase(
+        Workload(table, f"{nodes}", 2, 64, 4, 32, 4, recompute=True), Layout(gpu("T4"), 8, nodes), Strategy(), 1, 1.0
+    )
+    seconds = 1 + errors[0]
+    interval = Interval(seconds / 1.5, seconds, seconds * 1.5)
+    step = Iteration(gpu="T4", interval=interval, device_seconds=1.0, host_seconds=0.5, coverage={})
+    studied = tuple((1 + errors[0] + 0.1 * (host - 2.35), errors[1]) for host in FRAMEWORK_HOSTS)
+    return LargeRunResult(case, step, studied)
+
+
+def test_constants_are_read_off_the_other_rows() -> None:
+    rows = [_result("mpt", 1, (0.0, 0.1)), _result("mpt", 2, (0.0, 0.1)), _result("megatron", 1, (-0.1, 0.0))]
+    # mpt suits the usual host and no waiting; megatron, 10 % too fast, a host that takes 0.065 s more.
+    assert read_off(rows[:2]) == (2.35, 0.0)
+    assert read_off(rows[2:])[0] == 3.0
+    assert rows[0].seconds(3.0, 0.1) == pytest.approx(1 + 0.065 + 0.2)
+    # 10 % lie log(1/0.9) / log(1.5) of the way to the end; the others in the middle.
+    assert width_of(rows) == pytest.approx(math.log(1 / 0.9) / math.log(1.5))
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(left_out_table(rows))
+    text = console.export_text()
+    assert "source megatron" in text
+    assert "machines 2" in text
 
 
 def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.layout_steps import FRAMEWORK_HOST, on_layouts
+from lightning_predict.distributed.layout_steps import on_layouts
 from lightning_predict.distributed.overlap import FRICTION, slowest_of
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -97,7 +97,7 @@ def test_the_devices_waits_for_the_host_hide_them() -> None:
         for bus in (at_once, long)
     )
     assert 0 < hidden[0].communication_seconds < step.seconds - step.device_seconds
-    assert hidden[0].seconds == pytest.approx(with_wait(FRAMEWORK_HOST * step.seconds, 2), rel=0.02)
+    assert hidden[0].seconds == pytest.approx(with_wait(FRICTION.framework_host * step.seconds, 2), rel=0.02)
     assert exposed[0].seconds > 4 * 0.25
 
 
@@ -260,7 +260,7 @@ def test_a_slower_host_bounds_the_parts_of_a_model_that_the_device_bounds_whole(
     trace, seconds = trace_of(2)
     timed = timed_as(trace, seconds)
     usual = single(2)
-    factor = 0.8 * usual.device_seconds / usual.host_seconds / FRAMEWORK_HOST
+    factor = 0.8 * usual.device_seconds / usual.host_seconds / FRICTION.framework_host
     (step,) = iterations(trace, timed, [A100], host_factor=factor)
     assert step.seconds == pytest.approx(usual.seconds, rel=0.02)
     (found,) = on_layouts(

@@ -10,11 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.tensor_parallel import Cut, cut_work, part_of, split_model, vocabulary_messages
+from lightning_predict.distributed.tensor_parallel import (
+    COUNTED,
+    MEASURED,
+    Cut,
+    cut_work,
+    part_of,
+    split_model,
+    thinned,
+    vocabulary_messages,
+)
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
+from lightning_predict.kernels.latency import limited_transfer
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem, problem
+from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, operation_names, problem
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, Parameter, Phase, TensorInfo, Trace
 from tests.distributed.example_blocks import (
@@ -90,6 +100,40 @@ def test_micro_batches_have_fewer_rows() -> None:
     assert part("aten::_to_copy", weight, cut=cut) == translate(
         Operation(name="aten::_to_copy", phase="forward", inputs=(weight,)), Flags()
     )[0]  # fmt: skip
+
+
+def test_one_block_that_does_all_rows_does_a_part_of_them() -> None:
+    # A loss over 1,024 rows is summed up by one block; a quarter of the rows takes it a quarter of the cycles.
+    alone = limited_transfer(4096.0, 4.0, 1024.0, blocks=1.0, block_cycles=1e6)
+    assert thinned(alone, 0.25).dims == (1024.0, 1.0, 256.0, 0.0, 1.0, 250_000.0)
+    # Of eight blocks two are left, as long as before; of two, one half of one.
+    many = limited_transfer(4096.0, 4.0, 1024.0, blocks=8.0, block_cycles=1e6)
+    assert thinned(many, 0.25).dims[-2:] == (2.0, 1e6)
+    assert thinned(thinned(many, 0.25), 0.25).dims[-2:] == (1.0, 0.5e6)
+
+
+def _setting(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 64.0
+
+
+@pytest.mark.parametrize("name", operation_names())
+def test_every_kind_of_work_goes_by_its_share(name: str) -> None:
+    kind = operation_kind(name)
+    if kind.units == "fabric" or name in ("linear_backward", "bmm_backward"):
+        pytest.skip("no call of a recorded step is translated into it")
+    # 4,096 rows, samples or bytes; settings as they are where nothing is said, other sizes 64.
+    large = {*COUNTED, *MEASURED, "batch"}
+    dims = tuple(4096.0 if word in large else _setting(kind.defaults.get(word, 64)) for word in kind.shape)
+    whole = Problem(name, kind.families[0].dtypes[0] if kind.families else "float32", dims)
+    operation = Operation(name="aten::any", phase="forward", inputs=(matrix(4, 64),), outputs=(matrix(4, 64),))
+    quarter = part_of(whole, operation, split_model(TRACE, needs_blocks=False), None, Cut(micro_batches=4))
+
+    def work(problem: Problem) -> float:
+        columns = batch_of([problem]).columns
+        return float((kind.flops(columns) + kind.reads(columns) + kind.writes(columns))[0])
+
+    # Weights are read whole whatever the rows, and a kernel's inputs may overlap.
+    assert work(quarter) <= 0.55 * work(whole), (whole, quarter)
 
 
 def test_heads_are_split() -> None:
