@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Final, final
 
@@ -34,6 +35,22 @@ _NO_KERNELS: Final = (
     "The profiler recorded nothing on the GPU (often for lack of permission to use CUPTI), so times are predicted, not "
     "scaled from measurements."
 )
+
+_SHOWN_GPU: Final[ContextVar[str | None]] = ContextVar("GPU of recordings", default=None)
+
+
+@contextmanager
+def recordings_on(gpu_name: str) -> Iterator[None]:
+    """Let the recordings made inside say that they were made on a GPU, as they would on a machine that has it.
+
+    Args:
+        gpu_name: Any name that the catalogue understands, such as `T4`.
+    """
+    token = _SHOWN_GPU.set(gpu_name)
+    try:
+        yield
+    finally:
+        _SHOWN_GPU.reset(token)
 
 
 @final
@@ -268,7 +285,8 @@ class CaptureSession:
         if self._device.type != "cuda":
             tensors = (tensor for operation in trace.operations for tensor in operation.inputs)
             kinds = Counter(tensor.device for tensor in tensors if tensor.device is not None)
-            return replace(trace, device=kinds.most_common(1)[0][0] if kinds else self._device.type)
+            device = kinds.most_common(1)[0][0] if kinds else self._device.type
+            return replace(trace, device=device, gpu_reported_name=_SHOWN_GPU.get() or trace.gpu_reported_name)
         properties = torch.cuda.get_device_properties(self._device)
         return replace(
             trace,

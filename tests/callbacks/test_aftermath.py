@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.outcome import BATCHES_TO_LEARN_FROM, Aftermath, Expected
 from lightning_predict.run.history import append_record, fingerprint_of, history_path, read_history
-from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
 from tests.callbacks.test_remaining_in_fits import stopping_after
@@ -133,14 +134,10 @@ def test_an_unknown_length_has_an_outcome_too(lightning: Small, tmp_path: Path) 
 
 
 @pytest.fixture
-def _on_a_t4(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_a_t4() -> Iterator[None]:
     """Traces say that they were recorded on a T4, as they would there."""
-    recorded = CaptureSession.trace
-
-    def trace(self: CaptureSession, **options: Any) -> Any:
-        return replace(recorded(self, **options), gpu_reported_name="Tesla T4")
-
-    monkeypatch.setattr(CaptureSession, "trace", trace)
+    with recordings_on("T4"):
+        yield
 
 
 @pytest.mark.usefixtures("_on_a_t4", "readings")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.callbacks.run_clock import clock_of_fits
+from lightning_predict.run.history import append_record, history_path, read_history
 from lightning_predict.testing import Clock
+from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import timed_model
@@ -156,18 +159,11 @@ def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, tim
 
 
 def test_earlier_runs_correct_the_first_prediction_of_the_machine_in_use_alone(
-    lightning: Small, tmp_path: Path, time: Clock, monkeypatch: pytest.MonkeyPatch
+    lightning: Small, tmp_path: Path, time: Clock
 ) -> None:
-    from dataclasses import replace
-
-    from lightning_predict.run.history import append_record, history_path, read_history
-    from lightning_predict.tracing.session import CaptureSession
-
-    recorded = CaptureSession.trace
-    on_a_t4 = lambda self, **options: replace(recorded(self, **options), gpu_reported_name="Tesla T4")  # noqa: E731
-    monkeypatch.setattr(CaptureSession, "trace", on_a_t4)
     watching = Watching(lightning, ())
-    watching.fit(tmp_path, timed_model(lightning, time), 40)
+    with recordings_on("T4"):
+        watching.fit(tmp_path, timed_model(lightning, time), 40)
     (record,) = read_history()
     history_path().unlink()
     append_record(replace(record, predicted_seconds=10.0, actual_seconds=15.0))
@@ -181,5 +177,6 @@ def test_earlier_runs_correct_the_first_prediction_of_the_machine_in_use_alone(
             if again.predictions is not None and trainer.global_step in (4, 20):
                 totals.append(again.predictions["T4"].total_seconds)
 
-    watching.fit(tmp_path, timed_model(lightning, time, [1.0] * 4 + [2.0]), 40, callbacks=[Note()])
+    with recordings_on("T4"):
+        watching.fit(tmp_path, timed_model(lightning, time, [1.0] * 4 + [2.0]), 40, callbacks=[Note()])
     assert totals == [pytest.approx(1.5 * 36.0, rel=0.01), pytest.approx(20 * 2.0, rel=0.01)]
