@@ -30,7 +30,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp") -> Ans
     Args:
         jobs: A YAML file of machines, limits and jobs.
         output: Folder to write the plan, its chart, SkyPilot tasks and Slurm scripts to.
-        method: How to plan: milp, heuristic, or a queue rule such as fifo or edf.
+        method: How to plan: milp, or a queue rule such as fifo or edf.
     """
     from rich.console import Console
 

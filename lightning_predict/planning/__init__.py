@@ -1,8 +1,8 @@
 """Which machines for which jobs, and when: jobs with predicted times, prices and limits give a `Plan`.
 
 `problem.py` has what is planned and `plan.py` what comes out. `objective.py` makes a decision a table of dollars;
-`milp.py` solves it exactly, `heuristic.py` approximately. `simulator.py` decides anew at every
-event; `policies.py` has the queue rules to compare with, and recommends a plan; `study.py` compares policies over many
-random instances. `commands.py` has the two commands, `files.py` reads their files and predicts the times of jobs that
-name a recorded step, and `exports.py` and `pictures.py` show a plan.
+`milp.py` solves it; `queues.py` has the rules to compare with. `simulator.py` decides anew at every event;
+`policies.py` recommends a plan; `study.py` compares policies over many random instances. `commands.py` has the two
+commands, `files.py` reads their files and predicts the times of jobs that name a recorded step, and `exports.py` and
+`pictures.py` show a plan.
 """

@@ -42,7 +42,7 @@ def plan(
     Args:
         jobs: `jobs.yaml`, see `files.py`.
         output: Folder to write; None writes nothing.
-        method: `milp` or `heuristic`, or a queue rule (see `policies.py`).
+        method: `milp`, or a queue rule (see `policies.py`).
         console: Where to print; None is the terminal.
 
     Raises:

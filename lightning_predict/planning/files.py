@@ -32,7 +32,15 @@ from lightning_predict.checked import Checked, File, read_csv, read_yaml, shown
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import PlanningFormatError
 from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.planning.problem import Configuration, Formulation, Job, Limits, MachineType, Problem
+from lightning_predict.planning.problem import (
+    RESTART_SECONDS,
+    Configuration,
+    Formulation,
+    Job,
+    Limits,
+    MachineType,
+    Problem,
+)
 from lightning_predict.planning.validation import check_problem
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.trace import Trace
@@ -72,10 +80,6 @@ def _counts(most: int) -> list[int]:
     """List powers of two up to the number of GPUs of a machine, and that number."""
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
 
-
-RESTART_SECONDS: Final = 60.0
-"""What a file that does not say so assumes a job to lose when it moves: writing and reading a checkpoint. Were moves
-free, a plan would be full of them."""
 
 _TOP_KEYS: Final = frozenset({"nodes", "machines", "jobs"})
 _TOP_OPTIONAL: Final = frozenset(

@@ -1,21 +1,25 @@
-"""The exact planner: one decision as a mixed-integer linear program, solved by HiGHS through SciPy.
+"""The planner: one decision as a mixed-integer linear program, solved by HiGHS through SciPy.
 
-    min  Σ_jk cost_jk x_jk + Σ_j postponed_j (1 − Σ_k x_jk) + Σ_vf period_v z_vf     under the constraints below
+    min  Σ_jk cost_jk x_jk + Σ_j stay_j s_j + Σ_j postponed_j (1 − Σ_k x_jk − s_j)
+         + Σ_n period_n y_n + Σ_vf period_v z_vf
 
-Sets: jobs j, machine types v with G_v GPUs, sizes s (GPUs that a job takes of its machine), nodes. Variables:
+under the constraints below. Sets: jobs j, machine types v with G_v GPUs, sizes q (GPUs that a job takes of its
+machine), and nodes n that are rented now. Variables:
 
-    x_jk ∈ {0, 1}       job j runs on configuration k = (v, g); a job without any waits
-    z_vf ∈ {0, 1, …}    how many nodes become machines of type v that are filled in the way f
-    u_of ∈ {0, 1, …}    how many of the open nodes of kind o = (type, free GPUs) are filled in the way f
+    x_jk ∈ {0, 1}       job j starts on configuration k = (v, g), on a node that is new to it
+    s_j  ∈ {0, 1}       job j stays where it runs; a job with neither waits
+    y_n  ∈ {0, 1}       node n is kept
+    u_nq ∈ {0, 1, …}    how many jobs of size q start on a node that is kept
+    z_vf ∈ {0, 1, …}    how many further nodes become machines of type v that are filled in the way f
 
-Ours: the published models name each node (w_n, y_vn, x_jvgn). Free nodes are all alike, so any plan can be
-written in many ways, and a solver has to refute each of them. Here nodes are counted by how they are filled: a filling
-of an 8-GPU machine is one of the 22 ways to write 8 as a sum of sizes. The same plans are allowed; names are given to
-the nodes afterwards (`placement.py`).
-Tardiness needs no variables, because x_jk fixes it (`objective.py`).
+Ours: the published models name each node (w_n, y_vn, x_jvgn) and take a job that stays on its configuration for one
+that does not move. Free nodes are all alike, so any plan can be written in many ways, and a solver has to refute each
+of them; here they are counted by how they are filled: a filling of an 8-GPU machine is one of the 22 ways to write 8 as
+a sum of sizes. A node with running jobs is named, because who leaves it loses a restart, wherever it goes.
+Tardiness needs no variables, because x_jk and s_j fix it (`objective.py`).
 
-A plan always comes back: where the time limit ends the search, the best plan found so far with its gap; where nothing
-was found yet, the heuristic's plan with the solver's bound. Example::
+A decision always comes back: where the time limit ends the search, the best one found so far with its gap; where
+nothing was found yet, jobs that run stay, and the others are served as a queue. Example::
 
     decision = MilpPlanner(time_limit_seconds=10.0).decide(problem, situation)
     decision.objective_usd, decision.gap
@@ -25,178 +29,210 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.errors import MissingDependencyError
-from lightning_predict.planning import milp as family
-from lightning_predict.planning.heuristic import HeuristicPlanner
 from lightning_predict.planning.objective import Options, Table, options_of
-from lightning_predict.planning.placement import WAITS, Choice, decision_of, fillings
-from lightning_predict.planning.problem import Decision, Problem, Situation
+from lightning_predict.planning.problem import Decision, Placement, Problem, Situation
+from lightning_predict.planning.queues import EARLIEST_DEADLINE_FIRST
 
 if TYPE_CHECKING:
     from scipy.optimize import LinearConstraint
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filling:
-    """One way to fill a kind of node.
+@lru_cache(maxsize=256)
+def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ...]:
+    """Return all ways to fill a node as far as possible: counts by size, in the order of `sizes` (largest first).
 
-    Attributes:
-        machine: Index of the machine type.
-        free_gpus: GPUs of an open node that are free; None for a new node.
-        slots: How many jobs of each size it holds, by size.
-        limit: How many nodes of the kind there are.
+    With sizes 1 to 8 and 8 GPUs these are the 22 partitions of 8.
     """
 
-    machine: int
-    free_gpus: int | None
-    slots: dict[int, int]
-    limit: int
+    def extend(position: int, left: int) -> list[tuple[int, ...]]:
+        if position == len(sizes):
+            return [()]
+        return [
+            (count, *rest)
+            for count in range(left // sizes[position], -1, -1)
+            for rest in extend(position + 1, left - count * sizes[position])
+        ]
+
+    smallest = min(sizes, default=capacity + 1)
+    everything = extend(0, capacity)
+    return tuple(
+        counts
+        for counts in everything
+        if sum(counts) and capacity - sum(s * c for s, c in zip(sizes, counts, strict=True)) < smallest
+    )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
-    """The columns of the MILP: first x, then z and u.
+    """The columns of the program: x, s, y, u and z, one after another.
 
     Attributes:
-        pairs: Job and configuration index of each x.
-        fillings: The filling of each z and u.
+        starts: Job and configuration index of each x.
+        stays: Job index and node of each s.
+        kept: Node and machine index of each y.
+        slots: Node, machine index and size of each u.
+        fillings: Machine index and jobs by size of each z.
     """
 
-    pairs: tuple[tuple[int, int], ...]
-    fillings: tuple[Filling, ...]
+    starts: tuple[tuple[int, int], ...]
+    stays: tuple[tuple[int, int], ...]
+    kept: tuple[tuple[int, int], ...]
+    slots: tuple[tuple[int, int, int], ...]
+    fillings: tuple[tuple[int, dict[int, int]], ...]
+
+    @property
+    def first_stay(self) -> int:
+        """Column of the first s."""
+        return len(self.starts)
+
+    @property
+    def first_kept(self) -> int:
+        """Column of the first y."""
+        return self.first_stay + len(self.stays)
+
+    @property
+    def first_slot(self) -> int:
+        """Column of the first u."""
+        return self.first_kept + len(self.kept)
+
+    @property
+    def first_filling(self) -> int:
+        """Column of the first z."""
+        return self.first_slot + len(self.slots)
 
     @property
     def count(self) -> int:
         """Number of columns."""
-        return len(self.pairs) + len(self.fillings)
-
-    def filling_columns(self) -> list[tuple[int, Filling]]:
-        """Number the columns of the fillings."""
-        return list(enumerate(self.fillings, start=len(self.pairs)))
+        return self.first_filling + len(self.fillings)
 
 
 def variables_of(options: Options) -> Variables:
     """Return the columns for a decision."""
-    pairs = tuple((int(job), int(item)) for job, item in np.argwhere(np.isfinite(options.cost_usd)))
-    ways: list[Filling] = []
-    for index, machine in enumerate(options.machines):
-        sizes = tuple(sorted({int(size) for size in options.size_of[options.machine_of == index]}, reverse=True))
-        new = min(len(options.free_nodes), int(options.quotas[index]))
-        kinds: list[tuple[int, int | None, int]] = [(machine.num_gpus, None, new)]
-        open_nodes = Counter(node.free_gpus for node in options.open_nodes if node.machine == index)
-        kinds += [(gpus, gpus, number) for gpus, number in sorted(open_nodes.items())]
-        for capacity, free_gpus, limit in kinds:
-            for counts in fillings(sizes, capacity):
-                slots = {size: count for size, count in zip(sizes, counts, strict=True) if count}
-                ways.append(Filling(machine=index, free_gpus=free_gpus, slots=slots, limit=limit))
-    return Variables(pairs=pairs, fillings=tuple(ways))
+    starts = tuple((int(job), int(item)) for job, item in np.argwhere(np.isfinite(options.cost_usd)))
+    used = {item for _, item in starts}
+    sizes = [
+        tuple(sorted({int(options.size_of[item]) for item in used if options.machine_of[item] == index}, reverse=True))
+        for index in range(len(options.machines))
+    ]
+    index_of = {machine.name: index for index, machine in enumerate(options.machines)}
+    kept = tuple(
+        sorted({(place.node, index_of[place.configuration.machine]) for place in options.running if place is not None})
+    )
+    return Variables(
+        starts=starts,
+        stays=tuple((job, place.node) for job, place in enumerate(options.running) if place is not None),
+        kept=kept,
+        slots=tuple((node, machine, size) for node, machine in kept for size in sizes[machine]),
+        fillings=tuple(
+            (index, {size: count for size, count in zip(sizes[index], counts, strict=True) if count})
+            for index, machine in enumerate(options.machines)
+            for counts in fillings(sizes[index], machine.num_gpus)
+        ),
+    )
 
 
-def one_configuration(options: Options, variables: Variables) -> LinearConstraint:
-    """Constrain a job to one configuration at most, and to exactly one where it must not wait: Σ_k x_jk ≤ 1, or = 1."""
-    rows = [[(column, 1.0) for column, (j, _) in enumerate(variables.pairs) if j == job] for job in _jobs(options)]
+Entries = list[tuple[int, float]]
+"""A row of a constraint: columns and their coefficients."""
+
+
+def one_place(options: Options, variables: Variables) -> LinearConstraint:
+    """Give a job one place at most, and exactly one where it must not wait: Σ_k x_jk + s_j ≤ 1, or = 1."""
+    rows: list[Entries] = [[] for _ in options.jobs]
+    for column, (job, _) in enumerate(variables.starts):
+        rows[job].append((column, 1.0))
+    for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
+        rows[job].append((column, 1.0))
     lower = np.where(np.isfinite(options.postponed_usd), 0.0, 1.0)
     return _constraint(variables, rows, lower, np.ones(len(rows)))
 
 
+def room(options: Options, variables: Variables) -> LinearConstraint:
+    """Keep a node for whoever is on it, within its GPUs: Σ_q q u_nq + Σ_j g_j s_j ≤ G y_n, and s_j ≤ y_n."""
+    column_of = {node: column for column, (node, _) in enumerate(variables.kept, start=variables.first_kept)}
+    size_of = dict(zip(options.configurations, options.size_of.tolist(), strict=True))
+    gpus: dict[int, Entries] = {
+        node: [(column_of[node], -float(options.machines[machine].num_gpus))] for node, machine in variables.kept
+    }
+    stays: list[Entries] = []
+    for column, (job, node) in enumerate(variables.stays, start=variables.first_stay):
+        place = options.running[job]
+        assert place is not None
+        gpus[node].append((column, float(size_of[place.configuration])))
+        stays.append([(column, 1.0), (column_of[node], -1.0)])
+    for column, (node, _, size) in enumerate(variables.slots, start=variables.first_slot):
+        gpus[node].append((column, float(size)))
+    return _at_most(variables, [*gpus.values(), *stays], 0.0)
+
+
 def slots(options: Options, variables: Variables) -> LinearConstraint:
-    """Require as many places of a size as jobs take: Σ_{j, k: (v, s)} x_jk ≤ Σ_f slots_fs (z_vf + u_of)."""
-    kinds = sorted({(int(v), int(s)) for v, s in zip(options.machine_of, options.size_of, strict=True)})
-    rows = [
-        [
-            (column, 1.0)
-            for column, (_, item) in enumerate(variables.pairs)
-            if (options.machine_of[item], options.size_of[item]) == (machine, size)
-        ]
-        + [
-            (column, -float(filling.slots[size]))
-            for column, filling in variables.filling_columns()
-            if filling.machine == machine and size in filling.slots
-        ]
-        for machine, size in kinds
-    ]
-    return _constraint(variables, rows, np.full(len(rows), -np.inf), np.zeros(len(rows)))
+    """Start no more jobs of a size than there are places: Σ_{j, k: (v, q)} x_jk ≤ Σ_f slots_fq z_vf + Σ_{n: v} u_nq."""
+    rows: dict[tuple[int, int], Entries] = {}
+    for column, (_, item) in enumerate(variables.starts):
+        key = (int(options.machine_of[item]), int(options.size_of[item]))
+        rows.setdefault(key, []).append((column, 1.0))
+    for column, (_, machine, size) in enumerate(variables.slots, start=variables.first_slot):
+        rows[machine, size].append((column, -1.0))
+    for column, (machine, counts) in enumerate(variables.fillings, start=variables.first_filling):
+        for size, count in counts.items():
+            rows[machine, size].append((column, -float(count)))
+    return _at_most(variables, list(rows.values()), 0.0)
 
 
 def nodes(options: Options, variables: Variables) -> LinearConstraint:
-    """Allow no more new machines than free nodes: Σ_vf z_vf ≤ N."""
-    row = [(column, 1.0) for column, filling in variables.filling_columns() if filling.free_gpus is None]
-    return _constraint(variables, [row], np.array([-np.inf]), np.array([float(len(options.free_nodes))]))
-
-
-def quotas(options: Options, variables: Variables) -> LinearConstraint:
-    """Allow no more machines of a type than its quota: Σ_f z_vf ≤ Q_v for each v."""
-    rows = [
-        [
-            (column, 1.0)
-            for column, filling in variables.filling_columns()
-            if filling.machine == machine and filling.free_gpus is None
-        ]
-        for machine in range(len(options.machines))
+    """Rent no more machines than allowed: Σ_n y_n + Σ_vf z_vf ≤ N, and of a type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v."""
+    machines = [
+        *enumerate((machine for _, machine in variables.kept), start=variables.first_kept),
+        *enumerate((machine for machine, _ in variables.fillings), start=variables.first_filling),
     ]
-    return _constraint(variables, rows, np.full(len(rows), -np.inf), options.quotas.astype(float))
-
-
-def open_nodes(options: Options, variables: Variables) -> LinearConstraint:
-    """Constrain an open node to be filled once: Σ_f u_of ≤ number of open nodes of kind o."""
-    kinds = Counter((node.machine, node.free_gpus) for node in options.open_nodes)
-    rows = [
-        [
-            (column, 1.0)
-            for column, filling in variables.filling_columns()
-            if (filling.machine, filling.free_gpus) == kind
-        ]
-        for kind in sorted(kinds)
-    ]
-    upper = np.array([float(kinds[kind]) for kind in sorted(kinds)])
-    return _constraint(variables, rows, np.full(len(rows), -np.inf), upper)
+    rows: list[Entries] = [[(column, 1.0) for column, _ in machines]]
+    rows += [[(column, 1.0) for column, of in machines if of == index] for index in range(len(options.machines))]
+    return _at_most(variables, rows, np.array([options.nodes, *options.quotas.tolist()], dtype=float))
 
 
 def budget(options: Options, variables: Variables) -> LinearConstraint:
-    """Keep the budget: Σ_jk m_jk x_jk + Σ_j r_j (1 − Σ_k x_jk) + idle GPUs until the next event ≤ B.
+    """Keep the budget: Σ_jk m_jk x_jk + Σ_j m_j s_j + Σ_j r_j (1 − Σ_k x_jk − s_j) + idle GPUs for now ≤ B.
 
     m_jk is the job's share of its machine until its end, r_j what is kept for a job that waits; idle is the price of
     the machines until the next event without the shares of their jobs. Ours.
     """
-    row = []
-    for column, (job, item) in enumerate(variables.pairs):
-        machine = options.machines[options.machine_of[item]]
-        used = float(options.period_usd[options.machine_of[item]]) * float(options.size_of[item]) / machine.num_gpus
-        row.append((column, float(options.machine_usd[job, item] - options.reserved_usd[job]) - used))
-    row += [
-        (column, float(options.period_usd[filling.machine]))
-        for column, filling in variables.filling_columns()
-        if filling.free_gpus is None
+    part = options.period_usd[options.machine_of] * options.size_of
+    part = part / np.array([machine.num_gpus for machine in options.machines])[options.machine_of]
+    used = dict(zip(options.configurations, part.tolist(), strict=True))
+    row: Entries = [
+        (column, float(options.machine_usd[job, item] - options.reserved_usd[job] - part[item]))
+        for column, (job, item) in enumerate(variables.starts)
     ]
-    left = options.budget_usd - float(options.reserved_usd.sum())
-    return _constraint(variables, [row], np.array([-np.inf]), np.array([left]))
+    for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
+        place = options.running[job]
+        assert place is not None
+        row.append((column, options.stay_machine_usd[job] - options.reserved_usd[job] - used[place.configuration]))
+    row += _rents(options, variables)
+    return _at_most(variables, [row], options.budget_usd - float(options.reserved_usd.sum()))
 
 
-def has_budget(options: Options) -> bool:
-    """Tell whether the budget is a limit at all."""
-    return math.isfinite(options.budget_usd)
+def _rents(options: Options, variables: Variables) -> Entries:
+    """Return the price of each machine until the next event."""
+    kept = enumerate((machine for _, machine in variables.kept), start=variables.first_kept)
+    new = enumerate((machine for machine, _ in variables.fillings), start=variables.first_filling)
+    return [(column, float(options.period_usd[machine])) for column, machine in (*kept, *new)]
 
 
-def _jobs(options: Options) -> range:
-    return range(len(options.jobs))
+def _at_most(variables: Variables, rows: Sequence[Entries], upper: float | Table) -> LinearConstraint:
+    return _constraint(variables, rows, np.full(len(rows), -np.inf), np.broadcast_to(upper, len(rows)))
 
 
-def _constraint(
-    variables: Variables,
-    rows: list[list[tuple[int, float]]],
-    lower: npt.NDArray[np.float64],
-    upper: npt.NDArray[np.float64],
-) -> LinearConstraint:
-    """Return the rows lower ≤ A · (x, z, u) ≤ upper, from the entries of A."""
+def _constraint(variables: Variables, rows: Sequence[Entries], lower: Table, upper: Table) -> LinearConstraint:
+    """Return the rows lower ≤ A · (x, s, y, u, z) ≤ upper, from the entries of A."""
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array
 
@@ -209,7 +245,7 @@ def _constraint(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MilpPlanner:
-    """Decides by the MILP.
+    """Decides by the program.
 
     Attributes:
         time_limit_seconds: For one decision.
@@ -230,54 +266,35 @@ class MilpPlanner:
         started = time.perf_counter()
         check_scipy()
         options = options_of(problem, situation)
-        if not options.jobs:
-            return _nothing_to_decide(options, situation)
         variables = variables_of(options)
+        constant = float(_waiting_usd(options).sum())
         result = self._solve(options, variables)
-        bound = None if result.mip_dual_bound is None else float(result.mip_dual_bound) + _constant_usd(options)
-        seconds = time.perf_counter() - started
+        bound = None if result.mip_dual_bound is None else float(result.mip_dual_bound) + constant
         if result.x is None:
-            decision = HeuristicPlanner().decide(problem, situation)
-            return Decision(
-                placements=decision.placements,
-                postponed=decision.postponed,
-                objective_usd=decision.objective_usd,
-                bound_usd=bound,
-                method=f"{decision.method}; MILP: {result.message}",
-                solve_seconds=seconds + decision.solve_seconds,
-            )
-        choice, opened, bins = _read(options, variables, result.x)
-        return decision_of(
-            options,
-            situation,
-            choice,
-            opened=opened,
-            bins=bins,
-            objective_usd=float(result.fun) + _constant_usd(options),
+            placements = _queued(problem, situation)
+        else:
+            placements = _placements(options, variables, np.rint(result.x).astype(int))
+        return Decision(
+            placements=placements,
+            postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
+            objective_usd=None if result.x is None else float(result.fun) + constant,
             bound_usd=bound,
-            method=self.name,
-            solve_seconds=seconds,
+            method=self.name if result.x is not None else f"queue; {self.name}: {result.message}",
+            solve_seconds=time.perf_counter() - started,
         )
 
     def _solve(self, options: Options, variables: Variables) -> Any:
         """Ask HiGHS for the answer; Any because SciPy does not type it."""
         from scipy.optimize import Bounds, milp
 
-        constraints = [
-            family.one_configuration(options, variables),
-            family.slots(options, variables),
-            family.nodes(options, variables),
-            family.quotas(options, variables),
-        ]
-        if options.open_nodes:
-            constraints.append(family.open_nodes(options, variables))
-        if family.has_budget(options):
-            constraints.append(family.budget(options, variables))
-        upper = [1.0] * len(variables.pairs) + [float(filling.limit) for filling in variables.fillings]
+        constraints = [family(options, variables) for family in (one_place, room, slots, nodes)]
+        if math.isfinite(options.budget_usd):
+            constraints.append(budget(options, variables))
+        counted = np.arange(variables.count) >= variables.first_slot
         return milp(
             _costs(options, variables),
             integrality=np.ones(variables.count),
-            bounds=Bounds(np.zeros(variables.count), np.maximum(upper, 0.0)),
+            bounds=Bounds(np.zeros(variables.count), np.where(counted, np.inf, 1.0)),
             constraints=constraints,
             options={"time_limit": self.time_limit_seconds, "mip_rel_gap": self.relative_gap},
         )
@@ -294,7 +311,7 @@ def check_scipy() -> None:
     except ImportError as error:
         raise MissingDependencyError(
             "The MILP needs SciPy, which is not installed: pip install lightning-predict[planning]. "
-            "The heuristic planner works without it."
+            "The queue rules (edf, fifo, ps and their -shared forms) work without it."
         ) from error
 
 
@@ -303,59 +320,47 @@ def _waiting_usd(options: Options) -> Table:
     return np.where(np.isfinite(options.postponed_usd), options.postponed_usd, 0.0)
 
 
-def _constant_usd(options: Options) -> float:
-    """Find what every decision costs: all jobs waiting, and the jobs that are fixed."""
-    return float(_waiting_usd(options).sum()) + options.fixed_usd
-
-
 def _costs(options: Options, variables: Variables) -> Table:
-    """Build the coefficients of the objective: running instead of waiting, and new machines until the next event."""
+    """Build the coefficients of the objective: running instead of waiting, and machines until the next event."""
     waiting = _waiting_usd(options)
-    running = [options.cost_usd[job, item] - waiting[job] for job, item in variables.pairs]
-    machines = [
-        options.period_usd[filling.machine] if filling.free_gpus is None else 0.0 for filling in variables.fillings
+    costs = np.zeros(variables.count)
+    costs[: variables.first_stay] = [options.cost_usd[job, item] - waiting[job] for job, item in variables.starts]
+    costs[variables.first_stay : variables.first_kept] = [
+        options.stay_usd[job] - waiting[job] for job, _ in variables.stays
     ]
-    return np.array([*running, *machines], dtype=float)
+    for column, price in _rents(options, variables):
+        costs[column] = price
+    return costs
 
 
-def _read(options: Options, variables: Variables, x: Table) -> tuple[Choice, list[int], dict[int, list[list[int]]]]:
-    """Return the solver's numbers as a choice, the new nodes by type, and what each node holds (open ones first)."""
-    choice = np.full(len(options.jobs), WAITS, dtype=np.int64)
-    for column, (job, item) in enumerate(variables.pairs):
-        if x[column] > 0.5:
-            choice[job] = item
-    opened = [0] * len(options.machines)
-    new: dict[int, list[list[int]]] = {index: [] for index in range(len(options.machines))}
-    held: dict[tuple[int, int], list[list[int]]] = {}
-    for column, filling in variables.filling_columns():
-        number = round(x[column])
-        sizes = [size for size, count in filling.slots.items() for _ in range(count)]
-        if filling.free_gpus is None:
-            opened[filling.machine] += number
-            new[filling.machine] += [sizes] * number
-        else:
-            held.setdefault((filling.machine, filling.free_gpus), []).extend([sizes] * number)
-    bins = {}
-    for index in new:
-        fillings_left = {key: list(value) for key, value in held.items()}
-        first = [
-            fillings_left[key].pop() if fillings_left.get(key := (index, node.free_gpus)) else []
-            for node in options.open_nodes
-            if node.machine == index
-        ]
-        bins[index] = first + new[index]
-    return choice, opened, bins
+def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]) -> dict[str, Placement]:
+    """Return the solver's numbers as places: nodes that are kept are filled first, then new ones."""
+    placements: dict[str, Placement] = {}
+    taken = {node for column, (node, _) in enumerate(variables.kept, start=variables.first_kept) if x[column]}
+    for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
+        place = options.running[job]
+        if x[column] and place is not None:
+            placements[options.jobs[job]] = place
+    places: dict[tuple[int, int], list[int]] = {}  # nodes with room for a job, by machine and size
+    for column, (node, machine, size) in enumerate(variables.slots, start=variables.first_slot):
+        places.setdefault((machine, size), []).extend([node] * int(x[column]))
+    free = (node for node in range(options.nodes) if node not in taken)
+    for column, (machine, counts) in enumerate(variables.fillings, start=variables.first_filling):
+        for _ in range(int(x[column])):
+            node = next(free)
+            for size, count in counts.items():
+                places.setdefault((machine, size), []).extend([node] * count)
+    for column, (job, item) in enumerate(variables.starts):
+        if x[column]:
+            nodes_left = places[int(options.machine_of[item]), int(options.size_of[item])]
+            configuration = options.configurations[item]
+            placements[options.jobs[job]] = Placement(node=nodes_left.pop(0), configuration=configuration)
+    return dict(sorted(placements.items()))
 
 
-def _nothing_to_decide(options: Options, situation: Situation) -> Decision:
-    return decision_of(
-        options,
-        situation,
-        np.empty(0, dtype=np.int64),
-        opened=[0] * len(options.machines),
-        bins={index: [] for index in range(len(options.machines))},
-        objective_usd=options.fixed_usd,
-        bound_usd=options.fixed_usd,
-        method="nothing to decide",
-        solve_seconds=0.0,
-    )
+def _queued(problem: Problem, situation: Situation) -> dict[str, Placement]:
+    """Keep what runs; start the others as a queue, unless there is a budget, which a queue does not keep."""
+    if problem.limits.budget_usd is not None:
+        return dict(situation.running)
+    rule = replace(EARLIEST_DEADLINE_FIRST, shares_gpus=problem.formulation.shares_gpus)
+    return dict(rule.decide(problem, situation).placements)

@@ -9,14 +9,14 @@ the time `h` until machines are used otherwise:
     tardiness          ρ · ω · max(0, now + t − d)
     postponed          ρ̂ · ω · max(0, now + h + t_worst − d)      the worst case of a job that waits
     and (ours)         min over (v, g) of c_v · (h + g/G_v · max(0, t − h)): its cheapest run later, started alone
-    restarts (ours)    c_v · g/G_v · r · (h / gap − 1)            on top of the time r that a job loses when it moves
+    restarts (ours)    t counts m more restarts of the time r for a job that moves or is paused
 
 After Jahani et al., "Optimizing on-demand GPUs in the Cloud for Deep Learning Applications Training" (ICCCS 2019), who
 count machines until the next event and waiting until the period `H` is over. Ours: `h` is three mean gaps between
-events so far, at most `H`. Without the two further rows of machines, waiting would look free, and slow configurations
-of cheap machines would look cheap. What a move gains is counted for `h`, so its loss is counted as often as there are
-events in `h`. Between equals, the choice that gets work done wins: waiting costs a thousandth more. `t_worst` is the
-slowest configuration worth renting, that is, one that no other beats in both time and price; the slowest of all is
+events so far or two restarts, whichever is longer, at most `H`. Without the two further rows of machines, waiting would
+look free, and slow configurations of cheap machines would look cheap. A job that is paused goes on with a restart, so
+waiting costs it one. Between equals, the choice that gets work done wins: waiting costs a thousandth more. `t_worst` is
+the slowest configuration worth renting, that is, one that no other beats in both time and price; the slowest of all is
 often so slow that it drowns everything else. Example::
 
     options = options_of(problem, Situation(now_seconds=0.0, remaining={"resnet": 1.0}))
@@ -53,29 +53,42 @@ TIE: Final = 1e-3
 """By this share waiting is made dearer, so that of equals the choice that gets work done wins."""
 
 
-def run_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
-    """Return predicted time until the job's end, if it runs on this configuration from now on.
+MOVES_TO_COME: Final = 1.0
+"""A job that moves is likely to move again before its end: so many restarts are counted with each. Chosen, with
+`HORIZON_RESTARTS`, on two of the study's instances (ten nodes, a job every 30 s, seeds 0 and 1): at 60 s a restart, 0
+costs 3 % more, 2 costs 7 % more."""
 
-    A job that moves, or that goes on after a pause, first loses `restart_seconds`.
-    """
-    seconds = situation.remaining[job.name] * job.seconds[configuration]
-    return seconds + lost_seconds(job, configuration, problem, situation)
+HORIZON_RESTARTS: Final = 2.0
+"""No machine is given back sooner than after so many restarts, which the jobs on it would have to pay."""
 
 
 def horizon_seconds(problem: Problem, situation: Situation) -> float:
-    """Find how long a machine that is rented now is counted: a few mean gaps between events, at most the period."""
+    """Find how long a machine that is rented now is counted: some gaps between events or some restarts.
+
+    At most the period.
+    """
     if problem.horizon_seconds is not None:
         return problem.horizon_seconds
     if situation.mean_gap_seconds is None:
         return problem.period_seconds
-    return min(problem.period_seconds, HORIZON_GAPS * situation.mean_gap_seconds)
+    gaps = HORIZON_GAPS * situation.mean_gap_seconds
+    return min(problem.period_seconds, max(gaps, HORIZON_RESTARTS * problem.restart_seconds))
 
 
-def lost_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
-    """Give the time that the job loses if it goes on with this configuration: none if it stays or has not run yet."""
-    current = situation.running.get(job.name)
-    stays = current is not None and current.configuration == configuration
-    return 0.0 if stays or job.name not in situation.started else problem.restart_seconds
+def restart_seconds(job: Job, problem: Problem, situation: Situation) -> float:
+    """Give the time that the job loses wherever it starts now: none before its first start."""
+    return problem.restart_seconds if job.name in situation.started else 0.0
+
+
+def run_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
+    """Return predicted time until the job's end if it starts on this configuration now, on a node new to it."""
+    return situation.remaining[job.name] * job.seconds[configuration] + restart_seconds(job, problem, situation)
+
+
+def stay_seconds(job: Job, situation: Situation) -> float:
+    """Return predicted time until the end of a job that runs and stays where it is: what is left of a restart, too."""
+    seconds = situation.remaining[job.name] * job.seconds[situation.running[job.name].configuration]
+    return seconds + situation.restarting.get(job.name, 0.0)
 
 
 def tardiness_usd(job: Job, end_seconds: float) -> float:
@@ -124,12 +137,14 @@ class Row:
     """All choices of a job.
 
     Attributes:
-        cells: By configuration that it may have.
+        cells: By configuration on which it may start.
+        stays: Where it runs now; None if it does not run.
         postponed_usd: What waiting costs; infinite where it must not wait.
         reserved_usd: What the budget keeps for it while it waits.
     """
 
     cells: Mapping[Configuration, Cell]
+    stays: Cell | None
     postponed_usd: float
     reserved_usd: float
 
@@ -138,26 +153,34 @@ def row_of(job: Job, problem: Problem, situation: Situation) -> Row:
     """Return one job's row of the table."""
     machines = {machine.name: machine for machine in problem.machines}
     horizon = horizon_seconds(problem, situation)
+    again = MOVES_TO_COME * restart_seconds(job, problem, situation)
     seconds = {item: run_seconds(job, item, problem, situation) for item in _allowed(job, problem, situation)}
     price = {item: machines[item.machine].usd_per_hour for item in seconds}
     part = {item: share(machines[item.machine], item, problem.formulation) for item in seconds}
     shared_usd = {item: usd(seconds=t, usd_per_hour=price[item] * part[item]) for item, t in seconds.items()}
-    cells = {}
-    for item, t in seconds.items():
-        later = usd(seconds=max(0.0, t - horizon), usd_per_hour=price[item] * part[item])
-        tardiness = problem.tardiness_factor * tardiness_usd(job, situation.now_seconds + t)
-        lost = usd(seconds=lost_seconds(job, item, problem, situation), usd_per_hour=price[item] * part[item])
-        again = lost * (horizon / min(horizon, situation.mean_gap_seconds or horizon) - 1)
-        cells[item] = Cell(later + tardiness + again, shared_usd[item])
-    worst = horizon + max(seconds[item] for item in worth_renting(seconds, shared_usd))
+
+    def cell(item: Configuration, t: float, more: float) -> Cell:
+        rate = price[item] * part[item]
+        later = usd(seconds=max(0.0, t - horizon) + more, usd_per_hour=rate)
+        tardiness = problem.tardiness_factor * tardiness_usd(job, situation.now_seconds + t + more)
+        return Cell(later + tardiness, usd(seconds=t, usd_per_hour=rate))
+
+    current = situation.running.get(job.name)
+    is_fixed = current is not None and problem.formulation.fixes_running_jobs
+    worst = horizon + again + max(seconds[item] for item in worth_renting(seconds, shared_usd))
     run_later = min(
-        usd(seconds=horizon + part[item] * max(0.0, t - horizon), usd_per_hour=price[item])
+        usd(seconds=horizon + part[item] * max(0.0, t + again - horizon), usd_per_hour=price[item])
         for item, t in seconds.items()
     )
     tardiness = problem.postponement_factor * tardiness_usd(job, situation.now_seconds + worst)
-    must_run = job.name in situation.running and not problem.formulation.preempts
-    alone_usd = min(usd(seconds=t, usd_per_hour=price[item]) for item, t in seconds.items())
-    return Row(cells, math.inf if must_run else run_later * (1 + TIE) + tardiness, alone_usd)
+    return Row(
+        cells={} if is_fixed else {item: cell(item, t, again) for item, t in seconds.items()},
+        stays=None if current is None else cell(current.configuration, stay_seconds(job, situation), 0.0),
+        postponed_usd=math.inf
+        if current is not None and not problem.formulation.preempts
+        else run_later * (1 + TIE) + tardiness,
+        reserved_usd=min(usd(seconds=t, usd_per_hour=price[item]) for item, t in seconds.items()),
+    )
 
 
 def _allowed(job: Job, problem: Problem, situation: Situation) -> list[Configuration]:
@@ -178,22 +201,6 @@ Table = npt.NDArray[np.float64]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenNode:
-    """A node whose running jobs stay, with GPUs to spare.
-
-    Attributes:
-        node: Its number.
-        machine: Index of its machine type in `Options.machines`.
-        free_gpus: GPUs that no running job has.
-    """
-
-    node: int
-    machine: int
-    free_gpus: int
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
     """One decision as numbers; jobs, machines and configurations are sorted by name.
@@ -204,17 +211,17 @@ class Options:
         configurations: What jobs can run on (K).
         machine_of: Machine index of each configuration, (K,).
         size_of: GPUs of a machine that each configuration takes away, (K,): all of them where machines are not shared.
-        cost_usd: Cost of running a job on a configuration, without the machine's price until the next event, (J, K);
-            infinite where it cannot run.
+        cost_usd: Cost of starting a job on a configuration, without the machine's price until the next event, (J, K);
+            infinite where it cannot start, and where fewer GPUs of the same machine cost no more.
         machine_usd: Part of it, and of the price until the next event, that the budget counts, (J, K).
+        running: Where each job runs now, (J,); None if it does not.
+        stay_usd: Cost of leaving it there, (J,); infinite if it does not run.
+        stay_machine_usd: The part that the budget counts, (J,).
         postponed_usd: Cost of letting a job wait, (J,); infinite where it must not.
         reserved_usd: What the budget keeps for a job that waits: its cheapest run, alone on its machine, (J,).
         period_usd: Price of a machine until the next event at the latest, (M,).
-        open_nodes: Nodes whose running jobs are not up for decision.
-        fixed: Those jobs and where they stay.
-        fixed_usd: What they cost; part of every decision.
-        free_nodes: Numbers of the nodes that can be given any type.
-        quotas: How many further machines of each type may be rented, (M,).
+        nodes: Machines at one time.
+        quotas: Machines at one time of each type, (M,).
         budget_usd: What may still be spent; infinite without a budget.
     """
 
@@ -225,13 +232,13 @@ class Options:
     size_of: npt.NDArray[np.int64]
     cost_usd: Table
     machine_usd: Table
+    running: tuple[Placement | None, ...]
+    stay_usd: Table
+    stay_machine_usd: Table
     postponed_usd: Table
     reserved_usd: Table
     period_usd: Table
-    open_nodes: tuple[OpenNode, ...]
-    fixed: Mapping[str, Placement]
-    fixed_usd: float
-    free_nodes: tuple[int, ...]
+    nodes: int
     quotas: npt.NDArray[np.int64]
     budget_usd: float
 
@@ -239,106 +246,62 @@ class Options:
 def options_of(problem: Problem, situation: Situation) -> Options:
     """Return the table of one decision."""
     machines = tuple(sorted(problem.machines, key=lambda machine: machine.name))
+    index = {machine.name: number for number, machine in enumerate(machines)}
     by_name = {job.name: job for job in problem.jobs}
-    fixed = dict(situation.running) if problem.formulation.fixes_running_jobs else {}
-    jobs = [by_name[name] for name in sorted(situation.remaining.keys() - fixed.keys())]
+    jobs = [by_name[name] for name in sorted(situation.remaining)]
     configurations = tuple(sorted({configuration for job in jobs for configuration in job.seconds}))
+    machine_of = np.array([index[item.machine] for item in configurations], dtype=np.int64)
     rows = [row_of(job, problem, situation) for job in jobs]
     cells = [[row.cells.get(configuration) for configuration in configurations] for row in rows]
     shape = (len(jobs), len(configurations))
-    open_nodes = _open_nodes(fixed, machines, problem.formulation)
+    cost_usd = np.array([[c.cost_usd if c else math.inf for c in row] for row in cells], dtype=float).reshape(shape)
+    machine_usd = np.array([[c.machine_usd if c else math.inf for c in row] for row in cells]).reshape(shape)
+    cost_usd[_needless(cost_usd, machine_usd, machine_of)] = math.inf
+    horizon = horizon_seconds(problem, situation)
     return Options(
         jobs=tuple(job.name for job in jobs),
         machines=machines,
         configurations=configurations,
-        machine_of=np.array([_index(machines, item.machine) for item in configurations], dtype=np.int64),
-        size_of=np.array([_size(machines, item, problem.formulation) for item in configurations], dtype=np.int64),
-        cost_usd=np.array([[c.cost_usd if c else math.inf for c in row] for row in cells]).reshape(shape),
-        machine_usd=np.array([[c.machine_usd if c else math.inf for c in row] for row in cells]).reshape(shape),
+        machine_of=machine_of,
+        size_of=np.array(
+            [
+                item.num_gpus if problem.formulation.shares_gpus else machines[index[item.machine]].num_gpus
+                for item in configurations
+            ],
+            dtype=np.int64,
+        ),
+        cost_usd=cost_usd,
+        machine_usd=machine_usd,
+        running=tuple(situation.running.get(job.name) for job in jobs),
+        stay_usd=np.array([row.stays.cost_usd if row.stays else math.inf for row in rows], dtype=float),
+        stay_machine_usd=np.array([row.stays.machine_usd if row.stays else math.inf for row in rows], dtype=float),
         postponed_usd=np.array([row.postponed_usd for row in rows], dtype=float),
         reserved_usd=np.array([row.reserved_usd for row in rows], dtype=float),
-        period_usd=np.array(
-            [
-                usd(seconds=horizon_seconds(problem, situation), usd_per_hour=machine.usd_per_hour)
-                for machine in machines
-            ]
+        period_usd=np.array([usd(seconds=horizon, usd_per_hour=machine.usd_per_hour) for machine in machines]),
+        nodes=problem.limits.nodes,
+        quotas=np.array(
+            [problem.limits.quotas.get(machine.name, problem.limits.nodes) for machine in machines], dtype=np.int64
         ),
-        open_nodes=open_nodes,
-        fixed=fixed,
-        fixed_usd=_fixed_usd(problem, situation, fixed, by_name, machines),
-        free_nodes=tuple(sorted(set(range(problem.limits.nodes)) - {item.node for item in open_nodes})),
-        quotas=_quotas_left(problem, machines, open_nodes),
-        budget_usd=_budget_left(problem, situation, fixed, by_name, machines),
+        budget_usd=_budget_left(problem, situation, by_name.values()),
     )
 
 
-def _index(machines: tuple[MachineType, ...], name: str) -> int:
-    return next(index for index, machine in enumerate(machines) if machine.name == name)
+def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Find cells that a cell of fewer GPUs of the same machine makes needless, (J, K): it costs no more in any way.
+
+    Configurations of a machine follow each other, the smallest first.
+    """
+    needless = np.zeros(cost_usd.shape, dtype=bool)
+    for column in range(1, cost_usd.shape[1]):
+        fewer = (machine_of == machine_of[column]) & (np.arange(cost_usd.shape[1]) < column)
+        beaten = (cost_usd[:, fewer] <= cost_usd[:, [column]]) & (machine_usd[:, fewer] <= machine_usd[:, [column]])
+        needless[:, column] = np.isfinite(cost_usd[:, column]) & beaten.any(axis=1)
+    return needless
 
 
-def _size(machines: tuple[MachineType, ...], configuration: Configuration, formulation: Formulation) -> int:
-    machine = machines[_index(machines, configuration.machine)]
-    return configuration.num_gpus if formulation.shares_gpus else machine.num_gpus
-
-
-def _open_nodes(
-    fixed: Mapping[str, Placement], machines: tuple[MachineType, ...], formulation: Formulation
-) -> tuple[OpenNode, ...]:
-    taken: dict[tuple[int, int], int] = {}
-    for placement in fixed.values():
-        key = (placement.node, _index(machines, placement.configuration.machine))
-        taken[key] = taken.get(key, 0) + _size(machines, placement.configuration, formulation)
-    return tuple(
-        OpenNode(node=node, machine=machine, free_gpus=machines[machine].num_gpus - gpus)
-        for (node, machine), gpus in sorted(taken.items())
-    )
-
-
-def _quotas_left(
-    problem: Problem, machines: tuple[MachineType, ...], open_nodes: tuple[OpenNode, ...]
-) -> npt.NDArray[np.int64]:
-    return np.array(
-        [
-            problem.limits.quotas.get(machine.name, problem.limits.nodes)
-            - sum(node.machine == index for node in open_nodes)
-            for index, machine in enumerate(machines)
-        ],
-        dtype=np.int64,
-    )
-
-
-def _fixed_usd(
-    problem: Problem,
-    situation: Situation,
-    fixed: Mapping[str, Placement],
-    by_name: Mapping[str, Job],
-    machines: tuple[MachineType, ...],
-) -> float:
-    """Cost machines until the next event, the share afterwards, and the tardiness of the jobs that stay."""
-    rented = {(item.node, item.configuration.machine) for item in fixed.values()}
-    total = sum(
-        usd(seconds=horizon_seconds(problem, situation), usd_per_hour=machines[_index(machines, name)].usd_per_hour)
-        for _, name in sorted(rented)
-    )
-    for name in sorted(fixed):
-        row = row_of(by_name[name], problem, situation)
-        total += row.cells[fixed[name].configuration].cost_usd
-    return total
-
-
-def _budget_left(
-    problem: Problem,
-    situation: Situation,
-    fixed: Mapping[str, Placement],
-    by_name: Mapping[str, Job],
-    machines: tuple[MachineType, ...],
-) -> float:
-    """Return the budget without what is spent, what the fixed jobs will take and what later jobs will need."""
+def _budget_left(problem: Problem, situation: Situation, jobs: Iterable[Job]) -> float:
+    """Return the budget without what is spent and what jobs that are not submitted yet will need."""
     if problem.limits.budget_usd is None:
         return math.inf
-    left = problem.limits.budget_usd - situation.spent_usd
-    for name in sorted(fixed):
-        row = row_of(by_name[name], problem, situation)
-        left -= row.cells[fixed[name].configuration].machine_usd
-    later = (job for job in by_name.values() if job.release_seconds > situation.now_seconds)
-    return left - sum(cheapest_usd(job, machines) for job in sorted(later, key=lambda job: job.name))
+    later = sorted((job for job in jobs if job.release_seconds > situation.now_seconds), key=lambda job: job.name)
+    return problem.limits.budget_usd - situation.spent_usd - sum(cheapest_usd(job, problem.machines) for job in later)

@@ -3,9 +3,7 @@
 A decision looks ahead as far as the next events; which freedom and which horizon serve best depends on the jobs. A busy
 queue gains from shared machines and from moving jobs. A few long runs that nothing follows are better off alone, or
 with a horizon of their length, because a shared machine is paid to the end of its last job. With all jobs known,
-simulating each way is quick, and tells. Between plans that cost almost the same, jobs should not move.
-
-Queue rules are there to compare with: first in first out, earliest deadline first, priority. Example::
+simulating each way is quick, and tells. Between plans that cost almost the same, jobs should not move. Example::
 
     policy("milp").decide(problem, situation)
     plan = cheapest_plan(problem)
@@ -14,151 +12,31 @@ Queue rules are there to compare with: first in first out, earliest deadline fir
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final, final
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.planning.heuristic import HeuristicPlanner
 from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.objective import run_seconds, share
 from lightning_predict.planning.plan import Plan
-from lightning_predict.planning.problem import (
-    AbstractPolicy,
-    Configuration,
-    Decision,
-    Formulation,
-    Job,
-    MachineType,
-    Placement,
-    Problem,
-    Situation,
-    usd,
-)
+from lightning_predict.planning.problem import AbstractPolicy, Formulation, Problem
+from lightning_predict.planning.queues import BASELINES, SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.validation import check_problem
 from lightning_predict.units import seconds_to_hours
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRule:
-    """Serves waiting jobs in one order, and never touches a running one.
-
-    A job gets a machine to itself, of the type that the predicted times choose: the cheapest that meets the deadline,
-    else the fastest. So a rule knows as much as the planner about times and prices; what it lacks is sharing,
-    preemption and a look at all jobs at once, and it has no means to keep a budget.
-
-    Attributes:
-        name: What tables call it.
-        order: Sort key of the queue; ties go by name.
-        shares_gpus: Jobs may share a machine.
-    """
-
-    name: str
-    order: Callable[[Job], float]
-    shares_gpus: bool = False
-
-    def decide(self, problem: Problem, situation: Situation) -> Decision:
-        """Let running jobs stay; start waiting jobs in order where a node is free."""
-        started = time.perf_counter()
-        placements = dict(situation.running)
-        nodes = _Nodes(problem, placements, shares_gpus=self.shares_gpus)
-        jobs = (job for job in problem.jobs if job.name in situation.remaining and job.name not in placements)
-        for job in sorted(jobs, key=lambda job: (self.order(job), job.name)):
-            for configuration in self._preferences(job, problem, situation):
-                node = nodes.take(configuration)
-                if node is not None:
-                    placements[job.name] = Placement(node=node, configuration=configuration)
-                    break
-        return Decision(
-            placements=dict(sorted(placements.items())),
-            postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
-            objective_usd=None,
-            bound_usd=None,
-            method=self.name,
-            solve_seconds=time.perf_counter() - started,
-        )
-
-    def _preferences(self, job: Job, problem: Problem, situation: Situation) -> list[Configuration]:
-        """Order configurations: those that meet the deadline by cost, then the others by time."""
-        machines = {machine.name: machine for machine in problem.machines}
-        formulation = Formulation(shares_gpus=self.shares_gpus)
-
-        def rank(configuration: Configuration) -> tuple[bool, float, float, Configuration]:
-            machine = machines[configuration.machine]
-            seconds = run_seconds(job, configuration, problem, situation)
-            price = machine.usd_per_hour * share(machine, configuration, formulation)
-            cost = usd(seconds=seconds, usd_per_hour=price)
-            late = situation.now_seconds + seconds > job.deadline_seconds
-            return (late, seconds, cost, configuration) if late else (late, cost, seconds, configuration)
-
-        return sorted(job.seconds, key=rank)
-
-
-FIFO: Final = QueueRule(name="FIFO", order=lambda job: job.release_seconds)
-EARLIEST_DEADLINE_FIRST: Final = QueueRule(name="EDF", order=lambda job: job.deadline_seconds)
-PRIORITY: Final = QueueRule(name="PS", order=lambda job: -job.tardiness_usd_per_hour)
-
-BASELINES: Final = (FIFO, EARLIEST_DEADLINE_FIRST, PRIORITY)
-"""The rules of the comparison."""
-
-SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", shares_gpus=True) for rule in BASELINES)
-"""The same rules where jobs may share a machine."""
-
-
-@final
-class _Nodes:
-    """The GPUs that are free while a queue is served."""
-
-    def __init__(self, problem: Problem, placements: dict[str, Placement], *, shares_gpus: bool) -> None:
-        self._machines: dict[str, MachineType] = {machine.name: machine for machine in problem.machines}
-        self._limits = problem.limits
-        self._shares_gpus = shares_gpus
-        self._type: dict[int, str] = {}
-        self._free: dict[int, int] = {}
-        for placement in placements.values():
-            self._occupy(placement.node, placement.configuration)
-
-    def take(self, configuration: Configuration) -> int | None:
-        """Return a node for this configuration, the fullest that has room, or a new one; None if there is none."""
-        open_nodes = [
-            node
-            for node, machine in self._type.items()
-            if machine == configuration.machine and self._free[node] >= configuration.num_gpus
-        ]
-        node = min(open_nodes, key=lambda node: (self._free[node], node), default=self._unused(configuration.machine))
-        if node is not None:
-            self._occupy(node, configuration)
-        return node
-
-    def _unused(self, machine: str) -> int | None:
-        rented = sum(other == machine for other in self._type.values())
-        if rented >= self._limits.quotas.get(machine, self._limits.nodes):
-            return None
-        return next((node for node in range(self._limits.nodes) if node not in self._type), None)
-
-    def _occupy(self, node: int, configuration: Configuration) -> None:
-        if node not in self._type:
-            self._type[node] = configuration.machine
-            self._free[node] = self._machines[configuration.machine].num_gpus
-        self._free[node] = self._free[node] - configuration.num_gpus if self._shares_gpus else 0
-
-
 POLICIES: Final[dict[str, AbstractPolicy]] = {
     "milp": MilpPlanner(),
-    "heuristic": HeuristicPlanner(),
     **{rule.name.lower().replace(" ", "-"): rule for rule in (*BASELINES, *SHARING_BASELINES)},
 }
 
-PLANNERS: Final = ("milp", "heuristic")
+PLANNERS: Final = ("milp",)
 """Those that weigh costs; the others serve queues."""
 
 
 def policy(name: str) -> AbstractPolicy:
-    """Give the policy of this name: `milp`, `heuristic`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
+    """Give the policy of this name: `milp`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
 
     Raises:
         InvalidArgumentError: There is none.
@@ -210,7 +88,7 @@ def candidates(problem: Problem, planner: str) -> tuple[Candidate, ...]:
 
     Args:
         problem: Whose formulation is the most that is allowed.
-        planner: `milp` or `heuristic`.
+        planner: `milp`.
     """
     most = problem.formulation
     typical = median(job.fastest_seconds for job in problem.jobs)
@@ -230,7 +108,7 @@ def cheapest_plan(problem: Problem, *, method: str = "milp", on_candidate: Calla
 
     Args:
         problem: Jobs, machines and limits.
-        method: `milp` or `heuristic`; or a queue rule, which is then the only candidate.
+        method: `milp`, or a queue rule, which is then the only candidate.
         on_candidate: Called after each candidate, for a progress bar.
 
     Raises:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 from lightning_predict.units import seconds_to_hours
 
@@ -118,6 +118,11 @@ class Formulation:
         return not self.preempts and not self.migrates
 
 
+RESTART_SECONDS: Final = 60.0
+"""What a job is assumed to lose when it moves, where nobody says otherwise. Were moves free, a plan would be full of
+them."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -131,7 +136,8 @@ class Problem:
         period_seconds: A decision holds this long at most (H).
         tardiness_factor: Weight of tardiness against the cost of machines (ρ).
         postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
-        restart_seconds: Time that a job loses whenever it moves or goes on after a pause.
+        restart_seconds: Time that a job loses whenever it moves or goes on after a pause: a checkpoint is written and
+            read, and a process started.
         horizon_seconds: How long a rented machine is counted in a decision; None takes it from the events so far (see
             `objective.py`).
     """
@@ -143,7 +149,7 @@ class Problem:
     period_seconds: float = 300.0
     tardiness_factor: float = 1.0
     postponement_factor: float = 1.0
-    restart_seconds: float = 0.0
+    restart_seconds: float = RESTART_SECONDS
     horizon_seconds: float | None = None
 
 
@@ -171,6 +177,7 @@ class Situation:
         remaining: Share of the work that is left of each job that was submitted and has not ended, above 0, at most 1.
         running: Where jobs run now.
         started: Last configuration of each job that has run, whether it runs now or not.
+        restarting: Seconds until a job works that has moved, of those that run but do not work yet.
         spent_usd: Paid for machines so far.
         mean_gap_seconds: Mean time between two decisions so far; at most the period. None before the second decision.
     """
@@ -179,6 +186,7 @@ class Situation:
     remaining: Mapping[str, float]
     running: Mapping[str, Placement] = field(default_factory=dict)
     started: Mapping[str, Configuration] = field(default_factory=dict)
+    restarting: Mapping[str, float] = field(default_factory=dict)
     spent_usd: float = 0.0
     mean_gap_seconds: float | None = None
 

@@ -177,6 +177,11 @@ class _Simulation:
                 remaining=dict(sorted(self.remaining.items())),
                 running={name: self.work[name].placement for name in sorted(self.work)},
                 started=dict(sorted(self.started.items())),
+                restarting={
+                    name: work.start_seconds - self.now_seconds
+                    for name, work in sorted(self.work.items())
+                    if work.start_seconds > self.now_seconds
+                },
                 spent_usd=self._spent_usd(),
                 mean_gap_seconds=self._mean_gap_seconds(),
             )

@@ -14,7 +14,7 @@ The same study gives the same numbers on any number of workers. Example of `stud
     mean_gap_seconds: [30, 45]
     seeds: 5
     error: 0.1
-    restart_seconds: 0
+    restart_seconds: 60
     policies: [fifo, edf, ps, milp]
 """
 
@@ -36,7 +36,15 @@ from lightning_predict.errors import CatalogueError, InvalidArgumentError, Plann
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.planning.milp import check_scipy
 from lightning_predict.planning.policies import PLANNERS, policy
-from lightning_predict.planning.problem import Configuration, Formulation, Job, Limits, MachineType, Problem
+from lightning_predict.planning.problem import (
+    RESTART_SECONDS,
+    Configuration,
+    Formulation,
+    Job,
+    Limits,
+    MachineType,
+    Problem,
+)
 from lightning_predict.planning.simulator import ActualSeconds, simulate
 
 JOB_TIMES_FILE: Final = Path(__file__).with_name("job_times.toml")
@@ -134,7 +142,7 @@ def random_problem(
     seed: int,
     error: float = 0.0,
     formulation: Formulation = WITH_ALL_FREEDOM,
-    restart_seconds: float = 0.0,
+    restart_seconds: float = RESTART_SECONDS,
 ) -> Problem:
     """Return an instance of the fixed setting: ρ = 1, H = 300 s.
 
@@ -208,7 +216,7 @@ class Study:
     mean_gap_seconds: tuple[float, ...] = (30.0, 45.0)
     seeds: int = 5
     error: float = 0.1
-    restart_seconds: float = 0.0
+    restart_seconds: float = RESTART_SECONDS
     policies: tuple[str, ...] = ("fifo", "edf", "ps", "milp")
 
     @property

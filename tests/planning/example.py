@@ -46,6 +46,7 @@ TWO_JOBS = Problem(
     ),
     machines=(SMALL, LARGE),
     limits=Limits(nodes=2),
+    restart_seconds=0.0,
 )
 """a: in time on large (6 $), 2 h late on small (4 $ and 6 $ of tardiness); b: 2 $ on small."""
 

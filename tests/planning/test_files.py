@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import LightningPredictError, PlanningFormatError
-from lightning_predict.planning.files import RESTART_SECONDS, read_problem
-from lightning_predict.planning.problem import Formulation, Limits
+from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.problem import RESTART_SECONDS, Formulation, Limits
 from tests.planning.example import HOUR, LARGE, SMALL, on
 
 MACHINES = [

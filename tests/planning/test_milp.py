@@ -5,15 +5,13 @@ import math
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_predict.errors import MissingDependencyError
-from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.objective import Options, options_of
-from lightning_predict.planning.placement import WAITS, nodes_needed
+from lightning_predict.planning.milp import MilpPlanner, fillings
+from lightning_predict.planning.objective import options_of
 from lightning_predict.planning.problem import Formulation, Limits, Placement, Problem, Situation
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, at_start, crowd, job, on
 
@@ -67,33 +65,40 @@ def test_jobs_share_a_machine_only_where_that_is_allowed() -> None:
     assert_allowed(alone, decision.placements)
 
 
-def brute_force_usd(options: Options) -> float:
-    """The least objective over all choices, with the packing of `placement.py` (exact for machines of 1 and 4 GPUs)."""
+def brute_force_usd(problem: Problem, situation: Situation) -> float:
+    """The least objective over all ways to let each job wait, or to put it on any node in any configuration."""
+    options = options_of(problem, situation)
     best = math.inf
-    columns = range(WAITS, len(options.configurations))
-    for choice in itertools.product(columns, repeat=len(options.jobs)):
-        total, counts = 0.0, [[0] * machine.num_gpus for machine in options.machines]
-        for number, item in enumerate(choice):
-            total += options.postponed_usd[number] if item == WAITS else options.cost_usd[number, item]
-            if item != WAITS:
-                counts[options.machine_of[item]][options.size_of[item] - 1] += 1
-        opened = [
-            nodes_needed(tuple(number), capacity=machine.num_gpus)
-            for number, machine in zip(counts, options.machines, strict=True)
-        ]
-        if sum(opened) <= len(options.free_nodes) and np.all(np.array(opened) <= options.quotas):
-            best = min(best, total + float(np.dot(opened, options.period_usd)))
+    places = [None, *itertools.product(range(problem.limits.nodes), range(len(options.configurations)))]
+    for choice in itertools.product(places, repeat=len(options.jobs)):
+        total = 0.0
+        types: dict[int, set[int]] = {}
+        used: dict[int, int] = {}
+        for job_index, place in enumerate(choice):
+            if place is None:
+                total += options.postponed_usd[job_index]
+                continue
+            node, item = place
+            placement = Placement(node=node, configuration=options.configurations[item])
+            stays = placement == options.running[job_index]
+            total += options.stay_usd[job_index] if stays else options.cost_usd[job_index, item]
+            types.setdefault(node, set()).add(int(options.machine_of[item]))
+            used[node] = used.get(node, 0) + int(options.size_of[item])
+        if all(len(of) == 1 for of in types.values()):
+            machines = {node: next(iter(of)) for node, of in types.items()}
+            if all(used[node] <= options.machines[machine].num_gpus for node, machine in machines.items()):
+                best = min(best, total + sum(options.period_usd[machine] for machine in machines.values()))
     return best
 
 
 @st.composite
 def small_problems(draw: st.DrawFn) -> Problem:
-    number = draw(st.integers(1, 4))
+    number = draw(st.integers(1, 3))
     hours = st.floats(0.1, 5.0)
     places = [on("small", 1), on("large", 1), on("large", 2), on("large", 3), on("large", 4)]
     jobs = []
     for index in range(number):
-        chosen = draw(st.lists(st.sampled_from(places), min_size=1, max_size=4, unique=True))
+        chosen = draw(st.lists(st.sampled_from(places), min_size=1, max_size=3, unique=True))
         jobs.append(
             job(
                 f"job{index}",
@@ -105,21 +110,108 @@ def small_problems(draw: st.DrawFn) -> Problem:
     return Problem(
         jobs=tuple(jobs),
         machines=(SMALL, LARGE),
-        limits=Limits(nodes=draw(st.integers(1, 3))),
-        formulation=Formulation(shares_gpus=draw(st.booleans())),
+        limits=Limits(nodes=draw(st.integers(1, 2))),
+        formulation=Formulation(
+            shares_gpus=draw(st.booleans()), preempts=draw(st.booleans()), migrates=draw(st.booleans())
+        ),
+        restart_seconds=draw(st.sampled_from([0.0, 60.0, HOUR])),
         horizon_seconds=draw(st.sampled_from([None, HOUR])),
     )
 
 
-@given(small_problems())
+@given(small_problems(), st.floats(0.1, 0.9))
 @settings(max_examples=40, deadline=None)
-def test_no_choice_is_cheaper(problem: Problem) -> None:
-    decision = MilpPlanner().decide(problem, at_start(problem))
-    assert_allowed(problem, decision.placements)
-    assert decision.objective_usd == pytest.approx(
-        brute_force_usd(options_of(problem, at_start(problem))), rel=1e-5, abs=1e-7
+def test_no_choice_is_cheaper_at_the_start_or_later(problem: Problem, remaining: float) -> None:
+    for situation in (start := at_start(problem), later(problem, start, remaining)):
+        decision = MilpPlanner().decide(problem, situation)
+        assert_allowed(problem, decision.placements)
+        assert decision.objective_usd == pytest.approx(brute_force_usd(problem, situation), rel=1e-5, abs=1e-7)
+        assert set(decision.placements) | set(decision.postponed) == {item.name for item in problem.jobs}
+
+
+def later(problem: Problem, situation: Situation, remaining: float) -> Situation:
+    """Half an hour after the decision: what runs has as much left."""
+    placements = MilpPlanner().decide(problem, situation).placements
+    return Situation(
+        now_seconds=HOUR / 2,
+        remaining={item.name: remaining if item.name in placements else 1.0 for item in problem.jobs},
+        running=placements,
+        started={name: placement.configuration for name, placement in placements.items()},
+        mean_gap_seconds=HOUR / 2,
     )
-    assert set(decision.placements) | set(decision.postponed) == {item.name for item in problem.jobs}
+
+
+@given(st.permutations(range(8)), st.permutations(range(9)))
+@settings(max_examples=15, deadline=None)
+def test_the_order_of_jobs_and_machines_does_not_matter(job_order: list[int], machine_order: list[int]) -> None:
+    problem = crowd(8, 2, seed=1)
+    shuffled = replace(
+        problem,
+        jobs=tuple(problem.jobs[index] for index in job_order),
+        machines=tuple(problem.machines[index] for index in machine_order),
+    )
+    first = MilpPlanner().decide(problem, at_start(problem))
+    second = MilpPlanner().decide(shuffled, at_start(shuffled))
+    assert (first.placements, first.postponed) == (second.placements, second.postponed)
+
+
+def test_moving_to_another_node_of_the_same_type_costs_a_restart() -> None:
+    # Two machines of 4 GPUs, half full, for 2 h more: 1 h within the horizon, 6 $ each, and 2 x 3 $ for the shares
+    # after it: 18 $. On one of them: 6 $ + 6 $, and the restart that one job needs, which counts twice (it may have to
+    # move again): 2 r at 3 $/h. So moving pays up to r = 1 h.
+    jobs = tuple(job(name, hours={on("large", 2): 2.0}, deadline=9.0) for name in "ab")
+    apart = {name: Placement(node=node, configuration=on("large", 2)) for node, name in enumerate("ab")}
+    situation = Situation(
+        now_seconds=0.0,
+        remaining={"a": 1.0, "b": 1.0},
+        running=apart,
+        started={name: on("large", 2) for name in "ab"},
+    )
+    for restart_hours, nodes in ((0.9, 1), (1.1, 2)):
+        problem = replace(HOURLY, jobs=jobs, restart_seconds=restart_hours * HOUR)
+        decision = MilpPlanner().decide(problem, situation)
+        assert len({item.node for item in decision.placements.values()}) == nodes
+    assert decision.objective_usd == pytest.approx(18.0)
+
+
+def test_a_job_that_waits_after_it_ran_is_counted_a_restart() -> None:
+    # b runs and has an hour left; a comes, and to run at once is worth 1 $ to it. Were pausing b free, a would run.
+    jobs = tuple(
+        job(name, hours={on("small", 1): 1.0}, deadline=1.0, weight=weight) for name, weight in (("a", 2.0), ("b", 1.0))
+    )
+    here = Placement(node=0, configuration=on("small", 1))
+    situation = Situation(
+        now_seconds=0.0, remaining={"a": 1.0, "b": 1.0}, running={"b": here}, started={"b": here.configuration}
+    )
+    for restart_seconds, first in ((0.0, "a"), (HOUR, "b")):
+        problem = replace(HOURLY, jobs=jobs, limits=Limits(nodes=1), restart_seconds=restart_seconds)
+        assert list(MilpPlanner().decide(problem, situation).placements) == [first]
+
+
+def test_what_is_left_of_a_restart_counts_for_a_job_that_stays() -> None:
+    job_a = job("a", hours={on("small", 1): 1.0}, deadline=0.0, weight=1.0)
+    here = Placement(node=0, configuration=on("small", 1))
+    problem = replace(HOURLY, jobs=(job_a,), restart_seconds=HOUR)
+    situation = Situation(
+        now_seconds=0.0,
+        remaining={"a": 1.0},
+        running={"a": here},
+        started={"a": here.configuration},
+        restarting={"a": HOUR / 4},
+    )
+    # 1.25 h: 1 $ for the horizon, 0.25 $ after it, and 1.25 $ of tardiness.
+    assert MilpPlanner().decide(problem, situation).objective_usd == pytest.approx(2.5)
+
+
+def test_a_node_of_eight_has_22_fillings() -> None:
+    ways = fillings(tuple(range(8, 0, -1)), 8)
+    assert len(ways) == len(set(ways)) == 22  # the partitions of 8
+    assert all(sum(size * count for size, count in zip(range(8, 0, -1), way, strict=True)) == 8 for way in ways)
+
+
+def test_fillings_leave_no_room_for_another_job() -> None:
+    assert set(fillings((3, 2), 4)) == {(1, 0), (0, 2)}
+    assert fillings((4,), 3) == ()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -162,12 +254,19 @@ def test_a_job_that_may_not_wait_keeps_running() -> None:
     assert "b" in MilpPlanner().decide(problem, situation).placements
 
 
-def test_out_of_time_a_plan_still_comes_back() -> None:
+def test_out_of_time_jobs_are_served_as_a_queue_and_what_runs_stays() -> None:
     problem = crowd(40, 10, seed=0)
-    decision = MilpPlanner(time_limit_seconds=1e-3).decide(problem, at_start(problem))
-    assert decision.placements
-    assert decision.objective_usd is not None
+    first = problem.jobs[0]
+    here = Placement(node=3, configuration=min(first.seconds))
+    situation = replace(at_start(problem), running={first.name: here}, started={first.name: here.configuration})
+    decision = MilpPlanner(time_limit_seconds=0.0).decide(problem, situation)
+    assert decision.method.startswith("queue; MILP: ")
+    assert decision.placements[first.name] == here
+    assert len(decision.placements) > 1
+    assert decision.objective_usd is None
     assert_allowed(problem, decision.placements)
+    frugal = replace(problem, limits=replace(problem.limits, budget_usd=1e6))  # a queue does not keep it
+    assert MilpPlanner(time_limit_seconds=0.0).decide(frugal, situation).placements == {first.name: here}
 
 
 def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from lightning_predict.planning.objective import (
     HORIZON_GAPS,
+    HORIZON_RESTARTS,
     horizon_seconds,
     options_of,
     run_seconds,
+    stay_seconds,
     tardiness_usd,
     worth_renting,
 )
-from lightning_predict.planning.problem import Formulation, Limits, Placement, Situation
+from lightning_predict.planning.problem import Formulation, Placement, Situation
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, at_start, job, on
 
 HOURLY = replace(TWO_JOBS, horizon_seconds=HOUR)
@@ -59,7 +62,9 @@ def test_a_job_that_moves_loses_time_and_one_that_stays_does_not() -> None:
     a = problem.jobs[0]
     here = Placement(node=0, configuration=on("small", 1))
     running = Situation(now_seconds=HOUR, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
-    assert run_seconds(a, on("small", 1), problem, running) == 2 * HOUR
+    assert stay_seconds(a, running) == 2 * HOUR
+    assert stay_seconds(a, replace(running, restarting={"a": 20.0})) == 2 * HOUR + 20
+    assert run_seconds(a, on("small", 1), problem, running) == 2 * HOUR + 60  # on another node
     assert run_seconds(a, on("large", 4), problem, running) == 0.5 * HOUR + 60
     paused = replace(running, running={})
     assert run_seconds(a, on("small", 1), problem, paused) == 2 * HOUR + 60
@@ -71,6 +76,8 @@ def test_the_horizon_is_some_gaps_between_events_and_at_most_the_period() -> Non
     assert horizon_seconds(TWO_JOBS, situation) == 300.0
     assert horizon_seconds(TWO_JOBS, replace(situation, mean_gap_seconds=20.0)) == HORIZON_GAPS * 20.0
     assert horizon_seconds(TWO_JOBS, replace(situation, mean_gap_seconds=HOUR)) == 300.0
+    moving = replace(TWO_JOBS, restart_seconds=60.0)
+    assert horizon_seconds(moving, replace(situation, mean_gap_seconds=20.0)) == HORIZON_RESTARTS * 60.0
     assert horizon_seconds(HOURLY, situation) == HOUR
 
 
@@ -97,26 +104,25 @@ def test_without_preemption_a_running_job_must_not_wait_and_without_migration_it
     assert options_of(fixed_type, running).cost_usd[0].tolist()[0] == math.inf
 
 
-def test_with_neither_its_node_is_open_and_the_job_is_no_longer_up_for_decision() -> None:
+def test_with_neither_it_can_only_stay() -> None:
     here = Placement(node=1, configuration=on("large", 3))
-    a = job("a", hours={on("large", 3): 2.0}, deadline=9.0)
-    b = job("b", hours={on("large", 1): 1.0}, deadline=9.0)
-    problem = replace(
-        HOURLY,
-        jobs=(a, b),
-        limits=Limits(nodes=3, quotas={"large": 2}),
-        formulation=Formulation(preempts=False, migrates=False),
-    )
-    situation = Situation(
-        now_seconds=0.0, remaining={"a": 1.0, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
-    )
+    a = job("a", hours={on("large", 3): 2.0, on("large", 4): 1.0}, deadline=9.0)
+    problem = replace(HOURLY, jobs=(a,), formulation=Formulation(preempts=False, migrates=False))
+    situation = Situation(now_seconds=0.0, remaining={"a": 1.0}, running={"a": here}, started={"a": here.configuration})
     options = options_of(problem, situation)
-    assert options.jobs == ("b",)
-    assert [(node.node, node.free_gpus) for node in options.open_nodes] == [(1, 1)]
-    assert options.free_nodes == (0, 2)
-    assert options.quotas.tolist() == [1, 3]  # large: one of two is rented; small: no quota but the nodes
-    # The machine for the horizon, 6 $, and three quarters of it for the hour after.
-    assert options.fixed_usd == pytest.approx(6.0 + 4.5)
+    assert options.running == (here,)
+    assert options.cost_usd.tolist() == [[math.inf, math.inf]]
+    assert options.postponed_usd.tolist() == [math.inf]
+    assert options.stay_usd == pytest.approx([4.5])  # three quarters of a machine for the hour after the horizon
+
+
+def test_more_gpus_that_save_nothing_are_no_option() -> None:
+    # In time with one GPU: two do the same work for as much money (1 h of 2/4 of 6 $), three for more.
+    a = job("a", hours={on("large", 1): 2.0, on("large", 2): 1.0, on("large", 3): 1.0}, deadline=9.0)
+    problem = replace(HOURLY, jobs=(a,), horizon_seconds=0.0)
+    assert np.isfinite(options_of(problem, at_start(problem)).cost_usd).tolist() == [[True, False, False]]
+    late = replace(problem, jobs=(replace(a, deadline_seconds=0.5 * HOUR),))
+    assert np.isfinite(options_of(late, at_start(late)).cost_usd).tolist() == [[True, True, False]]
 
 
 def test_machines_are_in_the_order_of_their_names() -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
-from lightning_predict.planning.heuristic import HeuristicPlanner
+from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.pictures import (
     chart_of,
     comparison_figure,
@@ -76,7 +76,7 @@ def test_gpus_that_are_no_neighbours_give_two_bars() -> None:
 def test_bars_never_overlap_and_show_every_gpu(seed: int) -> None:
     problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=seed)
     problem = replace(problem, limits=replace(problem.limits, nodes=2))
-    plan = simulate(problem, HeuristicPlanner(starts=3, elite=1, pairs=0))
+    plan = simulate(problem, MilpPlanner())
     chart = chart_of(plan, problem.machines)
     cells = [(bar.first_row + row, bar.start_seconds, bar.end_seconds) for bar in chart.bars for row in range(bar.rows)]
     for number, (row, start, end) in enumerate(cells):

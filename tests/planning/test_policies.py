@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.planning.policies import BASELINES, candidates, cheapest_plan
+from lightning_predict.planning.policies import candidates, cheapest_plan
 from lightning_predict.planning.problem import Formulation, Limits
+from lightning_predict.planning.queues import BASELINES
 from lightning_predict.planning.simulator import simulate
 from tests.planning.example import TWO_JOBS, job, on
 
@@ -33,12 +34,12 @@ def test_jobs_that_fill_a_machine_together_share_it() -> None:
 
 def test_candidates_never_have_more_freedom_than_the_problem() -> None:
     formulation = Formulation(shares_gpus=False, preempts=True, migrates=False)
-    found = candidates(replace(TWO_JOBS, formulation=formulation), "heuristic")
+    found = candidates(replace(TWO_JOBS, formulation=formulation), "milp")
     assert len(found) == len(set(found))
     assert all(not one.formulation.shares_gpus and not one.formulation.migrates for one in found)
     assert {one.name for one in found} >= {
-        "planner (a machine a job)",
-        "planner (a machine a job, no moves)",
+        "MILP (a machine a job)",
+        "MILP (a machine a job, no moves)",
         "FIFO",
         "EDF",
     }
@@ -59,16 +60,14 @@ def test_a_rule_that_cannot_keep_the_budget_says_what_it_needs() -> None:
 
 
 def test_an_unknown_method_lists_the_known_ones() -> None:
-    with pytest.raises(
-        InvalidArgumentError, match="no policy 'best'; known: milp, heuristic, fifo, edf, ps, fifo-shared"
-    ):
+    with pytest.raises(InvalidArgumentError, match="no policy 'best'; known: milp, fifo, edf, ps, fifo-shared"):
         cheapest_plan(TWO_JOBS, method="best")
 
 
 def test_each_candidate_is_told() -> None:
     told: list[None] = []
-    cheapest_plan(TWO_JOBS, method="heuristic", on_candidate=lambda: told.append(None))
-    assert len(told) == len(candidates(TWO_JOBS, "heuristic"))
+    cheapest_plan(TWO_JOBS, method="milp", on_candidate=lambda: told.append(None))
+    assert len(told) == len(candidates(TWO_JOBS, "milp"))
 
 
 def test_near_equals_are_decided_by_moves() -> None:

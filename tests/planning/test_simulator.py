@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from lightning_predict.errors import InfeasiblePlanError
-from lightning_predict.planning.heuristic import HeuristicPlanner
 from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.policies import BASELINES, FIFO, SHARING_BASELINES
 from lightning_predict.planning.problem import (
     AbstractPolicy,
     Decision,
@@ -17,6 +15,7 @@ from lightning_predict.planning.problem import (
     Problem,
     Situation,
 )
+from lightning_predict.planning.queues import BASELINES, FIFO, SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.study import random_actual_seconds, random_problem
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, job, on
@@ -196,25 +195,20 @@ class Watched:
 @pytest.mark.parametrize("shares_gpus", [True, False])
 @pytest.mark.parametrize("preempts", [True, False])
 @pytest.mark.parametrize("migrates", [True, False])
-@pytest.mark.parametrize(
-    "policy", [HeuristicPlanner(starts=4, elite=1, pairs=5), MilpPlanner()], ids=["heuristic", "milp"]
-)
-def test_every_formulation_is_kept_in_every_decision(
-    shares_gpus: bool, preempts: bool, migrates: bool, policy: AbstractPolicy
-) -> None:
+def test_every_formulation_is_kept_in_every_decision(shares_gpus: bool, preempts: bool, migrates: bool) -> None:
     formulation = Formulation(shares_gpus=shares_gpus, preempts=preempts, migrates=migrates)
     problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=0, formulation=formulation, restart_seconds=20.0)
     problem = replace(problem, limits=Limits(nodes=2, quotas={"In-house server 2": 1}))
-    watched = Watched(policy, [])
+    watched = Watched(MilpPlanner(), [])
     plan = simulate(problem, watched)
     assert len(watched.before) == plan.decisions > 10
     assert {outcome.job for outcome in plan.outcomes} == {item.name for item in problem.jobs}
     assert all(outcome.start_seconds >= outcome.release_seconds for outcome in plan.outcomes)
 
 
-@pytest.mark.parametrize("policy", [FIFO, HeuristicPlanner(starts=4, elite=1, pairs=5)], ids=["fifo", "heuristic"])
+@pytest.mark.parametrize("policy", [FIFO, MilpPlanner()], ids=["fifo", "milp"])
 def test_money_and_work_are_conserved(policy: AbstractPolicy) -> None:
-    problem = random_problem(nodes=2, mean_gap_seconds=60.0, seed=1, error=0.2)
+    problem = random_problem(nodes=2, mean_gap_seconds=60.0, seed=1, error=0.2, restart_seconds=0.0)
     actual = random_actual_seconds(problem, seed=1)
     plan = simulate(problem, policy, actual_seconds=actual)
     assert sum(outcome.machine_usd for outcome in plan.outcomes) == pytest.approx(plan.machine_usd)
@@ -230,7 +224,7 @@ def test_money_and_work_are_conserved(policy: AbstractPolicy) -> None:
 def test_the_order_of_the_input_does_not_matter() -> None:
     problem = random_problem(nodes=1, mean_gap_seconds=30.0, seed=2, error=0.1)
     turned = replace(problem, jobs=problem.jobs[::-1], machines=problem.machines[::-1])
-    for policy in (*BASELINES, HeuristicPlanner(starts=4, elite=1, pairs=5), MilpPlanner()):
+    for policy in (*BASELINES, MilpPlanner()):
         first = simulate(problem, policy, actual_seconds=random_actual_seconds(problem, seed=0))
         second = simulate(turned, policy, actual_seconds=random_actual_seconds(turned, seed=0))
         assert (first.segments, first.rentals, first.outcomes) == (second.segments, second.rentals, second.outcomes)

@@ -25,7 +25,7 @@ from lightning_predict.planning.study import (
     study_machines,
 )
 
-QUICK = Study(nodes=(1,), mean_gap_seconds=(60.0,), seeds=2, policies=("fifo", "edf", "ps", "heuristic"))
+QUICK = Study(nodes=(1,), mean_gap_seconds=(60.0,), seeds=2, policies=("fifo", "edf", "ps", "milp"))
 
 
 def without_times(runs: tuple[StudyRun, ...]) -> list[StudyRun]:
@@ -96,8 +96,8 @@ def test_without_error_real_cost_is_predicted_cost() -> None:
 
 def test_a_study_file_has_defaults(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text("seeds: 3\npolicies: [edf, heuristic]\nmean_gap_seconds: [20]\n", encoding="utf-8")
-    assert read_study(path) == Study(seeds=3, policies=("edf", "heuristic"), mean_gap_seconds=(20.0,))
+    path.write_text("seeds: 3\npolicies: [edf, milp]\nmean_gap_seconds: [20]\n", encoding="utf-8")
+    assert read_study(path) == Study(seeds=3, policies=("edf", "milp"), mean_gap_seconds=(20.0,))
 
 
 @pytest.mark.parametrize(
