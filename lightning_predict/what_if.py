@@ -1,4 +1,4 @@
-"""What if: another batch size, half precision, or `torch.compile`, from traces that are at hand; no code is run.
+"""Predict another batch size, half precision, or `torch.compile` from traces that are at hand; no code is run.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""What the callbacks need of Lightning, for whichever of its two packages is installed.
+"""Import what the callbacks need of Lightning, from whichever of its two packages is installed.
 
 `lightning` and `pytorch_lightning` ship the same Trainer under two names, and their `Callback` classes are unrelated.
 A class that inherits both is accepted by either Trainer, alone or in a list, and by either LightningCLI. Example::

@@ -161,17 +161,17 @@ class Ledger:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Of the current fit; 0 outside of one."""
+        """Seconds of the current fit; 0 outside of one."""
         return 0.0 if self._start is None else self._clock() - self._start
 
     @property
     def seconds(self) -> float:
-        """Of all fits."""
+        """Seconds of all fits."""
         return self.seconds_before + self.elapsed_seconds
 
     @property
     def usd(self) -> float:
-        """Of all fits, each at its price; what had no price is not in it."""
+        """Dollars of all fits, each at its price; what had no price is not in it."""
         return self.usd_before + self.elapsed_seconds * self.usd_per_second
 
     def open(self, *, forget: bool) -> None:
@@ -411,7 +411,7 @@ class BudgetWatch:
 
     @property
     def refresh_is_due(self) -> bool:
-        """It is time for another forecast."""
+        """Another forecast is due."""
         since = self._ledger.elapsed_seconds - self._forecast_at_seconds
         return since >= REFRESH_SECONDS and self._windows.batches_seen > self._forecast_at_batch
 

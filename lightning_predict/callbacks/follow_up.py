@@ -76,7 +76,7 @@ class FollowUp:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Return the seconds left of the run on this machine; None before a prediction, and without a known end."""
+        """Seconds left of the run on this machine; None before a prediction, and without a known end."""
         if self._rest is None or self._rest.forecast is None:
             return None
         return max(0.0, self._rest.forecast.middle - (self._clock() - self._rest_at))

@@ -1,4 +1,4 @@
-"""From what a fit has shown so far to the predictions of its rest, and what is expected of the machine in use.
+"""Predict the rest of a fit from what it has shown so far, and say what is expected of the machine in use.
 
 Example::
 

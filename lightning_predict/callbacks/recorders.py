@@ -82,7 +82,7 @@ class Window:
 
     @property
     def interval_seconds(self) -> float:
-        """From the start of this window to the start of the next: its batches and as many waits for the loader."""
+        """Seconds from the start of this window to that of the next: its batches and as many waits for the loader."""
         if not self.loader_seconds:
             return self.seconds
         return self.seconds + self.batches * statistics.mean(self.loader_seconds)

@@ -30,7 +30,7 @@ Moment = Literal["batch end", "validation end", "batch start"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """When validation runs, and how long.
+    """The schedule of validation, and its length.
 
     Attributes:
         batches: Batches of one run; None if unknown.
@@ -271,7 +271,7 @@ slower, NVMe drives faster."""
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """When a ModelCheckpoint writes.
+    """The schedule of a ModelCheckpoint.
 
     Attributes:
         every_steps: Optimizer steps from one checkpoint to the next; 0 where steps do not matter.
@@ -368,7 +368,7 @@ class CheckpointClock:
 
     @property
     def seconds(self) -> float | None:
-        """Of one file on average; None before one was timed."""
+        """Seconds of one checkpoint file on average; None before one was timed."""
         return self._seconds / self._files_timed if self._files_timed else None
 
     @property

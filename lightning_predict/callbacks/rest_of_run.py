@@ -1,4 +1,4 @@
-"""What is left of a fit, in batches and in seconds on the machine in use: one computation for both callbacks.
+"""Compute what is left of a fit, in batches and in seconds on the machine in use, once for both callbacks.
 
 Example::
 

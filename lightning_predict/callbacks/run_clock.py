@@ -234,7 +234,7 @@ class RunClock:
 
     @property
     def is_settled(self) -> bool:
-        """All steps are timed, but for the early ones."""
+        """True once enough steps were timed for their mean to count without the early ones."""
         return self._is_settled
 
     def settle(

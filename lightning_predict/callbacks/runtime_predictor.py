@@ -108,7 +108,7 @@ class RuntimePredictor(Callback):
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Return the seconds left of the fit on the machine in use; None before the capture and after the fit."""
+        """Seconds left of the fit on the machine in use; None before the capture and after the fit."""
         return None if self._follow_up is None else self._follow_up.remaining_seconds
 
     def __init__(

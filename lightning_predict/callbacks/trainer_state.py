@@ -1,4 +1,4 @@
-"""Where a fit stands and what limits it, read from a Trainer through its public attributes.
+"""Read where a fit stands and what limits it from a Trainer's public attributes.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""What a command gives back: values for programs, and text for people.
+"""Answers of commands: values for programs, and text for people.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""Where in a step the gradients are ready, and DDP's buckets of them; the units that FSDP gathers.
+"""Find where in a step gradients are ready, DDP's buckets of them, and the units that FSDP gathers.
 
 A parameter's gradient is ready after the last backward operation of the module that owns it. DDP fills buckets in the
 order in which gradients become ready (it rebuilds them after the first step), the first one small so that

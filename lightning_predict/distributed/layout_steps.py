@@ -262,7 +262,7 @@ class SharedStep:
 
     @property
     def clock(self) -> ProblemClock:
-        """What times the parts of its work."""
+        """The models and assumptions that time the parts of its work."""
         return self._clock
 
     @property

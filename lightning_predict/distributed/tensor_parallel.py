@@ -345,7 +345,7 @@ class SplitModel:
 
     @cached_property
     def _block_of_module(self) -> dict[str | None, Block | None]:
-        """Return the blocks of modules found so far."""
+        """Blocks of modules found so far."""
         return {}
 
     def block(self, module: str | None) -> Block | None:

@@ -131,7 +131,7 @@ class Gpu:
 
     @property
     def overclock(self) -> float:
-        """How often the boost clock fits into the highest clock: peaks are stated at the former."""
+        """Highest clock over boost clock, at which peaks are stated."""
         return self.highest_clock_hz / self.boost_clock_hz
 
     def lanes_peak(self, dtype: str) -> float:

@@ -1,4 +1,4 @@
-"""Which method times each piece of work, and the timed trace that comes out.
+"""Choose the method that times each piece of work, and time a whole trace.
 
 Without measured kernels every piece is predicted directly. With them, a measurement is worth more than a model:
 

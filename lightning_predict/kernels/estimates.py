@@ -84,7 +84,7 @@ LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
 
 
 class KernelModels(Protocol):
-    """What trained models offer; `utilisation.UtilisationModels` is one."""
+    """The interface of trained models; `utilisation.UtilisationModels` is one."""
 
     def supports(self, operation: str, dtype: str) -> bool:
         """Tell whether a model serves the operation in this dtype, trained on it or not."""

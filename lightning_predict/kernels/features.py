@@ -1,4 +1,4 @@
-"""What a utilisation model sees of a problem on a GPU: physical quantities, never the GPU's name.
+"""Features of a problem on a GPU for utilisation models: physical quantities, never the GPU's name.
 
 Every feature comes from the problem's shape and from figures of the catalogue, so a catalogue row alone adds a GPU.
 Most are base-2 logarithms of ratios: work against the machine's peak, traffic against its caches, blocks of a tiled

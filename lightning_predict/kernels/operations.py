@@ -79,7 +79,7 @@ class Part:
 @final
 @dataclass(frozen=True, slots=True)
 class Rereads:
-    """What a kernel moves that passes over its input several times.
+    """The traffic of a kernel that passes over its input several times.
 
     Attributes:
         transfer: Its traffic where it finds nothing in the L2 again.

@@ -1,4 +1,4 @@
-"""What a GPU sustains in large matrix products, which its data sheet does not say.
+"""Rates that a GPU sustains in large matrix products, which its data sheet does not say.
 
 A peak is stated at the boost clock. GeForce and workstation boards run above it (up to `Gpu.highest_clock_hz`), boards
 with few watts for their multiprocessors below it, and the 128 lanes of a multiprocessor of GeForce chips since Ampere,

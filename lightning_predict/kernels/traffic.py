@@ -1,4 +1,4 @@
-"""What the calls without a translator do to memory: nothing, or a copy of their tensors.
+"""Memory traffic of calls without a translator: none, or a copy of their tensors.
 
 Such a call has no shape parameters, formulas or proxy of its own to register: it is a `transfer` (`families/copies.py`)
 of the bytes of its tensors, or free, and only its name says which tensors it reads and writes. So the names stand here,
@@ -73,7 +73,7 @@ REDUCTIONS: Final = _aten(
 """The output is small against the input."""
 
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
-"""Of the table only the rows asked for are read."""
+"""Look-ups that read only the rows of their table that are asked for."""
 
 CASTS: Final = _aten("_to_copy copy_")
 """Copies that may change the dtype."""

@@ -1,4 +1,4 @@
-"""From what a Trace recorded to problems that a kernel model can time.
+"""Translate what a Trace recorded into problems that a kernel model can time.
 
 A translator turns one dispatcher-level operation into the problems it computes: `aten::addmm` into a `linear`,
 `aten::convolution_backward` into the two halves of a convolution's backward pass. Translators stand in the file of

@@ -47,7 +47,7 @@ START_SECONDS: Final = 2 * MICROSECOND
 on both GPUs and kernels of one block 1.5 to 2.5 µs, as graph-replayed kernels of one tile do on nine GPUs."""
 
 HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
-"""How the driver's names of copies over the host link begin."""
+"""Beginnings of the driver's names of copies over the host link."""
 
 
 def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:

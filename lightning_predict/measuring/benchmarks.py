@@ -328,7 +328,7 @@ IMAGES: Final[Mapping[str, Benchmark]] = {
 # --- Matrices of rows and columns: element-wise families, norms, reductions, look-ups, sorting
 
 LARGEST_K: Final = 8
-"""How many of a row `topk` finds."""
+"""Elements of a row that `topk` finds."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""Which machines for which jobs, and when: jobs with predicted times, prices and limits give a `Plan`.
+"""Plan jobs on machines to rent: predicted times, prices and limits give a `Plan`.
 
 `problem.py` has what is planned and `plan.py` what comes out. `objective.py` makes a decision a table of dollars;
 `milp.py` solves it; `queues.py` has the rules to compare with. `simulator.py` decides anew at every event;

@@ -1,4 +1,4 @@
-"""What comes out: where and when each job ran, what was rented, and what that cost.
+"""`Plan`: where and when each job ran, what was rented, and what that cost.
 
 Example::
 

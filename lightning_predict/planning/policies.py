@@ -32,7 +32,7 @@ POLICIES: Final[dict[str, AbstractPolicy]] = {
 }
 
 PLANNERS: Final = ("milp",)
-"""Those that weigh costs; the others serve queues."""
+"""Policies that weigh costs; the others serve queues."""
 
 
 def policy(name: str) -> AbstractPolicy:

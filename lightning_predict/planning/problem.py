@@ -1,4 +1,4 @@
-"""What is planned: jobs, machines and limits, and a decision at every event.
+"""`Problem`: jobs, machines and limits, of which a policy decides at every event.
 
 A `Problem` holds what does not change, a `Situation` what is known at one moment, a `Decision` says what runs from that
 moment until the next event; `plan.py` has what they add up to. Example::

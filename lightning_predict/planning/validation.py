@@ -1,4 +1,4 @@
-"""What can be planned at all: every rule that a problem must keep, each with a message that names job and constraint.
+"""Check the rules that every problem must keep, each with a message that names job and constraint.
 
 Example::
 

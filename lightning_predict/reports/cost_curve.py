@@ -79,7 +79,7 @@ class CostCurve:
 
     @property
     def sentence(self) -> str:
-        """Where another machine stops paying."""
+        """The number of machines from which another stops paying, in words."""
         last, best = self.points[-1], self.pays_up_to
         if best == last:
             return f"Further GPUs pay up to {last.name}, the largest asked for, at {share(last.efficiency)} efficiency."

@@ -1,4 +1,4 @@
-"""From steps at a few batch sizes to any batch size: straight lines for time and memory, and the largest that fits.
+"""Extrapolate steps at a few batch sizes by straight lines for time and memory, and find the largest that fits.
 
 The work of a step grows with its samples, and what does not (weights, optimizer, launches) stays; so the device's time
 and the memory lie on straight lines, as long as the larger sizes fill the GPU no better than those that were captured.

@@ -1,4 +1,4 @@
-"""What a step asks of each GPU for an embedding table, by the way in which the table is sharded.
+"""Load of each GPU by an embedding table in a step, by the way in which the table is sharded.
 
 A way says which `Part` of the table each GPU holds, and what the GPUs have to exchange; loads of several tables add up.
 With B samples on n GPUs, b = B / n each, a GPU that holds

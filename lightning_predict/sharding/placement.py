@@ -222,7 +222,7 @@ class Placement:
 
     @property
     def reason(self) -> str:
-        """Why the best is the best, in words."""
+        """The reason why the best is the best, in words."""
         best, *others = self.plans
         if not others:
             return f"{best.name} is the only plan that fits: {best.reason}."

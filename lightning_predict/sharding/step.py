@@ -122,7 +122,7 @@ class ShardingPlan:
 
     @property
     def communication_seconds(self) -> float:
-        """All exchanges together."""
+        """Seconds of all exchanges together."""
         return sum(exchange.time.middle for exchange in self.exchanges)
 
     @property

@@ -1,1 +1,1 @@
-"""From timed work to a step: a host and its device simulated together, and what bounds them."""
+"""Make a step of timed work: a host and its device simulated together, and what bounds them."""

@@ -1,4 +1,4 @@
-"""What a recording says of its own step, carried to other GPUs: the host, the gaps, and what no operation explains.
+"""Hold a recorded step against its simulation, and carry host, gaps and what no operation explains to other GPUs.
 
 The step is simulated on the GPU that it was recorded on, with the kernels as they were measured, and held against the
 steps that were timed without a recorder. What the measured step has beyond the simulated one is time of the host that

@@ -1,4 +1,4 @@
-"""What the host of a recorded step did, operation by operation, with its waits taken out.
+"""Read the host's work in a recorded step, operation by operation, with its waits taken out.
 
 A synchronizing call, a copy that blocks and a launch into a full queue last as long as the device makes them; what is
 kept is the work around them, and the simulation finds the waits anew on another GPU. What is left between two
@@ -27,7 +27,7 @@ from lightning_predict.tracing.trace import Kernel, Operation, Trace
 from lightning_predict.units import MICROSECOND
 
 PROFILER_EVENT_SECONDS: Final = 2 * MICROSECOND
-"""What recording one host event adds to the time around it; Lin et al. subtract the same."""
+"""Time that recording one host event adds around it; Lin et al. subtract as much."""
 
 PYTHON_SECONDS: Final = 1000 * MICROSECOND
 """A longer pause between two operations is work of the step's own code. PyTorch's pauses are microseconds, those of

@@ -1,4 +1,4 @@
-"""How far whole steps scatter around what is predicted from shapes alone, beyond the intervals of their operations.
+"""Widen intervals by how far whole steps scatter around predictions from shapes alone.
 
 An operation's interval comes from operations that were timed alone, many on the same machine. A whole step on another
 machine has its GPU's clocks and power limit, its libraries, and what no table of operations holds; these go together

@@ -21,7 +21,7 @@ from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.simulation import Launching, Simulated
 
 FASTER: Final = 2.0
-"""How much faster the GPU is that `Verdict.gain` compares with."""
+"""Speed of the GPU that `Verdict.gain` compares with, over that of the one at hand."""
 
 MOST_PARTS: Final = 8
 """More parts of a step than this are no longer read at a glance."""
@@ -33,7 +33,7 @@ OTHERS: Final = "other modules"
 
 
 Bound = Literal["device", "host", "links", "bubble"]
-"""What a step waits for most."""
+"""Causes that can bound a step."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""From a training step to a Trace, and from a file to a Trace. This page loads no torch.
+"""Make a Trace of a training step or of a file. Importing this package loads no torch.
 
 What a Trace is, without torch:
 

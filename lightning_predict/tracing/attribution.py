@@ -131,13 +131,13 @@ CUDA_GRAPH: Final = "cuda_graph"
 """Name of a CUDA graph's launch, whose kernels no call is known for."""
 
 MODULE_MARK: Final = "nn.Module#"
-"""What the name of a mark begins with that our recorder puts around a module's call; the module's name follows."""
+"""Beginning of the marks that our recorder puts around a module's call; the module's name follows."""
 
 FUSED_PREFIX: Final = "triton_"
 _GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 
 LOADER_MARK: Final = "enumerate(DataLoader)#"
-"""What the name of the profiler's mark around a DataLoader's next begins with."""
+"""Beginning of the profiler's mark around a DataLoader's next."""
 
 _NODE: Final = "autograd::engine::evaluate_function: "
 _BARE_NODE: Final = re.compile(r"\w*Backward\d*|(struct )?torch::autograd::\w+(<.*>)?")

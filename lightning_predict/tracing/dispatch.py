@@ -55,7 +55,7 @@ _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_gra
 """Whether the running backward pass keeps its graph; torch before 2.6 does not tell, and any might."""
 
 _OUTSIDE: Final = -1
-"""What torch gives for the number of the running backward pass where none runs."""
+"""Number that torch gives for the running backward pass where none runs."""
 
 NODES_IDENTIFIED: Final = 10_000
 """Autograd nodes of one graph that are asked for their sequence number at most.
@@ -223,7 +223,7 @@ class DispatchRecorder:
 
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
-        """Return what ran, with the time that the step spent outside of operations."""
+        """The operations that ran, with the time that the step spent outside of them."""
         return self.pauses.placed(self.operations)
 
     def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

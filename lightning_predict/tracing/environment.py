@@ -1,4 +1,4 @@
-"""What surrounds a step: parameters, memory that lives through it, global switches, software, and compiled code.
+"""Describe what surrounds a step: parameters, lasting memory, global switches, software, and compiled code.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""What runs around the operations of a step: optimizers and modules, watched through torch's global hooks.
+"""Watch optimizers and modules around the operations of a step, through torch's global hooks.
 
 Both watchers are open only while a step is recorded; closing them removes every hook. What fails in a hook is kept in
 `failure`, and the hook does nothing from then on: torch calls it within the step, which must not see it. Example::

@@ -22,7 +22,7 @@ from lightning_predict.tracing.reported_gpu import with_named_gpu
 from lightning_predict.tracing.trace import FORMAT, Trace, read_json
 
 _SCHEMA: Final = "1.1."
-"""What `schema` begins with in the files that are read: those of torch 2.4 and later."""
+"""Beginning of `schema` in the files that are read: those of torch 2.4 and later."""
 
 _ROOT: Final = "[pytorch|profiler|execution_trace|"
 _NODE: Final = "autograd::engine::evaluate_function: "

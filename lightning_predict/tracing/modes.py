@@ -158,7 +158,7 @@ def _has_kernel(name: str, key: str) -> bool:
 
 
 class _Way(Enum):
-    """What is done with an operation."""
+    """The way in which an operation is dealt with."""
 
     RECORDED = auto()
     RUN = auto()

@@ -1,4 +1,4 @@
-"""What profiles of older releases of torch leave out or name otherwise, in today's words. Pure Python.
+"""Bring profiles of older releases of torch to today's names and arguments. Pure Python.
 
 * torch 1.8 and 1.9 call a convolution's backward pass after its library, with the image before the gradient.
 * Before torch 2.1 no profile holds the strides and paddings of a convolution: they follow from the sizes of image,

@@ -28,7 +28,7 @@ SHORTEST_PAUSE_SECONDS: Final = 5e-3
 one with six times as many programs as processors, pauses of a step that does nothing else were 4.5 ms at most."""
 
 STALE_SECONDS: Final = 5e-4
-"""For so long, a reading of what other programs took of the processor counts as new."""
+"""Age up to which a reading of what other programs took of the processor counts as new."""
 
 _SCHEDULER: Final = "/proc/thread-self/schedstat"
 """Where Linux says, second, for how many nanoseconds a thread was ready to run and another program ran."""

@@ -1,4 +1,4 @@
-"""Which part of the step an operation belongs to, told from what any recorder can see. Pure Python.
+"""Tell an operation's phase of the step from what any recorder can see. Pure Python.
 
 The rules, in this order:
 

@@ -1,4 +1,4 @@
-"""Which GPU a trace was recorded on, as far as the catalogue knows it, and what follows where it does not.
+"""Find the GPU that a trace was recorded on, and say what is lost where the catalogue does not know it.
 
 Measured kernels are scaled from one GPU to another, so without the first they are of no use: then operations are
 predicted from their shapes, and the user is told; a trace without shapes cannot be predicted at all. Example::

@@ -33,7 +33,7 @@ Phase = Literal["forward", "backward", "optimizer", "other"]
 """Part of the step: `other` is what belongs to none of the three (zero_grad, metrics, copies of the batch)."""
 
 WaitCause = Literal["device", "loader"]
-"""What the host waits for: the GPU, or the next batch."""
+"""Causes of a wait of the host: the GPU, or the next batch."""
 
 WAIT_CAUSES: Final[tuple[WaitCause, ...]] = ("device", "loader")
 

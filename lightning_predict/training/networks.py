@@ -117,7 +117,7 @@ def _joined(sides: Sequence[Side]) -> Side:
 
 
 CHECKS: Final = 12
-"""How often within a training the calibration rows decide which state is kept."""
+"""Times within a training that the calibration rows decide which state is kept."""
 
 LOWEST_QUANTILE: Final = 0.001
 """Quantile of the measured utilisation below which no prediction goes."""

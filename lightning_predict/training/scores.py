@@ -375,7 +375,7 @@ BESIDE = (
     "on another GPU, times the ratio of peak FLOP/s or of memory bandwidth, over all such pairs; empty where no other "
     "GPU measured it. The raw network maps shapes to latency, as Habitat's do, but is smaller; empty where none is."
 )
-"""What the last columns are."""
+"""Meaning of the last columns."""
 
 
 def score_table(scores: Sequence[Score]) -> Table:

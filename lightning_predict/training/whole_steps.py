@@ -170,7 +170,7 @@ def corrected_left_out(
 
 
 STANDARD_DEVIATIONS: Final = 1.645
-"""Of a normal distribution, that hold nine in ten."""
+"""Standard deviations of a normal distribution that hold nine in ten."""
 
 
 LEAST_HELD: Final = 0.85

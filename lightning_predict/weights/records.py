@@ -1,4 +1,4 @@
-"""What a weights file holds, as plain arrays: small networks that turn features into utilisation.
+"""Weights as plain arrays: small networks that turn features into utilisation.
 
 One `GpuWeights` is one file: the base, or one GPU's own. In it, each family of operations (`matmul_half`,
 `attention`, ...) has a `NetworkWeights`: an ensemble of small networks with the scaling of their inputs, the lowest

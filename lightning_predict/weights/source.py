@@ -88,7 +88,7 @@ class WeightsSource:
 
 
 AnyWeights = str | PathLike[str] | WeightsSource | None
-"""What may be given as `weights`: a file, a folder, an address, or all of it; None takes what is configured."""
+"""Forms of `weights`: a file, a folder, an address, or all of it; None takes what is configured."""
 
 
 def weights_source(weights: AnyWeights) -> WeightsSource:

@@ -1,4 +1,4 @@
-"""Where weights come from: an explicit path, a download, the user's cache, the files bundled with the package.
+"""Find weights: at an explicit path, in a download, in the user's cache, in the files bundled with the package.
 
 Each file is taken from the first place that has it, in that order. The bundled files cover every GPU with public
 measurements, so nothing is downloaded unless an address is configured (see `source`). A configured address is an

@@ -62,7 +62,7 @@ from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.units import MICROSECOND
 
 PASSES: Final = ("", "_backward_input", "_backward_weight")
-"""What stands behind the name of a convolution: nothing for the forward pass, and the halves of the backward pass."""
+"""Endings of a convolution's name: none for the forward pass, and the two halves of the backward pass."""
 
 _SETTINGS: Final = ("kernel", "stride", "padding", "dilation")
 _PLANE: Final = ("height", "width")
@@ -290,7 +290,7 @@ VOLUME: Final = 3.0
 with older software."""
 
 SHORTEST_SECONDS: Final = 3 * MICROSECOND
-"""Of one convolution, its first and last instructions and the work that finds its place."""
+"""Least seconds of one convolution: its first and last instructions, and finding its place."""
 
 SPREAD: Final = 2.1
 """Factor up and down that holds most plain convolutions in 16 bits or TF32: five in six of DeepBench's on the V100 and

@@ -51,7 +51,7 @@ from lightning_predict.units import MICROSECOND
 OPERATIONS: Final = ("embedding_bag", "embedding_bag_backward")
 SECTOR_BYTES: Final = 32
 INDEX_BYTES: Final = 4
-"""Of an index, as Lin et al. count it."""
+"""Bytes of an index, as Lin et al. count them."""
 USABLE_L2: Final = 0.9
 WARPS_PER_MULTIPROCESSOR: Final = 45
 """Warps of the lookup kernel that one SM holds (FBGEMM; Lin et al.)."""

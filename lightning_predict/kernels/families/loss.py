@@ -32,7 +32,7 @@ target, then its logit, from memory. The constant part of cross entropies in Lig
 H100-PCIe, L40S) is 1,450 to 1,800; backward, where nothing is waited for, about 600 (training data: those rows)."""
 
 NOT_REDUCED: Final = 0
-"""Of the argument `reduction` of losses; 1 is the mean, 2 the sum."""
+"""Value of the losses' argument `reduction` without one; 1 is the mean, 2 the sum."""
 
 
 def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[Problem, ...]:

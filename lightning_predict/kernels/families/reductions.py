@@ -54,7 +54,7 @@ def _scan(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 
 INDEX_BYTES: Final = 8
-"""Of the places that sorting and selecting write."""
+"""Bytes of each place that sorting and selecting write."""
 
 LONGEST_ROW_IN_A_BLOCK: Final = 4096
 """Elements of a row that one block sorts by itself (PyTorch's `sortKeyValueInplace`); longer ones go through a radix
