@@ -253,7 +253,7 @@ class EndToEndRegression:
         """
         outside = self.extrapolations(setting)
         columns = columns_of([setting], tuple({name for term in self.terms for name in term.variables}))
-        values = np.array([term.values(columns)[0] for term in self.terms])
+        values = np.array([term.values(columns)[0] for term in self.terms])  # (terms,)
         middle = self.intercept + float(values @ self.coefficients)
         if middle <= 0:
             return RunEstimate(setting=setting, time=None, extrapolations=outside)
@@ -387,11 +387,11 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
         not_inverted=zero,
         only_inverted=options.only_inverted,
     )
-    target = np.array([run.seconds_per_iteration for run in chosen])
+    target = np.array([run.seconds_per_iteration for run in chosen])  # (runs,)
     # scikit-learn refuses a table without columns; one of ones is never selected beside the intercept.
-    matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])
+    matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])  # (runs, terms)
     # Divided by their size, so that rounding treats 1e14 FLOP/s like 4 GPUs; the intercept stands for their means.
-    scales = np.sqrt((matrix**2).mean(axis=0))
+    scales = np.sqrt((matrix**2).mean(axis=0))  # (terms,)
     estimator = _estimator(terms, len(chosen), options)
     estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
     kept = estimator.selected_

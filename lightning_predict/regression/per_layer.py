@@ -354,7 +354,7 @@ def fit_line(complexity: FloatArray, seconds: FloatArray, *, relative: bool = Fa
     """
     weights = 1.0 / seconds if relative else np.ones_like(seconds)
     size = float(np.abs(complexity).max()) or 1.0  # so that 1e12 multiply-adds are as 1
-    design = np.column_stack([weights, weights * complexity / size])
+    design = np.column_stack([weights, weights * complexity / size])  # (layers, 2)
     target = seconds * weights
     constant, slope = _not_negative(design, target)
     slope /= size

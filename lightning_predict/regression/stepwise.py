@@ -94,7 +94,7 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         """
         self._check_options()
         features, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        root = np.sqrt(_weights(sample_weight, len(features)))
+        root = np.sqrt(_weights(sample_weight, len(features)))  # (rows,)
         kept = root > 0
         design = np.column_stack([np.ones(len(features)), features])[kept] * root[kept, None]
         weighted = np.asarray(target, dtype=np.float64)[kept] * root[kept]
@@ -179,7 +179,7 @@ def _entering(
     Adding z, the part of a feature that the model does not hold, takes (z·r)² / z·z off the residual sum of squares,
     with a coefficient of the sign of z·r.
     """
-    basis, _ = np.linalg.qr(design[:, [0, *(index + 1 for index in selected)]])
+    basis, _ = np.linalg.qr(design[:, [0, *(index + 1 for index in selected)]])  # (rows, selected + 1)
     residual = target - basis @ (basis.T @ target)
     parts = design[:, 1:] - basis @ (basis.T @ design[:, 1:])
     squares, whole, along = (parts**2).sum(axis=0), (design[:, 1:] ** 2).sum(axis=0), parts.T @ residual
@@ -190,7 +190,7 @@ def _entering(
     left = float(residual @ residual)
     if freedom < 1 or not usable.any() or left <= EXACT * float(target @ target):
         return []
-    explained = np.where(usable, along**2 / np.where(usable, squares, 1.0), -1.0)
+    explained = np.where(usable, along**2 / np.where(usable, squares, 1.0), -1.0)  # (features,)
     best = int(explained.argmax())
     remaining = max(left - explained[best], 0.0)
     t_value = np.inf if remaining == 0 else np.sqrt(explained[best] * freedom / remaining)
@@ -217,7 +217,7 @@ def _leaving(design: FloatArray, target: FloatArray, selected: list[int], p_remo
     left = float(residual @ residual)
     if left <= EXACT * float(target @ target):
         return []
-    errors = np.sqrt(left / freedom * np.diag(inverse)[1:])
+    errors = np.sqrt(left / freedom * np.diag(inverse)[1:])  # (selected,)
     t_values = np.abs(solution[1:]) / errors
     worst = int(t_values.argmin())
     return [selected[worst]] if 2 * stats.t.sf(t_values[worst], freedom) > p_remove else []

@@ -201,7 +201,7 @@ def loads_of(
         )
     )
     times = problem_times(problems, [layout.gpu], models)
-    columns = np.stack([times.seconds[0], times.low_seconds[0], times.high_seconds[0]])
+    columns = np.stack([times.seconds[0], times.low_seconds[0], times.high_seconds[0]])  # (3, problems)
     seconds = {problem: columns[:, index] for index, problem in enumerate(problems)}
     loads = {key: _load(*key, pieces, layout, samples, optimizer, seconds) for key, pieces in parts.items()}
     return tuple({kind: loads[table, kind] for kind in kinds} for table in tables)
@@ -249,7 +249,7 @@ def _load(
     def on_gpus(values: Sequence[Any]) -> Array:
         each = np.repeat(np.array(values), [part.holders for part in parts], axis=0)
         padding = [(0, gpus - len(each))] + [(0, 0)] * (each.ndim - 1)
-        on_each: Array = np.pad(each, padding).T
+        on_each: Array = np.pad(each, padding).T  # (3, gpus)
         return on_each
 
     return Load(

@@ -108,13 +108,13 @@ class Search:
 
     def pressure(self, load: Load) -> Array:
         """Compute seconds by which GPUs are compared: computing, and their part of the all-to-alls; shape (gpus,)."""
-        sent = (self.layout.count - 1) * (load.index_bytes + 2 * load.vector_bytes)
+        sent = (self.layout.count - 1) * (load.index_bytes + 2 * load.vector_bytes)  # (gpus,)
         pressure: Array = load.forward_seconds[0] + load.backward_seconds[0] + sent / link_bandwidth(self.layout.gpu)
         return pressure
 
     def freest(self, load: Load, table_bytes: float) -> int | None:
         """Return the GPU with the least to do that has room for so much more; None if none has."""
-        has_room = load.memory_bytes + table_bytes <= self.table_bytes
+        has_room = load.memory_bytes + table_bytes <= self.table_bytes  # (gpus,)
         return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
 
 

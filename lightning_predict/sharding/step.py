@@ -195,7 +195,7 @@ def plan_of(
     """Make the plan of assignments with these loads."""
     load = sum(loads, no_load(layout.count))
     exchanges = _exchanges(load, layout, interconnect)
-    computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)
+    computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)  # (3,): middle, low, high end
     middle, low, high = (float(value) for value in computing)
     time = reduce(Interval.added, (exchange.time for exchange in exchanges), Interval(low, middle, high))
     return ShardingPlan(

@@ -109,7 +109,7 @@ def _held_against(trace: Trace, timed: TimedWork, host: HostModel, gap: float, f
     kernels = [
         [kernel for index in item.operations for kernel in trace.operations[index].kernels] for item in timed.items
     ]
-    seconds = np.array([[sum(kernel.seconds for kernel in launched) for launched in kernels]])
+    seconds = np.array([[sum(kernel.seconds for kernel in launched) for launched in kernels]])  # (1, items)
     order = launch_order(launchings(trace, timed, seconds), gpus=1, gap_seconds=gap)
     step = statistics.median(trace.step_seconds)
 

@@ -164,7 +164,7 @@ def iterations(
     if is_host_measured:
         measured = replace(own.host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
         own = replace(own, host=measured, is_host_assumed=False)
-    work = launchings(trace, timed, timed.seconds)
+    work = launchings(trace, timed, timed.seconds)  # of seconds (gpus, items)
     order = launch_order(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
     middle = simulate(order, own.host, steps=own.steps, speed=1 / own.device_factor)
     faster = simulate(order, own.host, steps=own.steps, speed=FASTER / own.device_factor)
@@ -175,7 +175,7 @@ def iterations(
     doubtful = [own.is_host_assumed and host_ends[0] < float(busy) < host_ends[1] for busy in middle.occupied_seconds]
     middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
     beyond = tuple(_beyond_operations(trace, own, python))
-    phases = np.array(timed.phases, dtype=np.str_)
+    phases = np.array(timed.phases, dtype=np.str_)  # (items,)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
     unknown = unknown_operation_notes(timed.items, timed.seconds, _unmeasured(timed))
@@ -217,8 +217,8 @@ def interval_of_sum(timed: TimedWork, correlation: float = FAMILY_CORRELATION) -
     """
     families = sorted(set(timed.families))
     members = np.array([[family == own for own in timed.families] for family in families], dtype=np.float64)
-    members = members.reshape(len(families), len(timed.families))
-    below = (timed.seconds - timed.low_seconds) @ members.T
+    members = members.reshape(len(families), len(timed.families))  # (families, items)
+    below = (timed.seconds - timed.low_seconds) @ members.T  # (gpus, families)
     above = (timed.high_seconds - timed.seconds) @ members.T
     device = timed.seconds.sum(axis=1)
     return device - _added(below, correlation), device + _added(above, correlation)

@@ -170,15 +170,15 @@ def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: flo
 def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
     """Compute when a host does what."""
     overheads = [(host.of(phase, own, library), launches) for own, phase, launches, library in order.kinds]
-    length = np.array([own.seconds(launches=launches) for own, launches in overheads])
+    length = np.array([own.seconds(launches=launches) for own, launches in overheads])  # (kinds,)
     before = np.array([own.between_operations for own, _ in overheads])
     first = np.array([own.before_first_launch + own.launch for own, _ in overheads])
     each = np.array([own.launch + own.between_launches for own, _ in overheads])
     python = host.factor * order.python_seconds
-    ends = np.concatenate([[0.0], np.cumsum(length[order.kind] + python)])
+    ends = np.concatenate([[0.0], np.cumsum(length[order.kind] + python)])  # (operations + 1,)
     begins = ends[:-1] + before[order.kind] + python
     kind = order.kind[order.owners]
-    launched = begins[order.owners] + first[kind] + order.calls * each[kind]
+    launched = begins[order.owners] + first[kind] + order.calls * each[kind]  # (kernels,)
     return HostWalk(
         begins=begins,
         launched=launched + START_SECONDS,
@@ -307,7 +307,7 @@ def simulate(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, 
         speed: How many times as fast as stated the kernels are.
     """
     walk = host_walk(order, host)
-    durations = order.seconds / speed
+    durations = order.seconds / speed  # (gpus, kernels)
     occupied = durations + order.gap_seconds
     segments = _segments(order, walk, occupied)
     clocks = _Clocks(len(durations))
@@ -316,7 +316,7 @@ def simulate(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, 
     previous = clocks.end()
     last = _Placed(durations, len(walk.begins))
     clocks.run(walk, segments, last)
-    on_compute = order.streams == COMPUTE_STREAM
+    on_compute = order.streams == COMPUTE_STREAM  # (kernels,)
     operations = len(order.kind)
     return Simulated(
         seconds=clocks.end() - previous,
@@ -379,7 +379,7 @@ class _Segment:
         self.has_others = not computes.all()
         self.compute = np.flatnonzero(computes) if self.has_others else slice(None)
         own = self.durations[:, self.compute]
-        ends = np.cumsum(own, axis=1)
+        ends = np.cumsum(own, axis=1)  # (gpus, compute)
         self.before = ends - own
         self.latest = np.maximum.accumulate(self.launched[self.compute] - self.before, axis=1)
         self.total = ends[:, -1] if ends.shape[1] else np.zeros(len(ends))
@@ -425,7 +425,7 @@ class _Clocks:
             self.free[COMPUTE_STREAM] = segment.total + np.maximum(self.host + segment.latest[:, -1], before)
         if placed is None and not segment.has_others:
             return
-        starts = segment.before + np.maximum(self.host[:, None] + segment.latest, before[:, None])
+        starts = segment.before + np.maximum(self.host[:, None] + segment.latest, before[:, None])  # (gpus, compute)
         done = np.concatenate([before[:, None], starts + segment.durations[:, segment.compute]], axis=1)
         sides = self._sides(segment, done) if segment.has_others else {}
         if placed is not None:
@@ -436,7 +436,7 @@ class _Clocks:
 
     def _sides(self, segment: _Segment, done: Array) -> dict[int, Array]:
         """Start the kernels of the other streams; `done`: ends of the compute stream's, the earlier one's first."""
-        issued = np.cumsum(segment.streams == COMPUTE_STREAM)
+        issued = np.cumsum(segment.streams == COMPUTE_STREAM)  # (kernels,)
         starts = {}
         for stream in sorted(set(segment.streams.tolist()) - {COMPUTE_STREAM}):
             mine = segment.streams == stream
@@ -451,7 +451,7 @@ class _Clocks:
 
 def _placed(launched: Array, durations: Array, free: Array) -> Array:
     """Start of each kernel of one stream, (gpus, kernels)."""
-    before = np.cumsum(durations, axis=1) - durations
+    before = np.cumsum(durations, axis=1) - durations  # (gpus, kernels)
     latest = np.maximum.accumulate(np.maximum(launched - before, free[:, None]), axis=1)
     starts: Array = before + latest
     return starts

@@ -74,11 +74,11 @@ def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> t
         step: Its simulation.
         faster: The same with every kernel `FASTER` times as fast.
     """
-    time = step.busy + step.waiting
+    time = step.busy + step.waiting  # (gpus, operations)
     parts = _parts(work, time)
     names = list(dict.fromkeys(parts))
     owners = np.array([names.index(part) for part in parts], dtype=np.intp)
-    spent = summed_by_owner(time, owners, len(names))
+    spent = summed_by_owner(time, owners, len(names))  # (gpus, parts)
     found = []
     for row, seconds in enumerate(step.seconds):
         active, saved = float(step.occupied_seconds[row]), float(seconds - faster.seconds[row])
@@ -161,7 +161,7 @@ def _parts(work: Sequence[Launching], spent: Array) -> list[str]:
         work: Operations.
         spent: Seconds of each, shape (gpus, operations); every GPU counts alike, so that all have the same parts.
     """
-    total = spent.sum(axis=1, keepdims=True)
+    total = spent.sum(axis=1, keepdims=True)  # (gpus, 1)
     shares = np.divide(spent, total, out=np.zeros_like(spent), where=total > 0).sum(axis=0)
     by_module: dict[str, float] = {}
     for operation, share in zip(work, shares, strict=True):
