@@ -29,6 +29,7 @@ from benchmarks.accuracy import (
     gpu_pairs,
     hosts,
     large_runs,
+    many_gpus,
     operator_tables,
     recordings,
     regressions,
@@ -124,6 +125,13 @@ def _run(options: argparse.Namespace, console: Console) -> None:
             large_runs.evaluate_large_runs(folder, weights=options.weights, cache=options.cache)
         ):
             console.print(table)
+        for name in (THROUGHPUT_TABLE, many_gpus.EXAMPLES_TABLE):
+            if (folder / name).is_file():
+                console.print(f"{name}:")
+                for table in many_gpus.scaling_tables(
+                    many_gpus.evaluate_scaling(folder / name, weights=options.weights)
+                ):
+                    console.print(table)
     elif options.of == "hosts":
         hosts.print_report(hosts.host_bound_rows(folder, options.cache or RECORDED_STEPS), console)
     elif options.of == "steps":

@@ -1,4 +1,6 @@
-"""Score how well training scales from one GPU to several of one machine: `training_throughput.csv`.
+"""Score how well training scales from one GPU to several of one machine.
+
+Two tables have rows of several GPUs: `training_throughput.csv` and `deep_learning_examples.csv`.
 
 Efficiency is the throughput of n GPUs over n times that of one. The step of one GPU is the measured one, as somebody
 has it who has run on one; what the others add is predicted, from the links that the GPU's name promises. They may not
@@ -13,6 +15,7 @@ Example::
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +77,12 @@ UNIFORM_BENCHMARKS: Final[Mapping[str, UniformBenchmark]] = {
     "tacotron2": UniformBenchmark(28_200_000, 566),
     # Trained on segments of 8,000 audio samples.
     "waveglow": UniformBenchmark(87_900_000, 8_000),
+    # Of deep_learning_examples.csv, whose batches of the Transformer are tokens already.
+    "Jasper": UniformBenchmark(333_000_000),
+    "QuartzNet": UniformBenchmark(18_900_000),
+    "BART": UniformBenchmark(406_000_000),
+    "Transformer": UniformBenchmark(210_000_000),
+    "MaskRCNN": UniformBenchmark(44_400_000),
 }
 """Benchmarks by the table's name; parameters as their authors and torchvision state them."""
 
@@ -225,6 +234,84 @@ def _case(row: Mapping[str, str], key: Key, singles: Mapping[str, float]) -> Sca
     return "its batch is neither that of one GPU nor so many times it"
 
 
+EXAMPLES_TABLE: Final = "deep_learning_examples.csv"
+
+MACHINES: Final[Mapping[str, str]] = {
+    "V100 16GB": "V100-SXM2-16GB",
+    "V100 32GB": "V100-SXM2-32GB",
+    "A100 40GB": "A100-SXM-40GB",
+    "A100 80GB": "A100-SXM-80GB",
+}
+"""Catalogue names of the GPUs that `deep_learning_examples.csv` names among its machines."""
+
+MOST_GPUS: Final = 8
+"""Machines with more GPUs join them by switches that no curve of a collective is known of (DGX-2, 16 V100)."""
+
+
+def read_example_cases(path: Path) -> tuple[tuple[ScalingCase, ...], dict[str, list[str]]]:
+    """Read the rows of several GPUs of `deep_learning_examples.csv` that have one of a single GPU, as weak scaling.
+
+    Returns:
+        The cases, and what was left out by reason.
+
+    Raises:
+        MeasurementTableError: A missing column.
+    """
+    needed = ("path", "heading", "hardware", "gpus", "batch_per_gpu", "precision", "value", "row_json")
+    rows = [row.value for row in read_csv(path, MeasurementTableError, columns=needed)]
+    singles: dict[tuple[str, ...], float] = {}
+    for row in rows:
+        if row["gpus"] == "1.0":
+            singles.setdefault(_example_key(row), float(row["value"]))
+    cases, excluded = [], defaultdict[str, list[str]](list)
+    for row in rows:
+        if row["gpus"] in ("", "1.0"):
+            continue
+        found = _example(row, singles)
+        if isinstance(found, str):
+            excluded[found].append(f"{row['path']}, {row['hardware']} x {row['gpus']}, {row['precision']}")
+        else:
+            cases.append(found)
+    return tuple(cases), dict(excluded)
+
+
+def _example_key(row: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(row[word] for word in ("path", "heading", "hardware", "batch_per_gpu", "precision"))
+
+
+def _example(row: Mapping[str, str], singles: Mapping[tuple[str, ...], float]) -> ScalingCase | str:
+    """Return the case of a row, or why there is none."""
+    model, machine = row["path"].split("/")[2], row["hardware"]
+    name = next((own for words, own in MACHINES.items() if words in machine), None)
+    count, printed = int(float(row["gpus"])), json.loads(row["row_json"])
+    single = singles.get(_example_key(row))
+    batches = row["batch_per_gpu"].replace("/", ",").split(",")
+    # "100, 200" and "10240/5120" are those of either precision.
+    is_float32 = row["precision"] in ("FP32", "TF32")
+    batch = batches[0 if len(batches) == 1 or is_float32 == ("/" not in row["batch_per_gpu"]) else -1].strip()
+    if model not in UNIFORM_BENCHMARKS:
+        return "no parameters of this benchmark are written here"
+    if name is None or count > MOST_GPUS:
+        return f"no machine of at most {MOST_GPUS} GPUs whose links are known"
+    if single is None or not batch.isdigit():
+        return "no row of one GPU with the same batch on each"
+    efficiency = float(row["value"]) / (count * single)
+    if efficiency > LARGEST_EFFICIENCY:
+        return f"its efficiency is above {LARGEST_EFFICIENCY}"
+    if "Grad accumulation" in printed:
+        return "gradients accumulate over as many batches as keep the sum over all GPUs the same"
+    return ScalingCase(
+        gpu=name,
+        system=f"{machine}, NGC",
+        count=count,
+        model=model,
+        precision="FP32" if is_float32 else row["precision"],
+        batch=int(batch),
+        single_per_second=single,
+        efficiency=efficiency,
+    )
+
+
 LEAST_LINK_SHARE: Final = 0.25
 """Below this share of the bandwidth that a GPU's name promises, a machine is shown apart."""
 
@@ -233,7 +320,7 @@ BUS_BANDWIDTHS: Final = tuple(gigabytes_to_bytes(0.5 * 2**step) for step in rang
 
 SLOWDOWNS: Final = (1.0, 1.5, 2.0, 2.5, 3.0)
 CONTENTIONS: Final = (0.3, 0.5, 0.7, 0.9)
-SPREADS: Final = (0.03, 0.04, 0.05, 0.06)
+SPREADS: Final = (0.02, 0.03, 0.04, 0.05, 0.06)
 """The grid of friction."""
 
 
@@ -306,8 +393,8 @@ class ScalingReport:
 
 
 def evaluate_scaling(path: Path, *, weights: Path | None = None, jobs: int = 2) -> ScalingReport:
-    """Predict each case's efficiency; errors as for `read_scaling_cases` and `predict`."""
-    cases, excluded = read_scaling_cases(path)
+    """Predict each case's efficiency; errors as for the reader of the table and `predict`."""
+    cases, excluded = (read_example_cases if path.name == EXAMPLES_TABLE else read_scaling_cases)(path)
     results = evaluate_in_groups(
         cases,
         key=lambda case: (case.model, case.precision, case.batch),

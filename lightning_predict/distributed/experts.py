@@ -2,8 +2,9 @@
 
 Each of `expert` data-parallel groups holds its part of the experts. Tokens go to where their experts are and back, in
 the forward and in the backward pass: four all-to-alls a layer (Lepikhin et al., 2021). Tokens are taken to be routed
-evenly, so that every GPU computes as many as it has itself; `capacity` makes room for more. Experts are modules or
-parameters whose name has a part with "expert" in it; shared experts, which every token visits, are none. Example::
+evenly, so that every GPU computes as many as it has itself; `capacity` says how many more the fullest takes. Experts
+are modules or parameters whose name has a part with "expert" in it; shared experts, which every token visits, are none.
+Example::
 
     routed_bytes(trace)  # by the module that holds the experts
 """

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from lightning_predict.distributed.experts import experts_module
 from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
 from lightning_predict.distributed.model_parallel import needs_blocks, stage_parameters
 from lightning_predict.distributed.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, under_way
@@ -195,7 +196,7 @@ def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: 
         else:
             total += size
         is_shared = kept.is_split or (strategy.sequence and kept.block is not None)
-        own = size / (strategy.tensor if is_shared else 1)
+        own = size / (strategy.tensor if is_shared else 1) * (strategy.capacity if kept.is_expert else 1.0)
         is_again = strategy.recompute == "full" or (strategy.recompute == "selective" and kept.is_core)
         if kept.block is not None and (is_again or kept.is_again):
             again[kept.block] = again.get(kept.block, 0.0) + own
@@ -225,6 +226,7 @@ class _Kept:
         is_split: Each GPU that shares the block holds its part.
         is_core: Written inside the block's attention.
         is_again: Computed again in the backward pass, so that it lives for one block at a time.
+        is_expert: Written by an expert, for the tokens that are routed to it.
     """
 
     tensor: TensorInfo
@@ -233,6 +235,7 @@ class _Kept:
     is_split: bool
     is_core: bool
     is_again: bool = False
+    is_expert: bool = False
 
 
 def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
@@ -251,7 +254,12 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
                 continue
             met.add(tensor.id)
             yield _Kept(
-                tensor, position if model.blocks else None, name, model.is_split(tensor.shape, block), tensor.id in core
+                tensor,
+                position if model.blocks else None,
+                name,
+                model.is_split(tensor.shape, block),
+                tensor.id in core,
+                is_expert=experts_module(operation.module) is not None,
             )
 
 

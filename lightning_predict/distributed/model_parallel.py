@@ -316,8 +316,8 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         )
     if strategy.expert > 1:
         yield (
-            f"Experts are dealt out over {strategy.expert} GPUs, tokens routed evenly with room for "
-            f"{strategy.capacity:g} times as many; no work hides their all-to-alls."
+            f"Experts are dealt out over {strategy.expert} GPUs, and the fullest take {strategy.capacity:g} times as "
+            "many tokens as evenly routed (capacity says how many); no work hides their all-to-alls."
         )
     if strategy.fp8 is not None:
         yield (

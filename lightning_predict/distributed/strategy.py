@@ -73,7 +73,8 @@ class Strategy:
             parallelism).
         context: GPUs that share each sequence; keys and values go around in a ring.
         expert: Data-parallel groups over which the experts of a mixture are dealt out.
-        capacity: Tokens that each expert takes over those of an even routing, padding included.
+        capacity: Tokens that each expert takes over those of an even routing, padding included; without padding, those
+            of the GPU whose experts take most, for which the others wait.
         shard: GPUs that split what `hybrid` splits; None takes those of a machine.
         recompute: What a backward pass computes again, of a step that was recorded without: nothing, the attention
             between its projections (`selective`, as Megatron calls it), or every block (`full`).

@@ -4,9 +4,10 @@ NCCL has two algorithms between machines. A ring passes through all n = N x g GP
 (n - 1) / n of the message through each machine's network, all_reduce twice that, in n - 1 steps (or twice as many). A
 tree, for all_reduce alone, joins the machines: 2 (N - 1) / N of the message, in 2 log2 N steps; the faster of the two
 counts. The slower of the two fabrics sets the pace, and the latencies of all steps add: with many machines and small
-messages they are all there is. An all-to-all sends what goes to other machines. What a system has between its machines
-is for the user to say (`Interconnect`); the figures here are those of the vendor's reference systems, and 100 Gbit/s
-Ethernet for machines without NVLink. Example::
+messages they are all there is. Groups that communicate at once share a machine's network, and each GPU has its rail, a
+part of the adapters that it cannot exceed. An all-to-all sends what goes to other machines. What a system has between
+its machines is for the user to say (`Interconnect`); the figures here are those of the vendor's reference systems, and
+100 Gbit/s Ethernet for machines without NVLink. Example::
 
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> one, two = layout_of("8xA100-SXM-80GB"), layout_of("2x8xA100-SXM-80GB")
@@ -41,6 +42,10 @@ NETWORK_BYTES_PER_SECOND: Final = {
 }
 """Network of one machine with NVLink, one direction, by architecture: four adapters of 100 Gbit/s (DGX-1), eight of 200
 (DGX A100), eight of 400 (DGX H100 and B200), as NVIDIA's data sheets of these systems say."""
+
+RAIL_GPUS: Final = 8
+"""GPUs of those reference systems, which share the adapters evenly: each sends through its own part of them, its rail,
+and reaches no more of the network where the other GPUs are silent, or not there (NCCL's rings stay on their rails)."""
 
 ETHERNET_BYTES_PER_SECOND: Final = gigabytes_to_bytes(12.5)
 """Network of one machine without NVLink: 100 Gbit/s, an assumption that holds for large cloud machines of such GPUs."""
@@ -187,4 +192,15 @@ def _path(
         step = NVLINK_STEP_SECONDS if has_nvlink else PCIE_STEP_SECONDS
         sent = bus_factor(operation, layout.count)
         hops = passes * (nodes - 1) * (RING_HOP_SECONDS + (per_node - 1) * step)
-    return sent * messages * groups_per_node / network, hops
+    return sent * messages * max(groups_per_node, _rail_limit(layout, interconnect)) / network, hops
+
+
+def _rail_limit(layout: Layout, interconnect: Interconnect) -> float:
+    """Return how many times a machine's network exceeds what the rails of the layout's GPUs in it carry.
+
+    Where a user says what a machine's network carries, that is what its GPUs reach; machines without NVLink have one
+    adapter for all.
+    """
+    if interconnect.inter_node_bytes_per_second is not None or layout.gpu.nvlink_bytes_per_second is None:
+        return 1.0
+    return max(RAIL_GPUS / layout.gpus_per_node, 1.0)

@@ -295,6 +295,18 @@ def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
         on(2, "ddp,expert=2", Layout(A100, 2))
 
 
+def test_the_fullest_experts_hold_more_activations() -> None:
+    # Of each block's four widths of activations three are its experts'; half as many tokens more, half as much more.
+    plain = with_activations(2)
+    named = tuple(
+        replace(each, module=(each.module or "").replace("perceptron", "experts") or None) for each in plain.operations
+    )
+    table = Parameter(name="blocks.0.experts.weight", shape=(4, 1, 1), dtype="float32")
+    trace = replace(plain, operations=named, parameters=(*plain.parameters, table))
+    even, uneven = (memory(f"ddp,expert=2{more}", 2, trace=trace) for more in ("", ",capacity=1.5"))
+    assert uneven - even == pytest.approx(0.5 * 3 / 4 * 2 * ACTIVATION_BYTES)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

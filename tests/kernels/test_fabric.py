@@ -93,6 +93,24 @@ def test_a_fast_network_leaves_the_links_inside_as_the_limit() -> None:
     assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), fast) == pytest.approx(inside + hops, rel=1e-6)
 
 
+def test_a_gpu_sends_through_its_own_rail() -> None:
+    # Eight adapters of 400 Gbit/s, one a GPU: 9 of 10 bytes of its 50 GB/s. A ring of 16 GPUs, one in each machine,
+    # passes 15/16 of 48 GB through each rail: 1 s, whether the other seven GPUs are silent or send as well.
+    alone = layout_of("16x1xH100-SXM-80GB")
+    assert seconds("all_gather", 48e9, alone) == pytest.approx(1.0, rel=0.01)
+    together = float(collective("all_gather", 48e9, alone, groups_per_node=8).seconds[0])
+    assert together == pytest.approx(seconds("all_gather", 48e9, alone))
+    # Two such groups on four rails do not wait for each other; sixteen on eight rails would take twice as long.
+    pairs = layout_of("16x4xH100-SXM-80GB")
+    assert float(collective("all_gather", 48e9, pairs, groups_per_node=2).seconds[0]) == pytest.approx(
+        seconds("all_gather", 48e9, pairs)
+    )
+    assert float(collective("all_gather", 48e9, alone, groups_per_node=16).seconds[0]) == pytest.approx(2, rel=0.01)
+    # What a user says of a machine's network, its GPUs reach, however many they are.
+    said = Interconnect(inter_node_bytes_per_second=45e9)
+    assert seconds("all_gather", 48e9, alone, said) == pytest.approx(1.0, rel=0.01)
+
+
 def test_networks_by_generation() -> None:
     assert network_bytes_per_second(gpu("H100-SXM-80GB")) == 400e9  # eight adapters of 400 Gbit/s
     assert network_bytes_per_second(gpu("L4")) == ETHERNET_BYTES_PER_SECOND
