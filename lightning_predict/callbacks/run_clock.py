@@ -32,17 +32,20 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-_SHOWN: Final[ContextVar[Callable[[], float] | None]] = ContextVar("clock of fits", default=None)
+_Clock = Callable[[], float]
+
+_SHOWN: Final[ContextVar[tuple[_Clock, _Clock] | None]] = ContextVar("clocks of the host and the device", default=None)
 
 
 @contextmanager
-def clock_of_fits(clock: Callable[[], float]) -> Iterator[None]:
+def clock_of_fits(clock: Callable[[], float], *, device: Callable[[], float] | None = None) -> Iterator[None]:
     """Let all callbacks that are made and fits that begin inside read one clock.
 
     Args:
         clock: Seconds that only grow.
+        device: What is read where the device is waited for; None reads the same clock.
     """
-    token = _SHOWN.set(clock)
+    token = _SHOWN.set((clock, device or clock))
     try:
         yield
     finally:
@@ -51,12 +54,14 @@ def clock_of_fits(clock: Callable[[], float]) -> Iterator[None]:
 
 def host_clock() -> Callable[[], float]:
     """Return a clock in seconds that does not wait for the device."""
-    return _SHOWN.get() or perf_counter
+    shown = _SHOWN.get()
+    return perf_counter if shown is None else shown[0]
 
 
 def ledger_clock() -> Callable[[], float]:
     """Return the clock by which money is counted."""
-    return _SHOWN.get() or monotonic
+    shown = _SHOWN.get()
+    return monotonic if shown is None else shown[0]
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
@@ -66,8 +71,10 @@ def device_clock(device: torch.device) -> Callable[[], float]:
         device: The device that trains.
     """
     shown = _SHOWN.get()
-    if shown is not None or device.type != "cuda":
-        return shown or perf_counter
+    if shown is not None:
+        return shown[1]
+    if device.type != "cuda":
+        return perf_counter
 
     def synchronized() -> float:
         torch.cuda.synchronize(device)

@@ -249,7 +249,7 @@ def _load(
     def on_gpus(values: Sequence[Any]) -> Array:
         each = np.repeat(np.array(values), [part.holders for part in parts], axis=0)
         padding = [(0, gpus - len(each))] + [(0, 0)] * (each.ndim - 1)
-        on_each: Array = np.pad(each, padding).T  # (3, gpus)
+        on_each: Array = np.pad(each, padding).T  # (3, gpus), or (gpus,) of what has no interval
         return on_each
 
     return Load(

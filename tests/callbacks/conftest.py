@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.callbacks import follow_up, predicting, run_clock, runtime_predictor
+from lightning_predict.callbacks import follow_up, predicting
 from lightning_predict.callbacks.bases import PACKAGES
+from lightning_predict.callbacks.run_clock import clock_of_fits
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Trace
@@ -54,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 
 @pytest.fixture
-def readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Readings of the predictor's device clock, which shows a second more each time: no step takes longer by chance.
 
     So does the plain clock by which it times the run, whose readings are not kept; as more hooks read it between two
@@ -67,10 +68,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         seen.append(float(len(seen)))
         return seen[-1]
 
-    monkeypatch.setattr(runtime_predictor, "device_clock", lambda device: clock)
-    monkeypatch.setattr(run_clock, "host_clock", lambda: lambda: float(next(plain)))
     monkeypatch.setattr(follow_up, "NOTICEABLE_SHARE", math.inf)
-    return seen
+    with clock_of_fits(lambda: float(next(plain)), device=clock):
+        yield seen
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_predict.callbacks import RuntimePredictor, predicting, runtime_predictor
+from lightning_predict.callbacks import RuntimePredictor, predicting
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.recorders import EXTRA_WARMUP_WINDOWS
+from lightning_predict.callbacks.run_clock import clock_of_fits
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.session import CaptureSession
 from tests.callbacks.conftest import Call
@@ -230,9 +231,7 @@ def test_compiled_code_stays_compiled(small: Small, tmp_path: Path, calls: list[
         assert torch.equal(weight, weights_without[name]), name
 
 
-def test_a_slow_first_step_is_no_anchor(
-    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[Call]
-) -> None:
+def test_a_slow_first_step_is_no_anchor(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
     # Batches of 1 s, the first of 100 s and the third of 9 s, as if it had compiled again.
     times = iter([0.0, 100.0, 101.0, 102.0, 103.0, 112.0])
     now = 112.0
@@ -242,9 +241,9 @@ def test_a_slow_first_step_is_no_anchor(
         now = next(times, now + 1)
         return now
 
-    monkeypatch.setattr(runtime_predictor, "device_clock", lambda device: clock)
     trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
-    trainer.fit(lightning.model(), lightning.loader(20))
+    with clock_of_fits(time.perf_counter, device=clock):
+        trainer.fit(lightning.model(), lightning.loader(20))
     # The third was slow, so a fourth was timed before the fifth was recorded; the first is left out.
     assert calls[0].trace.step_seconds == (1.0, 9.0, 1.0)
     assert calls[0].workload.training_iterations == 20 - 5

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_predict.callbacks import RuntimePredictor
 from tests.callbacks.conftest import Call
@@ -187,13 +186,3 @@ def test_several_validation_loaders_are_added_up(lightning: Small, tmp_path: Pat
     loaders = [lightning.loader(2), lightning.loader(3)]
     trainer.fit(model, lightning.loader(4), loaders)
     assert calls[0].workload.validation_iterations == 3 * (2 + 3)
-
-
-def test_the_clock_of_a_gpu_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_predict.callbacks.run_clock import device_clock
-
-    waited: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    clock = device_clock(torch.device("cuda", 1))
-    assert clock() <= clock()
-    assert waited == [torch.device("cuda", 1)] * 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from lightning_predict.callbacks.run_clock import BLOCKS, Blocks, RunClock, Tempo, mean_without_accident
+from lightning_predict.callbacks.run_clock import BLOCKS, Blocks, RunClock, Tempo, device_clock, mean_without_accident
 from lightning_predict.interval import Interval
 
 
@@ -215,3 +216,11 @@ def test_blocks_keep_the_mean_of_any_number_of_values() -> None:
     assert blocks.count == 8 * BLOCKS
     assert len(blocks.settled()) < BLOCKS
     assert set(blocks.settled()) == {0.5}
+
+
+def test_the_clock_of_a_gpu_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    clock = device_clock(torch.device("cuda", 1))
+    assert clock() <= clock()
+    assert waited == [torch.device("cuda", 1)] * 2
