@@ -14,11 +14,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import date
+from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.cost.memory import StepMemory, memory_need, memory_notes, step_memory
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import Prediction, UserPrice, price_of
+from lightning_predict.cost.prediction import MachineInUse, Prediction, UserPrice, price_of
 from lightning_predict.distributed.layout_steps import Setting, SingleSteps, shared_steps, single_steps
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
@@ -179,7 +181,71 @@ def predict_workload(
     unknown_gpu = unknown_gpu_note(trace)
     notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(singles), *kinds_note(trace))
     notes += () if models is None else models.notes
-    return Predictions(tuple(predictions), used_gpu=None if in_use is None else in_use.name, notes=notes)
+    machine = None
+    if in_use is None or in_use not in layouts:
+        bytes_in_use = None if in_use is None else _memory_bytes(memory, in_use, sharing)
+        machine = _machine_in_use(trace, in_use, workload, assumptions, bytes_in_use)
+    return Predictions(
+        tuple(predictions),
+        used_gpu=None if in_use is None else in_use.name,
+        notes=notes,
+        machine=machine,
+        heading=_heading(trace, workload, in_use),
+        made_on=date.today().isoformat(),
+    )
+
+
+_MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+
+
+def _heading(trace: Trace, workload: Workload, in_use: Layout | None) -> str:
+    """Say what is predicted, as `58,430 steps × batch 64, bf16-mixed, recorded on L4`."""
+    steps = workload.training_iterations
+    count = "A training step" if steps is None else f"{steps:,} step{'' if steps == 1 else 's'}"
+    parts = [count if trace.samples is None else f"{count} × batch {trace.samples:,}"]  # noqa: RUF001
+    autocast = trace.flags.autocast_dtype
+    dtypes = [parameter.dtype for parameter in trace.parameters]
+    if autocast is not None:
+        parts.append(_MIXED.get(autocast, f"{autocast}-mixed"))
+    elif dtypes:
+        parts.append(statistics.mode(dtypes))
+    place = _machine_name(trace, in_use)
+    return f"{', '.join(parts)}, recorded on {'the meta device' if trace.device == 'meta' else place}"
+
+
+def _machine_name(trace: Trace, in_use: Layout | None) -> str:
+    if in_use is not None:
+        return in_use.name
+    return trace.gpu_reported_name or trace.device.upper()
+
+
+def _machine_in_use(
+    trace: Trace, in_use: Layout | None, workload: Workload, assumptions: Assumptions, memory_bytes: float | None
+) -> MachineInUse | None:
+    """Time the run on the machine that the step was recorded on, by its own steps; None where none was timed."""
+    seconds = measured_seconds(trace)
+    if seconds is None or seconds <= 0 or trace.device == "meta":
+        return None
+    name = _machine_name(trace, in_use)
+    fastest, slowest = min(trace.step_seconds, default=seconds), max(trace.step_seconds, default=seconds)
+    step = Iteration(
+        gpu=name,
+        interval=Interval(min(fastest, seconds), seconds, max(slowest, seconds)),
+        device_seconds=seconds,
+        host_seconds=0.0,
+        coverage={},
+        forward_seconds=seconds / 3,  # the backward pass computes twice as much
+    )
+    run = run_of(step, workload, None, batches=trace.batches).cut_off(workload.time_limit_seconds)
+    if in_use is None:
+        return MachineInUse(name=name, step_seconds=seconds, total=run.total)
+    return MachineInUse(
+        name=name,
+        step_seconds=seconds,
+        total=run.total,
+        price=price_of(run, in_use, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour),
+        memory=memory_need(in_use, memory_bytes, reported_bytes=trace.gpu_memory_bytes),
+    )
 
 
 def _run_on(

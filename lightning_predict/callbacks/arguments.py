@@ -117,27 +117,31 @@ def check_weights(weights: AnyWeights) -> WeightsSource:
     return source
 
 
-def check_trace_file(name: str, path: str | PathLike[str] | None) -> None:
-    """Refuse what cannot name the file of a trace; None is no file. Folders that do not exist will be made.
+def check_file(
+    name: str, path: str | PathLike[str] | None, *, endings: tuple[str, ...] = (".json", ".json.gz"), example: str
+) -> None:
+    """Refuse what cannot name a file to write; None is no file. Folders that do not exist will be made.
 
     Args:
         name: The argument.
         path: Its value.
+        endings: How the name may end.
+        example: A name for the message.
 
     Raises:
-        InvalidArgumentError: It is no path, does not end in `.json` or `.json.gz`, or lies where no file can be.
+        InvalidArgumentError: It is no local path, does not end like this, or lies where no file can be.
     """
     if path is None:
         return
     if not isinstance(path, (str, PathLike)):
-        raise InvalidArgumentError(f"{name}={path!r} is not a path; expected a file, for example 'step.json.gz'.")
+        raise InvalidArgumentError(f"{name}={path!r} is not a path; expected a file, for example {example!r}.")
     file = Path(path)
-    if not file.name.endswith((".json", ".json.gz")):
-        raise InvalidArgumentError(f"{name}={str(path)!r} does not end in .json or .json.gz, as a trace's file does.")
+    if not file.name.endswith(endings):
+        raise InvalidArgumentError(f"{name}={str(path)!r} does not end in {' or '.join(endings)}, as its files do.")
+    if "://" in str(path):
+        raise InvalidArgumentError(f"{name}={str(path)!r} is a remote address; expected a local file, as {example}.")
     if file.is_dir():
-        raise InvalidArgumentError(
-            f"{name}={str(path)!r} is a folder; expected a file in it, for example step.json.gz."
-        )
+        raise InvalidArgumentError(f"{name}={str(path)!r} is a folder; expected a file in it, for example {example}.")
     above = next((folder for folder in file.absolute().parents if folder.exists()), None)
     if above is not None and not above.is_dir():
         raise InvalidArgumentError(f"{name}={str(path)!r} lies below {str(above)!r}, which is a file and no folder.")

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from lightning_predict.callbacks.bases import rank_zero_info, warn
+from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.outcome import Aftermath, Outcome
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
-from lightning_predict.callbacks.showing import log_values
+from lightning_predict.callbacks.showing import Manner, log_values, say
 from lightning_predict.callbacks.trainer_state import batches_in_store
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.loggers import log_predictions, write_json
@@ -46,6 +46,10 @@ NOTICEABLE_SECONDS: Final = 1.0
 NOTICEABLE_HOST_SECONDS: Final = 60.0
 """The least change of what the host adds to the total of any GPU that is."""
 
+SECONDS_WORTH_A_LINE: Final = 10.0
+"""What the rest of a run takes at least to be compared with its prediction in words: of less, start and end of the run
+are too large a part."""
+
 
 @final
 class FollowUp:
@@ -54,10 +58,12 @@ class FollowUp:
     Args:
         question: What the user wants to know.
         run_clock: How the fit goes by.
+        manner: What is logged and written of later predictions.
     """
 
-    def __init__(self, question: Question, run_clock: RunClock) -> None:
+    def __init__(self, question: Question, run_clock: RunClock, manner: Manner | None = None) -> None:
         self.run_clock = run_clock
+        self.manner = manner or Manner()
         self._question = question
         self._clock = run_clock.now
         self._aftermath: Aftermath | None = None
@@ -68,6 +74,7 @@ class FollowUp:
         self._trace: Trace | None = None
         self._validation: Trace | None = None
         self._pace = Pace()
+        self._began = 0.0
 
     @property
     def has_predicted(self) -> bool:
@@ -102,6 +109,7 @@ class FollowUp:
         Raises:
             LightningPredictError: As `predict`.
         """
+        self._began = self._clock()
         is_renewed = self._answer is not None
         self._trace, self._validation = trace or self._trace, validation or self._validation
         self._pace = pace or self._pace
@@ -126,6 +134,11 @@ class FollowUp:
             batches = trainer.fit_loop.total_batch_idx + 1
             self._aftermath = Aftermath(answer.expected, clock=self._clock, batches_seen=batches)
         return answer.predictions
+
+    def was_shown(self) -> None:
+        """Leave the time of the prediction and of showing it out of what the run took."""
+        if self._aftermath is not None:
+            self._aftermath.leaves_out(since=self._began)
 
     def renew(self, trainer: Trainer, *, moment: Moment) -> Predictions | None:
         """Compute the rest of the run again, and predict again where that is worth it.
@@ -156,14 +169,17 @@ class FollowUp:
         said = before.rest.forecast
         instead = None if said is None else max(0.0, said.middle - (now - self._answered_at))
         predictions = self.predict(trainer, moment=moment)
-        refusals = log_predictions(trainer.loggers, predictions, step=trainer.global_step)
+        refusals = log_predictions(
+            trainer.loggers, predictions, step=trainer.global_step, in_full=self.manner.logs_in_full
+        )
         for refusal in refusals:
             warn(refusal)
-        if not trainer.loggers:
-            write_json(predictions, trainer.default_root_dir)
-        rank_zero_info(
-            f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(self._answer or before, instead)}."
+        if self.manner.json_file is not None:
+            write_json(predictions, self.manner.json_file)
+        say(
+            trainer, f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(self._answer or before, instead)}."
         )
+        self.was_shown()
         return predictions
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
@@ -173,7 +189,8 @@ class FollowUp:
         outcome = self._aftermath.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
         if outcome is None:
             return None
-        rank_zero_info(f"RuntimePredictor: {outcome.sentence}.")
+        if max(outcome.actual_seconds, outcome.predicted_seconds) >= SECONDS_WORTH_A_LINE:
+            say(trainer, f"RuntimePredictor: {outcome.sentence}.")
         for refusal in log_values(trainer, "predict", outcome.metrics()):
             warn(refusal)
         record = outcome.record() if self._question.learns else None

@@ -41,8 +41,8 @@ class Expected:
         batch_seconds: A training batch with its wait for the loader.
         batches: Training batches still to come; None if unknown.
         total_seconds: The rest of the run from its measured steps; None if its length is unknown.
-        shown_seconds: The rest of the run as it was shown, which earlier runs may have corrected; None if this GPU
-            was not asked for.
+        shown_seconds: The rest of the run as it was shown, which earlier runs may have corrected; None if its length
+            is unknown, or a time limit ends it.
         usd_per_hour: Price; None if unknown.
         offer: Where the price comes from, with its date.
         model: Fingerprint of the model whatever its batch size; None if unknown.
@@ -90,7 +90,11 @@ def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus:
     """
     if rest.tempo is None or rest.tempo.step_seconds <= 0:
         return None
-    shown = predictions.get(predictions.used_gpu or "")
+    shown, machine = predictions.get(predictions.used_gpu or ""), predictions.machine
+    total = shown.total_seconds if shown is not None and not shown.is_cut_off else None
+    if shown is None and machine is not None and machine.total is not None:
+        total = machine.total.middle
+    price = shown.price if shown is not None else (None if machine is None else machine.price)
     return Expected(
         gpu=predictions.used_gpu,
         fingerprint=fingerprint_of(trace),
@@ -101,9 +105,9 @@ def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus:
         batch_seconds=rest.tempo.step_seconds + rest.tempo.wait_seconds,
         batches=rest.left.batches,
         total_seconds=None if rest.run is None else rest.run.total_seconds,
-        shown_seconds=None if shown is None or shown.is_cut_off else shown.total_seconds,
-        usd_per_hour=None if shown is None else shown.usd_per_hour,
-        offer=None if shown is None else shown.offer,
+        shown_seconds=total,
+        usd_per_hour=None if price is None else price.usd_per_hour,
+        offer=None if price is None else price.offer,
     )
 
 
@@ -200,6 +204,15 @@ class Aftermath:
         self._clock = clock
         self._batches_seen = batches_seen
         self._start = clock()
+        self._left_out = 0.0
+
+    def leaves_out(self, *, since: float) -> None:
+        """Leave out what was not training: a prediction, and its table.
+
+        Args:
+            since: When it began on the clock.
+        """
+        self._left_out += self._clock() - max(since, self._start)
 
     def ends(self, *, batches_seen: int) -> Outcome | None:
         """Compare; None if nothing was trained since.
@@ -211,7 +224,7 @@ class Aftermath:
             batches_seen: Training batches of the run so far.
         """
         batches, expected = batches_seen - self._batches_seen, self._expected
-        actual = self._clock() - self._start
+        actual = self._clock() - self._start - self._left_out
         if batches < 1 or actual <= 0:
             return None
         measured = batches * expected.batch_seconds

@@ -21,6 +21,7 @@ from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
+from lightning_predict.cost.prediction import MachineInUse
 from lightning_predict.deadline import within
 from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, Strategy
 from lightning_predict.errors import LightningPredictError
@@ -31,6 +32,7 @@ from lightning_predict.run.history import HistoryRecord, read_history
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -179,13 +181,35 @@ def predict_rest(
             f"the prediction took more than {longest:g} s, which is as long as it may keep the training waiting; ask "
             "for fewer GPUs, or predict later from the recorded step (save_trace=...)"
         ) from None
-    predictions = replace(predictions, notes=(*predictions.notes, *_notes(trainer, given, work)))
+    machine = predictions.machine
+    predictions = replace(
+        predictions,
+        notes=(*predictions.notes, *_notes(trainer, given, work)),
+        machine=None if machine is None else _as_forecast(machine, rest),
+        heading=_heading(predictions, trainer),
+        is_running=True,
+    )
     return Answer(
         predictions=predictions,
         expected=expected_of(trace, rest, predictions, num_gpus=trainer.world_size),
         rest=rest,
         batches_per_epoch=given,
     )
+
+
+def _as_forecast(machine: MachineInUse, rest: Rest) -> MachineInUse:
+    """Give the machine in use the rest of the run as it was timed here, waits and validation included."""
+    price = machine.price
+    if rest.forecast is not None and price.usd_per_hour is not None:
+        price = replace(price, cost_usd=seconds_to_hours(rest.forecast.middle) * price.usd_per_hour)
+    return replace(machine, total=rest.forecast, price=price)
+
+
+def _heading(predictions: Predictions, trainer: Trainer) -> str | None:
+    if predictions.heading is None:
+        return None
+    what, _, place = predictions.heading.partition(", recorded on ")
+    return f"Rest of this run: {what}, recorded on this {place} at step {trainer.global_step:,}"
 
 
 def of_processes(step: Trace, trainer: Trainer) -> Trace:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.callbacks.arguments import (
     check_epoch,
+    check_file,
     check_steps,
-    check_trace_file,
     check_weights,
     hours_of,
 )
@@ -39,7 +39,7 @@ from lightning_predict.callbacks.outcome import Outcome
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.run_clock import device_clock, run_clock_of
-from lightning_predict.callbacks.showing import show
+from lightning_predict.callbacks.showing import Manner, show
 from lightning_predict.callbacks.trainer_state import callbacks_of, reason_for_no_extras
 from lightning_predict.checked import shown
 from lightning_predict.cost.prediction import UserPrice
@@ -76,6 +76,9 @@ class RuntimePredictor(Callback):
         method: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         print_table: Print the table of predictions and the ranking below it.
+        verbose: Print the methods, the sources of prices and every note, too.
+        log_all: Log every quantity (intervals, memory) and not only the step, the total and the cost of each GPU.
+        json_file: File for all predictions as JSON, `.json`; written anew whenever they are made. None writes none.
         deadline_hours: Hours (or a timedelta) that the rest of the run may take; the ranking names the cheapest GPU
             within it.
         batches_per_epoch: Batches of an epoch on one process, where the loader has no length.
@@ -99,7 +102,7 @@ class RuntimePredictor(Callback):
     Raises:
         UnknownGpuError: A name that the catalogue does not hold.
         InvalidArgumentError: No GPUs, a number of steps below 1, an unknown method, a price or a deadline that is not
-            positive, two lengths of an epoch, or a `save_trace` that is no name of a trace's file.
+            positive, two lengths of an epoch, or a `save_trace` or `json_file` that cannot name a file.
         WeightsNotFoundError: `weights` does not exist.
     """
 
@@ -121,6 +124,9 @@ class RuntimePredictor(Callback):
         method: str = "auto",
         usd_per_hour: UserPrice = None,
         print_table: bool = True,
+        verbose: bool = False,
+        log_all: bool = False,
+        json_file: str | PathLike[str] | None = None,
         deadline_hours: float | Decimal | Fraction | timedelta | None = None,
         batches_per_epoch: int | None = None,
         samples_per_epoch: int | None = None,
@@ -137,7 +143,8 @@ class RuntimePredictor(Callback):
             check_steps("cores_per_node", cores_per_node)
         check_epoch(batches_per_epoch, samples_per_epoch)
         source = check_weights(weights)
-        check_trace_file("save_trace", save_trace)
+        check_file("save_trace", save_trace, example="step.json.gz")
+        check_file("json_file", json_file, endings=(".json",), example="predictions.json")
         if meta_step is not None and not callable(meta_step):
             raise InvalidArgumentError(
                 f"meta_step={shown(meta_step)} is no function; expected one that makes a step from a batch size."
@@ -149,8 +156,13 @@ class RuntimePredictor(Callback):
         self.warmup_steps = warmup_steps
         self.capture_steps = capture_steps
         self.usd_per_hour = usd_per_hour
-        self.print_table = print_table
-        self.deadline_hours = None if deadline_hours is None else hours_of("deadline_hours", deadline_hours)
+        self.manner = Manner(
+            with_table=print_table,
+            verbose=verbose,
+            deadline_hours=None if deadline_hours is None else hours_of("deadline_hours", deadline_hours),
+            logs_in_full=log_all,
+            json_file=None if json_file is None else fspath(json_file),
+        )
         self.meta_step = meta_step
         self.save_trace = None if save_trace is None else fspath(save_trace)
         self._question = Question(
@@ -187,7 +199,7 @@ class RuntimePredictor(Callback):
             rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
         elif trainer.is_global_zero:
             clock = device_clock(trainer.strategy.root_device)
-            self._follow_up = FollowUp(self._question, run_clock_of(trainer, device_clock=clock))
+            self._follow_up = FollowUp(self._question, run_clock_of(trainer, device_clock=clock), self.manner)
             self._recording = FitRecording(trainer, pl_module, clock=clock)
 
     @never_raises
@@ -267,7 +279,7 @@ class RuntimePredictor(Callback):
             self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
             if self.meta_step is not None and is_first:
                 options = try_batch_sizes(self.meta_step, trace, self._question)
-                show_batch_sizes(options, trainer, pl_module, with_table=self.print_table)
+                show_batch_sizes(options, trainer, pl_module, with_table=self.manner.with_table)
                 self.batch_sizes = options
 
     @never_raises
@@ -373,8 +385,9 @@ class RuntimePredictor(Callback):
         recording = self._recording
         validation = None if recording is None else recording.validation_trace()
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
-        deadline_hours = self.deadline_hours
-        show(self.predictions, trainer, pl_module, with_table=self.print_table, deadline_hours=deadline_hours)
+        reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
+        show(self.predictions, trainer, pl_module, manner=self.manner, reason=reason)
+        follow_up.was_shown()
         if recording is not None and (validation is not None or not trainer.enable_validation):
             recording.forget_validation()
 

@@ -1,14 +1,15 @@
-"""Shows predictions in a running fit: beside the progress bar, in the loggers, or in a file where there are none.
+"""Shows predictions in a running fit: beside the progress bar, in the loggers, and in a file where one was asked for.
 
 Example::
 
-    show(predictions, trainer, pl_module, with_table=True)
+    show(predictions, trainer, pl_module, manner=Manner(verbose=True))
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
 
 from lightning_predict.callbacks.bases import rank_zero_info, warn
 from lightning_predict.reports.format import PLAIN_WIDTH, markdown_text
@@ -21,41 +22,69 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """What is shown of predictions, and where.
+
+    Attributes:
+        with_table: Print the table and the ranking.
+        verbose: Print the methods, the sources of prices and every note, too.
+        deadline_hours: Time that the run may take, for the ranking; None leaves that out.
+        logs_in_full: Log every quantity, and not only the step, the total and the cost.
+        json_file: File for all of it; None writes none.
+    """
+
+    with_table: bool = True
+    verbose: bool = False
+    deadline_hours: float | None = None
+    logs_in_full: bool = False
+    json_file: str | None = None
+
+
 def show(
     predictions: Predictions,
     trainer: Trainer,
     pl_module: LightningModule,
     *,
-    with_table: bool,
-    deadline_hours: float | None = None,
+    manner: Manner,
+    reason: str | None = None,
 ) -> None:
-    """Print the table and the ranking, and log both at the current step, or write a file where there is no logger.
+    """Print the table and the ranking, and log both at the current step.
 
     Args:
         predictions: What to show.
-        trainer: The Trainer that is fitting; its `default_root_dir` takes the file.
+        trainer: The Trainer that is fitting.
         pl_module: The module that it fits, whose `print` keeps the progress bar whole.
-        with_table: Whether to print.
-        deadline_hours: Time that the run may take, for the ranking.
+        manner: What is shown, and where.
+        reason: Why there is another table, in a sentence; None for the first.
 
     Raises:
-        InvalidArgumentError: There is no logger, and `default_root_dir` is remote.
-        OSError: The file cannot be written.
+        OSError: The file that was asked for cannot be written.
     """
-    ranking, step = rank(predictions, deadline_hours=deadline_hours), trainer.global_step
-    if with_table:
-        pl_module.print(table_text(predictions))
+    ranking, step = rank(predictions, deadline_hours=manner.deadline_hours), trainer.global_step
+    if manner.with_table:
+        pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
         pl_module.print("\n".join(ranking_lines(ranking)) + "\n")
-    refusals = log_predictions(trainer.loggers, predictions, step=step)
+    refusals = log_predictions(trainer.loggers, predictions, step=step, in_full=manner.logs_in_full)
     for warning in (*refusals, *log_table(trainer.loggers, ranking_table(ranking), step=step)):
         warn(warning)
-    if not trainer.loggers:
-        path = write_json(predictions, trainer.default_root_dir)
-        sentence = f"RuntimePredictor wrote its predictions to {path}, as the Trainer has no logger."
-        if with_table:
-            pl_module.print(sentence)
-        else:
-            rank_zero_info(sentence)
+    if manner.json_file is not None:
+        write_json(predictions, manner.json_file)
+
+
+def say(trainer: Trainer, sentence: str) -> None:
+    """Say a sentence beside the progress bar, which only the bar can do without breaking it; without one, log it.
+
+    Args:
+        trainer: The Trainer that is fitting.
+        sentence: What to say.
+    """
+    bar = trainer.progress_bar_callback
+    if bar is not None and getattr(bar, "is_enabled", True):
+        trainer.lightning_module.print(sentence)
+    else:
+        rank_zero_info(sentence)
 
 
 def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> list[str]:
@@ -100,7 +129,7 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
     return list(log_table(trainer.loggers, table, step=trainer.global_step)) if trainer.is_global_zero else []
 
 
-def table_text(predictions: Predictions) -> str:
+def table_text(predictions: Predictions, *, verbose: bool = False, reason: str | None = None) -> str:
     """Say what `print_table` prints on this standard output, colours included, as one text.
 
     A progress bar redraws its line; only the bar itself can print above it without breaking it, and it takes text.
@@ -111,5 +140,6 @@ def table_text(predictions: Predictions) -> str:
     if not (console.is_terminal or console.is_jupyter):
         console.width = PLAIN_WIDTH
     with console.capture() as capture:
-        print_table(predictions, console)
-    return f"\n{capture.get().rstrip()}\n"
+        print_table(predictions, console, verbose=verbose)
+    first = "" if reason is None else f"{reason}\n"
+    return f"\n{first}{capture.get().rstrip()}\n"

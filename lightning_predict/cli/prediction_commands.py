@@ -46,6 +46,7 @@ def predict(
     weights: str | None = None,
     weights_cache: Path | None = None,
     offline: bool = False,
+    verbose: bool = False,
     output: Path | None = None,
     html: Path | None = None,
     markdown: Path | None = None,
@@ -75,6 +76,7 @@ def predict(
         weights: Weights of the models: a folder, a file or an https:// address.
         weights_cache: Folder for weights that are fetched (default: LIGHTNING_PREDICT_CACHE, else the platform's).
         offline: Use no network, whatever is configured.
+        verbose: Print the methods, the sources of prices and every note, too.
         output: Write a report to this file instead of printing: .html (needs no network), .md or .json.
         html: Write a report in HTML to this file, and print.
         markdown: Write the tables in Markdown to this file.
@@ -118,7 +120,9 @@ def predict(
             form = path.suffix[1:] if kind == "output" else kind
             path.write_text(findings.text(form), encoding="utf-8")
             files[kind if form in files else form] = str(path)
-    show = partial(findings.show, files) if output is None else partial(print, *files.values(), sep="\n")
+    show = partial(print, *files.values(), sep="\n")
+    if output is None:
+        show = partial(findings.show, files, verbose=verbose)
     return Answer(data=lambda: findings.as_dict() | {"written": files}, show=show)
 
 
@@ -220,10 +224,11 @@ class Findings:
     def markdown(self) -> str:
         """Write the tables in Markdown."""
         from lightning_predict.reports.ranking import ranking_markdown
-        from lightning_predict.reports.table import energy_columns, markdown_table
+        from lightning_predict.reports.table import energy_columns, energy_note, markdown_table
 
         extra = () if self.energies is None else energy_columns(self.energies)
-        return f"{ranking_markdown(self.ranking)}\n\n{markdown_table(self.predictions, extra=extra)}\n"
+        notes = () if self.energies is None else (energy_note(self.energies),)
+        return f"{ranking_markdown(self.ranking)}\n\n{markdown_table(self.predictions, extra=extra, notes=notes)}\n"
 
     def sky(self) -> str:
         """Write a SkyPilot task for the best GPU: within the deadline where there is one, else the cheapest."""
@@ -236,12 +241,14 @@ class Findings:
             raise InvalidArgumentError("No GPU can be recommended, so there is no machine to rent; see the ranking.")
         return sky_task(machine_to_rent(chosen.prediction.layout, self.offers), prediction=chosen.prediction)
 
-    def show(self, files: Mapping[str, str]) -> None:
+    def show(self, files: Mapping[str, str], *, verbose: bool) -> None:
         """Print the table, the ranking, and which files were written."""
         from lightning_predict.reports.ranking import ranking_lines
-        from lightning_predict.reports.table import energy_columns, print_table
+        from lightning_predict.reports.table import energy_columns, energy_note, print_table
 
-        print_table(self.predictions, extra=() if self.energies is None else energy_columns(self.energies))
+        extra = () if self.energies is None else energy_columns(self.energies)
+        notes = () if self.energies is None else (energy_note(self.energies),)
+        print_table(self.predictions, extra=extra, verbose=verbose, notes=notes)
         print("", *ranking_lines(self.ranking), sep="\n")
         if files:
             print("", *(f"Written: {path}" for path in files.values()), sep="\n")

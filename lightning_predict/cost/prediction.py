@@ -11,7 +11,7 @@ The user's own price comes first, then the cheapest offer that is listed. Exampl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
@@ -38,11 +38,13 @@ class Price:
         usd_per_hour: Price of all machines of the layout; None if no offer is known.
         cost_usd: Cost of the whole run; None if its length or its price is unknown.
         offer: Source of the price, with its date; None if no offer is known.
+        priced_on: Date of the price, as listed (a day or a month); None if no offer is known.
     """
 
     usd_per_hour: float | None = None
     cost_usd: float | None = None
     offer: str | None = None
+    priced_on: str | None = None
 
 
 @final
@@ -276,6 +278,46 @@ FLAT_NAMES: Final = tuple(
 """Names of a prediction's values in JSON, in their order."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineInUse:
+    """The machine that the step was recorded on, timed by its own steps: a processor, or a GPU that nobody asked for.
+
+    Attributes:
+        name: Name of its GPU in the catalogue, or as it reports itself, or `CPU`.
+        step_seconds: A step as measured.
+        total: Seconds of the run still to come; None if its length is unknown.
+        price: What the run costs there.
+        memory: The memory of its GPU; nothing is known of a processor's.
+    """
+
+    name: str
+    step_seconds: float
+    total: Interval[float] | None = None
+    price: Price = field(default_factory=Price)
+    memory: MemoryNeed = field(default_factory=MemoryNeed)
+
+
+class AbstractPredictions(Mapping[str, Prediction]):
+    """Map names of GPUs to their predictions, with what a table says of all of them.
+
+    Attributes:
+        used_gpu: Name of the GPU that the trace was recorded on, where it is one of the catalogue's.
+        notes: What holds for all of them.
+        machine: The machine in use, where none of the predictions is of it; None where it was not timed.
+        heading: What is predicted, in words: how many steps of which size, and where one was recorded.
+        is_running: The run goes on, so that the machine in use is this one.
+        made_on: Day of the prediction (ISO 8601), against which prices are old; None: their age is not said.
+    """
+
+    used_gpu: str | None
+    notes: tuple[str, ...]
+    machine: MachineInUse | None
+    heading: str | None
+    is_running: bool
+    made_on: str | None
+
+
 UserPrice = float | Decimal | Fraction | Mapping[str, float | Decimal | Fraction] | None
 """Price of one GPU, the same for all or by our name of the GPU; by the name of a layout, the price of all of it. What
 it does not name takes the listed offers."""
@@ -346,4 +388,5 @@ def price_of(
         usd_per_hour=price,
         cost_usd=None if seconds is None else seconds_to_hours(seconds) * price,
         offer=offer.label,
+        priced_on=offer.date,
     )

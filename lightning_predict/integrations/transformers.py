@@ -56,6 +56,7 @@ class RuntimePredictorCallback(TrainerCallback):
         deadline_hours: Time that the rest of the run may take; the ranking names the cheapest GPU within it.
         usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
         print_table: Print the table of predictions and the ranking below it.
+        verbose: Print the methods, the sources of prices and every note, too.
 
     Attributes:
         predictions: What was predicted; None before.
@@ -79,6 +80,7 @@ class RuntimePredictorCallback(TrainerCallback):
         deadline_hours: float | None = None,
         usd_per_hour: float | dict[str, float] | None = None,
         print_table: bool = True,
+        verbose: bool = False,
     ) -> None:
         if warmup_steps < 1:
             raise InvalidArgumentError(f"warmup_steps={warmup_steps}; expected at least 1, as the first step is cold.")
@@ -87,6 +89,7 @@ class RuntimePredictorCallback(TrainerCallback):
         self.deadline_hours = deadline_hours
         self.usd_per_hour = usd_per_hour
         self.print_table = print_table
+        self.verbose = verbose
         self.predictions: Predictions | None = None
         self.trace: Trace | None = None
         self._deactivate()
@@ -131,10 +134,12 @@ class RuntimePredictorCallback(TrainerCallback):
         recorded = session.trace(step_seconds=tuple(self._seconds[1:]), samples=samples)
         self.trace = replace(recorded, world_size=args.world_size)
         left = state.max_steps - state.global_step if state.max_steps > 0 else None
-        self.predictions = predict(self.trace, self.gpus, iterations=left, usd_per_hour=self.usd_per_hour)
+        found = predict(self.trace, self.gpus, iterations=left, usd_per_hour=self.usd_per_hour)
+        heading = None if found.heading is None else f"Rest of this run: {found.heading}"
+        self.predictions = replace(found, is_running=True, heading=heading)
         state.log_history.append({"step": state.global_step, **metrics(self.predictions)})
         if self.print_table:
-            print(self.predictions)
+            print(self.predictions.text(verbose=self.verbose))
             print(self.predictions.ranking(deadline_hours=self.deadline_hours))
 
     @never_raises

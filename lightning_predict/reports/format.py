@@ -3,7 +3,7 @@
 Example::
 
     >>> significant(12345.6), milliseconds(0.0123), usd(12.34), duration(11_520.0), share(0.918)
-    ('12,300', '12.3', '$12.3', '3 h 12 min', '92 %')
+    ('12,300', '12.3', '$12.34', '3 h 12 min', '92 %')
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_
 
 PLAIN_WIDTH: Final = 120
 """Characters on one line of plain text."""
+
+SAME_SIDES: Final = 10
+"""Percentage points by which the two sides of an interval may differ and still be one `±`, of the larger."""
+
+TIMES_FROM: Final = 10.0
+"""From so many times the middle on, a percentage is no longer read."""
+
+CENTS_FROM: Final = 0.1
+"""Dollars from which on cents say enough."""
 
 _DIGITS: Final = 3
 _SMALLEST_EXPONENT: Final = -6
@@ -50,19 +59,33 @@ def milliseconds_interval(low_seconds: float, high_seconds: float) -> str:
     return f"{milliseconds(low_seconds)}–{milliseconds(high_seconds)}"  # noqa: RUF001 (an en dash is meant)
 
 
+def relative_interval(low: float, middle: float, high: float) -> str:
+    """Write the ends of an interval in percent of its middle: `± 12 %`, or `−20/+45 %` where they differ much."""
+    if middle <= 0 or not math.isfinite(high / middle):
+        return ""
+    if high / middle >= TIMES_FROM:
+        return f"up to {significant(high / middle)} times"
+    down, up = round(100 * max(0.0, 1 - low / middle)), round(100 * max(0.0, high / middle - 1))
+    if abs(up - down) <= SAME_SIDES:
+        return f"± {max(up, down, 1)} %"
+    return f"−{down}/+{up} %"  # noqa: RUF001 (a minus sign is meant)
+
+
 def gibibytes(size_bytes: float) -> str:
     """Write bytes as GiB, without the unit."""
     return significant(bytes_to_gibibytes(size_bytes))
 
 
 def usd(amount: float) -> str:
-    """Write US dollars: `$0.0123`, `$12.3`, `$1,230`."""
-    return f"${significant(amount)}"
+    """Write US dollars to the cent where that says enough: `$0.0123`, `$12.34`, `$1,234`."""
+    if not math.isfinite(amount) or abs(amount) < CENTS_FROM or abs(amount) >= 1e9:
+        return f"${significant(amount)}"
+    return f"${amount:,.0f}" if abs(amount) >= 999.5 else f"${amount:,.2f}"
 
 
 def usd_per_hour(price: float) -> str:
     """Write a price as price lists do, to the cent where that is enough: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
-    return f"${price:,.2f}/h" if price >= 0.1 else f"{usd(price)}/h"
+    return f"${price:,.2f}/h" if price >= CENTS_FROM else f"{usd(price)}/h"
 
 
 def duration(seconds: float) -> str:

@@ -8,8 +8,7 @@ Loggers are known by their class names, so that Lightning is not imported here a
         rank_zero_warn(warning)
     for warning in log_table(trainer.loggers, ranking_table(ranking), step=trainer.global_step):
         rank_zero_warn(warning)
-    if not trainer.loggers:
-        write_json(result, trainer.default_root_dir)
+    write_json(result, "predictions.json")
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Candidate, Ranking, ranking_markdown
 from lightning_predict.reports.table import markdown_table
@@ -44,12 +42,17 @@ QUANTITIES: Final[Mapping[str, Callable[[Prediction], float | None]]] = {
 """Logged name of each quantity, with its unit; None if it is not known."""
 
 
-def metrics(predictions: Predictions, *, separator: str = "/") -> dict[str, float]:
-    """Collect every known quantity of every GPU.
+BRIEF: Final = ("iteration_ms", "total_hours", "cost_usd")
+"""The quantities that are logged unless all are asked for: each is a chart for every GPU."""
+
+
+def metrics(predictions: Predictions, *, separator: str = "/", in_full: bool = False) -> dict[str, float]:
+    """Collect the known quantities of every GPU.
 
     Args:
         predictions: What to log.
         separator: Between the parts of a key; a logger's `group_separator`.
+        in_full: All of them, and not only the step, the total and the cost.
 
     Returns:
         Values by key `predict/<gpu>/<quantity>`; a quantity that is not known has no key.
@@ -58,18 +61,26 @@ def metrics(predictions: Predictions, *, separator: str = "/") -> dict[str, floa
         separator.join(("predict", prediction.gpu, name)): float(value)
         for prediction in predictions.values()
         for name, quantity in QUANTITIES.items()
-        if (value := quantity(prediction)) is not None
+        if (in_full or name in BRIEF) and (value := quantity(prediction)) is not None
     }
 
 
 TABLE_KEY: Final = "predict/table"
 FIGURE_KEY: Final = "predict/iteration_time"
 ARTIFACT_FOLDER: Final = "lightning_predict"
-JSON_NAME: Final = "lightning_predict.json"
 
 
 def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
     logger.experiment.add_text(TABLE_KEY, markdown_table(predictions), global_step=step)
+
+
+def _tensorboard_layout(logger: Any, _predictions: Predictions, _step: int) -> None:
+    """Lay out one page of charts: a chart for each quantity, with all GPUs in it."""
+    charts = {
+        title: ["Multiline", [rf"^predict/[^/]+/{quantity}$"]]
+        for title, quantity in (("step (ms)", "iteration_ms"), ("total (h)", "total_hours"), ("cost ($)", "cost_usd"))
+    }
+    logger.experiment.add_custom_scalars({"lightning-predict": charts})
 
 
 def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> None:
@@ -127,31 +138,36 @@ class Delivery:
 DELIVERIES: Final = (
     Delivery("TensorBoardLogger", "table", _tensorboard_text),
     Delivery("TensorBoardLogger", "bar figure", _tensorboard_figure),
+    Delivery("TensorBoardLogger", "layout of charts", _tensorboard_layout),
     Delivery("WandbLogger", "table", _wandb_table),
     Delivery("MLFlowLogger", "artifacts", _mlflow_artifacts),
 )
 
 
-def log_predictions(loggers: Iterable[Any], predictions: Predictions, *, step: int) -> tuple[str, ...]:
+def log_predictions(
+    loggers: Iterable[Any], predictions: Predictions, *, step: int, in_full: bool = False
+) -> tuple[str, ...]:
     """Log to every logger; what one of them refuses does not keep the others from it.
 
     Args:
         loggers: Lightning loggers, or anything with their public interface.
         predictions: What to log.
         step: Step to log it at.
+        in_full: Log every quantity, and not only the step, the total and the cost.
 
     Returns:
         One warning for everything that could not be logged, for the caller to show.
     """
-    return tuple(warning for logger in loggers for warning in _log_predictions_to(logger, predictions, step))
+    return tuple(warning for logger in loggers for warning in _log_predictions_to(logger, predictions, step, in_full))
 
 
-def _log_predictions_to(logger: Any, predictions: Predictions, step: int) -> Iterator[str]:
+def _log_predictions_to(logger: Any, predictions: Predictions, step: int, in_full: bool) -> Iterator[str]:
     """Log to one logger, and give its warnings."""
     # Exception, the broadest that is not an exit: a logger is code (and often a network) of other people, and whatever
     # it raises must not end a training run. The warning carries it on.
     try:
-        logger.log_metrics(metrics(predictions, separator=getattr(logger, "group_separator", "/")), step=step)
+        separator = getattr(logger, "group_separator", "/")
+        logger.log_metrics(metrics(predictions, separator=separator, in_full=in_full), step=step)
     except Exception as error:
         # Nothing else is tried: a server that does not answer would cost its time-out once more for each.
         yield _refusal(logger, "metrics", error)
@@ -169,28 +185,19 @@ def _refusal(logger: Any, what: str, error: Exception) -> str:
     return f"{type(logger).__name__} did not take the {what} of the predictions: {type(error).__name__}: {error}"
 
 
-def write_json(predictions: Predictions, folder: str | os.PathLike[str]) -> Path:
-    """Write all predictions to `lightning_predict.json`, whole or not at all; an older file is replaced.
+def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
+    """Write all predictions to a file, whole or not at all; an older file is replaced.
 
     Args:
         predictions: What to write.
-        folder: A local folder; made where it is missing.
-
-    Returns:
-        Path of the file.
+        path: The file; folders are made where they are missing.
 
     Raises:
-        InvalidArgumentError: `folder` is a remote address.
         OSError: The file cannot be written.
     """
-    if "://" in os.fspath(folder):
-        raise InvalidArgumentError(
-            f"{JSON_NAME} is written to a local folder only, but was given {os.fspath(folder)!r}. "
-            "Set Trainer(default_root_dir=...) to a local folder, or add a logger."
-        )
-    path = Path(folder) / JSON_NAME
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{JSON_NAME}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(predictions.to_json() + "\n", encoding="utf-8")
         part.replace(path)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
-from lightning_predict.cost.prediction import Prediction
+from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.errors import MissingDependencyError, UnknownGpuError
 from lightning_predict.reports.ranking import Ranking, rank
-from lightning_predict.reports.table import AbstractPredictions, html_table, plain_table
+from lightning_predict.reports.table import html_table, plain_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,11 +35,19 @@ class Predictions(AbstractPredictions):
         items_in_order: One prediction a GPU.
         used_gpu: Name of the GPU that the trace was recorded on, where it is one of the catalogue's.
         notes: What holds for all of them.
+        machine: The machine in use, where none of the predictions is of it; None where it was not timed.
+        heading: What is predicted, in words: how many steps of which size, and where one was recorded.
+        is_running: The run goes on, so that the machine in use is this one.
+        made_on: Day of the prediction (ISO 8601), against which prices are old; None: their age is not said.
     """
 
     items_in_order: tuple[Prediction, ...]
     used_gpu: str | None = None
     notes: tuple[str, ...] = ()
+    machine: MachineInUse | None = None
+    heading: str | None = None
+    is_running: bool = False
+    made_on: str | None = None
 
     def __getitem__(self, name: str) -> Prediction:
         for prediction in self.items_in_order:
@@ -74,6 +82,14 @@ class Predictions(AbstractPredictions):
     def __str__(self) -> str:
         return plain_table(self)
 
+    def text(self, *, verbose: bool = False) -> str:
+        """Write the table as `print` shows it.
+
+        Args:
+            verbose: Add the methods that timed the device, the sources of prices, and every note.
+        """
+        return plain_table(self, verbose=verbose)
+
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
         return html_table(self)
@@ -91,8 +107,20 @@ class Predictions(AbstractPredictions):
 
     def as_dict(self) -> dict[str, Any]:
         """Give everything as JSON values."""
+        machine = self.machine
         return {
+            "heading": self.heading,
+            "made_on": self.made_on,
             "used_gpu": self.used_gpu,
+            "machine_in_use": None
+            if machine is None
+            else {
+                "name": machine.name,
+                "step_seconds": machine.step_seconds,
+                "total_seconds": None if machine.total is None else machine.total.middle,
+                "usd_per_hour": machine.price.usd_per_hour,
+                "cost_usd": machine.price.cost_usd,
+            },
             "notes": list(self.notes),
             "predictions": [prediction.as_dict() for prediction in self.items_in_order],
         }

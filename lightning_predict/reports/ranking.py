@@ -1,8 +1,10 @@
 r"""Rank GPUs to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
 
 A GPU on which the run does not fit is never recommended. Times and costs that are equal to 1 % are equal: of GPUs that
-are as fast the cheapest is named, of those that cost as much the fastest, then the first asked. Where the length of the
-run is not known, time and cost are those of one iteration. Example::
+are as fast the cheapest is named, of those that cost as much the fastest, then the first asked. Where intervals overlap
+so widely that another may as well be the cheapest, both are named. Where the host or the loader is the limit, what
+would help is said. Where the length of the run is not known, time and cost are those of one iteration; a thousand are
+printed. Example::
 
     ranking = rank(result, deadline_hours=2.0)
     ranking.cheapest.gpu if ranking.cheapest else None
@@ -15,12 +17,13 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
-from lightning_predict.cost.prediction import Prediction
+from lightning_predict.cost.prediction import AbstractPredictions, Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
-from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, markdown_text, usd
+from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, markdown_text, usd, usd_per_hour
+from lightning_predict.reports.table import STEPS_SHOWN, bound_by, name_in_use
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 EQUAL: Final = 0.01
@@ -53,6 +56,38 @@ class Candidate:
         return self.prediction.gpu
 
 
+DOUBT: Final = 1 / 3
+"""Chance from which on a GPU that looks dearer, or slower, may as well be the cheaper, or faster: no single one is then
+named. Both ends of the interval hold 90 % of the cases, as if the logarithms of times were normal."""
+
+WORTH_NAMING: Final = 0.05
+"""Share of the time that another GPU must save to be worth naming beside the cheapest."""
+
+MOVING_SECONDS: Final = 300.0
+"""What is left of a run below which moving it is not worth while: a rented machine takes minutes to start, and the
+environment and the data take more."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InUse:
+    """The machine in use, to compare with.
+
+    Attributes:
+        name: Name of its GPU or layout in the catalogue, or what it calls itself.
+        label: Its name in a sentence: `this L4`.
+        is_running: The run goes on there.
+        seconds: Time of the run, or of one iteration, there.
+        cost_usd: Cost of that time; None if no price is known.
+    """
+
+    name: str
+    label: str
+    is_running: bool
+    seconds: float
+    cost_usd: float | None
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
@@ -63,6 +98,10 @@ class Ranking:
         cheapest: The lowest cost; None if no price is known.
         fastest: The least time; None if the run fits nowhere.
         as_fast: Names of the other GPUs that are as fast as `fastest`, in the order asked.
+        perhaps_cheapest: Names of GPUs that may as well be the cheapest, the likeliest first.
+        perhaps_fastest: Names of GPUs that may as well be the fastest, the likeliest first, those of `as_fast` not.
+        limit: What the fastest waits for, if that is not the device: `loader`, `host` or None; no GPU then helps.
+        in_use: The machine in use; None if it is not known, or was not timed.
         deadline_hours: Time that the run may take; None if not asked for.
         within_deadline: The lowest cost (where no price is known, the least time) among those that meet the deadline;
             None if none does, or none was asked for.
@@ -77,6 +116,10 @@ class Ranking:
     cheapest: Candidate | None
     fastest: Candidate | None
     as_fast: tuple[str, ...]
+    perhaps_cheapest: tuple[str, ...]
+    perhaps_fastest: tuple[str, ...]
+    limit: Literal["loader", "host"] | None
+    in_use: InUse | None
     deadline_hours: float | None
     within_deadline: Candidate | None
     frontier: tuple[Candidate, ...]
@@ -95,6 +138,9 @@ class Ranking:
             "cheapest": None if self.cheapest is None else self.cheapest.gpu,
             "fastest": None if self.fastest is None else self.fastest.gpu,
             "as_fast": list(self.as_fast),
+            "perhaps_cheapest": list(self.perhaps_cheapest),
+            "perhaps_fastest": list(self.perhaps_fastest),
+            "limit": self.limit,
             "deadline_hours": self.deadline_hours,
             "within_deadline": None if self.within_deadline is None else self.within_deadline.gpu,
             "frontier": [candidate.gpu for candidate in self.frontier],
@@ -122,12 +168,17 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     in_time: list[Candidate] = []
     if deadline_hours is not None and not per_iteration:
         in_time = [one for one in candidates if one.seconds <= hours_to_seconds(deadline_hours)]
-    fastest = _fastest(candidates)
+    cheapest, fastest = _cheapest(candidates), _fastest(candidates)
+    as_fast = tuple(one.gpu for one in _least(candidates, _time) if one is not fastest)
     return Ranking(
         per_iteration=per_iteration,
-        cheapest=_cheapest(candidates),
+        cheapest=cheapest,
         fastest=fastest,
-        as_fast=tuple(one.gpu for one in _least(candidates, _time) if one is not fastest),
+        as_fast=as_fast,
+        perhaps_cheapest=_rivals(cheapest, [one for one in candidates if one.cost_usd is not None], _cost),
+        perhaps_fastest=tuple(one for one in _rivals(fastest, candidates, _time) if one not in as_fast),
+        limit=None if fastest is None else _limit(fastest.prediction),
+        in_use=_in_use(predictions, per_iteration) if isinstance(predictions, AbstractPredictions) else None,
         deadline_hours=deadline_hours,
         within_deadline=_cheapest(in_time) or _fastest(in_time),
         frontier=frontier(candidates),
@@ -150,38 +201,114 @@ def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 def ranking_lines(ranking: Ranking) -> tuple[str, ...]:
     """Write the ranking as lines for a terminal of 120 columns."""
-    rows = list(_rows(ranking))
-    width = max((len(name) for name, _ in rows), default=0)
-    lines = [line for name, text in rows for line in _wrapped(f"{name:<{width}}  {text}", width + 2)]
-    return (*lines, *(line for text in remarks(ranking) for line in _wrapped(text, 2)))
+    return tuple(line for text in (*advice(ranking), *remarks(ranking)) for line in _wrapped(text, 2))
 
 
 def ranking_markdown(ranking: Ranking) -> str:
     """Write the ranking as a Markdown list."""
-    rows = [f"- **{name}:** {markdown_text(text)}" for name, text in _rows(ranking)]
-    return "\n".join([*rows, *(f"- {markdown_text(text)}" for text in remarks(ranking))])
+    return "\n".join(f"- {markdown_text(text)}" for text in (*advice(ranking), *remarks(ranking)))
+
+
+def advice(ranking: Ranking) -> Iterable[str]:
+    """Say what to rent and what would help, a sentence each."""
+    in_use, cheapest = ranking.in_use, ranking.cheapest
+    is_short = in_use is not None and not ranking.per_iteration and in_use.seconds <= MOVING_SECONDS
+    if in_use is not None and in_use.is_running and is_short:
+        yield f"{duration(in_use.seconds)} are left on {in_use.label}: too little to move the run."
+    if cheapest is not None:
+        yield _to_rent(cheapest, ranking)
+        if not is_short:
+            yield from _sooner(cheapest, ranking)
+    elif ranking.fastest is not None:
+        names = either(ranking.fastest.gpu, ranking.as_fast or ranking.perhaps_fastest)
+        yield f"The least time: {takes(ranking.fastest, ranking)} on {names}{_beside(ranking.fastest, ranking)}."
+    if ranking.limit is not None and ranking.fastest is not None:
+        yield _help(ranking.fastest.prediction, ranking.limit)
+    if ranking.deadline_hours is not None:
+        seconds = hours_to_seconds(ranking.deadline_hours)
+        yield f"Within {duration(seconds)}: {_deadline_text(ranking, seconds)}."
+
+
+def either(name: str, others: Sequence[str]) -> str:
+    """Name a GPU and those that may stand for it: `L40S or A10G`, `L4, T4 or any of 5 others`."""
+    if not others:
+        return name
+    if len(others) <= 2:
+        return f"{', '.join((name, *others[:-1]))} or {others[-1]}"
+    return f"{name}, {others[0]} or any of {len(others) - 1} others"
+
+
+def _to_rent(best: Candidate, ranking: Ranking) -> str:
+    in_use = ranking.in_use
+    names = either(best.gpu, ranking.perhaps_cheapest)
+    amount = takes(best, ranking)
+    if in_use is not None and in_use.is_running and in_use.name in (best.gpu, *ranking.perhaps_cheapest):
+        others = [one for one in (best.gpu, *ranking.perhaps_cheapest) if one != in_use.name]
+        doubt = f"; {either(others[0], others[1:])} may cost as little" if others else ""
+        own = amount if best.gpu == in_use.name or in_use.cost_usd is None else usd(in_use.cost_usd)
+        return f"Stay on {in_use.label}: no GPU is cheaper ({own}){doubt}."
+    price = best.prediction.usd_per_hour
+    offer = best.prediction.offer
+    given = ", ".join(text for text in ("" if price is None else usd_per_hour(price), offer or "") if text)
+    article = "an" if names[0] in "AEFHLMNRSX" else "a"
+    doubt = ", as far as can be told" if ranking.perhaps_cheapest else ""
+    which = given if not ranking.perhaps_cheapest else f"the first {given}"
+    return f"Rent {article} {names} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
+
+
+def _beside(candidate: Candidate, ranking: Ranking) -> str:
+    """Compare with the machine in use, in words."""
+    in_use = ranking.in_use
+    if in_use is None or in_use.name == candidate.gpu or in_use.seconds <= 0 or candidate.seconds <= 0:
+        return ""
+    ratio = in_use.seconds / candidate.seconds
+    if ratio >= 1 + WORTH_NAMING:
+        return (
+            f", and {ratio:.2g} times as fast as {in_use.label}"
+            if ratio < 10
+            else (f", and {ratio:,.0f} times as fast as {in_use.label}")
+        )
+    if ratio <= 1 / (1 + WORTH_NAMING):
+        return f", but {1 / ratio:.2g} times as slow as {in_use.label}"
+    return f", and as fast as {in_use.label}"
+
+
+def _sooner(cheapest: Candidate, ranking: Ranking) -> Iterable[str]:
+    """Name what is faster for more money, each with what it saves and what it adds."""
+    texts, on_frontier = [], {one.gpu for one in ranking.frontier}
+    for one in reversed(ranking.frontier):
+        saved = cheapest.seconds - one.seconds
+        if one.gpu == cheapest.gpu or saved < WORTH_NAMING * cheapest.seconds:
+            continue
+        name, scale = one.gpu, STEPS_SHOWN if ranking.per_iteration else 1
+        if one is ranking.fastest:
+            name = either(one.gpu, [other for other in ranking.perhaps_fastest if other not in on_frontier])
+        added = (_cost(one) - _cost(cheapest)) * scale
+        texts.append(f"{name} is {duration(saved * scale)} sooner for {usd(added)} more")
+    if texts:
+        yield f"{'; '.join(texts)}."
+
+
+def _help(fastest: Prediction, limit: Literal["loader", "host"]) -> str:
+    if limit == "loader":
+        return (
+            f"The loader takes {duration(fastest.loader_seconds)} for the batches of a step on any GPU: a faster one "
+            "hardly helps; more workers, or data that is prepared once, would."
+        )
+    return (
+        f"On {fastest.gpu} the host launches more slowly than the GPU computes: a still faster one hardly helps; a "
+        "larger batch, torch.compile or CUDA graphs would."
+    )
 
 
 def takes(candidate: Candidate, ranking: Ranking) -> str:
     """Write time and cost in words: `3 h 12 min, $1.12`."""
-    most = "at most " if candidate.prediction.at_most and not ranking.per_iteration else ""
+    if ranking.per_iteration:
+        cost = "" if candidate.cost_usd is None else f", {usd(STEPS_SHOWN * candidate.cost_usd)}"
+        return f"{duration(STEPS_SHOWN * candidate.seconds)}{cost} for {STEPS_SHOWN:,} steps"
+    most = "at most " if candidate.prediction.at_most else ""
     cost = "" if candidate.cost_usd is None else f", {usd(candidate.cost_usd)}"
-    unit = " an iteration" if ranking.per_iteration else ""
-    return f"{most}{duration(candidate.seconds)}{cost}{unit}"
-
-
-def _rows(ranking: Ranking) -> Iterable[tuple[str, str]]:
-    if ranking.cheapest is not None:
-        yield "Cheapest", _described(ranking.cheapest, ranking)
-    if ranking.fastest is not None:
-        equals = f"; as fast: {', '.join(ranking.as_fast)}" if ranking.as_fast else ""
-        yield "Fastest", _described(ranking.fastest, ranking) + equals
-    if ranking.deadline_hours is not None:
-        name = f"Best within {duration(hours_to_seconds(ranking.deadline_hours))}"
-        yield name, _deadline_text(ranking, hours_to_seconds(ranking.deadline_hours))
-    if len(ranking.frontier) > 1:
-        listed = ", ".join(f"{one.gpu} ({takes(one, ranking)})" for one in ranking.frontier)
-        yield "Trade-off", f"{listed}; none of the others is faster for less"
+    return f"{most}{duration(candidate.seconds)}{cost}"
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
@@ -193,22 +320,12 @@ def _wrapped(text: str, indent: int) -> list[str]:
 def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
     best = ranking.within_deadline
     if ranking.per_iteration:
-        return "not known, as the length of the run is not"
+        return "not known, as the length of the run is not known"
     if best is None:
         nearest = "" if ranking.fastest is None else f"; the fastest, {ranking.fastest.gpu}, takes "
         return "none" + nearest + ("" if ranking.fastest is None else duration(ranking.fastest.seconds))
     late = "" if best.time.high <= deadline_seconds else f"; may take up to {duration(best.time.high)}"
-    return _described(best, ranking) + late
-
-
-def _described(candidate: Candidate, ranking: Ranking) -> str:
-    parts = [f"{candidate.gpu}: {takes(candidate, ranking)}"]
-    memory = memory_of(candidate)
-    if memory is not None:
-        parts.append(memory)
-    if candidate.prediction.offer is not None:
-        parts.append(f"price: {candidate.prediction.offer}")
-    return "; ".join(parts)
+    return f"{best.gpu}, {takes(best, ranking)}{late}"
 
 
 def memory_of(candidate: Candidate) -> str | None:
@@ -256,6 +373,65 @@ def _least(candidates: Sequence[Candidate], value: Callable[[Candidate], float])
     """Choose those whose value equals the least to 1 %, in their order."""
     least = min(map(value, candidates), default=0.0)
     return [one for one in candidates if value(one) <= least * (1 + EQUAL)]
+
+
+def _rivals(
+    best: Candidate | None, candidates: Sequence[Candidate], value: Callable[[Candidate], float]
+) -> tuple[str, ...]:
+    """Name the others that are better in more than `DOUBT` of the cases, the likeliest first."""
+    if best is None or value(best) <= 0:
+        return ()
+    chances = {
+        one.gpu: _chance_of_less(math.log(value(one) / value(best)), math.hypot(_spread(one), _spread(best)))
+        for one in candidates
+        if one is not best and value(one) > 0
+    }
+    return tuple(sorted((one for one in chances if chances[one] > DOUBT), key=lambda one: -chances[one]))
+
+
+_NORMAL_95: Final = 1.645
+"""Standard deviations that 95 % of a normal distribution lie below."""
+
+
+def _spread(candidate: Candidate) -> float:
+    """Standard deviation of the logarithm of the time, from its 90 % interval."""
+    low, high = candidate.time.low, candidate.time.high
+    return math.log(high / low) / (2 * _NORMAL_95) if 0 < low < high < math.inf else 0.0
+
+
+def _chance_of_less(log_ratio: float, spread: float) -> float:
+    """Chance that a value is the smaller one, whose logarithm is larger by so much with so much spread."""
+    return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < 0)
+
+
+def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:
+    bound = bound_by(prediction)
+    return bound if bound in ("loader", "host") else None  # type: ignore[return-value]
+
+
+def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | None:
+    """Find what the run takes on the machine in use."""
+    own = predictions.get(predictions.used_gpu or "")
+    if own is not None:
+        candidate = _candidate(own, per_iteration)
+        return InUse(
+            name=own.gpu,
+            label=name_in_use(own.gpu, predictions),
+            is_running=predictions.is_running,
+            seconds=candidate.seconds,
+            cost_usd=candidate.cost_usd,
+        )
+    machine = predictions.machine
+    if machine is None or (machine.total is None and not per_iteration):
+        return None
+    seconds = machine.step_seconds if per_iteration or machine.total is None else machine.total.middle
+    return InUse(
+        name=machine.name,
+        label=name_in_use(machine.name, predictions),
+        is_running=predictions.is_running,
+        seconds=seconds,
+        cost_usd=machine.price.cost_usd,
+    )
 
 
 def _time(candidate: Candidate) -> float:

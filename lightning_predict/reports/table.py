@@ -1,7 +1,8 @@
 """Print predictions as tables: plain text, rich and Markdown, all from the same columns and footnotes.
 
-A column is added by a row of `COLUMNS`, with its footnotes; columns give way where there is no room for all. Energy has
-columns of its own, for those who ask. Example::
+A heading says what is predicted; the machine in use comes first. What does not change a decision (the methods that
+timed the device, the sources of prices, most notes) is shown where `verbose` asks for it. Columns give way where there
+is no room for all. Energy has columns of its own, for those who ask. Example::
 
     print(result)            # plain_table: at most 120 columns, no colours
     print_table(result)      # rich: as wide as the terminal
@@ -13,6 +14,7 @@ columns of its own, for those who ask. Example::
 
 from __future__ import annotations
 
+import datetime
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +23,9 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Literal, final
 
 from lightning_predict.cost.energy import Energy
-from lightning_predict.cost.memory import MARGIN
-from lightning_predict.cost.prediction import Prediction
+from lightning_predict.cost.memory import MARGIN, MemoryNeed
+from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
+from lightning_predict.interval import Interval
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
@@ -30,30 +33,19 @@ from lightning_predict.reports.format import (
     markdown_text,
     milliseconds,
     milliseconds_interval,
+    relative_interval,
     share,
     significant,
     usd,
     usd_per_hour,
 )
+from lightning_predict.tracing.code_paths import Detail
+from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-
-class AbstractPredictions(Mapping[str, Prediction]):
-    """Map names of GPUs to their predictions, with what a table says of all of them.
-
-    Attributes:
-        used_gpu: Name of the GPU that the trace was recorded on, where it is one of the catalogue's.
-        notes: What holds for all of them.
-    """
-
-    used_gpu: str | None
-    notes: tuple[str, ...]
-
-
-IN_USE_MARK: Final = "*"
 
 SHARE_TO_MENTION: Final = 0.01
 """Share of a total from which on what it is for is said."""
@@ -75,35 +67,36 @@ _METHODS: Final = {
 """What each method of `Iteration.coverage` does, in words."""
 
 
+def name_in_use(name: str, predictions: AbstractPredictions) -> str:
+    """Name the machine in use: `this L4`, or `L4 (recorded)` where a recording is all there is of the run."""
+    return f"this {name}" if predictions.is_running else f"{name} (recorded)"
+
+
 def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Name the GPU in use, its step as measured, and how well it would have been predicted."""
-    if predictions.used_gpu is None:
+    """Say how well the GPU in use would have been predicted without its measurement."""
+    own = predictions.get(predictions.used_gpu or "")
+    if own is None or own.measured_seconds is None or own.unmeasured_seconds is None:
         return
-    if predictions.used_gpu not in predictions:
-        yield f"In use now: {predictions.used_gpu}, which was not asked for."
-        return
-    own = predictions[predictions.used_gpu]
-    seconds, unmeasured = own.measured_seconds, own.unmeasured_seconds
-    measured = "" if seconds is None else f": an iteration takes {milliseconds(seconds)} ms (measured)"
-    if seconds is not None and unmeasured is not None:
-        error = 100 * (unmeasured / seconds - 1)
-        measured += f"; without that, {milliseconds(unmeasured)} ms would be predicted ({error:+.0f} %)"
-    yield f"{IN_USE_MARK} In use now{measured}."
+    error = 100 * (own.unmeasured_seconds / own.measured_seconds - 1)
+    yield (
+        f"{own.gpu}: a step takes {milliseconds(own.measured_seconds)} ms (measured); without that, "
+        f"{milliseconds(own.unmeasured_seconds)} ms would be predicted ({error:+.0f} %)."
+    )
 
 
-def interval_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what the interval promises."""
-    if predictions:
-        yield "Interval: nine in ten measured times should lie in it (90 %)."
+def end_notes(predictions: AbstractPredictions) -> Iterable[str]:
+    """Say what may end the run earlier."""
+    if any(prediction.at_most for prediction in predictions.values()):
+        yield "≤: the run may end earlier."
+    yield from time_limit_note(predictions)
 
 
 def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what the total time includes, and what limits it."""
-    if any(prediction.at_most for prediction in predictions.values()):
-        yield "≤: the run may end earlier."
+    """Say what the total time includes, and what its interval promises."""
+    if predictions:
+        yield "Interval: nine in ten measured times should lie in it (90 %)."
     if any(prediction.validation_is_estimated for prediction in predictions.values()):
         yield "Total: the time of validation is estimated from the forward part of a training step."
-    yield from time_limit_note(predictions)
     writing = [one for one in predictions.values() if _checkpoint_share(one) >= SHARE_TO_MENTION]
     if writing:
         how = ", estimated from their size" if any(one.checkpoint_is_estimated for one in writing) else ""
@@ -149,13 +142,17 @@ def is_bound_by_links(prediction: Prediction) -> bool:
 
 
 def links_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say how long several GPUs wait for each other in a step, and that each takes samples of its own."""
+    """Say how long several GPUs wait for each other in a step."""
     several = [one for one in predictions.values() if one.num_gpus > 1]
     shares = [(one.gpu, one.added_seconds / one.iteration_seconds) for one in several if one.added_seconds > 0]
     if shares:
         waits = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in shares)
         yield f"Several GPUs: of an iteration, they wait for each other {waits}."
-    if several:
+
+
+def replicas_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Say that each of several GPUs takes samples of its own."""
+    if any(one.num_gpus > 1 for one in predictions.values()):
         yield "Several GPUs: each copy of the model takes as many samples as were recorded, so that steps are fewer."
 
 
@@ -163,21 +160,13 @@ def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """Say what bounds a step, where it is not the device."""
     yield from links_note(predictions)
     yield from host_note(predictions)
-    if any(_bound_by(prediction).endswith("?") for prediction in predictions.values()):
-        yield "Bound by host? or device?: which of the two is not sure, as the host was assumed."
     yield from loader_note(predictions)
 
 
-def unknown_length_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what a thousand steps and an epoch take where the length of the run is not known."""
-    known = [one for one in predictions.values() if one.total_seconds is None]
-    if not known:
-        return
-    thousand = [f"{one.gpu} {duration(1000 * one.cycle_seconds)}" for one in known]
-    yield f"The length of this run is not known. 1,000 steps of training take: {', '.join(thousand)}."
-    epochs = [f"{one.gpu} {duration(one.epoch_seconds)}" for one in known if one.epoch_seconds is not None]
-    if epochs:
-        yield f"An epoch of training takes: {', '.join(epochs)}."
+def doubtful_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Say where it is not known which of the two queues bounds a step."""
+    if any(bound_by(prediction).endswith("?") for prediction in predictions.values()):
+        yield "host? or device?: which of the two bounds a step is not sure, as nobody timed the host."
 
 
 def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -204,6 +193,8 @@ def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Explain the methods that time the device."""
+    if not any(one.coverage for one in predictions.values()):
+        return
     methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
     others = sorted(methods - _METHODS.keys())
@@ -227,6 +218,49 @@ def base_note(predictions: AbstractPredictions) -> Iterable[str]:
         yield f"{BASE_MARK}: networks that know that GPU by its data sheet alone timed {shares}."
 
 
+LARGE_INDIRECT_SHARE: Final = 0.1
+"""Share of the device's time that no network of its own timed, from which on it is said."""
+
+
+def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Say how much of the time no measurement and no network of the operation's own stands behind."""
+    shares = [
+        sum(one.coverage.get(way, 0.0) for way in ("proxy", "bytes", "roofline"))
+        for one in predictions.values()
+        if one.fits is not False
+    ]
+    if max(shares, default=0.0) >= LARGE_INDIRECT_SHARE:
+        low, high = share(min(shares)), share(max(shares))
+        part = high if low == high else f"{low.removesuffix(' %')} to {high}"
+        yield (
+            f"{part} of the device's time is predicted through related operations, as copies or from peak rates: "
+            "counted in the intervals."
+        )
+
+
+OLD_DAYS: Final = 180
+"""Days from which on a price may well have changed: the listed prices of one GPU moved by a third within a year."""
+
+
+def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Name the GPUs whose prices are older than `OLD_DAYS`."""
+    if predictions.made_on is None:
+        return
+    today = datetime.date.fromisoformat(predictions.made_on)
+    old = [
+        f"{one.gpu} ({one.price.priced_on})"
+        for one in predictions.values()
+        if one.price.priced_on is not None and (today - _last_day(one.price.priced_on)).days > OLD_DAYS
+    ]
+    if old:
+        yield f"Prices older than {OLD_DAYS} days, look them up before you rent: {', '.join(old)}."
+
+
+def _last_day(listed: str) -> datetime.date:
+    """Read the date of a price; a month without a day is taken to its 28th."""
+    return datetime.date.fromisoformat(listed if listed.count("-") == 2 else f"{listed}-28")
+
+
 def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """List each price once, with its GPUs, its source and date."""
     names_of_price: dict[tuple[float, str], list[str]] = {}
@@ -240,14 +274,25 @@ def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def prediction_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """List notes of all predictions, then each note of some with the names of its GPUs."""
-    yield from predictions.notes
+    """List the notes of single predictions, each once with the names of its GPUs."""
     names_of_note: dict[str, list[str]] = {}
     for prediction in predictions.values():
         for note in prediction.notes:
             names_of_note.setdefault(note, []).append(prediction.gpu)
     for note, names in names_of_note.items():
         yield note if len(names) == len(predictions) else f"{', '.join(names)}: {note}"
+
+
+Line = Prediction | MachineInUse
+"""What a row is of."""
+
+
+def lines_of(predictions: AbstractPredictions) -> tuple[Line, ...]:
+    """List what the rows are of: the machine in use, then the others in the order asked."""
+    own = predictions.get(predictions.used_gpu or "")
+    others = [one for one in predictions.values() if one is not own]
+    first: list[Line] = [one for one in (predictions.machine, own) if one is not None]
+    return (*first, *others)
 
 
 GAP: Final = 2
@@ -266,52 +311,95 @@ class Column:
     Attributes:
         header: Words over it, in lines.
         cell: Its text for one GPU; None if the value is not known.
+        machine: Its text for the machine in use; None leaves it empty.
         justify: Alignment.
         gives_way: Order in which columns go when there is no room for all, 1 first; None: it stays.
         breaks: Its cells may be broken into lines, after commas only.
-        notes: Its footnotes, given where it is shown; None without any.
     """
 
     header: str
     cell: Callable[[Prediction], str | None]
+    machine: Callable[[MachineInUse], str | None] | None = None
     justify: Literal["left", "right"] = "left"
     gives_way: int | None = None
     breaks: bool = False
-    notes: Callable[[AbstractPredictions], Iterable[str]] | None = None
 
     @property
     def title(self) -> str:
         """The header on one line."""
         return self.header.replace("\n", " ")
 
+    def text(self, line: Line) -> str | None:
+        """Write the cell of one row; None if the value is not known."""
+        if isinstance(line, Prediction):
+            return self.cell(line)
+        return "" if self.machine is None else self.machine(line) or ""
 
-def _interval(prediction: Prediction) -> str:
-    return milliseconds_interval(prediction.iteration_seconds_low, prediction.iteration_seconds_high)
+
+COVERED_BY: Final = "covered by"
+
+STEPS_SHOWN: Final = 1000
+"""Steps whose time and cost are shown where the length of the run is not known: of one, nobody has an idea."""
 
 
-def _total(prediction: Prediction) -> str | None:
-    if prediction.total_seconds is None:
+@final
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What times and costs are shown of: the run, or so many steps where its length is not known.
+
+    Attributes:
+        title: Its name over the column.
+        times: Seconds of one step are multiplied by it; None: of the whole run.
+    """
+
+    title: str
+    times: int | None = None
+
+    def seconds(self, line: Line) -> Interval[float] | None:
+        """Give the seconds on one GPU with their interval; None if not known."""
+        if self.times is None:
+            return line.total
+        if isinstance(line, MachineInUse):
+            seconds = self.times * line.step_seconds
+            return Interval(seconds, seconds, seconds)
+        step, cycle = line.iteration, line.cycle_seconds
+        ends = (step.low, step.middle, step.high)
+        return Interval(*(self.times * cycle * end / step.middle if step.middle > 0 else 0.0 for end in ends))
+
+    def cost_usd(self, line: Line) -> float | None:
+        """Give the cost on one GPU; None if not known."""
+        price, seconds = line.price, self.seconds(line)
+        if self.times is None:
+            return price.cost_usd
+        return (
+            None
+            if seconds is None or price.usd_per_hour is None
+            else (seconds_to_hours(seconds.middle) * price.usd_per_hour)
+        )
+
+
+def span_of(predictions: AbstractPredictions) -> Span:
+    """Choose what times and costs are shown of."""
+    if predictions and all(one.total_seconds is None for one in predictions.values()):
+        return Span(f"{STEPS_SHOWN:,} steps", STEPS_SHOWN)
+    return Span("rest of the run" if predictions.is_running else "total")
+
+
+def _most(line: Line) -> str:
+    return "≤ " if isinstance(line, Prediction) and line.at_most else ""
+
+
+def _memory(need: MemoryNeed) -> str | None:
+    if need.memory_bytes is None:
         return None
-    return ("≤ " if prediction.at_most else "") + duration(prediction.total_seconds)
+    if need.memory_free_bytes is None:
+        return gibibytes(need.memory_bytes)
+    amount = f"{gibibytes(need.memory_bytes)} of {gibibytes(need.memory_bytes + need.memory_free_bytes)}"
+    return {"exceeds": f"too large: {amount}", "tight": f"tight: {amount}"}.get(need.memory_fit or "", amount)
 
 
-def _cost(prediction: Prediction) -> str | None:
-    if prediction.cost_usd is None:
-        return None
-    return ("≤ " if prediction.at_most else "") + usd(prediction.cost_usd)
-
-
-def _memory(prediction: Prediction) -> str | None:
-    return None if prediction.memory_bytes is None else gibibytes(prediction.memory_bytes)
-
-
-def _fits(prediction: Prediction) -> str | None:
-    if prediction.memory_fit == "tight":
-        return "tight"
-    return None if prediction.fits is None else ("yes" if prediction.fits else "no")
-
-
-def _bound_by(prediction: Prediction) -> str:
+def bound_by(prediction: Prediction) -> str:
+    """Name what a step waits for most; with a question mark where that is not sure."""
     if is_bound_by_loader(prediction):
         return "loader"
     if is_bound_by_links(prediction):
@@ -326,19 +414,61 @@ def _covered_by(prediction: Prediction) -> str | None:
     return f"{text} {BASE_MARK}" if text and is_marked_as_base(prediction) else text or None
 
 
-COLUMNS: Final = (
-    Column(header="GPU", cell=lambda prediction: prediction.gpu, notes=in_use_note),
-    Column(
-        header="iteration\n(ms)", cell=lambda prediction: milliseconds(prediction.iteration_seconds), justify="right"
-    ),
-    Column(header="interval\n(90 %, ms)", cell=_interval, justify="right", notes=interval_note),
-    Column(header="total", cell=_total, justify="right", notes=total_notes),
-    Column(header="cost", cell=_cost, justify="right"),
-    Column(header="memory\n(GiB)", cell=_memory, justify="right", gives_way=3),
-    Column(header="fits", cell=_fits, notes=tight_note),
-    Column(header="bound\nby", cell=_bound_by, gives_way=2, notes=bound_notes),
-    Column(header="covered by", cell=_covered_by, gives_way=1, breaks=True, notes=coverage_note),
-)
+def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tuple[Column, ...]:
+    """Choose the columns of a table of these predictions."""
+    span = span_of(predictions)
+
+    def name(prediction: Prediction) -> str:
+        in_use = prediction.gpu == predictions.used_gpu
+        return name_in_use(prediction.gpu, predictions) if in_use else prediction.gpu
+
+    def total(line: Line) -> str | None:
+        seconds = span.seconds(line)
+        return None if seconds is None else _most(line) + duration(seconds.middle)
+
+    def interval(prediction: Prediction) -> str | None:
+        seconds = span.seconds(prediction)
+        if prediction.measured_seconds is not None:
+            return "measured"
+        return None if seconds is None else relative_interval(seconds.low, seconds.middle, seconds.high)
+
+    def cost(line: Line) -> str | None:
+        amount = span.cost_usd(line)
+        return None if amount is None else _most(line) + usd(amount)
+
+    def price(line: Line) -> str | None:
+        return None if line.price.usd_per_hour is None else usd_per_hour(line.price.usd_per_hour).removesuffix("/h")
+
+    def step_interval(prediction: Prediction) -> str:
+        return milliseconds_interval(prediction.iteration_seconds_low, prediction.iteration_seconds_high)
+
+    brief = (
+        Column(header="GPU", cell=name, machine=lambda machine: name_in_use(machine.name, predictions)),
+        Column(
+            header="step",
+            cell=lambda one: duration(one.measured_seconds or one.iteration_seconds),
+            machine=lambda machine: duration(machine.step_seconds),
+            justify="right",
+        ),
+        Column(header=span.title, cell=total, machine=total, justify="right"),
+        Column(header="(90 %)", cell=interval, machine=lambda machine: "measured" if total(machine) else ""),
+        Column(header="cost", cell=cost, machine=cost, justify="right"),
+        Column(header="$/h", cell=price, machine=price, justify="right", gives_way=3),
+        Column(
+            header="memory (GiB)",
+            cell=lambda one: _memory(one.memory),
+            machine=lambda machine: _memory(machine.memory),
+        ),
+        Column(header="bound by", cell=bound_by, gives_way=2),
+    )
+    if not verbose:
+        return brief
+    return (
+        *brief[:2],
+        Column(header="90 % of steps\n(ms)", cell=step_interval, justify="right", gives_way=1),
+        *brief[2:],
+        Column(header=COVERED_BY, cell=_covered_by, gives_way=4, breaks=True),
+    )
 
 
 @final
@@ -365,15 +495,18 @@ class Grid:
         return tuple(max(len(line) for text in column for line in text.split("\n")) for column in texts)
 
 
-def grid(predictions: AbstractPredictions, width: int | None = None, *, extra: Sequence[Column] = ()) -> Grid:
+def grid(
+    predictions: AbstractPredictions, width: int | None = None, *, extra: Sequence[Column] = (), verbose: bool = False
+) -> Grid:
     """Choose columns and write texts of a table for these predictions.
 
     Args:
         predictions: What to show.
         width: Characters on one line; columns give way where it is too small for all. None: no limit.
         extra: Columns to show after the usual ones.
+        verbose: Show the interval of a step and the methods, too.
     """
-    offered = (*COLUMNS, *extra)
+    offered = (*columns_of(predictions, verbose=verbose), *extra)
     known = [
         column
         for column in offered
@@ -381,10 +514,11 @@ def grid(predictions: AbstractPredictions, width: int | None = None, *, extra: S
     ]
     unknown = tuple(column.title for column in offered if column not in known)
     giving_way = sorted((column for column in known if column.gives_way), key=lambda column: column.gives_way or 0)
+    lines = lines_of(predictions)
     for count in range(len(giving_way) + 1):
         hidden = giving_way[:count]
         columns = tuple(column for column in known if column not in hidden)
-        rows = _rows(predictions, columns)
+        rows = tuple(tuple(_cell(column, line) for column in columns) for line in lines)
         shown = Grid(columns, rows, unknown, tuple(column.title for column in hidden))
         if width is None:
             break
@@ -394,13 +528,9 @@ def grid(predictions: AbstractPredictions, width: int | None = None, *, extra: S
     return shown
 
 
-def _rows(predictions: AbstractPredictions, columns: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
-    rows = []
-    for prediction in predictions.values():
-        name, *others = (column.cell(prediction) or _UNKNOWN for column in columns)
-        marked = f"{name} {IN_USE_MARK}" if prediction.gpu == predictions.used_gpu else name
-        rows.append((marked, *others))
-    return tuple(rows)
+def _cell(column: Column, line: Line) -> str:
+    text = column.text(line)
+    return _UNKNOWN if text is None else text
 
 
 def _total_width(widths: Sequence[int]) -> int:
@@ -455,39 +585,61 @@ def energy_columns(energies: Mapping[str, Energy | None]) -> tuple[Column, ...]:
         found = energies.get(prediction.gpu)
         return None if found is None or found.co2_kilograms is None else significant(found.co2_kilograms)
 
-    def notes(_: AbstractPredictions) -> Iterable[str]:
-        grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in sorted(one for one in grids if one is not None))
-        yield f"Energy: of the GPU alone, at its power limit while it computes; an upper estimate.{grid}"
-
-    energy = Column(header="energy\n(kWh)", cell=kilowatt_hours, justify="right", notes=notes)
+    energy = Column(header="energy\n(kWh)", cell=kilowatt_hours, justify="right")
     return (energy, Column(header="CO2\n(kg)", cell=co2, justify="right")) if grids else (energy,)
 
 
-_ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+"})  # noqa: RUF001 (an en dash is meant)
+def energy_note(energies: Mapping[str, Energy | None]) -> str:
+    """Say what the energies are of."""
+    grids = {one.grid_grams_per_kwh for one in energies.values() if one is not None} - {None}
+    grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in sorted(one for one in grids if one is not None))
+    return f"Energy: of the GPU alone, at its power limit while it computes; an upper estimate.{grid}"
+
+
+_ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+", "±": "~", "−": "-", "×": "x"})  # noqa: RUF001
 """One character for one, so that columns stay aligned."""
 
 
-def plain_table(predictions: AbstractPredictions, *, extra: Sequence[Column] = ()) -> str:
+def plain_table(
+    predictions: AbstractPredictions,
+    *,
+    extra: Sequence[Column] = (),
+    verbose: bool = False,
+    notes: Sequence[str] = (),
+) -> str:
     """Write the table and its footnotes as aligned text of at most 120 columns, without colours.
 
     Args:
         predictions: What to show.
         extra: Columns to show after the usual ones.
+        verbose: Add the methods that timed the device, the sources of prices, and every note.
+        notes: What else is to be said.
     """
-    shown = grid(predictions, PLAIN_WIDTH, extra=extra)
+    shown = grid(predictions, PLAIN_WIDTH, extra=extra, verbose=verbose)
     header_lines = max(column.header.count("\n") for column in shown.columns)
     headers = ["\n" * (header_lines - column.header.count("\n")) + column.header for column in shown.columns]
     rule = ["-" * width for width in shown.widths]
+    heading = () if predictions.heading is None else (*_wrapped(predictions.heading, PLAIN_WIDTH), "")
     lines = [line for row in (headers, rule, *shown.rows) for line in _aligned(row, shown)]
-    notes = [
-        textwrap.fill(note, PLAIN_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        for note in _notes(predictions, shown)
+    below = [
+        line
+        for note in (*table_notes(predictions, shown, verbose=verbose), *notes)
+        for line in _wrapped(note, PLAIN_WIDTH)
     ]
-    return "\n".join([*lines, "", *notes])
+    return "\n".join([*heading, *lines, *(("", *below) if below else ())])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def print_table(
-    predictions: AbstractPredictions, console: Console | None = None, *, extra: Sequence[Column] = ()
+    predictions: AbstractPredictions,
+    console: Console | None = None,
+    *,
+    extra: Sequence[Column] = (),
+    verbose: bool = False,
+    notes: Sequence[str] = (),
 ) -> None:
     """Print the table and its footnotes; columns that a narrow terminal has no room for are named below it.
 
@@ -495,6 +647,8 @@ def print_table(
         predictions: What to print.
         console: Where to; standard output without one, 120 columns wide where that is a file.
         extra: Columns to show after the usual ones.
+        verbose: Add the methods that timed the device, the sources of prices, and every note.
+        notes: What else is to be said.
     """
     from rich.console import Console
     from rich.text import Text
@@ -504,20 +658,26 @@ def print_table(
         if not (console.is_terminal or console.is_jupyter):
             console.width = PLAIN_WIDTH
     if console.options.ascii_only:  # its encoding is not a Unicode one; a character that it lacks would raise
-        text = plain_table(predictions, extra=extra).translate(_ASCII)
+        text = plain_table(predictions, extra=extra, verbose=verbose, notes=notes).translate(_ASCII)
         console.out(text.encode(console.encoding, "replace").decode(console.encoding), highlight=False)
         return
-    shown = grid(predictions, console.width, extra=extra)
+    shown = grid(predictions, console.width, extra=extra, verbose=verbose)
+    if predictions.heading is not None:
+        console.print(Text("\n".join(_wrapped(predictions.heading, console.width)), style="bold"))
+        console.print()
     console.print(_rich_table(predictions, shown))
-    console.print()
-    for note in _notes(predictions, shown):
-        wrapped = textwrap.fill(note, console.width, subsequent_indent="  ", break_on_hyphens=False)
-        console.print(Text(wrapped, style="dim"))
+    below = (*table_notes(predictions, shown, verbose=verbose), *notes)
+    if below:
+        console.print()
+    for note in below:
+        console.print(Text("\n".join(_wrapped(note, console.width)), style="dim"))
 
 
-def markdown_table(predictions: AbstractPredictions, *, extra: Sequence[Column] = ()) -> str:
-    """Write the table and its footnotes in Markdown, with columns of one's own after the usual ones."""
-    shown = grid(predictions, extra=extra)
+def markdown_table(
+    predictions: AbstractPredictions, *, extra: Sequence[Column] = (), verbose: bool = True, notes: Sequence[str] = ()
+) -> str:
+    """Write the table and its footnotes in Markdown, in full unless asked otherwise, with columns of one's own last."""
+    shown = grid(predictions, extra=extra, verbose=verbose)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
     heads = [markdown_text(column.title) for column in shown.columns]
     # Readers of Markdown give a long cell its room by breaking the words of the short ones.
@@ -528,40 +688,64 @@ def markdown_table(predictions: AbstractPredictions, *, extra: Sequence[Column] 
         ]
         for row in shown.rows
     ]
+    heading = () if predictions.heading is None else (f"**{markdown_text(predictions.heading)}**", "")
     lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
-    return "\n".join([*lines, "", *(f"- {markdown_text(note)}" for note in _notes(predictions, shown))])
+    below = (*table_notes(predictions, shown, verbose=verbose), *notes)
+    return "\n".join([*heading, *lines, "", *(f"- {markdown_text(note)}" for note in below)])
 
 
 def html_table(predictions: AbstractPredictions) -> str:
     """Write the table and its footnotes as a fragment of HTML, as notebooks show values."""
     shown = grid(predictions)
 
-    def line(kind: str, texts: Iterable[str], **attributes: str) -> str:
-        given = "".join(f' {name}="{value}"' for name, value in attributes.items())
-        cells = (
-            f'<{kind}{given} style="text-align: {column.justify}">{escape(text)}</{kind}>'
-            for column, text in zip(shown.columns, texts, strict=True)
-        )
+    def line(kind: str, texts: Sequence[str], scope: str) -> str:
+        cells = []
+        for number, (column, text) in enumerate(zip(shown.columns, texts, strict=True)):
+            is_head = kind == "th" or number == 0
+            given = f' scope="{scope}"' if is_head else ""
+            tag = "th" if is_head else "td"
+            cells.append(f'<{tag}{given} style="text-align: {column.justify}">{escape(text)}</{tag}>')
         return f"<tr>{''.join(cells)}</tr>"
 
-    head = line("th", (column.title.replace("\n", " ") for column in shown.columns), scope="col")
-    body = "".join(line("td", row) for row in shown.rows)
-    notes = "".join(f"<li>{escape(note)}</li>" for note in _notes(predictions, shown))
-    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
+    head = line("th", [column.title for column in shown.columns], "col")
+    body = "".join(line("td", row, "row") for row in shown.rows)
+    caption = "" if predictions.heading is None else f"<caption>{escape(predictions.heading)}</caption>"
+    notes = "".join(f"<li>{escape(note)}</li>" for note in table_notes(predictions, shown))
+    return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
 
-def _notes(predictions: AbstractPredictions, shown: Grid) -> Iterable[str]:
-    """Collect all that is said below this table."""
-    for column in shown.columns:
-        if column.notes is not None:
-            yield from column.notes(predictions)
-    yield from unknown_length_note(predictions)
-    yield from price_notes(predictions)
-    yield from prediction_notes(predictions)
-    if shown.unknown:
-        yield f"Not known for any of them: {', '.join(shown.unknown)}."
-    if shown.hidden:
-        yield f"Left out for want of room: {', '.join(shown.hidden)}."
+def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool = False) -> tuple[str, ...]:
+    """Collect what is said below a table: what changes a decision, and all else where it is asked for."""
+    brief = (
+        *end_notes(predictions),
+        *tight_note(predictions),
+        *replicas_note(predictions),
+        *doubtful_note(predictions),
+        *indirect_note(predictions),
+        *old_price_note(predictions),
+        *(note for note in predictions.notes if not isinstance(note, Detail)),
+        *([f"Not known for any of them: {', '.join(shown.unknown)}."] if shown.unknown else ()),
+        *([f"Left out for want of room: {', '.join(shown.hidden)}."] if shown.hidden else ()),
+    )
+    details = (
+        *in_use_note(predictions),
+        *total_notes(predictions),
+        *bound_notes(predictions),
+        *(coverage_note(predictions) if not verbose or COVERED_BY in [one.title for one in shown.columns] else ()),
+        *price_notes(predictions),
+        *(note for note in predictions.notes if isinstance(note, Detail)),
+        *prediction_notes(predictions),
+    )
+    if verbose:
+        return (*brief, *details)
+    more = sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
+    what = [
+        *(["the methods"] if any(one.coverage for one in predictions.values()) else []),
+        *(["the sources of prices"] if any(one.usd_per_hour is not None for one in predictions.values()) else []),
+        f"{more} more note{'' if more == 1 else 's'}",
+    ]
+    together = f"{', '.join(what[:-1])} and {what[-1]}" if len(what) > 1 else what[0]
+    return (*brief, f"verbose adds {together}.") if details else brief
 
 
 def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
@@ -575,7 +759,7 @@ def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
 
 
 def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
-    """Draw the grid in rich: the GPU in use bold, one that the run does not fit dim."""
+    """Draw the grid in rich: the machine in use bold, one that the run does not fit dim."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -583,9 +767,9 @@ def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for column in shown.columns:
         table.add_column(Text(column.header), justify=column.justify, no_wrap=True)
-    for prediction, row in zip(predictions.values(), shown.rows, strict=True):
-        in_use = prediction.gpu == predictions.used_gpu
-        style = "bold" if in_use else ("dim" if prediction.fits is False else None)
+    for line, row in zip(lines_of(predictions), shown.rows, strict=True):
+        is_in_use = isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
+        style = "bold" if is_in_use else ("dim" if isinstance(line, Prediction) and line.fits is False else None)
         # Text, so that nothing in a name or a note is taken for rich's markup.
         table.add_row(*(Text(text) for text in row), style=style)
     return table

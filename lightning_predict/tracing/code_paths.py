@@ -34,6 +34,10 @@ IMAGES_AT: Final[Mapping[str, int]] = {
 """Convolutions, with the position of the images among their arguments."""
 
 
+class Detail(str):
+    """A note that changes no decision: shown where all of them are asked for."""
+
+
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Tell whether neighbours in memory are channels; False where both layouts are the same, too.
 
@@ -75,7 +79,7 @@ def _of_convolutions(trace: Trace) -> Iterator[str]:
         )
     if trace.recorder == "dispatch":
         setting = "on" if trace.flags.cudnn_benchmark else "off"
-        yield f"cudnn.benchmark is {setting}; predictions of convolutions do not tell on from off."
+        yield Detail(f"cudnn.benchmark is {setting}; predictions of convolutions do not tell on from off.")
 
 
 def _converts(operation: Operation) -> bool:

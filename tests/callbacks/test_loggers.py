@@ -38,8 +38,8 @@ def test_tensorboard(small: Small, tmp_path: Path) -> None:
         (event,) = events.Tensors(f"{tag}/text_summary")
         return str(event.tensor_proto.string_val[0].decode())
 
-    assert text("predict/ranking").startswith("- **Cheapest:** T4")
-    assert "**Best within 1 h:**" in text("predict/ranking")
+    assert "cheapest" in text("predict/ranking")
+    assert "- Within 1 h: " in text("predict/ranking")
     assert text("budget/exceeded").startswith("**exceeded** at step 3: the run is forecast to need")
     assert [scalar.value for scalar in events.Scalars("budget/exceeded")] == [1.0]
     assert events.Scalars("predict/T4/total_hours")
@@ -64,7 +64,7 @@ def test_mlflow(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names = {Path(artifact.path).name for artifact in client.list_artifacts(run_id, "lightning_predict")}
     assert {"predictions.json", "predict_ranking_step_3.md", "budget_exceeded_step_3.md"} <= names
     folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://")) / "lightning_predict"
-    assert (folder / "predict_ranking_step_3.md").read_text().startswith("- **Cheapest:** T4")
+    assert "cheapest" in (folder / "predict_ranking_step_3.md").read_text()
     assert "usd allows" in (folder / "budget_exceeded_step_3.md").read_text()
     assert client.get_run(run_id).data.metrics["budget/exceeded"] == 1.0
 

@@ -57,7 +57,7 @@ def test_the_rest_of_the_run_is_predicted_printed_and_logged(
     assert sum(operation.name == "aten::embedding" for operation in predictor.trace.operations) == 2 * ACCUMULATED
     shown = capsys.readouterr().out
     assert "8xH100-SXM-80GB" in shown
-    assert "Best within 1 h" in shown
+    assert "Within 1 h: " in shown
     (logged,) = [entry for entry in trainer.state.log_history if "predict/L4/iteration_ms" in entry]
     assert logged["step"] == 4
     assert logged["predict/L4/iteration_ms"] == pytest.approx(one.iteration_seconds * 1e3)

@@ -97,7 +97,10 @@ def test_only_nothing_is_0_percent_and_only_all_is_100_percent(fraction: float) 
     assert (formats.share(fraction) == "100 %") == (fraction == 1)
 
 
-@pytest.mark.parametrize(("amount", "text"), [(0.01234, "$0.0123"), (12.34, "$12.3"), (1234.0, "$1,230")])
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0.01234, "$0.0123"), (0.996, "$1.00"), (12.344, "$12.34"), (999.6, "$1,000"), (1234.4, "$1,234")],
+)
 def test_dollars(amount: float, text: str) -> None:
     assert formats.usd(amount) == text
 
@@ -113,3 +116,17 @@ def test_milliseconds_and_gibibytes_leave_the_unit_to_the_header() -> None:
     assert formats.milliseconds(0.0123) == "12.3"
     assert formats.milliseconds_interval(0.0112, 0.0138) == "11.2–13.8"  # noqa: RUF001 (an en dash is meant)
     assert formats.gibibytes(7.81 * 2**30) == "7.81"
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((0.9, 1.0, 1.12), "± 12 %"),
+        ((0.9, 1.0, 1.21), "−10/+21 %"),  # noqa: RUF001
+        ((1.0, 1.0, 1.0), "± 1 %"),  # nothing is known better
+        ((0.1, 1.0, 12.0), "up to 12.0 times"),
+        ((0.0, 0.0, 1.0), ""),
+    ],
+)
+def test_relative_intervals(ends: tuple[float, float, float], text: str) -> None:
+    assert formats.relative_interval(*ends) == text

@@ -6,7 +6,6 @@ import datetime
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
@@ -15,18 +14,21 @@ from hypothesis import strategies as st
 
 from lightning_predict.cost.energy import prediction_energy
 from lightning_predict.cost.offers import cheapest_offer
-from lightning_predict.reports.html import (
+from lightning_predict.cost.prediction import MachineInUse
+from lightning_predict.interval import Interval
+from lightning_predict.reports.charts import (
+    NARROW,
+    WIDE,
     Axis,
     Bar,
     Point,
-    _box,
-    _overlap,
     bar_chart,
-    html_report,
     scatter,
     share_chart,
     tick_text,
+    top_parts,
 )
+from lightning_predict.reports.html import STYLE, html_report
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import energy_columns, markdown_table, plain_table
@@ -79,14 +81,18 @@ def page(predictions: Predictions, **options: object) -> Page:
 
 def test_the_page_says_what_to_rent_and_why() -> None:
     text = page(FULL).text
-    assert "recorded on T4. 240,000 iterations to come. 21 November 2026." in text
+    assert "recorded on T4. 21 November 2026." in text
+    assert page(replace(FULL, heading="240,000 steps, recorded on T4")).text.startswith(
+        "What this training run takes on other GPUs What this training run takes on other GPUs 240,000 steps, recorded "
+        "on T4. 21 November 2026."
+    )
     assert "Cheapest T4 3 h 12 min, $1.12 90 % interval: 3 h to 3 h 28 min" in text
     assert "Memory: fits, 7.81 of 14.1 GiB Google n1-standard-4 (2026-10-01)" in text
     assert "Fastest H100-SXM-80GB 24 min, $1.20" in text
     assert "Best within 1 h H100-SXM-80GB" in text
+    assert "Rent a T4 ($0.35/h, Google n1-standard-4 (2026-10-01)): cheapest (3 h 12 min, $1.12)." in text
     assert "K80 does not fit" in text
-    assert "T4 cheapest in use" in text
-    assert "In use now: an iteration takes 47.5 ms (measured)." in text
+    assert "T4 (recorded) cheapest" in text
     assert "Not recommended, as the run does not fit: K80." in text
     assert "No kernel model knows aten::foo" in text
 
@@ -96,9 +102,53 @@ def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
     text = page(Predictions((narrow, H100))).text
     assert "90 % interval: 3 h to 3 h 28 min Memory: fits narrowly, 7.81 of 8.06 GiB Google n1-standard-4" in text
     assert "T4 cheapest narrow" in text
-    assert "7.81 tight" in text
+    assert "tight: 7.81 of 8.06" in text
     assert "Tight: it fits as predicted, but without a margin of 10 % (T4 has 0.250 GiB to spare)." in text
     assert "narrow" not in page(FULL).text
+
+
+def test_the_machine_in_use_has_a_row_of_its_own() -> None:
+    machine = MachineInUse(name="CPU", step_seconds=0.412, total=Interval(24_000.0, 24_060.0, 24_100.0))
+    assert "this CPU 412 ms 6 h 41 min measured" in page(replace(FULL, machine=machine, is_running=True)).text
+
+
+def test_every_table_says_what_its_heads_are_of() -> None:
+    document = html_report(FULL, rank(FULL), made_on=DAY)
+    heads = re.findall(r"<th[ >][^>]*>?", document)
+    assert heads
+    assert all('scope="col"' in head or 'scope="row"' in head for head in heads)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, as WCAG 2.2 defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("form", ["light", "dark"])
+def test_words_stand_out_from_what_lies_below_them(form: str) -> None:
+    assert contrast("#ffffff", "#000000") == pytest.approx(21.0)
+    light, dark = STYLE.split("@media (prefers-color-scheme: dark)")
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", light if form == "light" else dark.split("* {")[0]))
+    for words in ("text", "dim", "accent", "good", "bad", "used"):
+        for below in ("page", "card"):
+            assert contrast(colours[words], colours[below]) >= 4.5, (words, below)  # WCAG 2.2, 1.4.3
+    for mark in ("accent", "used", "muted"):
+        assert contrast(colours[mark], colours["track"]) >= 2.4, mark
+
+
+def test_a_phone_gets_drawings_and_a_table_of_its_own() -> None:
+    document = html_report(FULL, rank(FULL), made_on=DAY)
+    widths = re.findall(r'<svg viewBox="0 0 (\d+) ', document)
+    assert widths == [str(WIDE), str(NARROW)]
+    assert 'data-label="cost"' in document
+    assert "@media (max-width: 700px)" in STYLE
 
 
 @pytest.mark.parametrize("predictions", [FULL, BARE, AT_MOST, TEN, Predictions(())])
@@ -158,7 +208,7 @@ def test_energy_is_shown_where_it_was_asked_for() -> None:
     assert "kWh" not in page(FULL).text
     plain = plain_table(FULL, extra=energy_columns(energies))
     # T4: 3.2 h at 70 W, busy all the time: 0.224 kWh; at 400 g/kWh 0.0896 kg.
-    (row,) = (line for line in plain.splitlines() if line.startswith("T4 "))
+    (row,) = (line for line in plain.splitlines() if line.startswith("T4 (recorded)"))
     assert row.split()[-2:] == ["0.224", "0.0896"]
     assert markdown_table(FULL, extra=energy_columns(energies)).splitlines()[0].endswith("| energy (kWh) | CO2 (kg) |")
     without_grid = {one.gpu: prediction_energy(one) for one in FULL.values()}
@@ -167,10 +217,10 @@ def test_energy_is_shown_where_it_was_asked_for() -> None:
 
 def test_without_length_or_price_there_is_no_chart_of_hours_against_dollars() -> None:
     shown = page(BARE)
-    assert "Hours against dollars" not in shown.text
+    assert "Time against dollars" not in shown.text
     assert "Best within 1 h None: the length of the run is not known" in shown.text
     assert "Cheapest None: no price is known" in shown.text
-    assert shown.tags.count("svg") == 1
+    assert "svg" not in shown.tags
 
 
 def chart(svg: str) -> ElementTree.Element:
@@ -178,8 +228,8 @@ def chart(svg: str) -> ElementTree.Element:
 
 
 def test_bars_are_as_long_as_their_values() -> None:
-    svg = chart(bar_chart([Bar("a", 10, 9, 12, "10 ms"), Bar("b", 40, 30, 50, "40 ms")], title="t", unit="ms"))
-    first, second = (float(bar.attrib["width"]) for bar in svg.iter("rect"))
+    drawn = bar_chart([Bar("a", 10, 9, 12, "10 ms"), Bar("b", 40, 30, 50, "40 ms")], unit="ms")
+    first, second = (float(width) for width in re.findall(r'class="fill" style="width:([\d.]+)%', drawn))
     assert second == pytest.approx(4 * first, abs=0.2)
 
 
@@ -187,41 +237,43 @@ def test_the_critical_path_is_shown_by_module() -> None:
     verdict = Verdict(bound_by="host", idle_share=0.3, gain=0.04, critical_path={"blocks.*": 0.75, "<head>": 0.25})
     shown = page(Predictions((changed(H100, verdict=verdict), T4)))
     assert "What takes the time" in shown.text
-    assert "H100-SXM-80GB: blocks.* 75 %" in shown.text
+    assert "blocks.* <head>" in shown.text  # the key, the larger first
     assert "host: 4 %" in shown.text
     assert "<head>" in shown.text
     assert "What takes the time" not in page(FULL).text  # without a timeline
 
 
 def test_parts_are_as_long_as_their_shares_and_keep_their_colours() -> None:
-    svg = chart(share_chart([("x", {"a": 0.75, "b": 0.25}, ""), ("y", {"b": 1.0}, "")], title="t"))
-    bars = [one for one in svg.iter("rect") if one.find("title") is not None]
-    assert [one.attrib["class"] for one in bars] == ["part p0", "part p1"] * 2
-    lengths = [float(one.attrib["width"]) for one in bars]
-    assert lengths[0] == pytest.approx(3 * lengths[1], abs=0.3)
-    assert lengths[2] == 0  # `y` has no `a`
-    assert lengths[3] == pytest.approx(lengths[0] + lengths[1], abs=0.2)
+    drawn = share_chart([("x", {"a": 0.75, "b": 0.25}, ""), ("y", {"b": 1.0}, "")])
+    parts = re.findall(r'class="p(\d)" style="width:([\d.]+)%" title="(\w+) ', drawn)
+    # Over both bars b has 1.25, a 0.75: b comes first.
+    assert parts == [("0", "25.00", "b"), ("1", "75.00", "a"), ("0", "100.00", "b")]
 
 
-def test_a_legend_of_long_names_takes_more_lines() -> None:
-    def height(count: int) -> float:
-        svg = chart(share_chart([("x", {"m" * 30 + str(n): 1 / count for n in range(count)}, "")], title="t"))
-        return float(svg.attrib["viewBox"].split()[3])
-
-    assert height(8) > height(2)
+def test_of_many_parts_the_eight_largest_have_names() -> None:
+    shares = {f"m{number}": number / 66 for number in range(12)}  # 0 + 1 + ... + 11 = 66
+    assert top_parts([shares]) == tuple(f"m{number}" for number in range(11, 3, -1))
+    drawn = share_chart([("x", shares, "")])
+    assert 'title="other 9 %"' in drawn  # m1 to m3: 6 of 66
+    assert drawn.count("<li>") == 9
 
 
 def test_values_far_apart_are_points_on_a_logarithmic_axis() -> None:
-    svg = chart(bar_chart([Bar(str(n), 10.0**n, 10.0**n, 10.0**n, "") for n in range(3)], title="t", unit="ms"))
-    assert list(svg.iter("rect")) == []
-    places = [float(point.attrib["cx"]) for point in svg.iter("circle")]
+    drawn = bar_chart([Bar(str(n), 10.0**n, 10.0**n, 10.0**n, "") for n in range(3)], unit="ms")
+    assert 'class="fill"' not in drawn
+    places = [float(place) for place in re.findall(r'class="dot" style="left:([\d.]+)%', drawn)]
     assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)  # equal ratios, equal distances
-    assert "ms (logarithmic)" in {text.text for text in svg.iter("text")}
+    assert "Logarithmic, ms." in drawn
+
+
+def wide(drawing: str) -> ElementTree.Element:
+    """The drawing for a desktop."""
+    return chart(drawing.split('<div class="wide">')[1].split("</div>")[0])
 
 
 def test_a_scatter_puts_cheap_below_and_fast_to_the_left() -> None:
-    points = [Point("fast", 1, 9, "fast: 1 h"), Point("cheap", 8, 2, "cheap: 8 h")]
-    svg = chart(scatter(points, [(1, 9), (8, 2)], 4.0, title="t"))
+    points = [Point("fast", 1, 9, "1 h"), Point("cheap", 8, 2, "8 h")]
+    svg = wide(scatter(points, [(1, 9), (8, 2)], 4.0, title="t"))
     (fast_x, fast_y), (cheap_x, cheap_y) = ((float(p.attrib["cx"]), float(p.attrib["cy"])) for p in svg.iter("circle"))
     assert fast_x < cheap_x
     assert fast_y < cheap_y  # SVG counts downwards: the cheap one is lower on the page
@@ -233,7 +285,7 @@ def test_a_scatter_puts_cheap_below_and_fast_to_the_left() -> None:
     ("hours", "unit", "deadline"), [(8.0, "hours", 4.0), (0.5, "minutes", 0.25), (0.01, "seconds", 0.005)]
 )
 def test_a_scatter_of_short_runs_is_in_smaller_units(hours: float, unit: str, deadline: float) -> None:
-    svg = chart(scatter([Point("one", hours, 9, ""), Point("other", hours / 2, 2, "")], [], deadline, title="t"))
+    svg = wide(scatter([Point("one", hours, 9, ""), Point("other", hours / 2, 2, "")], [], deadline, title="t"))
     assert unit in {text.text for text in svg.iter("text")}
     limit = next(path.attrib["d"] for path in svg.iter("path") if path.attrib["class"] == "limit")
     (_, other) = (float(point.attrib["cx"]) for point in svg.iter("circle"))
@@ -241,28 +293,22 @@ def test_a_scatter_of_short_runs_is_in_smaller_units(hours: float, unit: str, de
 
 
 def test_less_than_a_second_is_in_milliseconds_and_a_small_cost_has_no_exponent() -> None:
-    svg = chart(scatter([Point("one", 0.5 / 3600, 5e-5, "")], [], None, title="t"))
+    svg = wide(scatter([Point("one", 0.5 / 3600, 5e-5, "")], [], None, title="t"))
     texts = {text.text or "" for text in svg.iter("text")}
     assert "milliseconds" in texts
     assert "$0.00005" in texts
     assert not any("e-" in text and text.startswith("$") for text in texts)
 
 
-def test_points_at_one_place_share_a_label() -> None:
-    svg = chart(scatter([Point("H100", 1, 9, ""), Point("H200", 1.001, 9, ""), Point("T4", 5, 2, "")], [], 3, title=""))
-    names = [text.text for text in svg.iter("text") if text.attrib["class"].startswith("name")]
-    assert names == ["H100, H200", "T4"]
-    assert len(list(svg.iter("circle"))) == 3
-
-
-def test_labels_of_points_that_are_close_do_not_cover_each_other() -> None:
-    svg = chart(scatter([Point(f"GPU-{n}", 5 + n / 8, 5, "") for n in range(3)], [], None, title="t"))
-    labels = [text for text in svg.iter("text") if (text.text or "").startswith("GPU-")]
-    boxes = [
-        _box((float(text.attrib["x"]), float(text.attrib["y"]), text.attrib["text-anchor"]), 40) for text in labels
-    ]
-    assert len(boxes) == 3
-    assert not any(_overlap(one, other) for one, other in combinations(boxes, 2))
+def test_points_at_one_place_share_a_number_that_the_list_explains() -> None:
+    drawing = scatter(
+        [Point("H100", 1, 9, "1 h"), Point("H200", 1.001, 9, "1 h"), Point("T4", 5, 2, "5 h")], [], 3, title=""
+    )
+    svg = wide(drawing)
+    numbers = [text.text for text in svg.iter("text") if text.attrib["class"] == "number"]
+    assert numbers == ["1", "2"]
+    assert "<li><b>1</b>H100: 1 h; H200: 1 h</li><li><b>2</b>T4: 5 h</li>" in drawing
+    assert len(list(svg.iter("circle"))) == 2
 
 
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=10).map(lambda values: [float(f"{v:.3g}") for v in values]))
@@ -277,6 +323,6 @@ def test_an_axis_shows_all_values_and_a_few_round_ticks(values: list[float]) -> 
 
 
 def test_no_bars_and_no_points_draw_nothing() -> None:
-    assert bar_chart([], title="t", unit="ms") == ""
+    assert bar_chart([], unit="ms") == ""
     assert scatter([], [], None, title="t") == ""
-    assert share_chart([], title="t") == ""
+    assert share_chart([]) == ""

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.reports.loggers import QUANTITIES, log_predictions, metrics, write_json
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import markdown_table
@@ -28,7 +27,9 @@ MLFLOW_KEY = re.compile(r"[a-zA-Z0-9_/. -]+")
 
 
 def test_every_known_value_has_its_key() -> None:
-    assert metrics(Predictions((FULL["T4"],))) == pytest.approx(
+    brief = metrics(Predictions((FULL["T4"],)))
+    assert set(brief) == {f"predict/T4/{name}" for name in ("iteration_ms", "total_hours", "cost_usd")}
+    assert metrics(Predictions((FULL["T4"],)), in_full=True) == pytest.approx(
         {
             "predict/T4/iteration_ms": 48.0,
             "predict/T4/iteration_ms_low": 45.0,
@@ -42,7 +43,8 @@ def test_every_known_value_has_its_key() -> None:
 
 
 def test_what_is_not_known_is_not_logged() -> None:
-    assert set(metrics(BARE)) == {
+    assert set(metrics(BARE)) == {"predict/L4/iteration_ms", "predict/A10/iteration_ms"}
+    assert set(metrics(BARE, in_full=True)) == {
         f"predict/{gpu}/iteration_ms{end}" for gpu in ("L4", "A10") for end in ("", "_low", "_high")
     }
     assert "predict/K80/cost_usd" not in metrics(FULL)
@@ -59,7 +61,7 @@ def test_the_separator_is_the_loggers() -> None:
 
 @given(st.lists(st.from_regex(r"[A-Za-z0-9.-]+", fullmatch=True), unique=True, max_size=5))
 def test_keys_of_any_allowed_gpu_name_are_distinct_and_allowed_by_mlflow(names: list[str]) -> None:
-    keys = metrics(Predictions(tuple(changed(MINIMAL, gpu=name) for name in names)))
+    keys = metrics(Predictions(tuple(changed(MINIMAL, gpu=name) for name in names)), in_full=True)
     assert len(keys) == 3 * len(names)
     assert all(MLFLOW_KEY.fullmatch(key) for key in keys)
 
@@ -144,7 +146,7 @@ def test_without_matplotlib_tensorboard_gets_the_rest_and_a_warning(
         "needs matplotlib, which is not installed: pip install lightning-predict[tensorboard]"
     )
     tags = events(logger).Tags()
-    assert tags["tensors"] == ["predict/table/text_summary"]
+    assert tags["tensors"] == ["predict/table/text_summary", "custom_scalars__config__"]
     assert tags["images"] == []
     assert set(tags["scalars"]) == set(metrics(FULL))
 
@@ -233,7 +235,7 @@ def test_a_logger_that_refuses_one_thing_gets_the_others(tmp_path: Path) -> None
     )
     tags = events(logger).Tags()
     assert tags["images"] == ["predict/iteration_time"]
-    assert tags["tensors"] == []
+    assert tags["tensors"] == ["custom_scalars__config__"]
 
 
 def test_any_other_logger_gets_metrics_with_its_own_separator() -> None:
@@ -250,15 +252,15 @@ def test_no_logger_is_no_warning() -> None:
     assert log_predictions([], FULL, step=STEP) == ()
 
 
-def test_json_is_written_to_the_folder_which_is_made(tmp_path: Path) -> None:
-    path = write_json(FULL, tmp_path / "new" / "folder")
-    assert path == tmp_path / "new" / "folder" / "lightning_predict.json"
+def test_json_is_written_to_a_folder_which_is_made(tmp_path: Path) -> None:
+    path = write_json(FULL, tmp_path / "new" / "folder" / "found.json")
+    assert path == tmp_path / "new" / "folder" / "found.json"
     assert json.loads(path.read_text()) == FULL.as_dict()
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_json_replaces_an_older_file_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_json(BARE, tmp_path)
+    path = write_json(BARE, tmp_path / "found.json")
 
     def full_disk(self: Path, text: str, encoding: str) -> int:
         with open(self, "w") as file:
@@ -268,15 +270,18 @@ def test_json_replaces_an_older_file_whole_or_not_at_all(tmp_path: Path, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", full_disk)
         with pytest.raises(OSError, match="No space left"):
-            write_json(FULL, tmp_path)
+            write_json(FULL, path)
     assert json.loads(path.read_text()) == BARE.as_dict()
     assert list(tmp_path.iterdir()) == [path]
-    write_json(FULL, tmp_path)
+    write_json(FULL, path)
     assert json.loads(path.read_text()) == FULL.as_dict()
 
 
-def test_json_is_not_written_to_a_remote_address() -> None:
-    with pytest.raises(
-        InvalidArgumentError, match=r"local folder only, but was given 's3://bucket/runs'.*add a logger"
-    ):
-        write_json(FULL, "s3://bucket/runs")
+def test_tensorboard_lays_its_charts_out_on_one_page(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    log_predictions([logger], FULL, step=STEP)
+    (event,) = events(logger).Tensors("custom_scalars__config__")
+    layout = event.tensor_proto.string_val[0].decode("utf-8", "replace")
+    for title, quantity in (("step (ms)", "iteration_ms"), ("total (h)", "total_hours"), ("cost ($)", "cost_usd")):
+        assert title in layout
+        assert f"^predict/[^/]+/{quantity}$" in layout

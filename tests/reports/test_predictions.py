@@ -7,6 +7,7 @@ import pytest
 
 from lightning_predict.errors import MissingDependencyError, UnknownGpuError
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.table import plain_table
 from lightning_predict.testing import changed
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import BARE, FULL, H100, MINIMAL, T4
@@ -64,12 +65,14 @@ def test_printing_no_predictions_does_not_fail() -> None:
 
 def test_the_ranking_prints_as_lines() -> None:
     text = str(FULL.ranking(deadline_hours=1))
-    assert text.startswith("Cheapest         T4: 3 h 12 min, $1.12; fits, 7.81 of 14.1 GiB;")
-    assert "\nBest within 1 h  H100-SXM-80GB: 24 min, $1.20" in text
+    assert text.startswith("Rent a T4 ($0.35/h, Google n1-standard-4 (2026-10-01)): cheapest (3 h 12 min, $1.12).\n")
+    assert "\nWithin 1 h: H100-SXM-80GB, 24 min, $1.20.\n" in text
 
 
 def test_str_is_the_plain_table() -> None:
-    assert "18.0–23.0" in str(BARE)  # noqa: RUF001 (an en dash is meant)
+    assert str(FULL) == FULL.text() == plain_table(FULL)
+    assert FULL.text(verbose=True) == plain_table(FULL, verbose=True)
+    assert "18.0–23.0" in BARE.text(verbose=True)  # noqa: RUF001 (an en dash is meant)
 
 
 def test_a_notebook_shows_the_table_with_its_notes_and_nothing_of_a_name_is_markup() -> None:

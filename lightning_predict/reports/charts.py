@@ -1,0 +1,320 @@
+"""Draw the charts of the report: bars and shares in HTML, scatters and curves in SVG, in the colours of its style.
+
+Text is as large on a phone as on a desktop: bars are boxes of the page and give way like its text, and a drawing is
+made twice, `WIDE` and `NARROW`, of which the page shows the one that has room. Points bear numbers that a list below
+explains, so that no label needs a place. Example::
+
+    >>> bar_chart([Bar("T4", 48.0, 45.0, 52.0, "48.0 ms")], unit="ms")[:18]
+    '<div class="bars">'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Final, final
+
+from lightning_predict.units import hours_to_seconds, seconds_to_milliseconds
+
+LOG_AXIS_SPREAD: Final = 20.0
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+
+WIDE: Final = 760
+NARROW: Final = 330
+"""Widths of a drawing in pixels: on a desktop, and on a phone of 360 pixels with its margins."""
+
+HEIGHT: Final = 340
+"""Height of a drawing in pixels."""
+
+CHARACTER: Final = 7.6
+"""Mean width of a character of the charts' text in pixels (12 px system font), a little generous."""
+
+_TICKS: Final = 6
+_TICKS_NARROW: Final = 4
+_LEFT: Final = 64
+_RADIUS: Final = 9
+
+COLOURS: Final = 9
+"""Colours that the style sheet has for the parts of a bar."""
+
+MOST_PARTS: Final = 8
+"""Parts of a bar that have names; the others are one."""
+
+OTHER: Final = "other"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar of a chart: its name, middle, interval, the text beside it, and the class of its style."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    label: str
+    kind: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A range of values on a range of pixels, logarithmic where the values are far apart."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool
+
+    @staticmethod
+    def over(values: Sequence[float], start: float, end: float, *, from_zero: bool = True) -> Axis:
+        """Span all of some values, from 0 where the axis is linear."""
+        positive = [value for value in values if value > 0]
+        if len(positive) == len(values) and max(values) > LOG_AXIS_SPREAD * min(values):
+            return Axis(min(values) / 1.6, max(values) * 1.3, start, end, True)
+        low = 0.0 if from_zero else min(values)
+        return Axis(low, max(values) * 1.08 or 1.0, start, end, False)
+
+    def pixel(self, value: float) -> float:
+        """Place a value on the axis."""
+        if self.logarithmic:
+            part = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            part = (value - self.low) / (self.high - self.low)
+        return self.start + part * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Choose round values of the axis."""
+        if self.logarithmic:
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            steps: tuple[int, ...] = (1, 2, 5) if last - first <= 3 else (1,)
+            candidates = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+            return [tick for tick in candidates if self.low <= tick <= self.high]
+        rough = (self.high - self.low) / _TICKS
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+        return [step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
+
+def both(draw: Callable[[int], str]) -> str:
+    """Draw for a desktop and for a phone; an empty drawing stays empty."""
+    wide = draw(WIDE)
+    return wide and f'<div class="wide">{wide}</div><div class="narrow">{draw(NARROW)}</div>'
+
+
+def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
+    """Draw horizontal bars with their intervals, in order; give an empty text without bars.
+
+    On a logarithmic axis a bar's length would mean nothing, so there it is a point.
+
+    Args:
+        bars: What to draw.
+        unit: Of the values, said where the axis is logarithmic.
+    """
+    if not bars:
+        return ""
+    axis = Axis.over([value for bar in bars for value in (bar.low, bar.value, bar.high)], 0.0, 100.0)
+    rows = []
+    for bar in bars:
+        low, high, at = axis.pixel(bar.low), axis.pixel(bar.high), axis.pixel(bar.value)
+        mark = (
+            f'<i class="dot" style="left:{at:.1f}%"></i>'
+            if axis.logarithmic
+            else f'<i class="fill" style="width:{at:.1f}%"></i>'
+        )
+        rows.append(
+            f'<div class="bar {bar.kind}"><span class="name">{escape(bar.name)}</span><span class="track">{mark}'
+            f'<i class="whisker" style="left:{low:.1f}%;width:{high - low:.1f}%"></i></span>'
+            f'<span class="value">{escape(bar.label)}</span></div>'
+        )
+    scale = f'<p class="dim">Logarithmic, {escape(unit)}.</p>' if axis.logarithmic else ""
+    return f'<div class="bars">{"".join(rows)}</div>{scale}'
+
+
+def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    """Choose the parts that have names: the `MOST_PARTS` largest over all rows, the largest first.
+
+    Args:
+        rows: Share by part, one mapping a bar.
+    """
+    together: dict[str, float] = {}
+    for shares in rows:
+        for part, share in shares.items():
+            together[part] = together.get(part, 0.0) + share
+    return tuple(sorted(together, key=lambda part: -together[part])[:MOST_PARTS])
+
+
+def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]]) -> str:
+    """Draw bars of shares that add up to 1, each part in the colour of its name; give an empty text without rows.
+
+    Args:
+        rows: Name, share by part, and the text beside the bar.
+    """
+    if not rows:
+        return ""
+    named = top_parts([shares for _, shares, _ in rows])
+    drawn, has_other = [], False
+    for name, shares, label in rows:
+        rest = sum(share for part, share in shares.items() if part not in named)
+        has_other = has_other or rest > 0
+        parts = [(part, shares.get(part, 0.0)) for part in named] + [(OTHER, rest)]
+        boxes = "".join(
+            f'<i class="p{number}" style="width:{100 * part:.2f}%" title="{escape(words)} {100 * part:.0f} %"></i>'
+            for number, (words, part) in enumerate(parts)
+            if part > 0
+        )
+        drawn.append(
+            f'<div class="bar"><span class="name">{escape(name)}</span><span class="track shares">{boxes}</span>'
+            f'<span class="value">{escape(label)}</span></div>'
+        )
+    names = (*named, OTHER) if has_other else named
+    key = "".join(f'<li><i class="p{number}"></i>{escape(name)}</li>' for number, name in enumerate(names))
+    return f'<div class="bars">{"".join(drawn)}</div><ul class="key">{key}</ul>'
+
+
+def tick_text(value: float) -> str:
+    """Write a round value as an axis shows it: `0.00002`, `5`, `20,000`."""
+    if value >= 1 and value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:.6g}" if value == 0 or value >= 1e-3 else f"{value:.12f}".rstrip("0")
+
+
+def ticks_apart(axis: Axis) -> list[float]:
+    """Choose the ticks whose texts do not touch."""
+    shown: list[float] = []
+    free_from = -math.inf
+    for tick in axis.ticks():
+        half = CHARACTER * len(tick_text(tick)) / 2
+        if axis.pixel(tick) - half >= free_from:
+            shown.append(tick)
+            free_from = axis.pixel(tick) + half + 8
+    return shown
+
+
+def scale_note(axis: Axis) -> str:
+    """Name the scale of an axis beside its unit where it is logarithmic."""
+    return " (logarithmic)" if axis.logarithmic else ""
+
+
+def grid_line(x1: float, y1: float, x2: float, y2: float) -> str:
+    """Draw a thin line."""
+    return f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+
+
+def text_at(x: float, y: float, text: str, anchor: str, kind: str) -> str:
+    """Draw a text at a place, in the class of its style."""
+    return f'<text class="{kind.strip()}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def svg_of(parts: Sequence[str], width: int, height: float, title: str) -> str:
+    """Join the parts to a whole drawing."""
+    return (
+        f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
+        f'aria-label="{escape(title)}"><title>{escape(title)}</title>{"".join(parts)}</svg>'
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of a scatter: its name, place, what the list below says of it, and the class of its style."""
+
+    name: str
+    x: float
+    y: float
+    text: str
+    kind: str = ""
+
+
+def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit: float | None, *, title: str) -> str:
+    """Draw points of hours (x) and US dollars (y), a line through some of them, and a limit on x, with their list.
+
+    Without points the text is empty. Times are shown in the unit in which the longest is read best. Points that cannot
+    be told apart share a number.
+    """
+    if not points:
+        return ""
+    unit, per_hour = _time_unit(max(point.x for point in points))
+    points = [replace(point, x=point.x * per_hour) for point in points]
+    line = [(x * per_hour, y) for x, y in line]
+    limit = None if limit is None else limit * per_hour
+    groups = _together(points)
+    drawing = both(lambda width: _scatter(groups, line, limit, unit, width, title))
+    key = "".join(
+        f"<li><b>{number}</b>{escape('; '.join(f'{one.name}: {one.text}' for one in group))}</li>"
+        for number, group in enumerate(groups, start=1)
+    )
+    return f'{drawing}<ul class="key numbers">{key}</ul>'
+
+
+def _axes(points: Sequence[Point], width: int) -> tuple[Axis, Axis]:
+    x_axis = Axis.over([point.x for point in points], _LEFT + _RADIUS, width - 24)
+    return x_axis, Axis.over([point.y for point in points], HEIGHT - 48, 16)
+
+
+def _scatter(
+    groups: Sequence[Sequence[Point]],
+    line: Sequence[tuple[float, float]],
+    limit: float | None,
+    unit: str,
+    width: int,
+    title: str,
+) -> str:
+    x_axis, y_axis = _axes([point for group in groups for point in group], width)
+    bottom = HEIGHT - 48
+    parts = frame(x_axis, y_axis, width, unit)
+    if limit is not None and x_axis.low < limit <= x_axis.high:
+        at = x_axis.pixel(limit)
+        parts.append(f'<path class="limit" d="M{at:.1f} 8V{bottom}"/>' + text_at(at - 6, 20, "deadline", "end", "tick"))
+    if len(line) > 1:
+        path = "L".join(f"{x_axis.pixel(x):.1f} {y_axis.pixel(y):.1f}" for x, y in line)
+        parts.append(f'<path class="frontier" d="M{path}"/>')
+    for number, group in enumerate(groups, start=1):
+        x, y, kind = x_axis.pixel(group[0].x), y_axis.pixel(group[0].y), group[0].kind
+        words = escape("; ".join(f"{one.name}: {one.text}" for one in group))
+        parts.append(
+            f'<circle class="point {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS}"><title>{words}</title></circle>'
+        )
+        parts.append(text_at(x, y + 4, str(number), "middle", "number"))
+    return svg_of(parts, width, HEIGHT, title)
+
+
+def frame(x_axis: Axis, y_axis: Axis, width: int, unit: str, *, dollars: bool = True) -> list[str]:
+    """Draw the lines and the texts of both axes."""
+    bottom = HEIGHT - 48
+    wanted = _TICKS if width == WIDE else _TICKS_NARROW
+    x_ticks, y_ticks = ticks_apart(x_axis), y_axis.ticks()
+    x_ticks = x_ticks[:: math.ceil(len(x_ticks) / wanted)]
+    parts = [grid_line(x_axis.pixel(tick), 8, x_axis.pixel(tick), bottom) for tick in x_ticks]
+    parts += [grid_line(_LEFT, y_axis.pixel(tick), width - 8, y_axis.pixel(tick)) for tick in y_ticks]
+    parts += [text_at(x_axis.pixel(tick), bottom + 18, tick_text(tick), "middle", "tick") for tick in x_ticks]
+    sign = "$" if dollars else ""
+    parts += [text_at(_LEFT - 8, y_axis.pixel(tick) + 4, sign + tick_text(tick), "end", "tick") for tick in y_ticks]
+    parts.append(text_at((_LEFT + width) / 2, bottom + 40, unit + scale_note(x_axis), "middle", "axis"))
+    return parts
+
+
+def _time_unit(hours: float) -> tuple[str, float]:
+    """Choose the unit in which so many hours are read best, and say how many of it an hour has."""
+    for unit, per_hour in (("hours", 1.0), ("minutes", 60.0), ("seconds", hours_to_seconds(1.0))):
+        if hours * per_hour >= 1:
+            return unit, per_hour
+    return "milliseconds", seconds_to_milliseconds(hours_to_seconds(1.0))
+
+
+def _together(points: Sequence[Point]) -> list[list[Point]]:
+    """Group the points that the narrow drawing could not tell apart, in their order."""
+    x_axis, y_axis = _axes(points, NARROW)
+    groups: list[list[Point]] = []
+    for point in points:
+        place = x_axis.pixel(point.x), y_axis.pixel(point.y)
+        for group in groups:
+            if math.dist(place, (x_axis.pixel(group[0].x), y_axis.pixel(group[0].y))) < 2 * _RADIUS:
+                group.append(point)
+                break
+        else:
+            groups.append([point])
+    return groups
