@@ -66,7 +66,6 @@ def test_the_demo_trains_and_says_what_to_rent(tmp_path: Path) -> None:
     assert rows == ["this CPU", "T4", "L4"]
     assert any(" are left on this CPU: too little to move the run." in line for line in lines)
     assert any(line.startswith("Rent ") for line in lines)
-    assert "the rest of this run took" not in printed  # it takes less than 10 s
     assert (tmp_path / "logs" / "digits").is_dir()
     assert (tmp_path / "logs" / "digits_csv").is_dir()
 

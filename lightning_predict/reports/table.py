@@ -169,6 +169,14 @@ def doubtful_note(predictions: AbstractPredictions) -> Iterable[str]:
         yield "host? or device?: which of the two bounds a step is not sure, as nobody timed the host."
 
 
+def epoch_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Say what an epoch takes where the length of the run is not known."""
+    known = [one for one in predictions.values() if one.total_seconds is None and one.epoch_seconds is not None]
+    if known:
+        epochs = (f"{one.gpu} {duration(one.epoch_seconds or 0.0)}" for one in known)
+        yield f"An epoch of training takes: {', '.join(epochs)}."
+
+
 def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Name the GPUs whose memory is narrow, and what is left of it."""
     tight = [
@@ -718,6 +726,7 @@ def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool 
     """Collect what is said below a table: what changes a decision, and all else where it is asked for."""
     brief = (
         *end_notes(predictions),
+        *epoch_note(predictions),
         *tight_note(predictions),
         *replicas_note(predictions),
         *doubtful_note(predictions),

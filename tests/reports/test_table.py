@@ -17,6 +17,7 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import (
     bound_notes,
     doubtful_note,
+    epoch_note,
     grid,
     in_use_note,
     indirect_note,
@@ -106,6 +107,8 @@ def test_where_the_length_is_not_known_a_thousand_steps_are_shown() -> None:
     assert (row["step"], row["1,000 steps"], row["(90 %)"]) == ("20.0 ms", "25.0 s", "± 15 %")
     assert row["cost"] == "$0.0250"  # 25 s at $0.001 a second
     assert "total" in cells(of(T4))[0]
+    assert list(epoch_note(of(changed(MINIMAL, epoch_seconds=90.0)))) == ["An epoch of training takes: L4 1 min 30 s."]
+    assert list(epoch_note(of(T4, MINIMAL))) == []
 
 
 def test_the_machine_in_use_is_the_first_row() -> None:
