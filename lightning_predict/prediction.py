@@ -26,6 +26,7 @@ from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes

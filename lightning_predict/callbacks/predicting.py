@@ -209,7 +209,8 @@ def _heading(predictions: Predictions, trainer: Trainer) -> str | None:
     if predictions.heading is None:
         return None
     what, _, place = predictions.heading.partition(", recorded on ")
-    return f"Rest of this run: {what}, recorded on this {place} at step {trainer.global_step:,}"
+    subject = "Rest of this run: " if any(one.iterations is not None for one in predictions.values()) else ""
+    return f"{subject}{what}, recorded on this {place} at step {trainer.global_step:,}"
 
 
 def of_processes(step: Trace, trainer: Trainer) -> Trace:

@@ -370,9 +370,7 @@ class Span:
         if isinstance(line, MachineInUse):
             seconds = self.times * line.step_seconds
             return Interval(seconds, seconds, seconds)
-        step, cycle = line.iteration, line.cycle_seconds
-        ends = (step.low, step.middle, step.high)
-        return Interval(*(self.times * cycle * end / step.middle if step.middle > 0 else 0.0 for end in ends))
+        return line.iteration.added(line.cycle_seconds - line.iteration_seconds).scaled(self.times)
 
     def cost_usd(self, line: Line) -> float | None:
         """Give the cost on one GPU; None if not known."""
