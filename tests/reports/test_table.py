@@ -102,7 +102,7 @@ def cells(predictions: Predictions, **options: bool) -> list[dict[str, str]]:
 
 
 def test_where_the_length_is_not_known_a_thousand_steps_are_shown() -> None:
-    # A step of 20 ms and its wait of 5 ms, 1,000 times; the interval of the step is 18 to 23 ms, with the wait 23 to 28.
+    # A step of 20 ms and its wait of 5 ms, 1,000 times; a step is 18 to 23 ms, with its wait 23 to 28.
     (row,) = cells(of(changed(MINIMAL, cycle_seconds=0.025, usd_per_hour=3.6)))
     assert (row["step"], row["1,000 steps"], row["(90 %)"]) == ("20.0 ms", "25.0 s", "± 12 %")
     assert row["cost"] == "$0.0250"  # 25 s at $0.001 a second
