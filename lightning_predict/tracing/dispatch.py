@@ -24,9 +24,9 @@ from typing import Any, Final, final
 
 import torch
 
-from lightning_predict.tracing.autocast import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
+from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.modes import Call, OperationMode, Schema, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.phases import PhaseRules

@@ -1,8 +1,8 @@
 """The two torch modes that show a recorder what a step does, and the operators' schemas.
 
 `OperationMode` shows each operation below autograd; `WholeCallMode` shows the calls that are recorded whole, before
-torch takes them apart. Both run every call unchanged, but for autocast (`autocast.py`) and the memory format of
-convolutions (`memory_format.py`) on the meta device. Tensor subclasses that run Python of their own (jagged tensors,
+torch takes them apart. Both run every call unchanged, but for autocast and the memory format of
+convolutions (`meta_device.py`) on the meta device. Tensor subclasses that run Python of their own (jagged tensors,
 DTensor, quantized weights) take their operations apart first, and the operations inside are shown. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_predict.tracing.memory_format import CONVOLUTIONS, as_on_cuda
+from lightning_predict.tracing.meta_device import CONVOLUTIONS, as_on_cuda
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, json_value, runs_python, tensors_in
@@ -98,7 +98,7 @@ class Schema:
         decomposes: It only calls others, and torch would take it apart if a tensor with autograd came in.
         asks: It asks for a device or a layout, and computes nothing.
         marks: It only marks a range for profilers.
-        is_convolution: Its memory format is another one on the meta device (`memory_format.py`).
+        is_convolution: Its memory format is another one on the meta device (`meta_device.py`).
         left_out: For each number of positional arguments, the defaults of those after them, as JSON values.
     """
 

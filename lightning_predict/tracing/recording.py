@@ -49,7 +49,7 @@ def capture(
         warmup_steps: Steps before the one that is recorded, so that memory, autotuning and optimizer state settle.
         samples_per_step: Samples of one step, for throughput; None if nobody needs it.
         precision: Lightning's word. `bf16-mixed` and `16-mixed` run the step under autocast; on the meta device, where
-            torch's autocast does nothing, the casts of CUDA's are applied (`autocast.py`). The others (`32-true`,
+            torch's autocast does nothing, the casts of CUDA's are applied (`meta_device.py`). The others (`32-true`,
             `bf16-true`, ...) only check that the parameters have that dtype. None leaves precision to the step; an
             autocast that it enters holds on the meta device, too.
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import lightning_predict as lp
 from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
-from lightning_predict.tracing.memory_format import as_on_cuda
+from lightning_predict.tracing.meta_device import as_on_cuda
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.trace import Operation
 from tests.tracing.test_dispatch import operations_of
