@@ -139,6 +139,14 @@ class CachePlace:
         """See `AbstractPlace`."""
         return f"cache {self.folder}"
 
+    def is_there(self) -> bool:
+        """Tell whether anything was kept; a folder that may not be looked into is damaged."""
+        try:
+            return (self.folder / MANIFEST_NAME).is_file()
+        except OSError as error:
+            self._note(error)
+            return False
+
     def manifest(self) -> Manifest | None:
         """Return the manifest of the last download; None if there is none that can be read."""
         try:
@@ -264,7 +272,7 @@ def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> l
                 places.append(_download(configured, [file_name(name) for name in wanted], cache, notes))
             except WeightsError as error:
                 notes.append(f"{error} Until then, weights of the cache or the bundled ones serve.")
-    if (cache.folder / MANIFEST_NAME).is_file():
+    if cache.is_there() or cache.damaged:
         places.append(cache)
     places.append(FolderPlace(BUNDLED, "bundled files"))
     return places

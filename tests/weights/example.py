@@ -17,6 +17,9 @@ from lightning_predict.weights.files import sha256, write_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
 from lightning_predict.weights.records import GpuWeights, Layer, NetworkWeights
 
+GPUS = ("T4", "L4", "L40S")
+"""GPUs whose weights are published for several processes at once."""
+
 
 def network(family: str = "toy", *, inputs: int = 3, members: int = 2, bias: float = 0.0) -> NetworkWeights:
     """Two layers of width 4; constant weights, so that a test can tell files apart by `bias`."""

@@ -1,0 +1,241 @@
+"""Change the code at one place at a time and see whether its tests notice: `python -m tests.soak.mutations`.
+
+A random sample of places in `kernels`, `timeline`, `cost` and `run`, as many of each: a comparison, an operator, a
+constant, a condition, `min` for `max`. Its tests are those of its subject that import the module, or all of them where
+none does: tests elsewhere may notice more, so that the share of survivors is an upper bound. They run in a fork of one
+process that has imported torch already, without recordings. A change that runs into the time limit counts as noticed.
+
+    python -m tests.soak.mutations --sample 40 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.abc
+import importlib.util
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+SUBJECTS: Final = ("kernels", "timeline", "cost", "run")
+
+_COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_OPERATORS: Final[dict[type[ast.operator], type[ast.operator]]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Pow: ast.Mult,
+}
+_CALLS: Final = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change.
+
+    Attributes:
+        path: Of the module, from the root of the repository.
+        line: Of the change.
+        words: What became what.
+        code: The whole module, changed.
+    """
+
+    path: str
+    line: int
+    words: str
+    code: str
+
+    @property
+    def module(self) -> str:
+        """Name of the module."""
+        return self.path.removesuffix(".py").replace("/", ".")
+
+
+def mutants(path: Path) -> Iterator[Callable[[], Mutant]]:
+    """Yield every change of a module, made when it is called."""
+    source = path.read_text(encoding="utf-8")
+    count = sum(1 for _ in _changes(ast.parse(source)))
+    for index in range(count):
+
+        def make(index: int = index) -> Mutant:
+            tree = ast.parse(source)
+            node, change = list(_changes(tree))[index]
+            before = ast.unparse(node)
+            setattr(*change)
+            after = ast.unparse(node)
+            words = f"{before} -> {after if after != before else 'not so'}"
+            return Mutant(str(path.relative_to(ROOT)), node.lineno, words, ast.unparse(tree))
+
+        yield make
+
+
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, tuple[ast.AST, str, object]]]:
+    """Yield each node that can be changed, with the node, the field and the value of the change."""
+    left = {id(inner) for node in ast.walk(tree) for part in _without_behaviour(node) for inner in ast.walk(part)}
+    for node in ast.walk(tree):
+        if id(node) in left:
+            continue
+        match node:
+            case ast.Compare(ops=[op]) if type(op) in _COMPARISONS:
+                yield node, (node, "ops", [_COMPARISONS[type(op)]()])
+            case ast.BinOp(op=op, left=first) if type(op) in _OPERATORS and not _is_text(first):
+                yield node, (node, "op", _OPERATORS[type(op)]())
+            case ast.BoolOp(op=op):
+                yield node, (node, "op", ast.Or() if isinstance(op, ast.And) else ast.And())
+            case ast.Constant(value=bool() as value):
+                yield node, (node, "value", not value)
+            case ast.Constant(value=int() | float() as value):
+                yield node, (node, "value", value + 1 if isinstance(value, int) else value * 1.5 or 1.0)
+            case ast.Call(func=ast.Name(id=name) as called) if name in _CALLS:
+                yield node, (called, "id", _CALLS[name])
+            case ast.Call(func=ast.Attribute(attr=name) as used) if name in _CALLS:
+                yield node, (used, "attr", _CALLS[name])
+            case ast.IfExp(test=test) | ast.If(test=test):
+                yield test, (node, "test", ast.UnaryOp(ast.Not(), test))
+            case _:
+                pass
+
+
+def _without_behaviour(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a node that no test need notice: annotations, decorators, `zip`'s check."""
+    yield from (part for name in ("annotation", "returns") if (part := getattr(node, name, None)) is not None)
+    yield from getattr(node, "decorator_list", ())
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        yield node
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def tests_of(path: str) -> list[str]:
+    """Find the test files of a module: those of its subject that import it, else all; that of its name comes first."""
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    package, _, name = module.rpartition(".")
+    subject = path.split("/")[1]
+    found, files = [], sorted(ROOT.glob(f"tests/{subject}/test_*.py"))
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        if f"from {module} import" in text or f"from {package} import {name}\n" in text or file.stem == f"test_{name}":
+            found.append(str(file.relative_to(ROOT)))
+    found = found or [str(file.relative_to(ROOT)) for file in files]
+    return sorted(found, key=lambda file: (Path(file).stem != f"test_{name}", file))
+
+
+class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports the changed module in place of the one on disk."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._mutant.module:
+            return None
+        return importlib.util.spec_from_file_location(name, ROOT / self._mutant.path, loader=self)
+
+    def get_source(self, fullname: str) -> str:
+        return self._mutant.code
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._mutant.code, self._mutant.path, "exec")
+
+
+def is_noticed(mutant: Mutant | None, files: Sequence[str], *, seconds: float) -> bool:
+    """Run the tests in a fork, with the change; True where one fails or time is up."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        sys.dont_write_bytecode = True
+        warnings.simplefilter("ignore")
+        if mutant is not None:
+            sys.meta_path.insert(0, _Changed(mutant))
+        code = 99
+        try:
+            code = int(
+                pytest.main(
+                    ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", *files]
+                )
+            )
+        finally:
+            os._exit(code)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status) != 0
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def sampled(subject: str, sample: int, seed: int) -> list[Mutant]:
+    """Draw changes of a subject's modules that have tests."""
+    draw = random.Random(f"{seed} {subject}")
+    paths = sorted((ROOT / "lightning_predict" / subject).glob("**/*.py"))
+    every = [make for path in paths for make in mutants(path) if path.name != "__init__.py"]
+    return [make() for make in draw.sample(every, min(sample, len(every)))]
+
+
+def main() -> None:
+    """Print the table and the survivors."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sample", type=int, default=50, help="changes of each subject")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--subjects", default=",".join(SUBJECTS))
+    parser.add_argument("--seconds", type=float, default=300, help="limit on the tests of one change")
+    parser.add_argument("--only", default="", help="changes whose place (path:line) holds this only")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    os.environ.setdefault("LIGHTNING_PREDICT_RECORDINGS", os.devnull)
+    importlib.import_module("lightning.pytorch")  # once, for all forks
+
+    rows, survivors = [], []
+    for subject in options.subjects.split(","):
+        drawn = [
+            one for one in sampled(subject, options.sample, options.seed) if options.only in f"{one.path}:{one.line}"
+        ]
+        if drawn and is_noticed(None, tests_of(drawn[0].path), seconds=options.seconds):
+            raise SystemExit(f"{', '.join(tests_of(drawn[0].path))} fail without a change; nothing can be told.")
+        alive = 0
+        for mutant in drawn:
+            files = tests_of(mutant.path)
+            if not is_noticed(mutant, files, seconds=options.seconds):
+                alive += 1
+                survivors.append(f"{mutant.path}:{mutant.line}: {mutant.words}")
+                print(survivors[-1], file=sys.stderr, flush=True)
+        rows.append(f"| `{subject}` | {len(drawn)} | {alive} | {alive / max(len(drawn), 1):.0%} |")
+    print("| subject | changes | survived | share |\n|---|---:|---:|---:|", *rows, "", *survivors, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
