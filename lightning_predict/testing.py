@@ -64,6 +64,7 @@ SMALL_GPU: Final = Gpu(
     l2_bytes_per_second=400e9,
     memory_bytes=8e9,
     memory_kind="HBM2",
+    has_inline_ecc=False,
     max_threads_per_multiprocessor=2048,
     max_blocks_per_multiprocessor=32,
     registers_per_multiprocessor=65536,

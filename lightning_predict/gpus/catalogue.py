@@ -66,6 +66,10 @@ MEMORY_KINDS: Final = ("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "HBM2", "H
 PEER_ACCESS: Final = "peer_access"
 """Key of the rows whose driver refuses access between two such cards of one machine; the others have it."""
 
+INLINE_ECC: Final = "inline_ecc"
+"""Key of the boards with GDDR that NVIDIA's product briefs say to ship with ECC enabled: those for data centres. On
+GeForce and workstation boards it is not there or off."""
+
 COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
 
 PEAKS: Final[dict[str, str]] = {
@@ -86,7 +90,8 @@ CITABLE: Final[Mapping[str, str]] = (
     {key: field for key, (field, _) in (FIGURES | OPTIONAL_FIGURES).items()}
     | COUNTS
     | PEAKS
-    | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access", MEASURED: "measured_flops_per_second"}
+    | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access", INLINE_ECC: "has_inline_ecc"}
+    | {MEASURED: "measured_flops_per_second"}
 )
 """Keys that may have sources of their own -> how `Gpu.sources` calls them."""
 
@@ -95,7 +100,7 @@ REQUIRED_KEYS: Final = frozenset(
     | {"sources"}
 )
 OPTIONAL_KEYS: Final = frozenset(
-    {*PEAKS, *OPTIONAL_FIGURES, PEER_ACCESS, MEASURED, "aliases", "emulated_dtypes", "figure_sources"}
+    {*PEAKS, *OPTIONAL_FIGURES, PEER_ACCESS, INLINE_ECC, MEASURED, "aliases", "emulated_dtypes", "figure_sources"}
 )
 
 CAPABILITY_KEYS: Final[Mapping[str, str]] = {
@@ -210,6 +215,7 @@ def _parse_gpu(name: str, row: Checked, capabilities: Mapping[str, Checked], sou
         emulated_dtypes=_parse_emulated(row),
         memory_kind=row.member("memory_kind").choice(MEMORY_KINDS),
         has_peer_access=row.optional(PEER_ACCESS, Checked.flag, default=True),
+        has_inline_ecc=row.optional(INLINE_ECC, Checked.flag, default=False),
         measured_flops_per_second=_parse_measured(row),
         single_source=row.member("single_source").flag(),
         sources=_parse_sources(row, shared, sources),

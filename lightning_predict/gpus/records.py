@@ -65,6 +65,8 @@ class Gpu:
         memory_bytes: Size of the device memory as sold (2**30 bytes per GB on the box; what the driver reports where
             the box counts 10**9). What a program can use is up to 8 % less.
         memory_kind: `GDDR5`, `GDDR6X`, `HBM2e` and so on; `HBM` is stacked beside the die.
+        has_inline_ecc: As shipped, codes that correct errors are kept in the memory itself and take some of its
+            bandwidth: data-centre boards with GDDR. HBM has wires of its own for them.
         max_threads_per_multiprocessor: Resident threads of one SM.
         max_blocks_per_multiprocessor: Resident thread blocks of one SM, however small they are.
         registers_per_multiprocessor: 32-bit registers of one SM.
@@ -100,6 +102,7 @@ class Gpu:
     l2_bytes_per_second: float
     memory_bytes: float
     memory_kind: str
+    has_inline_ecc: bool
     max_threads_per_multiprocessor: int
     max_blocks_per_multiprocessor: int
     registers_per_multiprocessor: int
