@@ -56,6 +56,7 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import compute_peak
+from lightning_predict.kernels.sustained import sustained_flops
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.code_paths import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
@@ -234,14 +235,13 @@ ON_MATRIX_UNITS: Final = frozenset({"tf32", "float16", "bfloat16"})
 MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32))
 """Output tiles of cuDNN's kernels for matrix units, rows x columns of the product."""
 
-FEED: Final = 2.4e-4
-"""Time of feeding a tile of 128 x 128 in 16 bits over that of computing it, by FLOPs a clock cycle and multiprocessor.
-It is 0.12 where there are 512 of them (GeForce), 0.5 where there are 2048 (A100), 1 where there are 4096 (Hopper):
-large convolutions reach 90, 65 and 50 % of those peaks."""
+FEED: Final = 1.5e-4
+"""Time of feeding a tile of 128 x 128 in 16 bits over that of computing it at the sustained rate, by FLOPs a clock
+cycle and multiprocessor: 0.08 where there are 512 of them (GeForce), 0.3 where there are 2048 (A100), 0.6 where there
+are 4096 (Hopper)."""
 
-FEED_THROUGH_REGISTERS: Final = 6e-4
-"""The same before compute capability 8.0, whose copies into shared memory pass through registers: DeepBench's float16
-rows on the V100 ask for 5e-4 to 7e-4."""
+FEED_THROUGH_REGISTERS: Final = 3.5e-4
+"""The same before compute capability 8.0, whose copies into shared memory pass through registers."""
 
 ASYNCHRONOUS_COPIES: Final = (8, 0)
 """Compute capability from which memory is copied into shared memory past the registers."""
@@ -355,10 +355,10 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     """Time convolutions that no network was trained on: on matrix units, in groups, of volumes; (gpus, problems).
 
     An implicit product is computed in tiles of the output, of which each multiprocessor takes one at a time. A tile
-    takes its FLOPs at the multiprocessor's share of the peak, and longer by what feeding it takes: with F FLOPs a clock
-    cycle and multiprocessor, tiles of M x N and elements of E bytes,
+    takes its FLOPs at the multiprocessor's share of the rate that large products sustain, and longer by what feeding it
+    takes: with F FLOPs a clock cycle and multiprocessor, tiles of M x N and elements of E bytes,
 
-        t = 2·M·N·depth / (peak / multiprocessors) · (1 + FEED · F · 64 (1/M + 1/N) · E/2)
+        t = 2·M·N·depth / (rate / multiprocessors) · (1 + FEED · F · 64 (1/M + 1/N) · E/2)
 
     Memory is a second bound that overlaps in part. Images are read once: the im2col matrix is never in memory. Matrix
     units want channels last, so that images and outputs with channels first are converted, each by a kernel of its own.
@@ -366,10 +366,10 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     A depthwise convolution multiplies nothing by matrices: it is bound by its traffic or by the instructions that place
     an output. Other groups fill tiles badly, but are never slower than the dense convolution that holds them.
 
-    FLOPs and bytes alone enter, and the same constants hold for every GPU, so that two of one peak get one time. They
+    FLOPs and bytes alone enter, and the same constants hold for every GPU, so that two of one rate get one time. They
     were chosen on four tables, which so are training data for them: the kernels of one ResNet-50 step in TF32 on an
     A100 (tiles, feeding, conversions, strided gradients), timm's inference in AMP with channels last and first on the
-    RTX 3090 and 4090 (what is merged in groups, depthwise outputs), DeepBench's float16 rows (feeding through
+    RTX 3090 and 4090 (feeding, what is merged in groups, depthwise outputs), DeepBench's float16 rows (feeding through
     registers), and KernelBench's level 1 on the H100-PCIe and L40S (volumes, depthwise in float32).
     """
     rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
@@ -404,6 +404,10 @@ def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array, 
     return seconds * VOLUME if work.is_volume else seconds
 
 
+def _has_matrix_units(dtype: str, gpu: Gpu) -> bool:
+    return dtype in ON_MATRIX_UNITS and dtype in gpu.peak_flops_per_second
+
+
 def _bandwidth(moved_bytes: Array, gpu: Gpu) -> Array:
     fast = max(gpu.l2_bytes_per_second, gpu.dram_bytes_per_second)
     return np.where(moved_bytes <= gpu.l2_bytes, fast, gpu.dram_bytes_per_second)
@@ -413,17 +417,17 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     """Time the implicit products, so many groups in one, by the tile that takes least."""
     copies, rows, cols, depth = work.of_merged_groups(merged)  # each (problems,)
     single = gpu.peak_flops_per_second["float32"]
-    peak = (gpu.peak(work.dtype) or single) * (1.0 if work.dtype in ON_MATRIX_UNITS else LANES_SHARE)
+    rate = sustained_flops(gpu, work.dtype) if _has_matrix_units(work.dtype, gpu) else LANES_SHARE * single
     multiprocessors = gpu.streaming_multiprocessors
     per_flop = FEED if gpu.compute_capability >= ASYNCHRONOUS_COPIES else FEED_THROUGH_REGISTERS
-    cycle_flops = peak / (multiprocessors * gpu.boost_clock_hz)
+    cycle_flops = rate / (multiprocessors * gpu.boost_clock_hz)
     best = np.full(len(rows), np.inf)
     for height, width in MATRIX_TILES:
         feed = per_flop * cycle_flops * 64 * (1 / height + 1 / width) * COMPUTE_BYTES[work.dtype] / 2
         blocks = np.ceil(rows / height) * np.ceil(cols / width) * copies
         parts = np.clip(np.floor(multiprocessors / blocks), 1, np.maximum(depth / SPLIT_DEPTH, 1))
         waves = np.ceil(blocks * parts / multiprocessors)
-        tile = 2 * height * width * depth / parts / (peak / multiprocessors) * (1 + feed)
+        tile = 2 * height * width * depth / parts / (rate / multiprocessors) * (1 + feed)
         best = np.minimum(best, waves * tile)
     return best
 
