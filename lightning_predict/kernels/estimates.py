@@ -291,7 +291,7 @@ def _times_of_equals(
         else item
         for item in problems
     ]
-    times = _held_to_products(wanted, gpus, models, _expanded_times(wanted, gpus, models))
+    times = _held_to_alternatives(wanted, gpus, models, _expanded_times(wanted, gpus, models))
     # TF32 without units for it is float32 itself; of the others, float32 is a stand-in.
     stands_in = np.array(
         [one != asked and asked.dtype != "tf32" for one, asked in zip(wanted, problems, strict=True)], dtype=np.bool_
@@ -338,22 +338,25 @@ def _expanded_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Ke
     return ProblemTimes(seconds, added(low) / spread, added(high) * spread, shares, added(middle * by_base) / seconds)
 
 
-def _held_to_products(
+def _held_to_alternatives(
     problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None, times: ProblemTimes
 ) -> ProblemTimes:
-    """Take the implicit product of a convolution where the base, which saw none of the GPU's, calls that one slower.
+    """Take another algorithm's time where the base, which saw nothing of the GPU, calls the operation slower.
 
-    Both opinions stay in the interval. On one ResNet-50 step of a V100, filters of 1 x 1 and those with strides take
-    the products' time within 2 % and 0.70 of the base's, in total; that step is where this was found. Winograd's
-    filters, 3 x 3 without strides, are faster as convolutions.
+    That is the implicit product of a convolution, and the transfer of a norm's rows. Both opinions stay in the
+    interval. On one ResNet-50 step of a V100, filters of 1 x 1 and those with strides take the products' time within
+    2 % and 0.70 of the base's, in total; that step is where this was found. Winograd's filters, 3 x 3 without strides,
+    are faster as convolutions.
     """
-    products = {index: product for index, item in enumerate(problems) if (product := _alternative(item)) is not None}
-    if models is None or not products:
+    others = {index: found for index, item in enumerate(problems) if (found := _alternative(item)) is not None}
+    if models is None or not others:
         return times
-    columns = np.fromiter(products, dtype=np.intp)
-    other = _expanded_times(list(products.values()), gpus, models)  # (gpus, products)
-    faster = np.zeros(times.seconds.shape, dtype=np.bool_)  # (gpus, problems)
-    faster[:, columns] = (times.base_share[:, columns] > 0.5) & (other.seconds < times.seconds[:, columns])
+    columns = np.fromiter(others, dtype=np.intp)
+    other = _expanded_times(list(others.values()), gpus, models)  # (gpus, others)
+    since = [operation_kind(problems[index].operation).alternative_since for index in others]
+    has_it = np.array([[gpu.compute_capability >= first for first in since] for gpu in gpus], dtype=np.bool_)
+    faster = np.zeros(times.seconds.shape, dtype=np.bool_)
+    faster[:, columns] = has_it & (times.base_share[:, columns] > 0.5) & (other.seconds < times.seconds[:, columns])
 
     def taken(own: Array, theirs: Array) -> Array:
         spread_out = own.copy()

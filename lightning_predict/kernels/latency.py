@@ -24,9 +24,9 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
-    Columns,
     Part,
     Problem,
+    ProblemBatch,
     batch_of,
     by_bytes,
     operation_kind,
@@ -66,7 +66,8 @@ def rounds(blocks: Array, gpu: Gpu, *, resident: int = 1) -> Array:
     return started
 
 
-def _latency(c: Columns, gpu: Gpu) -> Array:
+def _latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    c = batch.columns
     waiting = rounds(c["blocks"], gpu) * c["block_cycles"] / gpu.boost_clock_hz
     return np.maximum(c["cycles"] / issue_rate(gpu), waiting)
 
@@ -119,7 +120,7 @@ def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
     for (operation, _), indices in groups.items():
         latency, batch = operation_kind(operation).latency, batch_of([problems[index] for index in indices])
         assert latency is not None  # by the loop above
-        seconds[:, indices] = [latency(batch.columns, gpu) for gpu in gpus]
+        seconds[:, indices] = [latency(batch, gpu) for gpu in gpus]
     return seconds
 
 

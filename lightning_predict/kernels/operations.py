@@ -187,6 +187,7 @@ class OperationKind:
         proxy: Problems whose times add up to its own, for want of a network.
         proxy_spread: Factor by which the proxy widens the interval; the usual one where None.
         alternative: Another algorithm that libraries always have; it may give None for a problem without one.
+        alternative_since: Compute capability from which they have it.
         formula: Seconds and the factor up and down around them, each of shape (gpus, problems), by a formula that comes
             before the proxy; used beside trained networks only.
         beyond_networks: Problems that its networks never saw, so that the formula times them even where there are some.
@@ -217,12 +218,13 @@ class OperationKind:
     proxy: Callable[[Problem], tuple[Part, ...]] | None = None
     proxy_spread: float | None = None
     alternative: Callable[[Problem], Problem | None] | None = None
+    alternative_since: tuple[int, int] = (0, 0)
     formula: Callable[[ProblemBatch, Sequence[Gpu]], tuple[Array, Array]] | None = None
     beyond_networks: Callable[[Problem], bool] | None = None
     typical_utilisation: float | None = None
     typical_spread: float | None = None
     sequential_kernels: Callable[[Columns], Array] | None = None
-    latency: Callable[[Columns, Gpu], Array] | None = None
+    latency: Callable[[ProblemBatch, Gpu], Array] | None = None
     rereads: Callable[[Problem], Rereads | None] | None = None
 
 

@@ -103,7 +103,8 @@ GATHER_CYCLES: Final = 2.0
 A100, of both widths (0.5 elements a cycle, torch 2.4; training data: those rows)."""
 
 
-def _gathered(c: Columns, gpu: Gpu) -> Array:
+def _gathered(batch: ProblemBatch, gpu: Gpu) -> Array:
+    c = batch.columns
     return GATHER_CYCLES * c["rows"] * c["cols"] / issue_rate(gpu)
 
 

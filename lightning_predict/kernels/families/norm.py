@@ -3,7 +3,9 @@
 Example::
 
     >>> from lightning_predict.kernels.translation import translate
-    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.kernels.roofline import memory_bandwidth
+from lightning_predict.kernels.roofline import memory_bandwidth
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> x = TensorInfo((8, 16), "float32")
     >>> translate(Operation(name="aten::_softmax", phase="forward", inputs=(x,)), Flags())[0].operation
     'softmax'
@@ -12,7 +14,7 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -20,8 +22,18 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
-from lightning_predict.kernels.latency import issue_rate, rounds
-from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Columns, Part, Problem, Rereads, register
+from lightning_predict.kernels.latency import rounds
+from lightning_predict.kernels.operations import (
+    COMPUTE_BYTES,
+    Array,
+    Part,
+    Problem,
+    ProblemBatch,
+    Rereads,
+    batch_of,
+    register,
+)
+from lightning_predict.kernels.roofline import memory_bandwidth
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 LAYER_NORM_BACKWARD_RATIO: Final = 2.2
@@ -38,9 +50,10 @@ RMS_NORM_TRANSFER_RATIO: Final = 1.1
 them), far from the layer_norm and softmax of older libraries that networks were trained on."""
 
 
-ROW_CYCLES: Final = 430.0
-"""Cycles of a multiprocessor a row of layer and RMS norm, which has a block of its own, however short: 4.2 million rows
-of 64 numbers in KernelBench, on the H100-PCIe and L40S alike (training data: those rows)."""
+DISPATCH_CYCLES: Final = 2.5
+"""Cycles in which a GPU starts one more block; layer and RMS norm have a block a row, however short. 4.2 million rows
+of 64 numbers in KernelBench ask for 3 on the L40S and 4 on the H100-PCIe, transposed convolution taken off; timm's
+inference of models with rows of 32 to 256 numbers for 0.6 to 2.4 on the RTX 3090 (training data: those rows)."""
 
 NORM_STEP_CYCLES: Final = 1900.0
 NORM_STEP_ELEMENTS: Final = 512.0
@@ -54,35 +67,52 @@ SOFTMAX_BLOCKS: Final = 2
 """The same of a pass of softmax, and the blocks of 1,024 threads that a multiprocessor holds. An assumption: a load
 from memory takes 600 to 800 cycles."""
 
+STREAMED_COLUMNS: Final = 1024
+STREAMED_RATIO: Final = 1.1
+FIRST_STREAMED: Final = (7, 5)
+"""Longest row, in elements, of which layer norm and softmax take a transfer of their bytes times the ratio, and the
+compute capability from which: 0.96 to 1.13 for large ones on the T4, L4 and both A100s of the public tables, 1.35 and
+more on the V100 and before. The base, which learned from all of them, calls GPUs of its own without measurements
+slower (training data: these tables)."""
+
 SHARED_ROW_BYTES: Final = 48 * 1024
 """Longest row that softmax keeps in shared memory; of a longer one it reads its input three times."""
 
-CHANNEL_ELEMENTS_PER_SECOND: Final = {True: 5.4e9, False: 2.8e9}
+CHANNEL_ELEMENTS_PER_SECOND: Final = {True: 4.4e9, False: 3.4e9}
+CHANNEL_ELEMENTS_PER_SECOND_BACKWARD: Final = {True: 2.75e9, False: 2.2e9}
 """Elements that the block of one channel reads or writes in a second in training-mode batch norm, on HBM and on other
-memory. Two problems of KernelBench with 16 and 32 channels: 5.4 to 5.7 on the H100-PCIe, 2.5 to 3.1 on the L40S
-(training data: those rows)."""
+memory, whatever their type: it loads them one by one. 4.6 and 3.8 forward and 2.7 and 2.8 backward for 64 to 512
+channels in one ResNet-50 step on a V100 and an A100, 5.4 to 5.7 forward for 16 and 32 channels of KernelBench on the
+H100-PCIe, 2.5 to 3.1 on the L40S; whole ResNet-50 steps on GeForce boards ask for 2.8 and 1.8, timm's training for more
+than 4 and 3 (training data: those rows)."""
+
+DELIVERED_SHARE: Final = 0.9
+"""Share of the bandwidth that stands beside it, as the norm of both: with it the same rows agree within 10 %."""
 
 
-def _norm_latency(c: Columns, gpu: Gpu) -> Array:
-    """Time rows that have a block each: many short ones cost instructions, few long ones idle multiprocessors."""
+def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    """Time rows that have a block each: many short ones wait to be started, few long ones idle multiprocessors."""
+    c = batch.columns
     resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
     steps = rounds(c["rows"], gpu, resident=resident) * c["cols"] / NORM_STEP_ELEMENTS
-    return np.maximum(c["rows"] * ROW_CYCLES / issue_rate(gpu), steps * NORM_STEP_CYCLES / gpu.boost_clock_hz)
+    return np.maximum(c["rows"] * DISPATCH_CYCLES, steps * NORM_STEP_CYCLES) / gpu.boost_clock_hz
 
 
-def _softmax_latency(c: Columns, gpu: Gpu) -> Array:
+def _softmax_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    c = batch.columns
     steps = rounds(c["rows"], gpu, resident=SOFTMAX_BLOCKS) * c["cols"] / SOFTMAX_STEP_ELEMENTS
     seconds: Array = steps * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
     return seconds
 
 
-def _batch_norm_latency(passes: float) -> Callable[[Columns, Gpu], Array]:
-    """Make the rule by which each channel has a block, and two blocks share a multiprocessor."""
+def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ProblemBatch, Gpu], Array]:
+    """Make the rule by which each channel has a block, two share a multiprocessor, and waiting and bandwidth add up."""
 
-    def latency(c: Columns, gpu: Gpu) -> Array:
-        at_once = np.minimum(c["channels"], 2 * gpu.streaming_multiprocessors)
-        rate = CHANNEL_ELEMENTS_PER_SECOND[gpu.has_stacked_memory]
-        seconds: Array = passes * c["rows"] * c["cols"] / (at_once * rate)
+    def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+        at_once = np.minimum(batch.columns["channels"], 2 * gpu.streaming_multiprocessors)
+        rate = at_once * per_channel[gpu.has_stacked_memory]
+        streaming = batch.bytes_moved / (DELIVERED_SHARE * memory_bandwidth(batch, [gpu])[0])
+        seconds: Array = np.hypot(batch.bytes_moved / batch.element_bytes / rate, streaming)
         return seconds
 
     return latency
@@ -101,6 +131,15 @@ def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None
         return Rereads(transfer, SOFTMAX_BLOCKS * tensors * row_bytes)
 
     return rereads
+
+
+def _streamed(problem: Problem) -> Problem | None:
+    """Give the transfer that a norm or softmax of rows which one block keeps amounts to."""
+    rows, columns = problem.dims
+    if columns > STREAMED_COLUMNS:
+        return None
+    size = STREAMED_RATIO * rows * columns * COMPUTE_BYTES[problem.dtype]
+    return Problem("transfer", "float32", (size, size, float(batch_of([problem]).flops[0])))
 
 
 def along(data: TensorInfo, operation: Operation, default: int = -1) -> tuple[int, int]:
@@ -144,6 +183,8 @@ register(
     # Transcendental counts follow Lin et al.'s measured equivalents.
     replace(
         by_element("softmax", 1, 1, 5),
+        alternative=_streamed,
+        alternative_since=FIRST_STREAMED,
         aten=("aten::_softmax", "aten::_log_softmax"),
         translator=_along_dimension,
         families=(VECTOR,),
@@ -167,6 +208,8 @@ register(
     replace(by_element("log_softmax_backward", 2, 1), proxy=_times(1.0, "softmax_backward")),
     replace(
         by_element("layer_norm", 1, 1, 8),
+        alternative=_streamed,
+        alternative_since=FIRST_STREAMED,
         aten=("aten::native_layer_norm",),
         translator=_normalised,
         families=(VECTOR,),
@@ -198,7 +241,7 @@ register(
         by_element("batch_norm", 2, 1, 8),
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
-        latency=_batch_norm_latency(3),
+        latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND),
         aten=(
             "aten::native_batch_norm",
             "aten::cudnn_batch_norm",
@@ -212,7 +255,7 @@ register(
         by_element("batch_norm_backward", 4, 1, 14),
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
-        latency=_batch_norm_latency(5),
+        latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD),
         aten=(
             "aten::native_batch_norm_backward",
             "aten::cudnn_batch_norm_backward",

@@ -18,7 +18,15 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.latency import issue_rate, limited_transfer
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.operations import (
+    Array,
+    Columns,
+    OperationKind,
+    Problem,
+    ProblemBatch,
+    register,
+    translates,
+)
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -46,7 +54,8 @@ def window_cycles(elements: float) -> float:
     return WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * elements
 
 
-def _placed(c: Columns, gpu: Gpu) -> Array:
+def _placed(batch: ProblemBatch, gpu: Gpu) -> Array:
+    c = batch.columns
     cycles = _pooled(c) * (WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * c["kernel_size"] ** 2)
     seconds: Array = cycles / issue_rate(gpu)
     return seconds
