@@ -295,6 +295,25 @@ def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
         on(2, "ddp,expert=2", Layout(A100, 2))
 
 
+@pytest.mark.parametrize(
+    ("words", "gpus", "nodes", "lasting", "activations"),
+    [
+        # Shares of the four times the weights that one GPU holds (parameters, gradients, two states), and of the
+        # activations, of which each block's stream is a quarter and its inner tensor three.
+        ("ddp,tensor=4", 4, 2, 1 / 4, 1 / 4 + 3 / 4 / 4),  # over two machines of two; the stream is whole on each
+        ("ddp,tensor=2,sequence=true", 2, 1, 1 / 2, 1 / 2),
+        ("ddp,context=2", 2, 1, 5 / 4, 1 / 2),  # DDP's buckets hold the gradients once more
+        ("ddp,pipeline=2,micro_batches=4,schedule=zero_bubble", 2, 1, 1 / 2, 1 / 4),  # as 1F1B: two of four at once
+        ("ddp,fp8=tensorwise", 2, 1, 5 / 4, 1.0),  # what is kept stays as it was recorded
+        ("ddp,overlap_grad_reduce=false", 2, 1, 5 / 4, 1.0),
+        ("ddp,tensor=2,pipeline=2,micro_batches=2", 4, 1, 1 / 4, 1 / 2 * (1 / 4 + 3 / 8)),
+    ],
+)
+def test_memory_of_a_gpu_by_hand(words: str, gpus: int, nodes: int, lasting: float, activations: float) -> None:
+    expected = lasting * 2 * 4 * WEIGHT_BYTES + activations * 2 * ACTIVATION_BYTES
+    assert memory(words, gpus, nodes=nodes) == pytest.approx(expected)
+
+
 def test_the_fullest_experts_hold_more_activations() -> None:
     # Of each block's four widths of activations three are its experts'; half as many tokens more, half as much more.
     plain = with_activations(2)
