@@ -21,7 +21,7 @@ FILE_WIDTH: Final = 120
 """Columns of tables that are not printed on a terminal."""
 
 
-def plan(jobs: Path, *, output: Path | None = None, method: str = "milp") -> Answer:
+def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state: Path | None = None) -> Answer:
     """Plan the jobs of a team on machines to rent: cheapest within deadlines and a budget.
 
     The file lists machines, limits and jobs, whose times are stated or come from a recorded step each. Needs the extra
@@ -31,6 +31,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp") -> Ans
         jobs: A YAML file of machines, limits and jobs.
         output: Folder to write the plan, its chart, SkyPilot tasks and Slurm scripts to.
         method: How to plan: milp, or a queue rule such as fifo or edf.
+        state: A YAML file that says how far a running plan is; what comes next is planned again.
     """
     from rich.console import Console
 
@@ -39,7 +40,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp") -> Ans
     from lightning_predict.planning.plan import Plan
 
     def planned(console: Console) -> Plan:
-        return plan_jobs(jobs, output=output, method=method, console=console)
+        return plan_jobs(jobs, output=output, method=method, state=state, console=console)
 
     return Answer(
         data=lambda: json.loads(plan_json(planned(Console(quiet=True)))),

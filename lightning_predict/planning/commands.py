@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
-from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.files import read_problem, read_situation
 from lightning_predict.planning.pictures import (
     comparison_figure,
     comparison_table,
@@ -26,7 +26,7 @@ from lightning_predict.planning.pictures import (
 )
 from lightning_predict.planning.plan import Plan
 from lightning_predict.planning.policies import candidates_of, cheapest_plan
-from lightning_predict.planning.problem import Problem
+from lightning_predict.planning.problem import Problem, Situation
 from lightning_predict.planning.study import StudyRun, compare, read_study, run_study
 
 
@@ -35,12 +35,14 @@ def plan(
     *,
     output: Path | None = None,
     method: str = "milp",
+    state: Path | None = None,
     console: Console | None = None,
 ) -> Plan:
     """Plan the jobs of a file: print the table, and write chart, JSON, SkyPilot tasks and Slurm scripts.
 
     Args:
         jobs: `jobs.yaml`, see `files.py`.
+        state: `state.yaml`, how far a running plan is (see `read_situation`); None starts at the beginning.
         output: Folder to write; None writes nothing.
         method: `milp`, or a queue rule (see `policies.py`).
         console: Where to print; None is the terminal.
@@ -53,12 +55,13 @@ def plan(
     """
     console = Console() if console is None else console
     problem = read_problem(jobs)
+    since = None if state is None else read_situation(state, problem)
     with _progress(console) as progress:
         task = progress.add_task("ways to plan", total=len(candidates_of(problem, method)))
-        result = cheapest_plan(problem, method=method, on_candidate=lambda: progress.advance(task))
+        result = cheapest_plan(problem, method=method, since=since, on_candidate=lambda: progress.advance(task))
     console.print(plan_table(result))
     if output is not None:
-        _write_plan(result, problem, output)
+        _write_plan(result, problem, output, since)
         console.print(f"Written to {output}: plan.json, gantt.png, gantt.html, sky/, slurm/")
     return result
 
@@ -100,12 +103,15 @@ def simulate(
     return runs
 
 
-def _write_plan(result: Plan, problem: Problem, output: Path) -> None:
+def _write_plan(result: Plan, problem: Problem, output: Path, since: Situation | None) -> None:
     output.mkdir(parents=True, exist_ok=True)
     (output / "plan.json").write_text(plan_json(result) + "\n", encoding="utf-8")
     (output / "gantt.html").write_text(gantt_page(result, problem.machines), encoding="utf-8")
     gantt_figure(result, problem.machines).savefig(output / "gantt.png")
-    for folder, files in (("sky", skypilot_tasks(result, problem)), ("slurm", slurm_scripts(result, problem))):
+    for folder, files in (
+        ("sky", skypilot_tasks(result, problem, since)),
+        ("slurm", slurm_scripts(result, problem, since)),
+    ):
         (output / folder).mkdir(exist_ok=True)
         for name, text in files.items():
             (output / folder / name).write_text(text, encoding="utf-8")

@@ -13,14 +13,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
 from lightning_predict.planning.plan import Plan, Segment
-from lightning_predict.planning.problem import Job, MachineType, Problem
-from lightning_predict.reports.sky import CLOUDS, sky_accelerator, write_sky_task
+from lightning_predict.planning.problem import Job, MachineType, Problem, Situation
+from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 _PLACEHOLDER: Final = "echo 'Put the command that starts the training of {name} here.'; exit 1"
@@ -45,33 +44,88 @@ def plan_json(plan: Plan) -> str:
     )
 
 
-def skypilot_tasks(plan: Plan, problem: Problem) -> dict[str, str]:
-    """Write a SkyPilot task for each stay, by file name.
+def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
+    """Write what SkyPilot needs to carry a plan out, by file name.
 
-    A job that has its machine alone asks for that machine; one that shares asks for its GPUs, and its comment names
-    the cluster that the jobs of the node share.
+    A task rents each machine, one starts each stay of a job on the GPUs that it has of that machine, and
+    `schedule.txt` says which command comes when.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        since: What was running already when the plan was made, and is not started again.
     """
-    tasks = {}
-    for name, segment, job, machine in _stays(plan, problem):
-        gpus = segment.placement.configuration.num_gpus
-        provider = machine.provider or ""
-        cluster = f"node-{segment.placement.node}"
-        tasks[f"{name}.yaml"] = write_sky_task(
+    begin = 0.0 if since is None else since.now_seconds
+    machines = {machine.name: machine for machine in problem.machines}
+    there = set() if since is None else {placement.node for placement in since.running.values()}
+    tasks: dict[str, str] = {}
+    commands: list[tuple[float, int, str]] = []
+    for rental in plan.rentals:
+        machine, cluster = machines[rental.machine], f"node-{rental.node}"
+        if not (rental.node in there and rental.start_seconds == begin):
+            file = _unused(f"{cluster}.yaml", tasks)
+            cloud = _cloud(machine)
+            tasks[file] = write_sky_task(
+                name=cluster,
+                run=None,
+                accelerators=_accelerators(machine, machine.num_gpus),
+                cloud=cloud,
+                instance_type=None if cloud is None else sky_instance(cloud, machine.name),
+                num_nodes=1,
+                comment=(_safe_comment(f"{machine.name}, ${machine.usd_per_hour:g} an hour"),),
+            )
+            commands.append((rental.start_seconds, 2, f"sky launch --yes --cluster {cluster} {file}"))
+        commands.append((rental.end_seconds, 1, f"sky down --yes {cluster}"))
+    for name, segment, job, machine in _stays(plan, problem, since):
+        file = _unused(f"{name}.yaml", tasks)
+        tasks[file] = write_sky_task(
             name=name,
             run=_command(job) + "\n",
-            accelerators=f"{sky_accelerator(machine.gpu, provider)}:{gpus}",
-            cloud=CLOUDS.get(provider.casefold(), provider.lower()) or None,
-            instance_type=machine.name if gpus == machine.num_gpus else None,
+            accelerators=_accelerators(machine, segment.placement.configuration.num_gpus),
             num_nodes=1,
-            comment=(_when(segment, machine), f"Start: sky launch -c {cluster} {shlex.quote(name + '.yaml')}"),
+            comment=(_when(segment, machine),),
         )
-    return tasks
+        command = f"sky exec --detach-run node-{segment.placement.node} {file}"
+        commands.append((segment.start_seconds, 3, command))
+    ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
+    for segment in plan.segments:
+        if segment.end_seconds < ends[segment.job]:
+            cluster = f"node-{segment.placement.node}"
+            job_name = _safe_comment(segment.job)
+            commands.append((segment.end_seconds, 0, f"# {job_name} leaves {cluster}: sky queue {cluster}, sky cancel"))
+    lines = [f"{seconds_to_hours(at - begin):8.3f} h  {command}\n" for at, _, command in sorted(commands)]
+    return {**tasks, "schedule.txt": "".join(lines)}
 
 
-def slurm_scripts(plan: Plan, problem: Problem) -> dict[str, str]:
-    """Write a Slurm batch script for each stay, by file name; its time limit is the planned time and a tenth."""
+def _cloud(machine: MachineType) -> str | None:
+    """Give SkyPilot's name of the cloud that a machine is of; None if it has none."""
+    return None if machine.provider is None else CLOUDS.get(machine.provider.casefold())
+
+
+def _accelerators(machine: MachineType, num_gpus: int) -> str:
+    return f"{sky_accelerator(machine.gpu, machine.provider or '')}:{num_gpus}"
+
+
+def _unused(file: str, files: Mapping[str, str]) -> str:
+    """Give a file another name than those that there are."""
+    stem, number = file.removesuffix(".yaml"), 1
+    while file in files:
+        number += 1
+        file = f"{stem}-{number}.yaml"
+    return file
+
+
+def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
+    """Write a Slurm batch script for each stay, by file name; its time limit is the planned time and a tenth.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        since: What was running already when the plan was made, and is not started again.
+    """
+    begin = 0.0 if since is None else since.now_seconds
     scripts = {}
-    for name, segment, job, machine in _stays(plan, problem):
+    for name, segment, job, machine in _stays(plan, problem, since):
         gpus = segment.placement.configuration.num_gpus
         limit = (segment.end_seconds - segment.start_seconds) * job.high_factor * 1.1
         lines = [
@@ -80,7 +134,7 @@ def slurm_scripts(plan: Plan, problem: Problem) -> dict[str, str]:
             "#SBATCH --nodes=1",
             f"#SBATCH --gres=gpu:{_safe(machine.gpu).lower()}:{gpus}",
             f"#SBATCH --time={_slurm_time(limit)}",
-            f"#SBATCH --begin=now+{math.floor(segment.start_seconds)}seconds",
+            f"#SBATCH --begin=now+{math.floor(segment.start_seconds - begin)}seconds",
             f"# {_when(segment, machine)}",
             "",
             _command(job),
@@ -89,13 +143,16 @@ def slurm_scripts(plan: Plan, problem: Problem) -> dict[str, str]:
     return scripts
 
 
-def _stays(plan: Plan, problem: Problem) -> Iterator[tuple[str, Segment, Job, MachineType]]:
-    """List every stay with the name of its file, its job and its machine type."""
+def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tuple[str, Segment, Job, MachineType]]:
+    """List every stay that has to be started, with the name of its file, its job and its machine type."""
     jobs = {job.name: job for job in problem.jobs}
     machines = {machine.name: machine for machine in problem.machines}
     files = _file_names(jobs)
     stays: dict[str, int] = {}
     for segment in plan.segments:
+        goes_on = since is not None and segment.start_seconds == since.now_seconds
+        if since is not None and goes_on and since.running.get(segment.job) == segment.placement:
+            continue
         number = stays[segment.job] = stays.get(segment.job, 0) + 1
         name = files[segment.job] if number == 1 else f"{files[segment.job]}-{number}"
         yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]

@@ -39,9 +39,11 @@ from lightning_predict.planning.problem import (
     Job,
     Limits,
     MachineType,
+    Placement,
     Problem,
+    Situation,
 )
-from lightning_predict.planning.validation import check_problem
+from lightning_predict.planning.validation import check_problem, check_situation
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import hours_to_seconds
@@ -139,6 +141,56 @@ def read_problem(path: Path) -> Problem:
     )
     check_problem(problem)
     return problem
+
+
+def read_situation(path: Path, problem: Problem) -> Situation:
+    """Read how far a running plan is.
+
+    Jobs that are not listed have not run yet. Example of `state.yaml`::
+
+        now_hours: 3.5
+        spent_usd: 12.4                                          # on machines, so far
+        jobs:
+          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2} # it runs
+          bert: {done: 0.1, machine: box, num_gpus: 1}            # it last ran so, and waits
+          unet: {done: 1}                                         # it has ended
+
+    Args:
+        path: The YAML file.
+        problem: What is planned.
+
+    Raises:
+        PlanningFormatError: A file that is missing or malformed.
+        InvalidArgumentError: What the problem does not allow, such as a job that it does not list.
+    """
+    document = read_yaml(path, PlanningFormatError)
+    document.check_keys({"now_hours", "jobs"}, {"spent_usd"})
+    now_seconds = hours_to_seconds(document.member("now_hours").any_number())
+    remaining = {job.name: 1.0 for job in problem.jobs if job.release_seconds <= now_seconds}
+    running: dict[str, Placement] = {}
+    started: dict[str, Configuration] = {}
+    for key, row in document.member("jobs").members().items():
+        name = str(key)
+        row.check_keys({"done"}, {"node", "machine", "num_gpus"})
+        remaining[name] = 1.0 - float(row.member("done").any_number())
+        if remaining[name] == 0.0:
+            del remaining[name]
+            continue
+        if row.has("machine") or row.has("num_gpus") or row.has("node"):
+            started[name] = Configuration(
+                machine=row.member("machine").words(), num_gpus=row.member("num_gpus").integer(minimum=1)
+            )
+        if row.has("node"):
+            running[name] = Placement(node=row.member("node").integer(), configuration=started[name])
+    situation = Situation(
+        now_seconds=now_seconds,
+        remaining=dict(sorted(remaining.items())),
+        running=running,
+        started=started,
+        spent_usd=_number(document, "spent_usd", 0.0),
+    )
+    check_situation(situation, problem)
+    return situation
 
 
 def _number(row: Checked, key: str, default: float) -> float:

@@ -20,7 +20,7 @@ from typing import Final, final
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.plan import Plan
-from lightning_predict.planning.problem import AbstractPolicy, Formulation, Problem
+from lightning_predict.planning.problem import AbstractPolicy, Formulation, Problem, Situation
 from lightning_predict.planning.queues import BASELINES, SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.validation import check_problem
@@ -103,31 +103,38 @@ def candidates(problem: Problem, planner: str) -> tuple[Candidate, ...]:
     )
 
 
-def cheapest_plan(problem: Problem, *, method: str = "milp", on_candidate: Callable[[], None] | None = None) -> Plan:
+def cheapest_plan(
+    problem: Problem,
+    *,
+    method: str = "milp",
+    since: Situation | None = None,
+    on_candidate: Callable[[], None] | None = None,
+) -> Plan:
     """Give the cheapest of all candidates' plans that keeps the budget; of near equals, the one with the fewest moves.
 
     Args:
         problem: Jobs, machines and limits.
         method: `milp`, or a queue rule, which is then the only candidate.
+        since: How far everything is; None starts at the beginning (see `simulate`).
         on_candidate: Called after each candidate, for a progress bar.
 
     Raises:
         InfeasiblePlanError: The problem has no plan, or none was found within the budget.
-        InvalidArgumentError: The problem is malformed, or there is no such method.
+        InvalidArgumentError: The problem or the situation is malformed, or there is no such method.
         MissingDependencyError: `milp` without SciPy.
     """
     check_problem(problem)
     plans = []
     for candidate in candidates_of(problem, method):
         try:
-            plan = simulate(candidate.applied_to(problem), candidate.policy)
+            plan = simulate(candidate.applied_to(problem), candidate.policy, since=since)
         except InfeasiblePlanError:  # its budget was spent before all jobs had started
             plan = None
         if plan is not None:
             plans.append(replace(plan, policy=candidate.name))
         if on_candidate is not None:
             on_candidate()
-    return _cheapest(problem, plans)
+    return _cheapest(problem, plans, spent_usd=0.0 if since is None else since.spent_usd)
 
 
 def candidates_of(problem: Problem, method: str) -> tuple[Candidate, ...]:
@@ -139,8 +146,8 @@ def candidates_of(problem: Problem, method: str) -> tuple[Candidate, ...]:
     )
 
 
-def _cheapest(problem: Problem, plans: Sequence[Plan]) -> Plan:
-    budget = problem.limits.budget_usd
+def _cheapest(problem: Problem, plans: Sequence[Plan], *, spent_usd: float) -> Plan:
+    budget = None if problem.limits.budget_usd is None else problem.limits.budget_usd - spent_usd
     affordable = [plan for plan in plans if budget is None or plan.machine_usd <= budget]
     if affordable:
         enough = (1 + WORTH_A_MOVE) * min(plan.total_usd for plan in affordable)
@@ -148,4 +155,4 @@ def _cheapest(problem: Problem, plans: Sequence[Plan]) -> Plan:
         return min(good, key=lambda plan: (len(plan.segments), plan.total_usd))
     found = min((plan.machine_usd for plan in plans), default=None)
     least = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
-    raise InfeasiblePlanError(f"No plan keeps the budget of ${budget}: {least}. Raise the budget, or take jobs out.")
+    raise InfeasiblePlanError(f"No plan keeps the budget of ${budget:g}: {least}. Raise the budget, or take jobs out.")

@@ -31,7 +31,7 @@ from lightning_predict.planning.problem import (
     Situation,
     usd,
 )
-from lightning_predict.planning.validation import check_problem
+from lightning_predict.planning.validation import check_problem, check_situation
 
 ActualSeconds = Mapping[str, Mapping[Configuration, float]]
 """Real time of the whole run, by job and configuration."""
@@ -44,6 +44,7 @@ def simulate(
     policy: AbstractPolicy,
     *,
     actual_seconds: ActualSeconds | None = None,
+    since: Situation | None = None,
     on_end: Callable[[str], None] | None = None,
 ) -> Plan:
     """Run all jobs to their end.
@@ -52,13 +53,20 @@ def simulate(
         problem: Jobs, machines and limits.
         policy: What decides.
         actual_seconds: Real times; None takes the predicted ones.
+        since: How far everything is; None starts at the beginning. Jobs that were submitted by then and are not in its
+            `remaining` have ended. The plan has what comes after it.
         on_end: Called with each job that ends, for a progress bar.
 
     Raises:
         InfeasiblePlanError: The problem cannot be planned, or jobs are left that the policy never starts.
+        InvalidArgumentError: A number out of its range, or a situation that the problem does not allow.
     """
     check_problem(problem)
-    run = _Simulation(problem=problem, policy=policy, actual_seconds=actual_seconds)
+    if since is not None:
+        check_situation(since, problem)
+    run = _Simulation(problem=problem, policy=policy, actual_seconds=actual_seconds, since=since)
+    if since is not None:
+        run.decide()
     while run.arrivals or run.remaining:
         run.advance(run.next_event_seconds())
         for name in run.end_jobs():
@@ -96,6 +104,7 @@ class _Simulation:
     problem: Problem
     policy: AbstractPolicy
     actual_seconds: ActualSeconds | None
+    since: Situation | None
     now_seconds: float = 0.0
     last_decision_seconds: float = 0.0
     remaining: dict[str, float] = field(default_factory=dict)
@@ -114,6 +123,18 @@ class _Simulation:
         self.prices = {machine.name: machine.usd_per_hour for machine in self.problem.machines}
         # The next to arrive is last.
         self.arrivals = sorted(self.problem.jobs, key=lambda job: (job.release_seconds, job.name), reverse=True)
+        if self.since is not None:
+            self._go_on_from(self.since)
+
+    def _go_on_from(self, since: Situation) -> None:
+        """Take over how far everything is."""
+        self.now_seconds = self.last_decision_seconds = since.now_seconds
+        self.arrivals = [job for job in self.arrivals if job.release_seconds > since.now_seconds]
+        self.remaining = dict(since.remaining)
+        self.started = dict(since.started)
+        for name, placement in since.running.items():
+            self._start(name, placement, lost_seconds=since.restarting.get(name, 0.0))
+            self.rented.setdefault(placement.node, (placement.configuration.machine, since.now_seconds))
 
     def next_event_seconds(self) -> float:
         """Return the earliest of submission, end and period."""
@@ -197,7 +218,8 @@ class _Simulation:
                 if current is not None:
                     self._close_segment(name)
                 if wanted is not None:
-                    self._start(name, wanted)
+                    lost = self.problem.restart_seconds if name in self.started else 0.0
+                    self._start(name, wanted, lost_seconds=lost)
 
     def plan(self) -> Plan:
         """Return all that happened."""
@@ -209,18 +231,17 @@ class _Simulation:
             rentals=tuple(sorted(self.rentals, key=lambda item: (item.start_seconds, item.node))),
             outcomes=tuple(sorted(self.outcomes, key=lambda item: item.job)),
             decisions=len(self.decisions),
-            longest_decision_seconds=max(decision.solve_seconds for decision in self.decisions),
+            longest_decision_seconds=max((decision.solve_seconds for decision in self.decisions), default=0.0),
             largest_gap=max(known, default=None),
         )
 
-    def _start(self, name: str, placement: Placement) -> None:
-        """Begin a segment; a job that has run before first loses the time of a restart."""
-        lost = self.problem.restart_seconds if name in self.started else 0.0
+    def _start(self, name: str, placement: Placement, *, lost_seconds: float) -> None:
+        """Begin a segment, in which the job first loses some time to its restart."""
         source = self.jobs[name].seconds if self.actual_seconds is None else self.actual_seconds[name]
         self.work[name] = _Work(
             placement=placement,
             segment_start_seconds=self.now_seconds,
-            start_seconds=self.now_seconds + lost,
+            start_seconds=self.now_seconds + lost_seconds,
             remaining=self.remaining[name],
             seconds=source[placement.configuration],
         )
@@ -256,13 +277,17 @@ class _Simulation:
         return Rental(node=node, machine=machine, start_seconds=since, end_seconds=self.now_seconds, usd=price)
 
     def _mean_gap_seconds(self) -> float | None:
-        """Return the mean time between two decisions so far."""
-        number = len(self.decisions)
-        return max(self.now_seconds / number, _TOLERANCE_SECONDS) if number and self.now_seconds else None
+        """Return the mean time between two decisions so far; at first, what the situation says."""
+        begin = 0.0 if self.since is None else self.since.now_seconds
+        number, passed = len(self.decisions), self.now_seconds - begin
+        if number and passed:
+            return max(passed / number, _TOLERANCE_SECONDS)
+        return None if self.since is None else self.since.mean_gap_seconds
 
     def _spent_usd(self) -> float:
         running = (self._rental(node, machine, since).usd for node, (machine, since) in self.rented.items())
-        return sum(rental.usd for rental in self.rentals) + sum(running)
+        before = 0.0 if self.since is None else self.since.spent_usd
+        return before + sum(rental.usd for rental in self.rentals) + sum(running)
 
     def _stuck(self) -> InfeasiblePlanError:
         waiting = ", ".join(repr(name) for name in sorted(self.remaining))

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.objective import cheapest_usd
-from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Problem
+from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Problem, Situation
 
 
 def check_problem(problem: Problem) -> None:
@@ -39,6 +39,58 @@ def check_problem(problem: Problem) -> None:
     for job in sorted(problem.jobs, key=lambda job: job.name):
         _check_job(job, machines, problem.limits)
     _check_budget(problem)
+
+
+def check_situation(situation: Situation, problem: Problem) -> None:
+    """Refuse a situation that the problem does not allow.
+
+    Raises:
+        InvalidArgumentError: An unknown job or configuration, a share out of its range, or more on a node than it has.
+    """
+    jobs = {job.name: job for job in problem.jobs}
+    for name in sorted({*situation.remaining, *situation.running, *situation.started}):
+        if name not in jobs:
+            raise InvalidArgumentError(
+                f"The state has a job {name!r}, which the problem does not list; known: {sorted(jobs)}."
+            )
+    for name in sorted({*situation.remaining, *situation.running}):
+        remaining = situation.remaining.get(name, 0.0)
+        if not 0 < remaining <= 1:
+            raise InvalidArgumentError(
+                f"Job {name!r} has {remaining:g} of its work left; expected above 0 and at most 1 of a job that has "
+                "not ended."
+            )
+    for name, configuration in situation.started.items():
+        if configuration not in jobs[name].seconds:
+            raise InvalidArgumentError(
+                f"Job {name!r} has run on {configuration.num_gpus} GPUs of {configuration.machine!r}, where it has no "
+                "time; state one."
+            )
+    _check_nodes(situation, problem)
+
+
+def _check_nodes(situation: Situation, problem: Problem) -> None:
+    machines = {machine.name: machine for machine in problem.machines}
+    types: dict[int, str] = {}
+    used: Counter[int] = Counter()
+    for name, placement in sorted(situation.running.items()):
+        node, configuration = placement.node, placement.configuration
+        if situation.started.get(name) != configuration:
+            raise InvalidArgumentError(f"Job {name!r} runs on one configuration and has last started on another.")
+        if not 0 <= node < problem.limits.nodes:
+            raise InvalidArgumentError(
+                f"Job {name!r} runs on node {node}; nodes={problem.limits.nodes} are numbered from 0."
+            )
+        if types.setdefault(node, configuration.machine) != configuration.machine:
+            raise InvalidArgumentError(
+                f"Node {node} is both {types[node]!r} and {configuration.machine!r}; a node is one."
+            )
+        used[node] += configuration.num_gpus
+        if used[node] > machines[configuration.machine].num_gpus:
+            raise InvalidArgumentError(
+                f"Jobs on node {node} have {used[node]} GPUs; {configuration.machine!r} has "
+                f"{machines[configuration.machine].num_gpus}."
+            )
 
 
 def _check_unique(what: str, names: Iterable[str]) -> None:

@@ -139,7 +139,7 @@ def sky_task(
 def write_sky_task(
     *,
     name: str,
-    run: str,
+    run: str | None,
     accelerators: str,
     cloud: str | None = None,
     region: str | None = None,
@@ -152,7 +152,7 @@ def write_sky_task(
 
     Args:
         name: Name of the task.
-        run: Command that trains.
+        run: Command that trains; None rents the machine and starts nothing.
         accelerators: SkyPilot's name of the GPU, and how many: `L4:1`.
         cloud: SkyPilot's name of the cloud.
         region: The cloud's name of the region.
@@ -172,7 +172,7 @@ def write_sky_task(
         "name": name,
         "resources": {key: value for key, value in resources.items() if value is not None},
         **({} if num_nodes is None else {"num_nodes": num_nodes}),
-        "run": run,
+        **({} if run is None else {"run": run}),
     }
     document: str = yaml.safe_dump(task, sort_keys=False, allow_unicode=True)
     return "".join(f"# {line}\n" for line in comment) + document
@@ -241,10 +241,20 @@ def _instance(cloud: str, offer: Offer) -> str | None:
     """Give SkyPilot's name of the machine; None if the price list does not use that."""
     if offer.source.startswith(_CATALOGUE):
         return offer.instance
+    return sky_instance(cloud, offer.instance)
+
+
+def sky_instance(cloud: str, instance: str) -> str | None:
+    """Spell the name of a machine as SkyPilot does; None if it is known by its GPUs alone.
+
+    Args:
+        cloud: SkyPilot's name of the cloud.
+        instance: The provider's name of the machine.
+    """
     if cloud in _SAME_INSTANCE_NAMES:  # but not "n1-highmem-8 + 1x V100", a machine with a card attached
-        return None if " " in offer.instance else offer.instance
+        return None if " " in instance else instance
     if cloud == "azure":
-        return "Standard_" + offer.instance.replace(" ", "_")
+        return instance if instance.startswith("Standard_") else "Standard_" + instance.replace(" ", "_")
     return None
 
 

@@ -30,7 +30,10 @@ def test_plan_prints_the_table_and_writes_all_files(tmp_path: Path) -> None:
         console=console,
     )
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert names == ["gantt.html", "gantt.png", "plan.json", "sky/a.yaml", "slurm/a.sh"]
+    assert names == [
+        *("gantt.html", "gantt.png", "plan.json"),
+        *("sky/a.yaml", "sky/node-0.yaml", "sky/schedule.txt", "slurm/a.sh"),
+    ]
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["total_usd"] == pytest.approx(result.total_usd)
     assert "node 0: 4 GPUs of large" in console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -66,20 +69,32 @@ def test_an_error_is_a_line_and_not_a_traceback(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err.startswith("lightning-predict: error: The budget of $0.00 is too small: job 'a'")
 
 
-def test_the_example_of_a_team_saves_against_queues_and_keeps_its_budget(tmp_path: Path) -> None:
-    path = Path(__file__).parents[2] / "examples" / "plan_team_jobs.py"
-    specification = importlib.util.spec_from_file_location("plan_team_jobs", path)
+def example(name: str) -> Any:
+    specification = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
-    example: Any = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(example)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_example_of_a_team_saves_against_queues_and_keeps_its_budget(tmp_path: Path) -> None:
     console = quiet()
-    example.main(tmp_path, console)
+    example("plan_team_jobs").main(tmp_path, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     costs = {name: float(usd) for name, usd in re.findall(r"^(\S+): \$([\d.]+),", text, re.MULTILINE)}
     assert costs.keys() == {"planned", "FIFO", "EDF", "PS"}
     assert costs["planned"] < min(costs["FIFO"], costs["EDF"], costs["PS"])
     assert costs["planned"] <= 100  # the budget
-    # A task for each stretch of each job: five jobs, some of which move.
+    # A script for each stretch of each job: five jobs, some of which move.
     segments = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["segments"]
-    assert len(list((tmp_path / "sky").iterdir())) == len(segments) >= 5
+    assert len(list((tmp_path / "slurm").iterdir())) == len(segments) >= 5
+
+
+def test_the_example_of_planning_online_starts_only_what_is_new(tmp_path: Path) -> None:
+    console = quiet()
+    example("plan_online").main(tmp_path, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("Plan by") == 3
+    commands = re.findall(r" 0.000 h  sky exec --detach-run (\S+) (\S+)", text)
+    assert commands == [("node-0", "ranking.yaml"), ("node-1", "urgent.yaml")]  # speech runs all the time

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.cost.offers import load_offers
-from lightning_predict.errors import LightningPredictError, PlanningFormatError
-from lightning_predict.planning.files import read_problem
-from lightning_predict.planning.problem import RESTART_SECONDS, Formulation, Limits
-from tests.planning.example import HOUR, LARGE, SMALL, on
+from lightning_predict.errors import (
+    InfeasiblePlanError,
+    InvalidArgumentError,
+    LightningPredictError,
+    PlanningFormatError,
+)
+from lightning_predict.planning.files import read_problem, read_situation
+from lightning_predict.planning.policies import cheapest_plan
+from lightning_predict.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, Situation
+from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, on
 
 MACHINES = [
     {"name": "small", "gpu": "T4", "num_gpus": 1, "usd_per_hour": 1},
@@ -205,3 +212,67 @@ def test_whatever_a_job_holds_is_read_or_refused_in_words(
     except LightningPredictError:
         return
     assert problem.jobs
+
+
+STAYING = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))
+
+STATE = """
+now_hours: 1.5
+spent_usd: 2.5
+jobs:
+  a: {done: 0.75, node: 1, machine: large, num_gpus: 4}
+"""
+
+
+def test_a_state_says_how_far_jobs_are(tmp_path: Path) -> None:
+    path = tmp_path / "state.yaml"
+    path.write_text(STATE, encoding="utf-8")
+    situation = read_situation(path, TWO_JOBS)
+    here = Placement(node=1, configuration=on("large", 4))
+    assert situation == Situation(
+        now_seconds=1.5 * HOUR,
+        remaining={"a": 0.25, "b": 1.0},
+        running={"a": here},
+        started={"a": here.configuration},
+        spent_usd=2.5,
+    )
+    # The rest of a takes a quarter of an hour on large, b two hours on small.
+    assert cheapest_plan(STAYING, since=situation).machine_usd == pytest.approx(0.25 * 6 + 2)
+
+
+def test_a_job_that_has_ended_or_waits_after_it_ran(tmp_path: Path) -> None:
+    path = tmp_path / "state.yaml"
+    path.write_text(
+        "{now_hours: 1, jobs: {a: {done: 1}, b: {done: 0.5, machine: small, num_gpus: 1}}}", encoding="utf-8"
+    )
+    situation = read_situation(path, TWO_JOBS)
+    assert (situation.remaining, situation.running) == ({"b": 0.5}, {})
+    assert situation.started == {"b": on("small", 1)}
+
+
+def test_what_is_spent_counts_against_the_budget(tmp_path: Path) -> None:
+    # From the start, 8 $ in time; 4 $ are spent, and a quarter of a and all of b still take 3.5 $.
+    path = tmp_path / "state.yaml"
+    path.write_text(STATE.replace("2.5", "4"), encoding="utf-8")
+    enough = replace(STAYING, limits=Limits(nodes=2, budget_usd=7.6))
+    assert cheapest_plan(enough, since=read_situation(path, enough)).machine_usd == pytest.approx(3.5)
+    short = replace(STAYING, limits=Limits(nodes=2, budget_usd=7.0))
+    with pytest.raises(InfeasiblePlanError, match=r"No plan keeps the budget of \$3"):
+        cheapest_plan(short, since=read_situation(path, short))
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("jobs: {}", PlanningFormatError, "now_hours"),
+        ("{now_hours: 1, jobs: {a: {done: 2}}}", InvalidArgumentError, "Job 'a' has -1 of its work left"),
+        ("{now_hours: 1, jobs: {a: {node: 1}}}", PlanningFormatError, "done"),
+        ("{now_hours: 1, jobs: {a: {done: 0.1, node: 1}}}", PlanningFormatError, "machine"),
+        ("{now_hours: 1, jobs: {z: {done: 0.1}}}", InvalidArgumentError, "'z', which the problem does not list"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(tmp_path: Path, text: str, error: type[Exception], message: str) -> None:
+    path = tmp_path / "state.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(error, match=message):
+        read_situation(path, TWO_JOBS)

@@ -28,7 +28,7 @@ from lightning_predict.planning.pictures import (
     plan_table,
 )
 from lightning_predict.planning.plan import Plan
-from lightning_predict.planning.problem import Problem
+from lightning_predict.planning.problem import Problem, Situation
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.study import Comparison, random_problem
 from tests.planning.example import HOUR, LARGE, TWO_JOBS, job, on
@@ -150,36 +150,74 @@ def with_command(command: str) -> Problem:
     return replace(TWO_JOBS, jobs=tuple(replace(item, command=command) for item in TWO_JOBS.jobs))
 
 
-def test_a_task_asks_for_the_machine_or_for_its_part() -> None:
-    tasks = skypilot_tasks(PLAN, with_command("python train.py"))
-    assert list(tasks) == ["a.yaml", "b.yaml"]
+def test_a_task_rents_a_machine_and_one_starts_each_job_on_its_part_of_it() -> None:
+    shared = simulate(
+        replace(ONE_EVENT, jobs=tuple(job(name, hours={on("large", 2): 1.0}, deadline=9.0) for name in "ab")),
+        Script(({"a": at(0, "large", 2), "b": at(0, "large", 2)},), []),
+    )
+    tasks = skypilot_tasks(shared, with_command("python train.py"))
+    assert list(tasks) == ["node-0.yaml", "a.yaml", "b.yaml", "schedule.txt"]
+    assert yaml.safe_load(tasks["node-0.yaml"]) == {
+        "name": "node-0",
+        "resources": {"accelerators": "A10:4"},
+        "num_nodes": 1,
+    }
     assert yaml.safe_load(tasks["a.yaml"]) == {
         "name": "a",
+        "resources": {"accelerators": "A10:2"},
         "num_nodes": 1,
-        "resources": {"accelerators": "A10:4", "instance_type": "large"},
         "run": "python train.py\n",
     }
-    shared = simulate(
-        replace(ONE_EVENT, jobs=(job("a", hours={on("large", 1): 1.0}, deadline=9.0),)),
-        Script(({"a": at(0, "large", 1)},), []),
-    )
-    assert yaml.safe_load(skypilot_tasks(shared, TWO_JOBS)["a.yaml"])["resources"] == {"accelerators": "A10:1"}
+    assert tasks["schedule.txt"].splitlines() == [
+        "   0.000 h  sky launch --yes --cluster node-0 node-0.yaml",
+        "   0.000 h  sky exec --detach-run node-0 a.yaml",
+        "   0.000 h  sky exec --detach-run node-0 b.yaml",
+        "   1.000 h  sky down --yes node-0",
+    ]
 
 
 def test_a_task_spells_gpu_and_cloud_as_skypilot_does() -> None:
     machines = tuple(replace(one, gpu="A100-SXM-80GB", provider="Lambda") for one in TWO_JOBS.machines)
-    task = skypilot_tasks(PLAN, replace(TWO_JOBS, machines=machines))["a.yaml"]
-    assert yaml.safe_load(task)["resources"] == {
+    tasks = skypilot_tasks(PLAN, replace(TWO_JOBS, machines=machines))
+    assert yaml.safe_load(tasks["node-0.yaml"])["resources"] == {
         "cloud": "lambda",
         "instance_type": "large",
         "accelerators": "A100-80GB:4",
     }
-    assert task.splitlines()[1] == "# Start: sky launch -c node-0 a.yaml"
+    assert yaml.safe_load(tasks["a.yaml"])["resources"] == {"accelerators": "A100-80GB:4"}
 
 
 def test_a_job_that_moves_has_a_file_a_stay() -> None:
-    assert list(skypilot_tasks(MOVED, TWO_JOBS)) == ["a.yaml", "b.yaml", "a-2.yaml"]
+    assert list(skypilot_tasks(MOVED, TWO_JOBS)) == [
+        *("node-0.yaml", "node-1.yaml", "node-0-2.yaml"),
+        *("a.yaml", "b.yaml", "a-2.yaml", "schedule.txt"),
+    ]
+    assert skypilot_tasks(MOVED, TWO_JOBS)["schedule.txt"].splitlines()[4:8] == [
+        "   1.000 h  # a leaves node-0: sky queue node-0, sky cancel",
+        "   1.000 h  sky down --yes node-0",
+        "   1.000 h  sky launch --yes --cluster node-0 node-0-2.yaml",
+        "   1.000 h  sky exec --detach-run node-0 a-2.yaml",
+    ]
     assert list(slurm_scripts(MOVED, TWO_JOBS)) == ["a.sh", "b.sh", "a-2.sh"]
+
+
+def test_what_runs_already_is_not_started_again() -> None:
+    here = at(0, "large", 4)
+    since = Situation(
+        now_seconds=HOUR / 2, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
+    )
+    plan = simulate(ONE_EVENT, Script(({"a": here, "b": at(1, "small", 1)},), []), since=since)
+    tasks = skypilot_tasks(plan, TWO_JOBS, since)
+    assert list(tasks) == ["node-1.yaml", "b.yaml", "schedule.txt"]
+    assert tasks["schedule.txt"].splitlines() == [
+        "   0.000 h  sky launch --yes --cluster node-1 node-1.yaml",
+        "   0.000 h  sky exec --detach-run node-1 b.yaml",
+        "   0.500 h  sky down --yes node-0",
+        "   2.000 h  sky down --yes node-1",
+    ]
+    scripts = slurm_scripts(plan, TWO_JOBS, since)
+    assert list(scripts) == ["b.sh"]
+    assert "#SBATCH --begin=now+0seconds\n" in scripts["b.sh"]
 
 
 def test_a_slurm_script_has_gpus_begin_and_limit() -> None:
@@ -206,7 +244,8 @@ def test_file_names_are_safe_and_different_and_tasks_stay_yaml(names: list[str])
     placements = {name: at(node, "small", 1) for node, name in enumerate(names)}
     plan = simulate(problem, Script((placements,), []))
     tasks = skypilot_tasks(plan, problem)
-    assert len(tasks) == len(names)
+    del tasks["schedule.txt"]
+    assert len(tasks) == 2 * len(names)
     for name, text in tasks.items():
         assert name.removesuffix(".yaml").strip("-_.").replace("-", "").replace(".", "").replace("_", "").isalnum()
         assert yaml.safe_load(text)["num_nodes"] == 1

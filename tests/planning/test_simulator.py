@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
-from lightning_predict.errors import InfeasiblePlanError
+from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.problem import (
     AbstractPolicy,
@@ -234,3 +236,74 @@ def test_each_end_is_told() -> None:
     ended: list[str] = []
     simulate(TWO_JOBS, FIFO, on_end=ended.append)
     assert ended == ["a", "b"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Keeps every situation that another policy decides in."""
+
+    policy: AbstractPolicy
+    situations: list[Situation]
+    name: str = "seen"
+
+    def decide(self, problem: Problem, situation: Situation) -> Decision:
+        self.situations.append(situation)
+        return self.policy.decide(problem, situation)
+
+
+def test_from_any_moment_the_rest_is_as_it_would_have_been() -> None:
+    # A fixed horizon, as the mean gap between events is not known from a situation.
+    problem = replace(
+        random_problem(nodes=1, mean_gap_seconds=60.0, seed=0, restart_seconds=20.0),
+        limits=Limits(nodes=2),
+        horizon_seconds=120.0,
+    )
+    seen = Seen(MilpPlanner(), [])
+    whole = simulate(problem, seen)
+    assert len(seen.situations) > 15
+    for since in seen.situations[4::5]:
+        rest = simulate(problem, MilpPlanner(), since=since)
+        assert {item.job for item in rest.outcomes} == {
+            item.job for item in whole.outcomes if item.end_seconds > since.now_seconds
+        }
+        ends = {item.job: item.end_seconds for item in whole.outcomes}
+        assert {item.job: item.end_seconds for item in rest.outcomes} == pytest.approx(
+            {item.job: ends[item.job] for item in rest.outcomes}
+        )
+        assert rest.machine_usd + since.spent_usd == pytest.approx(whole.machine_usd)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"remaining": {"a": 0.5, "c": 1.0}}, "The state has a job 'c', which the problem does not list"),
+        ({"remaining": {"a": 1.5}}, "Job 'a' has 1.5 of its work left; expected above 0 and at most 1"),
+        ({"running": {"a": at(2, "small", 1)}}, "Job 'a' runs on node 2; nodes=2 are numbered from 0"),
+        ({"started": {"a": on("large", 4)}}, "Job 'a' runs on one configuration and has last started on another"),
+        (
+            {"started": {"a": on("small", 1), "b": on("large", 1)}},
+            "'b' has run on 1 GPUs of 'large', where it has no time",
+        ),
+        (
+            {
+                "running": {"a": at(0, "small", 1), "b": at(0, "small", 1)},
+                "started": {"a": on("small", 1), "b": on("small", 1)},
+            },
+            "Jobs on node 0 have 2 GPUs; 'small' has 1",
+        ),
+        (
+            {
+                "running": {"a": at(0, "large", 4), "b": at(0, "small", 1)},
+                "started": {"a": on("large", 4), "b": on("small", 1)},
+            },
+            "Node 0 is both 'large' and 'small'; a node is one",
+        ),
+    ],
+)
+def test_a_situation_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
+    here = at(0, "small", 1)
+    since = Situation(
+        now_seconds=0.0, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
+    )
+    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
+        simulate(TWO_JOBS, FIFO, since=replace(since, **changed))

@@ -1,0 +1,69 @@
+"""SkyPilot itself reads what is written for it, in an environment of its own.
+
+python -m venv sky && sky/bin/pip install skypilot
+LIGHTNING_PREDICT_SKYPILOT=sky/bin/python pytest tests/planning/test_skypilot.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.cost.offers import load_offers
+from lightning_predict.planning.exports import skypilot_tasks
+from lightning_predict.planning.problem import Limits, MachineType
+from lightning_predict.planning.queues import SHARING_BASELINES
+from lightning_predict.planning.simulator import simulate
+from lightning_predict.reports.sky import machine_to_rent, sky_task
+from tests.planning.example import TWO_JOBS, job, on
+
+LOAD = """
+import sys
+import sky
+import yaml
+from sky.utils import common_utils, schemas
+for path in sys.argv[1:]:
+    document = yaml.safe_load(open(path))
+    common_utils.validate_schema(document, schemas.get_task_schema(), path)
+    common_utils.validate_schema(document["resources"], schemas.get_resources_schema(), path)
+    (resources,) = sky.Task.from_yaml(path).resources
+    print(resources.cloud, resources.instance_type, resources.accelerators)
+"""
+
+
+@pytest.mark.skipif("LIGHTNING_PREDICT_SKYPILOT" not in os.environ, reason="needs a Python that has SkyPilot")
+def test_skypilot_reads_every_task(tmp_path: Path) -> None:
+    newest = {offer.instance: offer for offer in sorted(load_offers(), key=lambda offer: offer.date)}
+    machines = tuple(
+        MachineType(
+            name=name,
+            gpu=newest[name].gpu,
+            num_gpus=newest[name].num_gpus,
+            usd_per_hour=newest[name].usd_per_hour,
+            provider=newest[name].provider,
+        )
+        for name in ("g5.12xlarge", "NC4as T4 v3", "gpu_1x_a100_sxm4", "a2-highgpu-1g", "1x H100 SXM")
+    )
+    jobs = tuple(job(machine.name, hours={on(machine.name, 1): 1.0}, deadline=9.0) for machine in machines)
+    problem = replace(TWO_JOBS, jobs=jobs, machines=machines, limits=Limits(nodes=len(machines)))
+    files = skypilot_tasks(simulate(problem, SHARING_BASELINES[0]), problem)
+    files |= {"predicted.yaml": sky_task(machine_to_rent("L4"))}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    paths = [str(path) for path in sorted(tmp_path.glob("*.yaml"))]
+    assert len(paths) == 2 * len(machines) + 1
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    ran = subprocess.run(
+        [os.environ["LIGHTNING_PREDICT_SKYPILOT"], "-c", LOAD, *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment | {"HOME": str(tmp_path)},
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == len(paths)
+    assert "AWS g5.12xlarge" in ran.stdout
