@@ -118,9 +118,9 @@ class Friction:
     Slowdown and contention suit the published training throughputs of one to eight GPUs best, of those of a coarse
     grid; the accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`). A GPU's pace goes up and
     down; what it has lost it makes up for in part, so that over a long step its mean differs less from the others'
-    than over a short one. The two figures of the wait give what those tables show for steps of 0.1 to 0.5 s, and how
-    MPT's throughput falls from 16 to 128 GPUs: by 5 % for steps of 0.4 s, 2 % for 1 s, 0.6 % for 10 s (mpt_fsdp.csv,
-    half of its GPUs; `benchmarks/accuracy/large_runs.py`). So both tables are training data for them.
+    than over a short one. The spread lies between the 0.05 to 0.06 that suits those throughputs, whose steps take 0.1
+    to 0.5 s, and the 0.025 that suits MPT's and Megatron's longer ones (mpt_fsdp.csv, megatron_single_node.csv;
+    `benchmarks/accuracy/large_runs.py`), each of them with the other left out. So all three tables are training data.
 
     Frameworks that divide a model or its batch wrap layers, collectives and checkpoints in Python of their own. The
     factor is read off the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its
@@ -140,7 +140,7 @@ class Friction:
 
     slowdown: float = 1.5
     contention: float = 0.9
-    straggler_spread: float = 0.05
+    straggler_spread: float = 0.04
     straggler_seconds: float = 0.2
     framework_host: float = 2.35
 
