@@ -1,24 +1,29 @@
-"""The parser: jsonargparse reads each command's type hints and docstring.
+"""The parser: argparse, filled from each command's type hints and docstring.
 
-Three conveniences are added, before it sees the arguments: options may be written with hyphens, as they are printed in
-the help; a flag needs no `true` (`--spot`); and the one word after `gpus` or `cache` needs no option. Example::
+Hints are read as they are written and never evaluated, so that the help of a command loads nothing of what it needs to
+run. Numbers may be written as `1e6` and `1,000`, options with underscores. Example::
 
-    >>> rewritten(["gpus", "H100", "--json"])
-    ['gpus', '--search=H100', '--json']
+    >>> parsed("gpus", ["H100", "--min-memory-gib", "80"])["search"]
+    'H100'
+    >>> parsed("predict", ["run.json", "--iterations", "1e6"])["iterations"]
+    1000000
 """
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
-from lightning_predict import __version__
 from lightning_predict.cli.answers import Answer
 from lightning_predict.cli.catalogue_commands import gpus, offers
+from lightning_predict.cli.completion import completion
 from lightning_predict.cli.parallel_commands import curve, parallel
 from lightning_predict.cli.planning_commands import plan, simulate
 from lightning_predict.cli.prediction_commands import predict
@@ -26,10 +31,7 @@ from lightning_predict.cli.regression_commands import regress
 from lightning_predict.cli.sharding_commands import shard
 from lightning_predict.cli.trace_commands import trace
 from lightning_predict.cli.weights_commands import cache, evaluate, measure, train
-from lightning_predict.errors import MissingDependencyError
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+from lightning_predict.errors import InvalidArgumentError
 
 PROGRAM: Final = "lightning-predict"
 
@@ -50,6 +52,7 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
         train,
         evaluate,
         cache,
+        completion,
     )
 }
 
@@ -57,68 +60,169 @@ ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=r
 """What an older name of a command stands for; options that follow it replace its own."""
 
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action"}
-"""The option that a word directly after the command stands for."""
+"""The parameter that a word directly after the command stands for, though it may be left out."""
 
 _DESCRIPTION: Final = "How long a training run takes, and what it costs, on the GPUs that you could rent."
 
+_WIDEST: Final = 100
+"""Columns from which on lines of help are no longer read well."""
 
-def parser() -> ArgumentParser:
-    """Return the parser of all commands.
+
+def _whole_number(text: str) -> int:
+    """Read `1000`, `1,000`, `1_000` or `1e3`."""
+    try:
+        value = float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        value = 0.5
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError("expected a whole number, for example 1000 or 1e6.")
+    return int(value)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError("expected a number.") from None
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    def choice(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}.")
+        return text
+
+    return choice
+
+
+_TYPES: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "Path": Path, "int": _whole_number, "float": _number}
+
+
+def _reader(hint: str) -> tuple[Callable[[str], Any], tuple[str, ...]]:
+    """Return what reads a word of this type, and the choices if they are few."""
+    hint = hint.removesuffix(" | None")
+    choices = tuple(re.findall(r"['\"](.*?)['\"]", hint)) if hint.startswith("Literal[") else ()
+    return (_one_of(choices), choices) if choices else (_TYPES[hint], ())
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what is wrong instead of printing the usage and leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgumentError(message)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, width=min(shutil.get_terminal_size().columns, _WIDEST), max_help_position=26)
+
+
+def parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command.
+
+    Args:
+        name: The command.
+    """
+    function = COMMANDS[name]
+    documentation = inspect.getdoc(function) or ""
+    summary, _, details = documentation.partition("\n")
+    made = _Parser(
+        prog=f"{PROGRAM} {name}",
+        description=" ".join([summary, *_paragraphs(details)]),
+        formatter_class=_formatter,
+        allow_abbrev=False,
+    )
+    made._optionals.title = "options"
+    words = _documented(documentation)
+    for parameter in inspect.signature(function).parameters.values():
+        _add(made, name, parameter, words[parameter.name])
+    made.add_argument("--json", action="store_true", help="Print JSON.")
+    return made
+
+
+def _add(made: argparse.ArgumentParser, name: str, parameter: inspect.Parameter, words: str) -> None:
+    """Add one parameter of a command's function."""
+    words = words.replace("%", "%%")
+    if parameter.annotation == "bool":
+        made.add_argument(option_of(parameter.name), dest=parameter.name, action="store_true", help=words)
+        return
+    reader, choices = _reader(parameter.annotation)
+    shown = "{" + ",".join(choices) + "}" if choices else None
+    if parameter.kind is not parameter.KEYWORD_ONLY:
+        made.add_argument(parameter.name, type=reader, metavar=shown, help=words)
+        return
+    default = parameter.default
+    if default is not None and "default" not in words:
+        words = f"{words.removesuffix('.')} (default: {default})."
+    if WORD_AFTER.get(name) == parameter.name:
+        made.add_argument(parameter.name, nargs="?", type=reader, default=default, metavar=shown, help=words)
+        return
+    metavar = shown or parameter.name.rpartition("_")[2].upper()
+    made.add_argument(
+        option_of(parameter.name), dest=parameter.name, type=reader, default=default, metavar=metavar, help=words
+    )
+
+
+def option_of(parameter: str) -> str:
+    """Write a parameter's name as an option: `--usd-per-hour`."""
+    return f"--{parameter.replace('_', '-')}"
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """List the options of a command.
+
+    Args:
+        name: The command.
+    """
+    parameters = inspect.signature(COMMANDS[name]).parameters.values()
+    own = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and WORD_AFTER.get(name) != one.name]
+    return (*map(option_of, own), "--json", "--help")
+
+
+def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Parse what follows a command.
+
+    Args:
+        name: The command.
+        words: The words after it.
 
     Raises:
-        MissingDependencyError: jsonargparse is not installed.
+        InvalidArgumentError: Something is wrong, in one sentence and with what is near.
+        SystemExit: The help was asked for, and printed.
     """
     try:
-        from jsonargparse import ArgumentParser, DefaultHelpFormatter
-    except ImportError as error:
-        raise MissingDependencyError(
-            "The command line needs jsonargparse, which is not installed: pip install lightning-predict[cli]"
-        ) from error
-
-    class HyphenFormatter(DefaultHelpFormatter):  # the base class is known only once it is installed
-        """Prints options with hyphens, and flags without the `true` that they may leave out."""
-
-        def format_help(self) -> str:
-            text: str = super().format_help()
-            return _tidied(text)
-
-    top = ArgumentParser(
-        prog=PROGRAM,
-        description=_DESCRIPTION,
-        version=__version__,
-        formatter_class=HyphenFormatter,
-        exit_on_error=False,
-    )
-    subcommands = top.add_subcommands(dest="command", metavar="COMMAND", title="commands")
-    for name, function in COMMANDS.items():
-        summary, _, details = inspect.getdoc(function).partition("\n")  # type: ignore[union-attr]
-        description = "\n\n".join([summary, *_paragraphs(details)])
-        command = ArgumentParser(description=description, formatter_class=HyphenFormatter, exit_on_error=False)
-        command.add_function_arguments(function, as_group=False, as_positional=True, fail_untyped=True)
-        command.add_argument("--json", action="store_true", help="Print JSON.")
-        subcommands.add_subcommand(name, command, help=summary)
-    return top
+        return vars(parser(name).parse_args([_hyphens(word) for word in words]))
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(_in_words(str(error), name, words)) from None
 
 
-def rewritten(arguments: Sequence[str]) -> list[str]:
-    """Rewrite the arguments as jsonargparse wants them."""
-    if arguments and arguments[0] in ALIASES:
-        arguments = [*ALIASES[arguments[0]], *arguments[1:]]
-    if not arguments or arguments[0] not in COMMANDS:
-        return list(arguments)
-    name, *words = arguments
-    if words and name in WORD_AFTER and not words[0].startswith("-"):
-        words[0] = f"--{WORD_AFTER[name]}={words[0]}"
-    flags = _flags(COMMANDS[name])
-    found = [name]
-    for word, following in pairwise([*words, ""]):
-        option, equals, value = word.partition("=")
-        if option.startswith("--"):
-            option = "--" + option[2:].replace("-", "_")
-        if option[2:] in flags and option.startswith("--") and not equals and following not in ("true", "false"):
-            equals, value = "=", "true"
-        found.append(option + equals + value)
-    return found
+def _hyphens(word: str) -> str:
+    option, equals, value = word.partition("=")
+    return option.replace("_", "-") + equals + value if option.startswith("--") else word
+
+
+def _in_words(problem: str, name: str, words: Sequence[str]) -> str:
+    """Say what argparse says is wrong, with the value that was given and with what is near."""
+    wrong = re.match(r"argument (?:(--[\w-]+)|(\S+)): (expected .*)", problem, re.DOTALL)
+    if wrong is not None and wrong[3] != "expected one argument":
+        return f"{wrong[1] or wrong[2].strip('{}')} is {_given(wrong[1], words)!r}, but {wrong[3]}"
+    unknown = re.match(r"unrecognized arguments: (--[\w-]+)", problem)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown[1], options_of(name), n=1)
+        meant = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} {name} --help."
+        return f"{unknown[1]} is not an option of {name}. {meant}"
+    return f"{problem.removeprefix('argument ').rstrip('.')}. See {PROGRAM} {name} --help."
+
+
+def _given(option: str | None, words: Sequence[str]) -> str:
+    """Find the value that was given to an option, or the first word without one."""
+    for number, word in enumerate(map(_hyphens, words)):
+        if option is None and not word.startswith("-"):
+            return word
+        if option is not None and word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if option is not None and word == option:
+            return words[number + 1]
+    return ""
 
 
 def unknown_command(arguments: Sequence[str]) -> str | None:
@@ -130,44 +234,44 @@ def unknown_command(arguments: Sequence[str]) -> str | None:
     return f"{arguments[0]!r} is not a command of {PROGRAM}. {meant}"
 
 
-def in_words(problem: str, name: str) -> str:
-    """Say what jsonargparse says is wrong with a command's arguments, in one sentence and with what is near.
+def as_options(problem: str, name: str) -> str:
+    """Write a problem that names arguments of Python, as `usd_per_hour=-1`, with options: `--usd-per-hour -1`.
 
     Args:
-        problem: Its message.
-        name: The command.
+        problem: A sentence.
+        name: The command that was run.
     """
-    hints = inspect.get_annotations(COMMANDS[name])
-    wrong_type = re.search(r'Parser key "(\w+)":.*(?:Given|Got) value: (.*?)$', problem, re.DOTALL)
-    if wrong_type is not None and wrong_type[1] in hints:
-        expected = str(hints[wrong_type[1]]).removesuffix(" | None")
-        if expected.startswith("Literal"):
-            expected = "one of " + ", ".join(re.findall(r"['\"](\w+)['\"]", expected))
-        option = wrong_type[1].replace("_", "-")
-        return f"--{option} is {wrong_type[2].strip()!r}, but expected {expected}."
-    unknown = re.search(r"[Uu]nrecognized arguments: --(\w+)", problem)
-    if unknown is not None:
-        near = difflib.get_close_matches(unknown[1], [*hints, "json"], n=1)
-        meant = f"Did you mean --{near[0]}?" if near else f"See {PROGRAM} {name} --help."
-        return f"--{unknown[1]} is not an option of {name}. {meant}".replace("_", "-")
-    problem = problem.replace(f"{name}.", "").rstrip(".")
-    return f"{problem}. See {PROGRAM} {name} --help."
+    for parameter in inspect.signature(COMMANDS[name]).parameters:
+        option = option_of(parameter)
+        problem = re.sub(rf"(?<![\w.-]){parameter}=(?=\S)", f"{option} ", problem)
+        if "_" in parameter:
+            problem = re.sub(rf"(?<![\w.-]){parameter}\b", option, problem)
+    return problem
 
 
-def _flags(function: Callable[..., Answer]) -> set[str]:
-    hints: dict[str, Any] = inspect.get_annotations(function, eval_str=True)
-    return {name for name, hint in hints.items() if hint is bool}
+def help_text() -> str:
+    """Write the help of the program: its commands, each with a sentence."""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    column = max(map(len, COMMANDS)) + 4
+    lines = [f"usage: {PROGRAM} COMMAND ...", "", *textwrap.wrap(_DESCRIPTION, width), "", "commands:"]
+    for name, function in COMMANDS.items():
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        lines += textwrap.wrap(summary, width, initial_indent=f"  {name:<{column - 2}}", subsequent_indent=" " * column)
+    lines += ["", f"{PROGRAM} COMMAND --help shows the options of a command, --version the version."]
+    return "\n".join(lines)
 
 
-def _tidied(text: str) -> str:
-    """Return the help as people type it."""
-    text = re.sub(r"(?m)^  (--\w+) \{true,false\}\s+", lambda match: f"  {match[1]:<20}  ", text)
-    text = text.replace(" {true,false}", "").replace("<class 'Path'>", "Path")
-    return re.sub(r"--\w+", _hyphens, text)
+def _documented(documentation: str) -> dict[str, str]:
+    """Read the section `Args:` of a docstring: its words by parameter."""
+    _, _, section = documentation.partition("\nArgs:\n")
+    section = section.split("\n\n")[0]
+    return dict(_entries(section))
 
 
-def _hyphens(match: re.Match[str]) -> str:
-    return "--" + match[0][2:].replace("_", "-")
+def _entries(section: str) -> Iterator[tuple[str, str]]:
+    for entry in re.split(r"\n(?=    \w+: )", section):
+        name, _, words = entry.strip().partition(": ")
+        yield name, " ".join(words.split())
 
 
 def _paragraphs(details: str) -> list[str]:

@@ -12,12 +12,28 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
+from lightning_predict import __version__
 from lightning_predict.cli.answers import Answer
-from lightning_predict.cli.parsing import COMMANDS, PROGRAM, in_words, parser, rewritten, unknown_command
+from lightning_predict.cli.parsing import (
+    ALIASES,
+    COMMANDS,
+    PROGRAM,
+    as_options,
+    help_text,
+    parsed,
+    unknown_command,
+)
 from lightning_predict.errors import LightningPredictError
 
 EXIT_ERROR = 2
+
+_ANSWERED_AT_ONCE: Final[Mapping[str, Callable[[], str]]] = {
+    "--help": help_text,
+    "-h": help_text,
+    "--version": lambda: f"{PROGRAM} {__version__}",
+}
 
 
 def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Callable[..., Answer]] = COMMANDS) -> int:
@@ -30,14 +46,21 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Callable
     Returns:
         0 where it worked, 2 where something is wrong, which is then one line on standard error.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     problem = unknown_command(words)
+    if problem is None and words[0].startswith("-") and words[0] not in _ANSWERED_AT_ONCE:
+        problem = f"{words[0]!r} stands before a command. Commands: {', '.join(COMMANDS)}."
     if problem is not None:
         return _refused(problem)
+    name, *options = [*ALIASES.get(words[0], (words[0],)), *words[1:]]
     try:
-        return _run(words or ["--help"], commands)
+        if words[0] in _ANSWERED_AT_ONCE:
+            print(_ANSWERED_AT_ONCE[words[0]]())
+            sys.stdout.flush()
+            return 0
+        return _run(name, options, commands)
     except LightningPredictError as error:
-        return _refused(str(error))
+        return _refused(as_options(str(error), name))
     except BrokenPipeError:  # the reader, for example `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -47,20 +70,13 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Callable
         return _refused("interrupted")
 
 
-def _run(words: Sequence[str], commands: Mapping[str, Callable[..., Answer]]) -> int:
-    top = parser()
-    from jsonargparse import ArgumentError
-
-    words = rewritten(words)
+def _run(name: str, words: Sequence[str], commands: Mapping[str, Callable[..., Answer]]) -> int:
     try:
-        chosen = top.parse_args(words)
-    except SystemExit:  # --help or --version, already printed
+        options = parsed(name, words)
+    except SystemExit:  # --help, already printed
         return 0
-    except ArgumentError as error:
-        return _refused(in_words(str(error), words[0]) if words[0] in COMMANDS else str(error))
-    options = chosen[chosen.command].as_dict()
     as_json = options.pop("json")
-    answer = commands[chosen.command](**options)
+    answer = commands[name](**options)
     if as_json:
         print(json.dumps(answer.data(), indent=2, allow_nan=False))
     else:

@@ -41,7 +41,7 @@ def measure(
         dtypes: float32, tf32, float16, bfloat16, float64, separated by commas.
         problems: Shapes of each operation and dtype.
         seed: Seed of the shapes.
-        device: cpu times the host instead, to try the command out.
+        device: Device to time; cpu times the host instead, to try the command out.
         gpu: Our name of the GPU (default: what torch reports).
     """
     from rich.console import Console

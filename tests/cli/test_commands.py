@@ -117,18 +117,18 @@ def test_predict_prices_a_machine_of_ones_own_by_its_electricity(trace: Path, ru
     [
         (["--gpus", "T4,Q9"], "'Q9' is not a GPU of the catalogue"),
         (["--gpus", ","], "gpus is empty; name at least one GPU"),
-        (["--iterations", "-1"], "iterations=-1 is negative"),
-        (["--usd-per-hour", "0"], "usd_per_hour=0.0 is not a price"),
-        (["--deadline-hours", "0"], "deadline_hours=0.0 is no deadline"),
-        (["--host-factor", "0"], "host_factor=0.0 is no ratio of times; give a number above 0"),
-        (["--watts", "3"], "watts=3.0, usd_per_kwh=None: give either usd_per_hour, or watts and usd_per_kwh"),
+        (["--iterations", "-1"], "--iterations -1 is negative"),
+        (["--usd-per-hour", "0"], "--usd-per-hour 0.0 is not a price"),
+        (["--deadline-hours", "0"], "--deadline-hours 0.0 is no deadline"),
+        (["--host-factor", "0"], "--host-factor 0.0 is no ratio of times; give a number above 0"),
+        (["--watts", "3"], "--watts 3.0, --usd-per-kwh None: give either --usd-per-hour, or watts and --usd-per-kwh"),
         (["--watts", "3", "--usd-per-hour", "1"], "Give one of --usd-per-hour, --offers, and --watts"),
         (["--region", "r"], "--region is for a price file of your own"),
         (["--offers", "none.yaml"], "none.yaml does not exist"),
         (["--weights", "nowhere"], "Weights path 'nowhere' does not exist"),
         (["--gpus", "A10G", "--deadline-hours", "1", "--sky", "x.yaml"], "No GPU can be recommended"),
         (["--html", "no/such/folder.html"], "No such file or directory: no/such/folder.html"),
-        (["--energy", "--grid-grams-per-kwh", "-5", "--iterations", "9"], "grid_grams_per_kwh=-5.0 is out of range"),
+        (["--energy", "--grid-grams-per-kwh", "-5", "--iterations", "9"], "--grid-grams-per-kwh -5.0 is out of range"),
     ],
 )
 def test_predict_refuses_what_cannot_be(options: list[str], problem: str, trace: Path, run: Run) -> None:
@@ -149,7 +149,7 @@ def test_a_report_is_one_file_by_its_ending(command: str, trace: Path, run: Run,
     assert found["written"] == {"md": str(tmp_path / "r.md")}
     assert found["energy"].keys() == {"T4"}
     ran = run(command, trace, "--output", "r.pdf")
-    assert "output='r.pdf' has another ending than .html, .md or .json" in ran.err
+    assert "--output 'r.pdf' has another ending than .html, .md or .json" in ran.err
 
 
 def test_report_without_a_name_writes_html_here(

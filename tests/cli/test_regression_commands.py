@@ -96,7 +96,7 @@ def test_a_regression_that_falls_to_0_is_a_dash(tmp_path: Path, run: Run) -> Non
     [
         (["--batch-sizes", "many"], "--batch-sizes has 'many'; expected numbers, separated by commas."),
         (["--columns", "batch_size"], "--columns has 'batch_size'; expected pairs like batch_size=params.bs."),
-        (["--batch-sizes", "8"], "The past runs have 3 values of num_gpus; say with --num-gpus which to predict for."),
+        (["--batch-sizes", "8"], "The past runs have 3 values of --num-gpus; say with --num-gpus which to predict for."),
         (
             ["--num-gpus", "1"],
             "The past runs have 4 values of batch_size; say with --batch-sizes which to predict for.",
@@ -104,7 +104,7 @@ def test_a_regression_that_falls_to_0_is_a_dash(tmp_path: Path, run: Run) -> Non
         (["--gpus", "T4", "--gflops", "1"], "Give one of --gpus and --gflops."),
         (["--gpus", "2xT4", "--num-gpus", "1"], "--gpus says how many GPUs already; leave --num-gpus out, or the numb"),
         (["--gpus", "T44", "--num-gpus", "1", "--batch-sizes", "1"], "'T44' is not a GPU of the catalogue."),
-        (["--num-gpus", "0", "--batch-sizes", "1"], "num_gpus=0; expected a whole number of at least 1."),
+        (["--num-gpus", "0", "--batch-sizes", "1"], "--num-gpus 0; expected a whole number of at least 1."),
         (["--model", "nest"], "0 past runs of 'nest' (there are runs of net); a regression needs at least 3."),
     ],
 )

@@ -15,7 +15,7 @@ import lightning_predict
 from lightning_predict.checked import read_toml
 from lightning_predict.cli import main
 from lightning_predict.cli.answers import Answer, aligned, json_value
-from lightning_predict.cli.parsing import COMMANDS, rewritten
+from lightning_predict.cli.parsing import COMMANDS, parsed
 from lightning_predict.errors import CatalogueError, LightningPredictError
 from lightning_predict.gpus import gpu
 from tests.cli.conftest import Run, python
@@ -70,11 +70,11 @@ def test_it_runs_as_a_module() -> None:
         (["predict"], "the following arguments are required: trace. See lightning-predict predict --help."),
         (["predict", "x", "--iteratons", "3"], "--iteratons is not an option of predict. Did you mean --iterations?"),
         (["predict", "x", "--zzz"], "--zzz is not an option of predict. See lightning-predict predict --help."),
-        (["predict", "x", "--iterations", "many"], "--iterations is 'many', but expected int."),
-        (["predict", "x", "--deadline-hours", "soon"], "--deadline-hours is 'soon', but expected float."),
+        (["predict", "x", "--iterations", "many"], "--iterations is 'many', but expected a whole number, for example"),
+        (["predict", "x", "--deadline-hours", "soon"], "--deadline-hours is 'soon', but expected a number."),
         (["predict", "x", "--method", "magic"], "--method is 'magic', but expected one of auto, mlp, wave."),
-        (["cache", "clean"], "--action is 'clean', but expected one of show, clear."),
-        (["--nothing"], "unrecognized arguments: --nothing"),
+        (["cache", "clean"], "show,clear is 'clean', but expected one of show, clear."),
+        (["--nothing"], "'--nothing' stands before a command. Commands: predict, trace, "),
         (["predict", "no-such-trace.json"], "No such file or directory: no-such-trace.json"),
         (["gpus", "H1000"], "'H1000' is not a GPU of the catalogue. The nearest names are H100-SXM-80GB"),
     ],
@@ -85,13 +85,6 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(words: list[str], problem: st
     assert ran.out == ""
     assert ran.err.startswith(f"lightning-predict: error: {problem}")
     assert ran.err.count("\n") == 1
-
-
-def test_without_jsonargparse_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jsonargparse", None)  # an import of it now fails
-    ran = run("gpus")
-    assert ran.code == 2
-    assert "pip install lightning-predict[cli]" in ran.err
 
 
 def test_an_error_within_a_command_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,24 +113,56 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
 
 
 def test_options_are_taken_with_hyphens_or_underscores_and_flags_without_a_value() -> None:
-    assert rewritten(["predict", "a-b.json", "--usd-per-hour", "1", "--spot", "--gpus=T4"]) == [
-        "predict",
-        "a-b.json",
-        "--usd_per_hour",
-        "1",
-        "--spot=true",
-        "--gpus=T4",
-    ]
-    assert rewritten(["predict", "t", "--spot", "false"]) == ["predict", "t", "--spot", "false"]
-    assert rewritten(["cache", "clear"]) == ["cache", "--action=clear"]
-    assert rewritten(["gpus"]) == ["gpus"]
-    assert rewritten([]) == []
+    found = parsed("predict", ["a-b.json", "--usd_per_hour", "1", "--spot", "--gpus=T4"])
+    assert (found["trace"], found["usd_per_hour"], found["spot"], found["gpus"]) == (Path("a-b.json"), 1.0, True, "T4")
+    assert (found["offline"], found["iterations"]) == (False, None)
+    assert parsed("cache", ["clear"])["action"] == "clear"
+    assert parsed("gpus", [])["search"] is None
+
+
+@pytest.mark.parametrize(("text", "number"), [("1000", 1000), ("1e6", 10**6), ("1,000", 1000), ("2_000", 2000)])
+def test_whole_numbers_as_people_write_them(text: str, number: int) -> None:
+    assert parsed("predict", ["x", "--iterations", text])["iterations"] == number
+
+
+def test_problems_are_told_in_the_words_of_the_command_line(run: Run, trace: Path) -> None:
+    ran = run("predict", trace, "--iterations", "10", "--deadline-hours", "-1")
+    assert ran.err.startswith("lightning-predict: error: --deadline-hours -1.0 is no deadline")
+    ran = run("predict", trace, "--usd-per-hour", "-2")
+    assert ran.err.startswith("lightning-predict: error: --usd-per-hour -2.0 is not a price")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_commands_options_and_gpus(shell: str, run: Run) -> None:
+    text = run("completion", shell).out
+    for word in (*COMMANDS, "deadline-hours", "H100-SXM-80GB"):
+        assert word in text
+
+
+def test_bash_completes(run: Run) -> None:
+    script = run("completion", "bash").out
+    words = "COMP_WORDS=(lightning-predict predict run.json --dead) COMP_CWORD=3; _lightning_predict"
+    done = subprocess.run(
+        ["bash", "-c", f'{script}\n{words}; echo "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "--deadline-hours\n"
 
 
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "lightning", "jsonargparse", "rich", "yaml", "matplotlib")
     loaded = python(f"import sys, lightning_predict.cli; print(*[name for name in {heavy} if name in sys.modules])")
     assert loaded.split() == []
+
+
+@pytest.mark.parametrize("words", [["--help"], ["gpus"], ["gpus", "T4"], ["predict", "--help"], ["completion", "bash"]])
+def test_what_needs_no_prediction_loads_nothing_that_predicts(words: list[str]) -> None:
+    heavy = ("torch", "numpy", "lightning", "rich", "yaml", "matplotlib", "requests", "safetensors")
+    ours = ("kernels", "timeline", "tracing", "distributed", "reports", "prediction", "weights")
+    names = (*heavy, *(f"lightning_predict.{name}" for name in ours))
+    code = f"from lightning_predict.cli import main; main({words!r}); import sys; print('\\n', *sys.modules)"
+    loaded = set(python(code).splitlines()[-1].split())
+    assert "lightning_predict.cli.parsing" in loaded
+    assert [name for name in names if name in loaded] == []
 
 
 def test_aligned_columns() -> None:
