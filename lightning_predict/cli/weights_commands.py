@@ -19,6 +19,12 @@ from lightning_predict.units import bytes_to_mebibytes
 WIDTH: Final = 160
 """Columns of progress."""
 
+NO_SCORES: Final = (
+    "No score: of each operation 15 % of the problems are held out, drawn by a hash of the shape, and in so few rows "
+    "none was. Measure more problems of an operation (`measure --problems 200`)."
+)
+"""What stands in place of an empty table of scores."""
+
 _OURS: Final = ("*.safetensors*", "manifest.json*")
 """Names that downloads of weights give to files, finished or not."""
 
@@ -27,8 +33,8 @@ def measure(
     output: Path,
     *,
     operations: str | None = None,
-    dtypes: str = "float32,tf32,float16,bfloat16",
-    problems: int = 200,
+    dtypes: str | None = None,
+    problems: int | None = None,
     seed: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
     gpu: str | None = None,
@@ -38,26 +44,35 @@ def measure(
     Args:
         output: Folder of the tables; those of the same operations are replaced.
         operations: Names of operations, separated by commas (default: all that have a benchmark).
-        dtypes: float32, tf32, float16, bfloat16, float64, separated by commas.
-        problems: Shapes of each operation and dtype.
+        dtypes: Of float32, tf32, float16, bfloat16 and float64, separated by commas (default: the first four; with
+            --device cpu the first).
+        problems: Shapes of each operation and dtype (default: 200; with --device cpu 1).
         seed: Seed of the shapes.
         device: Device to time; cpu times the host instead, to try the command out.
         gpu: Our name of the GPU (default: what torch reports).
     """
     from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from lightning_predict.measuring.benchmarks import BENCHMARKS
     from lightning_predict.measuring.run import measure as measure_operations
 
-    with Console(stderr=True).status(f"Measuring into {output} ..."):
+    is_try = device == "cpu"
+    usual = "float32" if is_try else "float32,tf32,float16,bfloat16"
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task("Measuring")
         found = measure_operations(
             output,
             operations=tuple(BENCHMARKS) if operations is None else _names(operations),
-            dtypes=_names(dtypes),
-            problems=problems,
+            dtypes=_names(usual if dtypes is None else dtypes),
+            problems=(1 if is_try else 200) if problems is None else problems,
             seed=seed,
             device=device,
             gpu=gpu,
+            is_trial=is_try,
+            progress=lambda name, done, total: shown.update(task, description=name, completed=done, total=total),
         )
     left_out = "" if not found.skipped else f"\n{len(found.skipped)} left out, the first: {found.skipped[0]}"
     return Answer(
@@ -86,7 +101,7 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
     scores = train_weights(tables, output, seed=seed, console=Console(stderr=True, width=WIDTH))
     return Answer(
         data=lambda: {"weights": str(output), "scores": json_value(scores)},
-        show=lambda: Console(width=OPERATORS_WIDTH).print(score_table(scores)),
+        show=lambda: Console(width=OPERATORS_WIDTH).print(score_table(scores) if scores else NO_SCORES),
     )
 
 

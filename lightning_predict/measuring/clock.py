@@ -23,6 +23,8 @@ from lightning_predict.units import megahertz_to_hertz, milliseconds_to_seconds
 REPLAYS: Final = 20
 WARM_UPS: Final = 3
 FLUSH_TIMES_L2: Final = 2
+HOST_SECONDS: Final = 0.02
+"""Time that the calls on a host may take together: they only try the command out."""
 
 
 @final
@@ -51,10 +53,10 @@ def time_call(call: Callable[[], object], device: torch.device, *, replays: int 
         device: Where it runs.
         replays: Repetitions of each kind; their median counts.
     """
-    for _ in range(WARM_UPS):
-        call()
     if device.type != "cuda":
         return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=_host_time(call, replays), clock_hz=None)
+    for _ in range(WARM_UPS):
+        call()
     eager = _event_times(call, replays, before=None)
     graph = _captured(call)
     if graph is None:
@@ -66,8 +68,9 @@ def time_call(call: Callable[[], object], device: torch.device, *, replays: int 
 
 
 def _host_time(call: Callable[[], object], replays: int) -> float:
-    times = []
-    for _ in range(replays):
+    times: list[float] = []
+    call()
+    while len(times) < replays and sum(times) < HOST_SECONDS:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)

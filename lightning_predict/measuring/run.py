@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -34,6 +34,10 @@ DTYPES: Final = {
     "float64": torch.float64,
 }
 """Compute dtype -> dtype of the tensors; `tf32` turns the two TF32 switches on."""
+
+LARGEST_HOST_FLOP: Final = 2e8
+LARGEST_HOST_BYTES: Final = 1e7
+"""Problems beyond these are left out on a processor, where the command is only tried."""
 
 SOURCE: Final = "own"
 EXTRA_COLUMNS: Final = ("latency_ms", "warm_ms", "eager_ms", "clock_mhz", "software", "date", "source")
@@ -64,6 +68,8 @@ def measure(
     seed: int = 0,
     device: str = "cuda",
     gpu: str | None = None,
+    is_trial: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Measured:
     """Measure operations and write one table for each into a folder.
 
@@ -75,6 +81,8 @@ def measure(
         seed: Of the shapes.
         device: `cuda`; `cpu` times the host instead, for trying the command out.
         gpu: Our name of the GPU; None asks torch.
+        is_trial: Leave out what takes a processor long, as nothing but the command is tried.
+        progress: Called before each operation with its name, how many are done, and how many there are.
 
     Raises:
         CaptureError: No CUDA device.
@@ -97,11 +105,13 @@ def measure(
     rows = 0
     files: list[Path] = []
     skipped: list[str] = []
-    for operation, words in shapes.items():
+    for number, (operation, words) in enumerate(shapes.items()):
+        if progress is not None:
+            progress(operation, number, len(shapes))
         path = target / f"own_{operation}.csv.gz"
         with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
-            for row in _written(file, operation, _rows(name, operation, words, dtypes, torch.device(device), skipped)):
-                rows += row
+            found = _rows(name, operation, words, dtypes, torch.device(device), skipped, is_trial=is_trial)
+            rows += sum(_written(file, operation, found))
         files.append(path)
     return Measured(rows=rows, files=tuple(files), skipped=tuple(skipped))
 
@@ -126,13 +136,23 @@ def _written(file: TextIO, operation: str, rows: Iterator[dict[str, object]]) ->
 
 
 def _rows(
-    gpu: str, operation: str, shapes: Sequence[Words], dtypes: Sequence[str], device: torch.device, skipped: list[str]
+    gpu: str,
+    operation: str,
+    shapes: Sequence[Words],
+    dtypes: Sequence[str],
+    device: torch.device,
+    skipped: list[str],
+    *,
+    is_trial: bool,
 ) -> Iterator[dict[str, object]]:
     # Where bytes alone decide, all dtypes are one.
     counts_bytes = operation_kind(operation).element_bytes is not None
     for dtype in dtypes[:1] if counts_bytes else dtypes:
         with _tf32(allowed=dtype == "tf32"):
             for words in shapes:
+                if is_trial and _is_large(operation, dtype, words):
+                    skipped.append(f"{operation} {dtype} {words}: too large to try on a processor")
+                    continue
                 try:
                     calls = benchmark_of(operation).calls(words, DTYPES[dtype], device)
                     timings = {name: time_call(call, device) for name, call in calls.items()}
@@ -141,6 +161,12 @@ def _rows(
                     continue
                 for name, timing in timings.items():
                     yield _row(gpu, name, dtype, words, timing)
+
+
+def _is_large(operation: str, dtype: str, words: Words) -> bool:
+    """Tell whether a processor would take seconds for one call."""
+    batch = problem_batch(operation, dtype, **words)
+    return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
 
 
 def _row(gpu: str, operation: str, dtype: str, words: Words, timing: Timing) -> dict[str, object]:

@@ -328,3 +328,9 @@ def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) ->
     assert "3 files (" in run("cache", "show", "--folder", tmp_path).out
     assert run("cache", "clear", "--folder", tmp_path).out.startswith("Removed 3 files (")
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_train_says_why_there_is_no_score(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "train", lambda *_, **__: ())
+    ran = run("train", tmp_path, "--output", tmp_path / "weights")
+    assert ran.out.startswith("No score: of each operation 15 % of the problems are held out")

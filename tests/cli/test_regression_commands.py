@@ -96,7 +96,7 @@ def test_a_regression_that_falls_to_0_is_a_dash(tmp_path: Path, run: Run) -> Non
     [
         (["--batch-sizes", "many"], "--batch-sizes has 'many'; expected numbers, separated by commas."),
         (["--columns", "batch_size"], "--columns has 'batch_size'; expected pairs like batch_size=params.bs."),
-        (["--batch-sizes", "8"], "The past runs have 3 values of --num-gpus; say with --num-gpus which to predict for."),
+        (["--batch-sizes", "8"], "The past runs have 3 values of --num-gpus; say with --num-gpus which to"),
         (
             ["--num-gpus", "1"],
             "The past runs have 4 values of batch_size; say with --batch-sizes which to predict for.",

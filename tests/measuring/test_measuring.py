@@ -187,3 +187,18 @@ def test_training_reads_what_was_measured(tmp_path: Path) -> None:
     assert backward.batch.operation == "gelu_backward"
     assert len(group.seconds) == 2
     assert group.floor_seconds == 0
+
+
+def test_a_trial_leaves_out_what_takes_a_processor_long_and_says_how_far_it_is(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    done = measure(
+        tmp_path,
+        operations=["linear", "gelu"],
+        dtypes=["float32"],
+        problems=3,
+        device="cpu",
+        is_trial=True,
+        progress=lambda name, finished, total: seen.append((name, finished, total)),
+    )
+    assert seen == [("linear", 0, 2), ("gelu", 1, 2)]
+    assert any(words.endswith("too large to try on a processor") for words in done.skipped)
