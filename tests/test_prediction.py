@@ -277,7 +277,7 @@ def test_coverage_says_mlp_only_for_what_a_network_was_trained_on() -> None:
         outputs=(half,),
         arguments={"padding": [1, 1]},
     )
-    assert coverage_of(convolution) == {"roofline": 1.0}  # a formula of tiles and bytes
+    assert coverage_of(convolution) == {"formula": 1.0}  # of tiles and bytes
     assert coverage_of(replace(PRODUCT, inputs=(TensorInfo((8192, 8192), "bfloat16"),) * 2)) == {
         "proxy": 1.0
     }  # emulated

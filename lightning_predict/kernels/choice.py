@@ -246,7 +246,8 @@ def _goes_by_ratio(direct: TimedWork, column: int, method: Method) -> bool:
         return method == "mlp"
     if item.unknown:
         return False
-    is_modelled = bool((direct.shares["roofline"][:, column] < 0.5).all())
+    by_figures = direct.shares["formula"][:, column] + direct.shares["roofline"][:, column]  # (gpus,)
+    is_modelled = bool((by_figures < 0.5).all())
     return is_modelled or operation_kind(item.problems[0].operation).units != "vector"
 
 

@@ -29,10 +29,10 @@ from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
 
-TimedBy = Literal["mlp", "proxy", "bytes", "roofline"]
+TimedBy = Literal["mlp", "proxy", "bytes", "formula", "roofline"]
 """How a time without a measurement comes about: `mlp` by a model trained on measurements of this operation in this
 dtype, on this or another GPU; `proxy` by a model of a related operation or dtype; `bytes` as a copy of as many bytes;
-`roofline` from peak arithmetic and bandwidth alone."""
+`formula` by a formula of its family, of tiles or caches; `roofline` from peak arithmetic and bandwidth alone."""
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
 """Share of the roofline that kernels without a model reach: large matrix work about half of the peak, streaming
@@ -238,8 +238,9 @@ def _no_slower(
     shares: dict[TimedBy, Array] = {
         method: merged(own.shares[method], np.zeros_like(gain)) for method in get_args(TimedBy)
     }
-    shares["roofline"] = merged(own.shares["roofline"], float32.shares["roofline"])
-    shares["proxy"] = merged(own.shares["proxy"], 1 - float32.shares["roofline"])
+    for method in ("formula", "roofline"):
+        shares[method] = merged(own.shares[method], float32.shares[method])
+    shares["proxy"] = merged(own.shares["proxy"], 1 - float32.shares["formula"] - float32.shares["roofline"])
     return ProblemTimes(
         seconds=merged(own.seconds, float32.seconds),
         low_seconds=merged(own.low_seconds, np.maximum(float32.low_seconds * gain / PROXY_SPREAD, bound)),
@@ -308,6 +309,7 @@ def _times_of_equals(
         "mlp": np.where(stands_in, 0.0, trained),
         "proxy": times.shares["proxy"] + np.where(stands_in, trained + copied, 0.0),
         "bytes": np.where(stands_in, 0.0, copied),
+        "formula": times.shares["formula"],
         "roofline": times.shares["roofline"],
     }
     return ProblemTimes(seconds, low, high, shares, times.base_share)
@@ -444,7 +446,7 @@ def _direct(problem: Problem, models: KernelModels | None) -> _Leaf | None:
     if models.supports(problem.operation, problem.dtype) and not is_beyond:
         return _Leaf(problem, None, models.timed_by(problem.operation, problem.dtype), "model")
     if kind.formula is not None:
-        return _Leaf(problem, None, "roofline", "formula")
+        return _Leaf(problem, None, "formula", "formula")
     siblings = SIBLING_DTYPES[operation_kind(problem.operation).units].get(problem.dtype, ())
     for sibling in siblings:
         if models.supports(problem.operation, sibling):

@@ -62,6 +62,7 @@ _METHODS: Final = {
     "proxy": "through a related operation or dtype",
     "wave": "kernel times measured here, wave-scaled",
     "bytes": "as a copy of as many bytes",
+    "formula": "a formula of tiles or caches",
     "roofline": "peak arithmetic and bandwidth only",
 }
 """What each method of `Iteration.coverage` does, in words."""
@@ -233,7 +234,7 @@ LARGE_INDIRECT_SHARE: Final = 0.1
 def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Say how much of the time no measurement and no network of the operation's own stands behind."""
     shares = [
-        sum(one.coverage.get(way, 0.0) for way in ("proxy", "bytes", "roofline"))
+        sum(one.coverage.get(way, 0.0) for way in ("proxy", "bytes", "formula", "roofline"))
         for one in predictions.values()
         if one.fits is not False
     ]

@@ -47,7 +47,8 @@ class Iteration:
         host_seconds: Time that the host needs to launch all of it, and for the Python work of the step in between.
         coverage: Share of the device time by method; sums to 1. Methods: `measured`, by a kernel recorded on this GPU;
             `wave`, wave-scaled from another; `mlp`, by a network trained on the operation in its dtype; `proxy`,
-            through a related operation or dtype; `bytes`, as a copy; `roofline`, from peaks alone.
+            through a related operation or dtype; `bytes`, as a copy; `formula`, by a formula of its family;
+            `roofline`, from peaks alone.
         forward_seconds: Device time of the forward phase, for estimates of validation.
         optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
         verdict: What bounds the step, and whose time it is; None if no timeline was simulated.

@@ -225,9 +225,9 @@ def test_shares_say_what_the_weights_were_trained_on(shipped: BundledModels) -> 
             problem("batch_norm", "float32", rows=4096, cols=4096),
             problem("sort", "float32", rows=4096, cols=4096),
         ],
-        "roofline": [
+        "formula": [
             problem("embedding_bag", "float32", bags=4096, rows=1000, dim=64),
-            # By formulas of tiles and bytes: no network knows them.
+            # Of tiles and bytes: no network knows them.
             problem("conv2d", "float16", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28),
             problem(
                 "conv2d", "float32", batch=8, in_channels=64, out_channels=64, kernel_size=3, image_size=28, groups=4

@@ -152,7 +152,7 @@ class EmbeddingModel:
 
     def timed_by(self, _operation: str, _dtype: str) -> TimedBy:
         """Tell that bags are timed by a formula of caches."""
-        return "roofline"
+        return "formula"
 
     def has_own_weights(self, _gpu_name: str, _operation: str, _dtype: str) -> bool:
         """Tell that no GPU has weights of its own: the formula knows its caches."""
