@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.callbacks.bases import warn
-from lightning_predict.callbacks.outcome import Aftermath, Outcome
+from lightning_predict.callbacks.outcome import Outcome, OutcomeTimer
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
@@ -66,7 +66,7 @@ class FollowUp:
         self.manner = manner or Manner()
         self._question = question
         self._clock = run_clock.now
-        self._aftermath: Aftermath | None = None
+        self._outcome_timer: OutcomeTimer | None = None
         self._answer: Answer | None = None
         self._answered_at = 0.0
         self._rest: Rest | None = None
@@ -130,15 +130,15 @@ class FollowUp:
         self._answer, self._rest = answer, answer.rest
         self._answered_at = self._rest_at = self._clock()
         self.run_clock.interrupt()
-        if self._aftermath is None and answer.expected is not None:
+        if self._outcome_timer is None and answer.expected is not None:
             batches = trainer.fit_loop.total_batch_idx + 1
-            self._aftermath = Aftermath(answer.expected, clock=self._clock, batches_seen=batches)
+            self._outcome_timer = OutcomeTimer(answer.expected, clock=self._clock, batches_seen=batches)
         return answer.predictions
 
     def was_shown(self) -> None:
         """Leave the time of the prediction and of showing it out of what the run took."""
-        if self._aftermath is not None:
-            self._aftermath.leaves_out(since=self._began)
+        if self._outcome_timer is not None:
+            self._outcome_timer.leaves_out(since=self._began)
 
     def renew(self, trainer: Trainer, *, moment: Moment) -> Predictions | None:
         """Compute the rest of the run again, and predict again where that is worth it.
@@ -184,9 +184,9 @@ class FollowUp:
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
         """Say what the run took beside what was first predicted, and remember it; None if nothing was trained."""
-        if self._aftermath is None:
+        if self._outcome_timer is None:
             return None
-        outcome = self._aftermath.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
+        outcome = self._outcome_timer.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
         if outcome is None:
             return None
         if max(outcome.actual_seconds, outcome.predicted_seconds) >= SECONDS_WORTH_A_LINE:

@@ -2,7 +2,7 @@
 
 Example::
 
-    watch = Aftermath(expected, clock=monotonic, batches_seen=4)
+    watch = OutcomeTimer(expected, clock=monotonic, batches_seen=4)
     outcome = watch.ends(batches_seen=1004)
     outcome.sentence      # "the rest of this run took 52.0 s, and 50.0 s were predicted (4 % more)"
 """
@@ -190,7 +190,7 @@ class Outcome:
 
 
 @final
-class Aftermath:
+class OutcomeTimer:
     """Times what follows a prediction.
 
     Args:

@@ -13,7 +13,7 @@ import pytest
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.outcome import BATCHES_TO_LEARN_FROM, Aftermath, Expected
+from lightning_predict.callbacks.outcome import BATCHES_TO_LEARN_FROM, Expected, OutcomeTimer
 from lightning_predict.run.history import append_record, fingerprint_of, history_path, read_history
 from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.conftest import Call
@@ -37,7 +37,7 @@ EXPECTED = Expected(
 
 def outcome(expected: Expected, *, seconds: float, batches: int) -> Any:
     times = iter([100.0, 100.0 + seconds])
-    return Aftermath(expected, clock=lambda: next(times), batches_seen=4).ends(batches_seen=4 + batches)
+    return OutcomeTimer(expected, clock=lambda: next(times), batches_seen=4).ends(batches_seen=4 + batches)
 
 
 def test_a_run_that_went_to_its_end() -> None:
