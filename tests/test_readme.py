@@ -114,6 +114,46 @@ def accuracy_table(manifest: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def commands() -> list[str]:
+    """The commands of the README's command line, without what is said of them."""
+    blocks = re.findall(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("lightning-predict ")]
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: "-".join(command.split()[1:3]).replace("/", "-"))
+def test_every_command_works(command: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    program, *words = command.split()
+    assert program == "lightning-predict"
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_predict.cli", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_commands_are_those_that_there_are() -> None:
+    from lightning_predict.cli.parsing import COMMANDS
+
+    shown = {command.split()[1] for command in commands()}
+    assert shown <= set(COMMANDS)
+    assert {"predict", "plan", "regress", "shard", "gpus", "offers"} <= shown
+
+
+def test_pictures_work_on_the_package_index() -> None:
+    # Its page knows no files of the repository.
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", README.read_text())
+    assert pictures
+    for picture in pictures:
+        assert picture.startswith("https://raw.githubusercontent.com/"), picture
+        assert (ROOT / "docs" / picture.rpartition("/")[2]).exists()
+
+
 @pytest.mark.parametrize(
     "name", ["large_model_without_a_gpu", "gan_manual_optimization", "recommendation", "tensorboard_and_wandb"]
 )
