@@ -131,7 +131,7 @@ def kernel_bench_results(
         as_run = fused(step) if mode == COMPILED else step
         eager_seconds = _seconds(step, gpus, weights)
         seconds = eager_seconds if as_run is step else _seconds(as_run, gpus, weights)
-        rooflines, fallbacks = _baselines(as_run, gpus)
+        rooflines, fallbacks = baselines(as_run, gpus)
         least = least_seconds(step)
         for gpu, _, measured, eager in cases:
             if (measured if eager is None else eager) < least:
@@ -210,7 +210,7 @@ def liger_results(path: Path, *, weights: Path | None = None) -> tuple[OperatorR
         trace = liger_trace(kernel, part, word=word, value=float(value), config=config)
         gpus = tuple(dict.fromkeys(gpu for gpu, _ in measured))
         predictions = _seconds(trace, gpus, weights)
-        rooflines, fallbacks = _baselines(trace, gpus)
+        rooflines, fallbacks = baselines(trace, gpus)
         for gpu, own in measured:
             if own < least_seconds(trace):
                 continue
@@ -240,8 +240,8 @@ def _seconds(trace: Trace, gpus: Sequence[str], weights: Path | None) -> dict[st
     }
 
 
-def _baselines(trace: Trace, gpus: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Roofline and untrained prediction of the device's time, both by GPU."""
+def baselines(trace: Trace, gpus: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Give the roofline and the untrained prediction of the device's time, both by GPU."""
     found = [find_gpu(name) for name in gpus]
     timed = timed_work(trace, found, origin=None, models=None)
     problems = [problem for item in timed.items for problem in item.problems]

@@ -26,7 +26,7 @@ from typing import Final, final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.accuracy.operator_tables import EAGER, KERNEL_BENCH, kernel_bench_times, least_seconds
+from benchmarks.accuracy.operator_tables import EAGER, KERNEL_BENCH, baselines, kernel_bench_times, least_seconds
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE, read_throughput_cases
 from benchmarks.accuracy.transformers import TRANSFORMERS_TABLE, evaluate_in_groups, read_transformer_cases
 from benchmarks.accuracy.vision import (
@@ -209,7 +209,7 @@ def _predicted(rows: Sequence[PublishedStep], cache: Path, weights: Path | None)
     gpus = [find_gpu(name) for name in names]
     timed = timed_work(trace, gpus, origin=None, models=kernel_models(names, None if weights is None else str(weights)))
     steps = iterations(trace, timed, gpus, spread=UNCALIBRATED)
-    least = least_seconds(trace)
+    least, (rooflines, fallbacks) = least_seconds(trace), baselines(trace, names)
     cases: list[StepCase | None] = []
     for row in rows:
         place = names.index(row.gpu)
@@ -225,6 +225,7 @@ def _predicted(rows: Sequence[PublishedStep], cache: Path, weights: Path | None)
                 predicted=Interval(step.low_seconds, step.seconds, step.high_seconds),
                 shares=_shares(timed, place, gpus[place]),
                 is_model=row.table != MODULES,
+                baselines={"roofline": rooflines[row.gpu], "untrained": fallbacks[row.gpu]},
             )
             if is_bound
             else None
@@ -260,6 +261,7 @@ def print_report(cases: Sequence[StepCase], console: Console) -> None:
         console: Where to.
     """
     fit = fit_steps(cases)
+    console.print(_baseline_table(cases))
     console.print(_table("Whole steps as predicted, with the operations' own intervals", cases))
     console.print(_table("With a factor for each kind of work, all cases seen", [corrected(one, fit) for one in cases]))
     for name, key in LEFT_OUT.items():
@@ -328,6 +330,24 @@ def _table(title: str, cases: Sequence[StepCase]) -> Table:
     if scores:
         means = tuple(statistics.fmean(column) for column in zip(*scores.values(), strict=True))
         table.add_row("mean of the tables", str(len(cases)), *_cells(means))
+    return table
+
+
+def _baseline_table(cases: Sequence[StepCase]) -> Table:
+    """Median errors by table beside simpler predictors of the device's time: seen GPUs, as no weight was fitted."""
+    names = tuple(dict.fromkeys(name for case in cases for name in case.baselines))
+    headings = [f"{name} {what} %" for name in ("predicted", *names) for what in ("median", "bias")]
+    table = report_table("Whole steps beside simpler predictors of the device's time", ("table",), ("n", *headings))
+    for name in _tables(cases):
+        members = [case for case in cases if case.table == name]
+        row = [name, str(len(members))]
+        for predictor in (None, *names):
+            errors = [
+                (case.predicted.middle if predictor is None else case.baselines[predictor]) / case.measured_seconds - 1
+                for case in members
+            ]
+            row += [f"{100 * statistics.median(map(abs, errors)):.1f}", f"{100 * statistics.median(errors):+.1f}"]
+        table.add_row(*row)
     return table
 
 

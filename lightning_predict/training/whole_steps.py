@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 import numpy as np
@@ -55,6 +55,7 @@ class StepCase:
         predicted: Prediction without a measurement, in seconds.
         shares: Share of the predicted device time by kind of work; they add up to 1.
         is_model: It is a step of a whole model; a module of a few operations errs as these do.
+        baselines: Seconds of the device by simpler predictors, by their name.
     """
 
     table: str
@@ -65,6 +66,7 @@ class StepCase:
     predicted: Interval[float]
     shares: Mapping[str, float]
     is_model: bool = True
+    baselines: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def log_ratio(self) -> float:

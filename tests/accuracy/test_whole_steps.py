@@ -27,12 +27,22 @@ def test_every_table_becomes_cases_and_the_spread_is_written_with_its_provenance
     assert [case.table for case in cases] == ["transformers"] * 3 + ["benchmarks"] * 2
     assert all(sum(case.shares.values()) == pytest.approx(1) for case in cases)
     assert max(cases[0].shares, key=lambda kind: cases[0].shares[kind]) == "products/float32/HBM"
+    # Nothing is faster than its roofline, and every prediction is above it.
+    assert all(0 < case.baselines["roofline"] < case.predicted.middle for case in cases)
     # 100,000 samples a step at 9 million a second.
     assert cases[3].measured_seconds == pytest.approx(100_000 / 9e6)
     assert len(list(cache.iterdir())) == 3
     assert main([str(folder), "--of", "steps", "--cache", str(cache), "--output", str(output)]) == 0
     printed = capsys.readouterr().out
-    for words in ("own intervals", "GPUs left out in turn", "sources left out in turn", "width", "mean of the tables"):
+    for words in (
+        "roofline median",
+        "untrained",
+        "own intervals",
+        "GPUs left out in turn",
+        "sources left out in turn",
+        "width",
+        "mean of the tables",
+    ):
         assert words in printed
     written = json.loads(output.read_text())
     assert written["provenance"]["cases"] == {"transformers": 3, "benchmarks": 2}
