@@ -114,6 +114,14 @@ def test_two_gpus_of_one_peak_and_bandwidth_get_one_time(models: BundledModels) 
     assert times.seconds[0, 0] == pytest.approx(times.seconds[1, 0], rel=0.03)
 
 
+def test_float64_is_computed_at_its_own_rate() -> None:
+    """GeForce boards have one lane for it in 32 or 64."""
+    item = problem("conv2d", "float64", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3)
+    least = float(batch_of([item]).flops[0]) / np.array([one.peak("float64") or math.nan for one in GPUS])
+    seconds = by_formula(item)[:, 0]
+    assert (seconds > least)[~np.isnan(least)].all()
+
+
 def test_the_matrix_of_patches_is_no_traffic(models: BundledModels) -> None:
     """On an L4, 2 x 51 MB of images and outputs in float32 take 0.34 ms; nine copies of the images would be 1.7 ms."""
     words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 56, "kernel_size": 3, "padding": 1}

@@ -404,10 +404,6 @@ def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array, 
     return seconds * VOLUME if work.is_volume else seconds
 
 
-def _has_matrix_units(dtype: str, gpu: Gpu) -> bool:
-    return dtype in ON_MATRIX_UNITS and dtype in gpu.peak_flops_per_second
-
-
 def _bandwidth(moved_bytes: Array, gpu: Gpu) -> Array:
     fast = max(gpu.l2_bytes_per_second, gpu.dram_bytes_per_second)
     return np.where(moved_bytes <= gpu.l2_bytes, fast, gpu.dram_bytes_per_second)
@@ -417,7 +413,8 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     """Time the implicit products, so many groups in one, by the tile that takes least."""
     copies, rows, cols, depth = work.of_merged_groups(merged)  # each (problems,)
     single = gpu.peak_flops_per_second["float32"]
-    rate = sustained_flops(gpu, work.dtype) if _has_matrix_units(work.dtype, gpu) else LANES_SHARE * single
+    has_units = work.dtype in ON_MATRIX_UNITS and work.dtype in gpu.peak_flops_per_second
+    rate = sustained_flops(gpu, work.dtype) if has_units else LANES_SHARE * (gpu.peak(work.dtype) or single)
     multiprocessors = gpu.streaming_multiprocessors
     per_flop = FEED if gpu.compute_capability >= ASYNCHRONOUS_COPIES else FEED_THROUGH_REGISTERS
     cycle_flops = rate / (multiprocessors * gpu.boost_clock_hz)
