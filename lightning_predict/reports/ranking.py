@@ -394,13 +394,13 @@ _NORMAL_95: Final = 1.645
 
 
 def _spread(candidate: Candidate) -> float:
-    """Standard deviation of the logarithm of the time, from its 90 % interval."""
+    """Compute the standard deviation of the logarithm of the time from its 90 % interval."""
     low, high = candidate.time.low, candidate.time.high
     return math.log(high / low) / (2 * _NORMAL_95) if 0 < low < high < math.inf else 0.0
 
 
 def _chance_of_less(log_ratio: float, spread: float) -> float:
-    """Chance that a value is the smaller one, whose logarithm is larger by so much with so much spread."""
+    """Compute the chance that a value is the smaller one though its logarithm is larger by so much, so uncertain."""
     return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < 0)
 
 

@@ -69,7 +69,7 @@ def as_on_cuda(name: str, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def _is_meta(tensor: object) -> bool:
-    """True for an ordinary tensor on the meta device of four or five dimensions."""
+    """Tell whether it is an ordinary tensor of four or five dimensions on the meta device."""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
         return False
     return tensor.dim() in _CHANNELS_LAST and is_dense(tensor)
