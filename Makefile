@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-gpu soak bench check format build clean
+.PHONY: demo test test-gpu soak soak-modules bench check audit format build clean
 
 # torch first and exactly: a looser request may choose a build that is gigabytes larger.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -36,6 +36,12 @@ soak: $(VENV)/installed
 	$(BIN)/python -m tests.soak.ranks
 	$(BIN)/python -m tests.soak.faults
 	$(BIN)/python -m tests.soak.hostile --inputs $(INPUTS)
+	$(BIN)/python -m tests.soak.mutations --sample 200
+
+# Projects of others, beside this torch: none of them brings another one.
+soak-modules: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/soak --requirement tests/soak/requirements.txt
+	PYTHONPATH=build/soak $(BIN)/python -m tests.soak.modules
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.speed.callback_overhead
@@ -50,6 +56,10 @@ check: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+
+# Known vulnerabilities of the pinned versions; says so where nobody can be asked.
+audit:
+	PYTHON=$(PYTHON) bash .ci/audit
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,7 @@
 """Fits that use one feature of Lightning each, for comparing a fit with our callbacks to one without.
 
-plain, watched = outcome("accumulation", folder, []), outcome("accumulation", folder, callbacks())
+fit = FITS["accumulation"]
+    plain, watched = outcome(fit, folder, []), outcome(fit, folder, callbacks())
 differences(plain, watched)     # [] where nothing differs
 """
 
@@ -52,13 +53,13 @@ def callbacks() -> list[Any]:
     return [RuntimePredictor(["T4", "8xL4"], print_table=False), CostBudget(usd=1e6, usd_per_hour=1)]
 
 
-def outcome(name: str, folder: Path, ours: list[Any]) -> Outcome:
+def outcome(fit: Fit, folder: Path, ours: list[Any]) -> Outcome:
     """Fit from the same seeds and say what it came to."""
     torch.manual_seed(7)
     np.random.seed(7)
     random.seed(7)
     folder.mkdir(parents=True, exist_ok=True)
-    trainer, model = FITS[name](folder, ours)
+    trainer, model = fit(folder, ours)
     metrics = {
         key: value for key, value in trainer.callback_metrics.items() if not key.startswith(("predict", "budget"))
     }

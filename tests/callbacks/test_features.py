@@ -14,13 +14,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on runs 
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_comes_to_the_same_with_and_without_our_callbacks(name: str, tmp_path: Path, said: list[str]) -> None:
     ours = callbacks()
-    watched = outcome(name, tmp_path / "watched", ours)
-    assert differences(outcome(name, tmp_path / "plain", []), watched) == []
+    watched = outcome(FITS[name], tmp_path / "watched", ours)
+    assert differences(outcome(FITS[name], tmp_path / "plain", []), watched) == []
     assert (ours[0].predictions is None) == (name in UNPREDICTED)
     assert [one for one in said if " is off" in one] == []
     said.clear()
 
 
 def test_the_comparison_sees_a_difference(tmp_path: Path) -> None:
-    plain, accumulated = outcome("plain", tmp_path, []), outcome("accumulation", tmp_path, [])
+    plain, accumulated = (outcome(FITS[name], tmp_path, []) for name in ("plain", "accumulation"))
     assert differences(plain, accumulated) == ["weights", "optimizers", "metrics", "counts"]

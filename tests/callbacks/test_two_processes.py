@@ -50,6 +50,13 @@ def test_rank_zero_predicts_and_logs_once(package: str, folder: Path) -> None:
     assert first["warned"] == second["warned"] == []
 
 
+def test_weights_and_random_numbers_of_both_are_those_of_a_fit_without_callbacks(folder: Path) -> None:
+    for watched, plain in zip(fitted(folder / "lightning.pytorch"), fitted(folder / "without"), strict=True):
+        assert watched["weights"] == plain["weights"]
+        assert watched["random"] == plain["random"]
+        assert watched["batches"] == plain["batches"]
+
+
 def test_both_stop_together_once_rank_zero_has_predicted(folder: Path) -> None:
     first, second = fitted(folder / "over")
     assert first["batches"] == second["batches"] == 3

@@ -18,6 +18,7 @@ from tests.callbacks.small import Small
 
 CASES: dict[str, Any] = {
     "within": lambda: [RuntimePredictor(["T4", "8xT4", "2x8xT4"]), CostBudget(hours=1000)],
+    "without": list,
     "over": lambda: [CostBudget(usd=1e-6, usd_per_hour=1), RuntimePredictor(["T4"])],
 }
 
@@ -25,6 +26,7 @@ CASES: dict[str, Any] = {
 FITS: dict[str, tuple[str, str]] = {
     "lightning.pytorch": ("lightning.pytorch", "within"),
     "pytorch_lightning": ("pytorch_lightning", "within"),
+    "without": ("lightning.pytorch", "without"),
     "over": ("lightning.pytorch", "over"),
 }
 """By the name of the folder: the package and the case, one after the other in the same two processes."""
@@ -33,6 +35,7 @@ FITS: dict[str, tuple[str, str]] = {
 def fit(package: str, folder: Path, case: str) -> None:
     """Fit, and write what this process has seen."""
     folder.mkdir(exist_ok=True)
+    torch.manual_seed(3)
     small = Small(package)
     callbacks = CASES[case]()
     model = small.model(validates=True)
@@ -56,7 +59,8 @@ def fit(package: str, folder: Path, case: str) -> None:
         trainer.fit(model, small.loader(16), small.loader(4))
     seen = {
         "batches": model.batches_trained,
-        "weights": float(torch.nn.utils.parameters_to_vector(model.parameters()).double().sum()),
+        "weights": torch.nn.utils.parameters_to_vector(model.parameters()).tolist(),
+        "random": torch.get_rng_state().tolist()[:64],
         "predicted": [one.predictions is not None for one in callbacks if isinstance(one, RuntimePredictor)],
         "reasons": [one.stopping_reason for one in callbacks if isinstance(one, CostBudget)],
         "predictions_logged": sum("predict/T4/iteration_ms" in keys for keys in logged),

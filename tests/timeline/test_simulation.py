@@ -74,6 +74,11 @@ def test_a_copy_beside_the_compute_stream_overlaps_what_follows() -> None:
     assert float(result.active_seconds[0]) * 1e6 == pytest.approx(140)
 
 
+def test_a_copy_beside_the_compute_stream_waits_for_its_launch() -> None:
+    # As a kernel of the compute stream does: launched at 8 + 8, behind an operation without one.
+    assert microseconds(run(work(), work(60, streams=(1,)))) == pytest.approx(16 + START + 60)
+
+
 def test_a_running_loop_hides_the_launches_behind_the_device() -> None:
     assert microseconds(run(work(100), work(30), steps=3)) == pytest.approx(130)
 

@@ -1,0 +1,123 @@
+"""Train modules of other projects with our callbacks and without: `python -m tests.soak.modules`.
+
+Each is fitted twice from the same seeds; printed is what differs. A project that is not installed, or that cannot be
+imported beside this torch, is named with the reason. `make soak-modules` installs those of `requirements.txt`.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from tests.callbacks import features
+from tests.callbacks.features import LIGHTNING, callbacks, differences, outcome
+
+Loss = Callable[[nn.Module, Tensor], Tensor]
+BATCHES, ROWS = 6, 4
+
+
+def adapters() -> tuple[nn.Module, Loss]:
+    """Give a GPT of transformers with PEFT's adapters of low rank."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    peft = import_module("peft")
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
+    model: Any = peft.get_peft_model(
+        GPT2LMHeadModel(config), peft.LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.1)
+    )
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        tokens = (batch.abs() * 8).long().clamp(max=63)
+        return module(input_ids=tokens, labels=tokens).loss  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def graphs() -> tuple[nn.Module, Loss]:
+    """Give a graph network of PyTorch Geometric, whose edges are drawn anew for each batch."""
+    layers = import_module("torch_geometric.nn")
+    first, second = layers.GCNConv(8, 16), layers.GATConv(16, 2, dropout=0.2)
+    model = layers.Sequential("x, edges", [(first, "x, edges -> x"), nn.ReLU(), (second, "x, edges -> x")])
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(batch, torch.randint(len(batch), (2, 12))).square().mean()  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def contrast() -> tuple[nn.Module, Loss]:
+    """Give Lightly's SimCLR head and loss, over two noisy views."""
+    head = import_module("lightly.models.modules.heads").SimCLRProjectionHead(16, 16, 8)
+    model, criterion = nn.Sequential(nn.Linear(8, 16), head), import_module("lightly.loss").NTXentLoss()
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return criterion(*(module(batch + 0.1 * torch.randn_like(batch)) for _ in range(2)))  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+MODULES: Final[dict[str, Callable[[], tuple[nn.Module, Loss]]]] = {
+    "transformers with PEFT": adapters,
+    "torch-geometric": graphs,
+    "lightly": contrast,
+}
+
+
+def fitted(make: Callable[[], tuple[nn.Module, Loss]]) -> features.Fit:
+    """A fit of a module of others."""
+
+    class Module(LIGHTNING.lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.loss = make()
+            self.batches_trained = 0
+
+        def training_step(self, batch: Tensor) -> Tensor:
+            self.batches_trained += 1
+            return self.loss(self.module, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    def fit(folder: Path, ours: list[Any]) -> tuple[Any, Any]:
+        model = Module()
+        trainer = LIGHTNING.trainer(folder, callbacks=ours, max_epochs=3)
+        trainer.fit(model, LIGHTNING.loader(BATCHES))
+        return trainer, model
+
+    return fit
+
+
+def main() -> None:
+    """Print the table."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    print("| project | predicted | differs |\n|---|---|---|")
+    differs = []
+    for name, make in MODULES.items():
+        try:
+            make()
+        except ImportError as error:
+            print(f"| {name} | not installed: {error} | |")
+            continue
+        with tempfile.TemporaryDirectory() as place:
+            ours = callbacks()
+            fit = fitted(make)
+            watched = outcome(fit, Path(place) / "watched", ours)
+            found = differences(outcome(fit, Path(place) / "plain", []), watched)
+        print(f"| {name} | {'yes' if ours[0].predictions is not None else 'no'} | {', '.join(found) or 'nothing'} |")
+        differs += [name] * bool(found)
+    if differs:
+        raise SystemExit(f"Training differs: {', '.join(differs)}")
+
+
+if __name__ == "__main__":
+    main()
