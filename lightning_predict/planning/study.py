@@ -1,15 +1,19 @@
 """The study: a planner against first principles, over settings and seeds, in parallel.
 
-Random instances draw jobs that arrive like customers from a fixed mix, with deadlines and weights; their times and
-machines are arithmetic over `job_times.toml`. Each run simulates one policy on one random instance twice: with the
-predicted times, and with real times that differ from them within their interval. Runs are independent and go through
-joblib, so a study that is too large for one machine spreads over a cluster without a change::
+Random instances draw jobs that arrive like customers from a fixed mix, with deadlines and weights. Their times and
+machines are those of a published study, derived in `job_times.toml`, and real times are off evenly by `error`; or
+(`setting: clouds`) machines that clouds rent out today, with the times that this package predicts (`cloud_jobs.json`),
+and real times as far off as its predictions were from published measurements. Each run simulates one policy on one
+random instance twice: with the predicted times, and with real times that differ from them within their interval. Runs
+are independent and go through joblib, so a study that is too large for one machine spreads over a cluster without a
+change::
 
     with joblib.parallel_config("dask"):
         result = run_study(Study(nodes=(10, 100)))
 
 The same study gives the same numbers on any number of workers. Example of `study.yaml`, with its defaults::
 
+    setting: published
     nodes: [10]
     mean_gap_seconds: [30, 45]
     seeds: 5
@@ -31,7 +35,7 @@ from typing import Final, final
 import numpy as np
 from joblib import Parallel, delayed
 
-from lightning_predict.checked import Checked, read_toml, read_yaml
+from lightning_predict.checked import Checked, read_json, read_toml, read_yaml
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.planning.milp import check_scipy
@@ -46,8 +50,12 @@ from lightning_predict.planning.problem import (
     Problem,
 )
 from lightning_predict.planning.simulator import ActualSeconds, simulate
+from lightning_predict.timeline.step_spread import SPREAD_FILE
 
 JOB_TIMES_FILE: Final = Path(__file__).with_name("job_times.toml")
+CLOUD_JOBS_FILE: Final = Path(__file__).with_name("cloud_jobs.json")
+
+SETTINGS: Final = ("published", "clouds")
 
 _BYTES_PER_PARAMETER: Final = 4
 _FLOPS_PER_MULTIPLY_ADD: Final = 2
@@ -56,13 +64,43 @@ _PASSES: Final = 3
 
 
 @cache
-def study_machines() -> tuple[MachineType, ...]:
-    """Return the nine machine types of the comparison.
+def study_machines(setting: str = "published") -> tuple[MachineType, ...]:
+    """Return the machine types of a setting.
+
+    Args:
+        setting: `published` or `clouds`.
 
     Raises:
         CatalogueError: The table breaks a rule.
     """
-    return tuple(_machine(name, row) for name, row in _tables("machine").items())
+    rows = _tables("machine") if setting == "published" else _cloud_jobs().member("machines").members()
+    return tuple(_machine(str(name), row) for name, row in rows.items())
+
+
+@cache
+def _cloud_jobs() -> Checked:
+    return read_json(CLOUD_JOBS_FILE, CatalogueError)
+
+
+@cache
+def cloud_job_seconds(kind: str) -> Mapping[Configuration, float]:
+    """Return the predicted time of a whole run of one of the six jobs on each machine type of the clouds.
+
+    Counts of GPUs that are slower than a smaller one are not offered.
+
+    Args:
+        kind: `JJ1` to `JJ6`.
+    """
+    by_gpu = _cloud_jobs().member("step_seconds").member(kind).members()
+    steps = _steps(_tables("job")[kind])
+    seconds: dict[Configuration, float] = {}
+    for machine in study_machines("clouds"):
+        fastest = math.inf
+        for count, step in by_gpu[machine.gpu].members().items():
+            if int(count) <= machine.num_gpus and step.positive() < fastest:
+                fastest = step.positive()
+                seconds[Configuration(machine=machine.name, num_gpus=int(count))] = steps * fastest
+    return seconds
 
 
 @cache
@@ -102,13 +140,22 @@ def job_seconds(kind: str, machines: tuple[MachineType, ...]) -> Mapping[Configu
 
 
 def _machine(name: str, row: Checked) -> MachineType:
-    row.check_keys({"gpu", "num_gpus", "usd_per_hour"})
+    row.check_keys({"gpu", "num_gpus", "usd_per_hour"}, {"date"})
     return MachineType(
         name=name,
         gpu=find_gpu(row.member("gpu").words()).name,
         num_gpus=_count(row, "num_gpus"),
         usd_per_hour=row.member("usd_per_hour").positive(),
     )
+
+
+def job_batch(kind: str) -> int:
+    """Return the samples of a step of one of the six jobs, over all GPUs.
+
+    Args:
+        kind: `JJ1` to `JJ6`.
+    """
+    return _count(_tables("job")[kind], "batch")
 
 
 def _count(row: Checked, key: str) -> int:
@@ -141,6 +188,7 @@ def random_problem(
     mean_gap_seconds: float,
     seed: int,
     error: float = 0.0,
+    setting: str = "published",
     formulation: Formulation = WITH_ALL_FREEDOM,
     restart_seconds: float = RESTART_SECONDS,
 ) -> Problem:
@@ -151,6 +199,7 @@ def random_problem(
         mean_gap_seconds: Mean time between two arrivals.
         seed: Of the random numbers.
         error: Half width of the interval of the times: 0.1 is ±10 %.
+        setting: `published` or `clouds`.
         formulation: Freedom of the planner.
         restart_seconds: Time that a job loses when it moves or goes on after a pause.
     """
@@ -163,7 +212,8 @@ def random_problem(
     digits = len(str(number - 1))
     jobs = []
     for index in range(number):
-        seconds = job_seconds(str(kinds[index]), study_machines())
+        kind = str(kinds[index])
+        seconds = cloud_job_seconds(kind) if setting == "clouds" else job_seconds(kind, study_machines())
         job = Job(
             name=f"{index:0{digits}d}-{kinds[index]}",
             seconds=seconds,
@@ -176,7 +226,7 @@ def random_problem(
         jobs.append(job)
     return Problem(
         jobs=tuple(jobs),
-        machines=study_machines(),
+        machines=study_machines(setting),
         limits=Limits(nodes=nodes),
         formulation=formulation,
         restart_seconds=restart_seconds,
@@ -198,20 +248,53 @@ def random_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
     }
 
 
+def cloud_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
+    """Real times of predicted jobs: off as predictions of whole steps were from published measurements.
+
+    Logarithms of measured over predicted times deviate by GPU, by model and by what is left; their standard deviations
+    were estimated with the spread of whole steps (`weights/files/whole_steps.json`). Kinds of jobs are models, and what
+    is left is drawn for each kind on each GPU.
+
+    Args:
+        problem: Of the setting `clouds`.
+        seed: Of the random numbers.
+    """
+    random = np.random.default_rng([seed, 2])
+    provenance = read_json(SPREAD_FILE, CatalogueError).member("provenance")
+    deviation = {key: value.positive() for key, value in provenance.member("deviations").members().items()}
+    gpu_of = {machine.name: machine.gpu for machine in problem.machines}
+    gpus = {gpu: random.normal(0.0, deviation["gpu"]) for gpu in sorted(set(gpu_of.values()))}
+    factors = {
+        (kind, gpu): math.exp(model + gpus[gpu] + random.normal(0.0, deviation["rest"]))
+        for kind in study_job_kinds()
+        for model in [random.normal(0.0, deviation["model"])]
+        for gpu in gpus
+    }
+    return {
+        job.name: {
+            configuration: seconds * factors[job.name.split("-")[1], gpu_of[configuration.machine]]
+            for configuration, seconds in job.seconds.items()
+        }
+        for job in problem.jobs
+    }
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """The problems and policies that a study compares.
 
     Attributes:
+        setting: `published` or `clouds`.
         nodes: Numbers of nodes; an instance has ten jobs a node.
         mean_gap_seconds: Mean times between two arrivals.
         seeds: Instances of each setting.
-        error: Half width of the interval of the times: 0.1 is ±10 %.
+        error: Half width of the interval of the published times: 0.1 is ±10 %.
         restart_seconds: Time that a job loses when it moves or goes on after a pause.
         policies: Names of `policies.py`.
     """
 
+    setting: str = "published"
     nodes: tuple[int, ...] = (10,)
     mean_gap_seconds: tuple[float, ...] = (30.0, 45.0)
     seeds: int = 5
@@ -312,6 +395,7 @@ def read_study(path: Path) -> Study:
     document.check_keys(optional=Study.__dataclass_fields__)
     get, defaults = document.optional, Study()
     study = Study(
+        setting=get("setting", Checked.text, defaults.setting),
         nodes=get("nodes", lambda value: tuple(item.integer() for item in value.items()), defaults.nodes),
         mean_gap_seconds=get(
             "mean_gap_seconds",
@@ -339,6 +423,8 @@ def check_study(study: Study) -> None:
     """
     for name in study.policies:
         policy(name)
+    if study.setting not in SETTINGS:
+        raise InvalidArgumentError(f"setting is {study.setting!r}; expected one of {', '.join(SETTINGS)}.")
     if not study.runs:
         raise InvalidArgumentError("The study has no runs; expected at least one of nodes, gaps, seeds and policies.")
     for number in study.nodes:
@@ -387,10 +473,12 @@ def run_once(study: Study, nodes: int, mean_gap_seconds: float, seed: int, name:
         mean_gap_seconds=mean_gap_seconds,
         seed=seed,
         error=study.error,
+        setting=study.setting,
         restart_seconds=study.restart_seconds,
     )
-    real = simulate(problem, policy(name), actual_seconds=random_actual_seconds(problem, seed=seed))
-    predicted = simulate(problem, policy(name)) if study.error else real
+    actual = cloud_actual_seconds if study.setting == "clouds" else random_actual_seconds
+    real = simulate(problem, policy(name), actual_seconds=actual(problem, seed=seed))
+    predicted = simulate(problem, policy(name))
     return StudyRun(
         nodes=nodes,
         mean_gap_seconds=mean_gap_seconds,

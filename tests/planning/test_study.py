@@ -181,3 +181,48 @@ def test_real_times_stay_within_the_interval() -> None:
     actual = random_actual_seconds(problem, seed=0)
     factors = [actual[job.name][place] / seconds for job in problem.jobs for place, seconds in job.seconds.items()]
     assert 0.9 <= min(factors) < 0.91 < 1.09 < max(factors) <= 1.1
+
+
+def test_clouds_have_predicted_times_and_no_machine_that_is_fastest_and_cheapest() -> None:
+    machines = {machine.name: machine for machine in study_machines("clouds")}
+    assert {name.split()[0] for name in machines} == {"AWS", "Azure", "GCP"}
+    best = []
+    for kind in study_job_kinds():
+        seconds = cloud_job_seconds(kind)
+        cost = {
+            item: t * machines[item.machine].usd_per_hour * item.num_gpus / machines[item.machine].num_gpus
+            for item, t in seconds.items()
+        }
+        best.append((min(seconds, key=lambda item: seconds[item]), min(cost, key=lambda item: cost[item])))
+        # More GPUs of a machine are offered only where they are faster.
+        for item, t in seconds.items():
+            fewer = [other for other in seconds if other.machine == item.machine and other.num_gpus < item.num_gpus]
+            assert all(t < seconds[other] for other in fewer)
+    assert all(fastest.machine != cheapest.machine for fastest, cheapest in best)
+
+
+def test_real_times_in_clouds_are_off_by_kind_and_gpu_as_predictions_were() -> None:
+    problem = random_problem(nodes=10, mean_gap_seconds=30.0, seed=0, setting="clouds")
+    actual = cloud_actual_seconds(problem, seed=3)
+    assert actual == cloud_actual_seconds(problem, seed=3)
+    gpu_of = {machine.name: machine.gpu for machine in problem.machines}
+    logs: dict[tuple[str, str], set[float]] = {}
+    for item in problem.jobs:
+        for configuration, seconds in item.seconds.items():
+            key = (item.name.split("-")[1], gpu_of[configuration.machine])
+            logs.setdefault(key, set()).add(round(math.log(actual[item.name][configuration] / seconds), 9))
+    assert all(len(factors) == 1 for factors in logs.values())  # the same on all machines with that GPU
+    # 36 factors, whose variance is 0.041² + 0.148² + 0.263² = 0.0927 on average: a deviation of 0.304.
+    deviation = float(np.std([next(iter(factors)) for factors in logs.values()]))
+    assert 0.2 < deviation < 0.42
+
+
+def test_a_study_of_clouds_runs(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("{setting: clouds, nodes: [1], mean_gap_seconds: [60], seeds: 1, policies: [edf]}", encoding="utf-8")
+    (run,) = run_study(read_study(path))
+    assert run.total_usd > 0
+    assert run.deviation != 0
+    path.write_text("setting: moon", encoding="utf-8")
+    with pytest.raises(InvalidArgumentError, match="setting is 'moon'; expected one of published, clouds"):
+        read_study(path)
