@@ -38,6 +38,7 @@ import lightning_predict as lp
 from benchmarks.accuracy.many_gpus import ScalingCase, read_scaling_cases
 from benchmarks.accuracy.workloads.classifiers import VGG19, alexnet, googlenet, vgg
 from benchmarks.accuracy.workloads.deep_speech import DeepSpeech
+from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
@@ -272,7 +273,7 @@ def recorded_step(model: SweptModel, samples: int) -> Trace:
         optimizer.step()
         if is_recorded:
             session.stop()
-    return replace(session.trace(), flags=Flags(matmul_tf32=False, cudnn_tf32=False), samples=samples)
+    return replace(without_pauses(session.trace()), flags=Flags(matmul_tf32=False, cudnn_tf32=False), samples=samples)
 
 
 def runs_from(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -14,6 +16,8 @@ from lightning_predict.planning.problem import Configuration
 from lightning_predict.planning.study import (
     Study,
     StudyRun,
+    cloud_actual_seconds,
+    cloud_job_seconds,
     compare,
     job_seconds,
     random_actual_seconds,
@@ -219,7 +223,9 @@ def test_real_times_in_clouds_are_off_by_kind_and_gpu_as_predictions_were() -> N
 
 def test_a_study_of_clouds_runs(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text("{setting: clouds, nodes: [1], mean_gap_seconds: [60], seeds: 1, policies: [edf]}", encoding="utf-8")
+    path.write_text(
+        "{setting: clouds, nodes: [1], mean_gap_seconds: [60], seeds: 1, policies: [edf]}", encoding="utf-8"
+    )
     (run,) = run_study(read_study(path))
     assert run.total_usd > 0
     assert run.deviation != 0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from benchmarks.accuracy.workloads.bert import BERT_BASE, BERT_LARGE, Bert, BertAdam, BertConfig
 from benchmarks.accuracy.workloads.gnmt import GNMT, Gnmt
 from benchmarks.accuracy.workloads.ncf import MOVIELENS_20M, NeuMf
+from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.accuracy.workloads.transformer_xl import (
     TRANSFORMER_XL_BASE,
@@ -207,7 +208,7 @@ def _recorded(benchmark: Benchmark, dtype: torch.dtype) -> Trace:
     session.start()
     step()
     session.stop()
-    return session.trace()
+    return without_pauses(session.trace())
 
 
 def _update_copies(module: nn.Module, masters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:

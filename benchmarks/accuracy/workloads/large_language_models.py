@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.accuracy.workloads.recorded import without_pauses
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
@@ -238,7 +239,7 @@ def _with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     model.zero_grad(set_to_none=True)
     loss().backward()
     session.stop()
-    trace = replace(session.trace(), flags=Flags(matmul_tf32=False, cudnn_tf32=True))
+    trace = replace(without_pauses(session.trace()), flags=Flags(matmul_tf32=False, cudnn_tf32=True))
     return with_fused_update(trace)
 
 
@@ -248,12 +249,7 @@ def with_fused_update(trace: Trace) -> Trace:
     Gradients are copied to float32, their norm is taken, Adam updates the copies in one kernel, and these are copied
     to the parameters.
     """
-    # A pause of the machine that records is no Python work of these models, which would be done for every micro-batch.
-    passes = [
-        replace(operation, python_seconds=0.0)
-        for operation in trace.operations
-        if operation.phase in ("forward", "backward")
-    ]
+    passes = [operation for operation in trace.operations if operation.phase in ("forward", "backward")]
     elements = sum(math.prod(parameter.shape) for parameter in trace.parameters)
     half = TensorInfo((elements,), trace.parameters[0].dtype)
     single = TensorInfo((elements,), "float32")

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from benchmarks.accuracy.workloads.recorded import without_pauses
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
@@ -196,5 +197,5 @@ def liger_trace(kernel: str, part: str, *, word: str, value: float, config: str)
         outputs: Sequence[Tensor] = results if isinstance(results, tuple) else (results,)
         torch.autograd.backward(outputs, [torch.empty_like(one) for one in outputs])
     session.stop()
-    trace = session.trace()
+    trace = without_pauses(session.trace())
     return replace(trace, operations=tuple(one for one in trace.operations if one.phase == part))

@@ -18,6 +18,7 @@ from torch import nn
 from benchmarks.accuracy.workloads.bert import BERT_LARGE, Bert
 from benchmarks.accuracy.workloads.gpt import GPT2_LARGE, GPT3_2_7B, GPT3_XL, Gpt
 from benchmarks.accuracy.workloads.opt import OPT_1_3B, Opt
+from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.switch import SWITCH_XL_4, Switch
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.session import CaptureSession
@@ -63,7 +64,7 @@ def forward_trace(module: nn.Module, tokens: torch.Tensor) -> Trace:
         session.start()
         module(tokens)
         session.stop()
-    return session.trace()
+    return without_pauses(session.trace())
 
 
 def training_trace(module: nn.Module, tokens: torch.Tensor) -> Trace:
@@ -81,4 +82,4 @@ def training_trace(module: nn.Module, tokens: torch.Tensor) -> Trace:
         loss.backward()
         if is_recorded:
             session.stop()
-    return session.trace()
+    return without_pauses(session.trace())
