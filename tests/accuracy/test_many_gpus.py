@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 from pathlib import Path
@@ -18,6 +19,7 @@ from benchmarks.accuracy.many_gpus import (
     Study,
     best_friction,
     evaluate_scaling,
+    read_example_cases,
     read_scaling_cases,
     scaling_tables,
     uniform_step,
@@ -73,6 +75,39 @@ def test_rows_of_several_gpus_stand_beside_that_of_one_or_are_left_out_with_a_re
         "its efficiency is above 1.05": 1,
         "no model of this benchmark is written here": 1,
         "the batch is not stated as one number": 1,
+    }
+
+
+def test_published_examples_stand_beside_one_gpu_of_the_same_machine_or_are_left_out_with_a_reason(
+    tmp_path: Path,
+) -> None:
+    columns = ("path", "heading", "hardware", "gpus", "batch_per_gpu", "precision", "value", "row_json")
+    bart, v100 = "PyTorch/LanguageModeling/BART/README.md", "DGX-1 (8x V100 32GB)"
+    rows = [
+        (bart, "training", v100, "1.0", "24, 40", "AMP", "50", "{}"),
+        (bart, "training", v100, "8.0", "24, 40", "AMP", "320", "{}"),  # of 8 x 50: 0.8, with the batch of 16 bits
+        (bart, "training", v100, "1.0", "10240/5120", "FP32", "10", "{}"),
+        (bart, "training", v100, "4.0", "10240/5120", "FP32", "36", "{}"),  # 0.9, with the batch of float32
+        (bart, "training", v100, "8.0", "24, 40", "FP32", "320", "{}"),
+        (bart, "training", "DGX-2 (16x V100 32GB)", "16.0", "24, 40", "AMP", "320", "{}"),
+        (bart, "training", v100, "2.0", "24, 40", "AMP", "120", "{}"),  # 1.2
+        (bart, "training", v100, "4.0", "24, 40", "AMP", "160", '{"Grad accumulation": "2"}'),
+        ("PyTorch/Classification/NoSuch/README.md", "training", v100, "8.0", "24", "AMP", "320", "{}"),
+    ]
+    path = tmp_path / "deep_learning_examples.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    cases, excluded = read_example_cases(path)
+    assert [(case.gpu, case.count, case.precision, case.batch, case.efficiency) for case in cases] == [
+        ("V100-SXM2-32GB", 8, "AMP", 40, 0.8),
+        ("V100-SXM2-32GB", 4, "FP32", 5120, 0.9),
+    ]
+    assert {reason: len(left_out) for reason, left_out in excluded.items()} == {
+        "no row of one GPU with the same batch on each": 1,
+        "no machine of at most 8 GPUs whose links are known": 1,
+        "its efficiency is above 1.05": 1,
+        "gradients accumulate over as many batches as keep the sum over all GPUs the same": 1,
+        "no parameters of this benchmark are written here": 1,
     }
 
 
