@@ -87,7 +87,7 @@ def main() -> None:
     trainer.fit(DigitsNet(), training, validation)
 
     assert predictor.predictions is not None
-    print(f"\nThe first prediction is an object, too: {predictor.predictions['L4'].total_seconds:.3f} s on an L4.")
+    print(f"\nThe predictions are an object, too: {predictor.predictions['L4'].total_seconds:.3f} s on an L4.")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date
+from os import PathLike
 from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
@@ -26,6 +27,7 @@ from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.gpus.own import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.models import kernel_models
@@ -65,6 +67,7 @@ def predict(
     history: bool = True,
     interconnect: Interconnect | None = None,
     host_factor: float = 1.0,
+    gpus_file: str | PathLike[str] | None = None,
 ) -> Predictions:
     """Predict the recorded step on GPUs.
 
@@ -84,6 +87,7 @@ def predict(
         history: Learn from earlier runs of this very step (see `run/history.py`).
         interconnect: See `Assumptions`.
         host_factor: See `Assumptions`.
+        gpus_file: TOML file of GPUs of your own, known from here on in this process (see `gpus/own.py`).
 
     Returns:
         One Prediction a GPU or layout, in the order asked.
@@ -95,6 +99,8 @@ def predict(
             and without shapes is an UnknownGpuError.
         WeightsError: Weights that cannot be found or trusted; an address that cannot serve is a note.
     """
+    if gpus_file is not None:
+        add_gpus(gpus_file)
     workload = steps_to_come(trace, iterations)
     layouts = layouts_of(gpus, num_nodes=num_nodes)
     assumptions = Assumptions(

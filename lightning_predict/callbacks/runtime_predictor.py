@@ -47,6 +47,7 @@ from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
+from lightning_predict.gpus.own import add_gpus
 from lightning_predict.guard import never_raises
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.reports.predictions import Predictions
@@ -92,6 +93,7 @@ class RuntimePredictor(Callback):
             largest batch size that fits on each GPU; None leaves that out.
         save_trace: File for the recorded step, `.json` or `.json.gz`, from which `lp.Trace.load` and the command line
             predict later and elsewhere; rank zero writes it after the capture. None writes none.
+        gpus_file: TOML file of GPUs of your own (see `gpus/own.py`).
 
     Attributes:
         predictions: What was predicted; None before the capture.
@@ -136,7 +138,10 @@ class RuntimePredictor(Callback):
         cores_per_node: int | None = None,
         meta_step: MetaStep | None = None,
         save_trace: str | PathLike[str] | None = None,
+        gpus_file: str | PathLike[str] | None = None,
     ) -> None:
+        if gpus_file is not None:
+            add_gpus(gpus_file)
         check_steps("warmup_steps", warmup_steps)
         check_steps("capture_steps", capture_steps)
         if cores_per_node is not None:

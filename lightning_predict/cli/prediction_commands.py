@@ -29,6 +29,7 @@ def predict(
     trace: Path,
     *,
     gpus: str | None = None,
+    gpus_file: Path | None = None,
     iterations: int | None = None,
     strategy: str = "ddp",
     nodes: int = 1,
@@ -59,6 +60,7 @@ def predict(
     Args:
         trace: The recorded step.
         gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten that people rent).
+        gpus_file: TOML file of GPUs of your own: [gpu.NAME] with like = "RTX-4090" and what differs.
         iterations: Training steps still to come; without it, times and costs are those of one step.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
         nodes: Machines of the layouts that do not say.
@@ -89,11 +91,14 @@ def predict(
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import DEFAULT_GPUS
     from lightning_predict.gpus.layouts import layouts_of
+    from lightning_predict.gpus.own import add_gpus
     from lightning_predict.run.history import read_history
     from lightning_predict.weights.source import weights_source
 
     if output is not None and output.suffix not in (".html", ".md", ".json"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .md or .json; give one.")
+    if gpus_file is not None:
+        add_gpus(gpus_file)
     asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
     layouts = layouts_of(asked, num_nodes=nodes)
     prices = Prices(usd_per_hour, offers, region, spot, watts, usd_per_kwh)

@@ -15,6 +15,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Final
@@ -23,12 +24,16 @@ from lightning_predict.errors import CatalogueError, InvalidArgumentError, Unkno
 from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.gpus.slices import slice_of
-from lightning_predict.units import bytes_to_gibibytes
+from lightning_predict.units import bytes_to_gibibytes, gibibytes_to_bytes
 
 SEPARATORS: Final = re.compile(r"[\s_-]+")
 
 _SLICE: Final = re.compile(r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>\d+g\.\d+gb)\s*", re.IGNORECASE)
 """What CUDA reports for a slice of a GPU."""
+
+_VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib>\d+)(?P<kind>[QCAB])", re.IGNORECASE)
+"""What CUDA reports for a virtual GPU that shares a card in turns, `NVIDIA A40-48Q` or `GRID T4-16C` (NVIDIA, Virtual
+GPU Software User Guide: board, GB of its memory, series of the licence)."""
 
 _OTHER_MAKERS: Final = re.compile(
     r"amd|instinct|radeon|mi\d{2,3}[axp]?|intel|gaudi\w*|hpu|arc|tpu\w*|trainium\d?|trn\d|inferentia\d?|inf\d|apple|ascend",
@@ -60,6 +65,8 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
     candidates = _catalogue_index().get(normalise(name))
     if candidates is None and (parts := _SLICE.fullmatch(name)) is not None:
         return slice_of(gpu(parts["gpu"], memory_bytes=None), parts["profile"])
+    if candidates is None and (parts := _VIRTUAL.fullmatch(name)) is not None:
+        return _virtual(gpu(parts["gpu"]), int(parts["gib"]), parts["kind"])
     if candidates is None:
         raise UnknownGpuError(_unknown_message(name))
     if len(candidates) == 1:
@@ -70,7 +77,7 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
 @cache
 def gpu_names() -> tuple[str, ...]:
     """List our names of all GPUs of the catalogue, oldest architecture first."""
-    return tuple(row.name for row in _catalogue())
+    return tuple(row.name for row in _known())
 
 
 def normalise(name: str) -> str:
@@ -101,14 +108,53 @@ def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
     return {word: tuple(owners.values()) for word, owners in index.items()}
 
 
+_OWN: Final[dict[str, Gpu]] = {}
+"""GPUs that the user has added, by name."""
+
+
+def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
+    """Add GPUs of the user's own; those of the same names that were added before are replaced.
+
+    Args:
+        gpus: What to add.
+
+    Raises:
+        InvalidArgumentError: A GPU of the catalogue has one of the names.
+    """
+    added = {row.name: row for row in gpus}
+    try:
+        index_by_name((*_catalogue(), *(_OWN | added).values()))
+    except CatalogueError as error:
+        raise InvalidArgumentError(f"{error} Or give your own GPU another name.") from None
+    taken = sorted({row.name for row in _catalogue()} & added.keys())
+    if taken:
+        raise InvalidArgumentError(f"{taken[0]} is a GPU of the catalogue already; give your own another name.")
+    _OWN.update(added)
+    for known in (_catalogue_index, gpu_names):
+        known.cache_clear()
+
+
 @cache
 def _catalogue() -> tuple[Gpu, ...]:
     return load_catalogue()
 
 
+def _known() -> tuple[Gpu, ...]:
+    return (*_catalogue(), *_OWN.values())
+
+
 @cache
 def _catalogue_index() -> Mapping[str, tuple[Gpu, ...]]:
-    return index_by_name(_catalogue())
+    return index_by_name(_known())
+
+
+def _virtual(whole: Gpu, gib: int, kind: str) -> Gpu:
+    """Give a virtual GPU: the whole card while no other takes its turn, with its own part of the memory."""
+    memory = gibibytes_to_bytes(gib)
+    if memory > whole.memory_bytes:
+        raise UnknownGpuError(f"{whole.name} has {bytes_to_gibibytes(whole.memory_bytes):g} GiB, less than {gib} GB.")
+    name = f"{whole.name}-{gib}{kind.upper()}"
+    return replace(whole, name=name, reported_names=(), aliases=(), memory_bytes=memory, nvlink_bytes_per_second=None)
 
 
 def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | None) -> Gpu:

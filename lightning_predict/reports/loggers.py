@@ -71,7 +71,8 @@ ARTIFACT_FOLDER: Final = "lightning_predict"
 
 
 def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
-    logger.experiment.add_text(TABLE_KEY, markdown_table(predictions), global_step=step)
+    # Its page breaks the words of a wide table.
+    logger.experiment.add_text(TABLE_KEY, markdown_table(predictions, verbose=False), global_step=step)
 
 
 def _tensorboard_layout(logger: Any, _predictions: Predictions, _step: int) -> None:

@@ -242,8 +242,8 @@ def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
         low, high = share(min(shares)), share(max(shares))
         part = high if low == high else f"{low.removesuffix(' %')} to {high}"
         yield (
-            f"{part} of the device's time is predicted through related operations, as copies or from peak rates: "
-            "counted in the intervals."
+            f"{part} of the device's time is predicted through related operations, by formulas or as copies: counted "
+            "in the intervals."
         )
 
 

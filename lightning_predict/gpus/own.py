@@ -1,0 +1,100 @@
+"""GPUs of the user's own, from a TOML file: each is like one of the catalogue's, but for what the file says.
+
+The keys are those of the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
+`catalogue.py`). `reported_names` is what `torch.cuda.get_device_name` says, so that the GPU is known when it is in use::
+
+    [gpu.RTX-4090-48GB]
+    like = "RTX-4090"
+    reported_names = ["NVIDIA GeForce RTX 4090 48GB"]
+    memory_gib = 48
+
+Example::
+
+    lp.predict(trace, ["RTX-4090-48GB"], gpus_file="gpus.toml")
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_predict.checked import Checked, read_toml
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.catalogue import COUNTS, FIGURES, NAME_PATTERN, OPTIONAL_FIGURES, PEAKS
+from lightning_predict.gpus.lookup import add_to_catalogue, gpu
+from lightning_predict.gpus.records import Gpu, Source
+from lightning_predict.units import teraflops_to_flops
+
+LIKE: Final = "like"
+_NAMES: Final = frozenset({"aliases", "reported_names"})
+
+
+def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
+    """Add the GPUs of a file to those that are known in this process.
+
+    Args:
+        path: A TOML file with a table `[gpu.<name>]` for each.
+
+    Returns:
+        Their names.
+
+    Raises:
+        InvalidArgumentError: Not such a file, a name of the catalogue's, or a figure that cannot be.
+        UnknownGpuError: `like` names no GPU.
+        OSError: The file cannot be read.
+    """
+    rows = read_gpus(path)
+    add_to_catalogue(rows)
+    return tuple(row.name for row in rows)
+
+
+def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
+    """Read the GPUs of a file.
+
+    Args:
+        path: A TOML file with a table `[gpu.<name>]` for each.
+
+    Raises:
+        InvalidArgumentError: Not such a file, or a figure that cannot be.
+        UnknownGpuError: `like` names no GPU.
+        OSError: The file cannot be read.
+    """
+    document = read_toml(Path(path), InvalidArgumentError)
+    document.check_keys({"gpu"})
+    return tuple(_own(name, row, Path(path)) for name, row in document.member("gpu").members().items())
+
+
+def _own(name: str, row: Checked, path: Path) -> Gpu:
+    row.check_keys({LIKE}, {*_NAMES, *FIGURES, *OPTIONAL_FIGURES, *PEAKS, *COUNTS})
+    if not NAME_PATTERN.fullmatch(name):
+        raise row.problem(f"is named {name!r}; expected only letters, digits, dots and hyphens.")
+    whole = gpu(row.member(LIKE).words())
+    figures: dict[str, Any] = {
+        field: convert(row.member(key).positive("in the unit that the key names"))
+        for key, (field, convert) in (FIGURES | OPTIONAL_FIGURES).items()
+        if row.has(key)
+    }
+    figures |= {key: row.member(key).integer(minimum=1) for key in COUNTS if row.has(key)}
+    peaks = {
+        dtype: teraflops_to_flops(row.member(key).positive("in TFLOP/s"))
+        for key, dtype in PEAKS.items()
+        if row.has(key)
+    }
+    boost = figures.get("boost_clock_hz", whole.boost_clock_hz)
+    figures["highest_clock_hz"] = max(boost, figures.get("highest_clock_hz", whole.highest_clock_hz))
+    return replace(
+        whole,
+        name=name,
+        aliases=row.optional("aliases", Checked.texts, ()),
+        reported_names=row.optional("reported_names", Checked.texts, ()),
+        peak_flops_per_second={**whole.peak_flops_per_second, **peaks},
+        # What the other card was measured to reach says nothing of new peaks.
+        measured_flops_per_second={
+            dtype: rate for dtype, rate in whole.measured_flops_per_second.items() if dtype not in peaks
+        },
+        single_source=True,
+        sources={"*": (Source(title=f"{path.name}, like {whole.name}", url="", date=""),)},
+        **figures,
+    )
