@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-gpu soak soak-modules bench check audit format build clean
+.PHONY: compat demo test test-gpu soak soak-modules bench check audit format build clean
 
 # torch first and exactly: a looser request may choose a build that is gigabytes larger.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -42,6 +42,11 @@ soak: $(VENV)/installed
 soak-modules: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/soak --requirement tests/soak/requirements.txt
 	PYTHONPATH=build/soak $(BIN)/python -m tests.soak.modules
+
+# Recording, workloads and callbacks on the oldest and on the newest torch and Lightning: gigabytes, weekly.
+compat:
+	.ci/compat low $(PYTHON)
+	.ci/compat newest $(PYTHON)
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.speed.callback_overhead

@@ -1,7 +1,7 @@
 """GPUs of the user's own, from a TOML file: each is like one of the catalogue's, but for what the file says.
 
 The keys are those of the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
-`catalogue.py`). `reported_names` is what `torch.cuda.get_device_name` says, so that the GPU is known when it is in use::
+`catalogue.py`). `reported_names` is what `torch.cuda.get_device_name` says, so that the GPU is known while in use::
 
     [gpu.RTX-4090-48GB]
     like = "RTX-4090"
