@@ -19,6 +19,7 @@ from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import read_offers
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.gpus.catalogue import load_catalogue
+from lightning_predict.gpus.own import read_gpus
 from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.planning.files import read_problem
 from lightning_predict.planning.study import read_study
@@ -208,6 +209,8 @@ def execution_trace(folder: Path) -> None:
     (folder / "e.json").write_bytes(gzip.decompress(Path("tests/traces/cpu_execution_trace.json.gz").read_bytes()))
 
 
+OWN_GPUS = '[gpu.MINE]\nlike = "T4"\nreported_names = ["NVIDIA Mine"]\nmemory_gib = 48\nfloat16_tflops = 9.5\n'
+
 READERS = {
     "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),
     "packed trace": Reader(
@@ -224,6 +227,7 @@ READERS = {
         "s.yaml", text("s.yaml", "nodes: [1, 2]\nseeds: 2\nerror: 0.1\n"), lambda folder: read_study(folder / "s.yaml")
     ),
     "GPUs": Reader("ampere.toml", write_catalogue, load_catalogue),
+    "own GPUs": Reader("gpus.toml", text("gpus.toml", OWN_GPUS), lambda folder: read_gpus(folder / "gpus.toml")),
     "sources of GPUs": Reader("sources.toml", write_catalogue, load_catalogue),
     "manifest": Reader(
         "manifest.json",

@@ -21,10 +21,10 @@ from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
-from lightning_predict.callbacks.showing import Manner, log_values, say
+from lightning_predict.callbacks.showing import Manner, log_values, say, write_file
 from lightning_predict.callbacks.trainer_state import batches_in_store
 from lightning_predict.reports.format import duration
-from lightning_predict.reports.loggers import log_predictions, write_json
+from lightning_predict.reports.loggers import log_predictions
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import append_record
 from lightning_predict.run.workload import Workload
@@ -174,8 +174,7 @@ class FollowUp:
         )
         for refusal in refusals:
             warn(refusal)
-        if self.manner.json_file is not None:
-            write_json(predictions, self.manner.json_file)
+        write_file(predictions, self.manner)
         say(
             trainer, f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(self._answer or before, instead)}."
         )

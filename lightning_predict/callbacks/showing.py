@@ -58,9 +58,6 @@ def show(
         pl_module: The module that it fits, whose `print` keeps the progress bar whole.
         manner: What is shown, and where.
         reason: Why there is another table, in a sentence; None for the first.
-
-    Raises:
-        OSError: The file that was asked for cannot be written.
     """
     ranking, step = rank(predictions, deadline_hours=manner.deadline_hours), trainer.global_step
     if manner.with_table:
@@ -69,8 +66,22 @@ def show(
     refusals = log_predictions(trainer.loggers, predictions, step=step, in_full=manner.logs_in_full)
     for warning in (*refusals, *log_table(trainer.loggers, ranking_table(ranking), step=step)):
         warn(warning)
-    if manner.json_file is not None:
+    write_file(predictions, manner)
+
+
+def write_file(predictions: Predictions, manner: Manner) -> None:
+    """Write the file that was asked for; one that cannot be written is one warning.
+
+    Args:
+        predictions: What to write.
+        manner: Where to.
+    """
+    if manner.json_file is None:
+        return
+    try:
         write_json(predictions, manner.json_file)
+    except OSError as error:
+        warn(f"RuntimePredictor could not write json_file={manner.json_file!r}: {type(error).__name__}: {error}")
 
 
 def say(trainer: Trainer, sentence: str) -> None:

@@ -125,12 +125,12 @@ def test_a_recorder_that_fails(small: Small, tmp_path: Path, monkeypatch: pytest
     off_and_unharmed(small, tmp_path, "training goes on: CaptureError: out of order")
 
 
-def test_a_default_root_dir_that_cannot_be_written(lightning: Small, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    predictor = RuntimePredictor(GPUS)
+def test_a_file_that_cannot_be_written(lightning: Small, tmp_path: Path) -> None:
+    predictor = RuntimePredictor(GPUS, json_file=tmp_path / "later" / "found.json")
+    (tmp_path / "later").write_text("not a folder")
     model = lightning.model()
-    trainer = lightning.trainer(tmp_path / "file", max_epochs=2, callbacks=predictor)
-    with pytest.warns(LightningPredictWarning, match="training goes on: (FileExists|NotADirectory)Error"):
+    trainer = lightning.trainer(tmp_path, max_epochs=2, callbacks=predictor)
+    with pytest.warns(LightningPredictWarning, match="could not write json_file=.*: (FileExists|NotADirectory)Error"):
         trainer.fit(model, lightning.loader(4))
     assert model.batches_trained == 8
     assert predictor.predictions is not None
