@@ -201,13 +201,10 @@ def kinds_of(windows: Iterable[Kind | None]) -> list[Kind | None]:
         windows: The windows in their order; None for one that nothing is to be learnt from.
     """
     windows = list(windows)
-    graphs: dict[Kind, set[int | None]] = {}
-    for window in windows:
-        if window is not None:
-            graphs.setdefault(replace(window, nodes=None), set()).add(window.nodes)
-    varying = {kind for kind, counts in graphs.items() if len(counts) > MOST_NODE_COUNTS}
-    merged = [None if window is None else replace(window, nodes=None) for window in windows]
-    return [one if one in varying else window for window, one in zip(windows, merged, strict=True)]
+    merged = {window: replace(window, nodes=None) for window in set(windows) if window is not None}
+    graphs = Counter(merged.values())  # how many numbers of nodes each came with
+    varying = {kind for kind, counts in graphs.items() if counts > MOST_NODE_COUNTS}
+    return [window if window is None or merged[window] not in varying else merged[window] for window in windows]
 
 
 def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
@@ -454,6 +451,7 @@ class StepRecorder:
         self._nodes = self._nodes_at_start = self._compilations_at_start = 0
         # Of all windows.
         self._windows: list[Kind | None] = []
+        self._kinds_found: list[Kind | None] = []
         self._timed: list[tuple[int, Window]] = []
         self._recorded: list[Recorded] = []
         self._rejected = 0
@@ -534,7 +532,7 @@ class StepRecorder:
 
     def rest(self) -> Trace | None:
         """Give the trace where training ended before all was recorded; None if it was given, or nothing is."""
-        return self._give(kinds_of(self._windows)) if self._recorded and not self.has_given else None
+        return self._give(self._kinds()) if self._recorded and not self.has_given else None
 
     def pause(self) -> None:
         """Note that something else than a wait for the loader happens before the next batch."""
@@ -557,7 +555,7 @@ class StepRecorder:
         return 0.0 if self._is_idle else self._clock()
 
     def _next_action(self, full_windows_after: int | None, is_short: bool) -> Action:
-        kinds = kinds_of(self._windows)
+        kinds = self._kinds()
         if len(self._recorded) < self._capture_steps:
             last = kinds[-1] if kinds else None
             alike = [window.seconds for number, window in self._timed if last is None or kinds[number] == last]
@@ -573,6 +571,12 @@ class StepRecorder:
         if is_short or self._is_complete(kinds):
             return "skip"
         return "record" if any(due(kinds, kind) for kind in self._missing(kinds)) else "time"
+
+    def _kinds(self) -> list[Kind | None]:
+        """Return the kinds of all windows, found once a window."""
+        if len(self._kinds_found) != len(self._windows):
+            self._kinds_found = kinds_of(self._windows)
+        return self._kinds_found
 
     def _keep(self, window: Window) -> None:
         """Take the window that has ended for what it was begun as."""
@@ -593,15 +597,15 @@ class StepRecorder:
             self._windows.append(None if was_compiled else kind)
             return
         self._windows.append(kind)
-        known = {kinds_of(self._windows)[one.number] for one in self._recorded}
-        if len(self._recorded) < self._capture_steps or kinds_of(self._windows)[number] not in known:
+        known = {self._kinds()[one.number] for one in self._recorded}
+        if len(self._recorded) < self._capture_steps or self._kinds()[number] not in known:
             optimizers = frozenset(self._due | updated)
             self._recorded.append(Recorded(session=session, window=window, number=number, optimizers=optimizers))
 
     def _trace_if_due(self) -> Trace | None:
         if not self._recorded or (len(self._recorded) < self._capture_steps and not self._is_last):
             return None
-        kinds = kinds_of(self._windows)
+        kinds = self._kinds()
         self.is_finished = self._is_last or self._has_waited_long_enough
         must_give = self.is_finished or (self._may_end_now and not self.has_given)
         if not (must_give or self._is_complete(kinds)):
@@ -657,7 +661,7 @@ class StepRecorder:
 
     def _pace_of_kinds(self) -> Pace:
         """Return the pace of windows as long as those of the commonest kind."""
-        kinds = kinds_of(self._windows)
+        kinds = self._kinds()
         shares = shares_of_kinds(kinds, self._kinds_recorded(kinds))
         windows = {kind: self._typical(kinds, kind).window for kind in shares}
         commonest = windows[max(shares, key=lambda kind: shares[kind])]
