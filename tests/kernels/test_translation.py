@@ -183,6 +183,21 @@ def test_an_embedding_reads_its_rows_and_its_gradient_writes_the_table() -> None
     assert bag == (problem("embedding_bag", "float32", bags=4, lookups=6, rows=1000, dim=32),)
 
 
+@pytest.mark.parametrize("name", ["aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward"])
+def test_the_gradient_of_a_table_is_zeroed_and_each_row_is_added_to_it(name: str) -> None:
+    gradient, indices = tensor(4, 32), tensor(24, dtype="int64")
+    zeroed, added = translated(name, gradient, indices, num_weights=1000, sparse=False)
+    # 24 indices of 8 bytes are read and, sorted, written; 1,000 rows of 32 numbers of 4 bytes are zeroed.
+    assert list(zeroed.dims) == [8 * 24, 4 * 1000 * 32 + 8 * 24, 0]
+    assert added == problem("embedding_bag_backward", "float32", bags=4, lookups=6, rows=1000, dim=32)
+
+
+def test_a_sparse_gradient_is_a_row_for_each_row_looked_up() -> None:
+    gradient, indices = tensor(4, 32), tensor(24, dtype="int64")
+    (copied,) = translated("aten::_embedding_bag_backward", gradient, indices, num_weights=1000, sparse=True)
+    assert list(copied.dims) == [24 * 32 * 4 + 24 * 8] * 2 + [0]
+
+
 def test_a_loss_reads_one_probability_a_target() -> None:
     forward = translated("aten::nll_loss_forward", tensor(8, 1000), tensor(8, dtype="int64"))
     assert forward[0].dims[0] == 2 * 8 * 8

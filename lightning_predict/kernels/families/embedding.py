@@ -213,3 +213,30 @@ def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, .
     table_bytes = rows * gradient.size_bytes / max(gradient.elements, 1) * gradient.shape[-1]
     size = float(gradient.size_bytes)
     return (Problem("transfer", "float32", (2 * size, table_bytes + size, float(gradient.elements))),)
+
+
+@translates("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
+def _bag_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """Count the gradient of a table from those of its bags.
+
+    A dense one is zeroed as a whole, and each row looked up is added to where it lands (sorted first, for which the
+    indices are read and written once more). A sparse one is a row for each row looked up, copied from its bag; the
+    meta device shows the shape of a dense one for it.
+    """
+    if len(operation.inputs) < 2 or "num_weights" not in operation.arguments:
+        return None
+    gradient, indices = operation.inputs[:2]
+    if len(gradient.shape) != 2 or min(gradient.elements, indices.elements) < 1:
+        return ()
+    bags, dim = gradient.shape
+    rows = int(operation.arguments["num_weights"])
+    row_bytes = gradient.size_bytes / bags
+    index_bytes = float(indices.size_bytes)
+    if operation.arguments.get("sparse"):
+        copied = indices.elements * row_bytes
+        return (Problem("transfer", "float32", (copied + index_bytes, copied + index_bytes, 0.0)),)
+    lookups = max(indices.elements / bags, 1.0)
+    return (
+        Problem("transfer", "float32", (index_bytes, rows * row_bytes + index_bytes, 0.0)),
+        Problem("embedding_bag_backward", compute_dtype(gradient), (float(bags), lookups, float(rows), float(dim))),
+    )
