@@ -5,7 +5,7 @@ The public surface, lazily imported (nothing here loads torch until `capture` is
 * `capture(step)` runs a training step and returns its `Trace`; `Trace.load` and `Trace.save` keep it in a file.
 * `import_trace(path)` reads a profile of `torch.profiler` as a Trace.
 * `best_layouts(trace, layouts)` ranks the ways to share a step over several GPUs.
-* `predict(trace, gpus)` returns `Predictions`: one `Prediction` a GPU, and a table when printed.
+* `predict(trace, gpus)` returns `Predictions`: one `Prediction` per GPU, and a table when printed.
 * `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
 * `gpu(name)` finds a `Gpu` of the catalogue; `gpu_names()` lists them.
 * `LightningPredictError` is the root of all errors.

@@ -1,7 +1,7 @@
-"""State what a prediction assumes: one value, built at the doors from their keyword arguments and passed on whole.
+"""State what a prediction assumes, as one value that each entry point builds from its arguments and passes on.
 
 `predict`, the callback, the what-ifs and the command line each make `Assumptions` once; whatever computes takes the
-value. A new assumption is a field with its sentence here, and an argument of the doors that offer it::
+value. A new assumption is a field with its sentence here, and an argument of the entry points that offer it::
 
     assumptions = Assumptions(strategy=strategy_of("fsdp"), usd_per_hour=2.0)
     predict_workload(trace, layouts_of(["8xL4"]), workload, assumptions)
@@ -44,15 +44,15 @@ class Assumptions:
         offers: Offers to take prices from; None takes those that come with the package.
         usd_per_hour: Your own price of one GPU, the same for all or by name; it comes before the offers.
         history: Earlier runs; those of the same model on the same GPU correct its prediction (see `run/history.py`).
-        interconnect: Bandwidths that you know of the links between GPUs; None takes what their names promise.
-        host_factor: Time that the processor beside the GPUs takes to launch a step over that of the one in use; below
-            1 for a faster one.
+        interconnect: Bandwidths of the links between GPUs, where you know them; None takes the catalogue's figures.
+        host_factor: Time that the host of the predicted GPUs takes to launch a step, divided by that of the host in
+            use; below 1 for a faster one.
         cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None: each loader has
-            cores enough.
+            enough cores.
 
     Raises:
-        InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, links that
-            are none, or a host factor that is no ratio.
+        InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, something
+            that is not an Interconnect, or a host factor that is not above 0.
     """
 
     strategy: Strategy = field(default_factory=Strategy)
@@ -71,18 +71,18 @@ class Assumptions:
         weights_source(self.weights)
         if not isinstance(self.interconnect, Interconnect | None):
             raise InvalidArgumentError(
-                f"interconnect={shown(self.interconnect)} is no Interconnect of lightning_predict.kernels.fabric; give "
-                "one, or None for what the names of the GPUs promise."
+                f"interconnect={shown(self.interconnect)} is not an Interconnect of lightning_predict.kernels.fabric; "
+                "give one, or None for what the names of the GPUs promise."
             )
         if not 0 < self.host_factor < math.inf:
             raise InvalidArgumentError(
-                f"host_factor={self.host_factor} is no ratio of times; give a number above 0, for example 0.5 for a "
+                f"host_factor={self.host_factor} is not a ratio of times; give a number above 0, for example 0.5 for a "
                 "host that is twice as fast."
             )
 
     @property
     def links(self) -> Interconnect:
-        """The links between GPUs: as the user knows them, else as the catalogue has them."""
+        """The links between GPUs: the user's figures, else the catalogue's."""
         return self.interconnect or CATALOGUE
 
 
@@ -91,7 +91,7 @@ _REFERENCE: Final = re.compile(r"^( *)(\w+): See `Assumptions`\.$", re.MULTILINE
 
 
 def documents_assumptions(door: Door) -> Door:
-    """Fill in a docstring's references to `Assumptions`, so that `help` says all of it and it is written once.
+    """Fill in a docstring's references to `Assumptions`, so that `help` is complete and each sentence is written once.
 
     Args:
         door: A function or class whose docstring has lines such as `method: See `Assumptions`.`

@@ -130,7 +130,7 @@ class Checked:
         return {name: self.member(name) for name in self.mapping()}
 
     def has(self, name: str) -> bool:
-        """Tell whether a field is there, with a value."""
+        """Return whether a field is there, with a value."""
         return self.mapping().get(name) is not None
 
     def optional(self, name: str, read: Callable[[Checked], Value], default: Default) -> Value | Default:
@@ -276,7 +276,7 @@ def shown(value: object) -> str:
 
 
 def positive_number(value: object) -> float | None:
-    """Return a number above 0 that a user gave (int, float, Decimal, Fraction or of numpy); None for all else."""
+    """Return a user's number above 0 (int, float, Decimal, Fraction or numpy number); None for anything else."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
         return None
     try:
@@ -542,7 +542,7 @@ class _Nodes:
         self._built: dict[int, tuple[Any, int]] = {}
 
     def value(self, node: yaml.Node, place: str, depth: int) -> tuple[Any, int]:
-        """Give a node's value, and how many levels of nesting it has."""
+        """Return a node's value, and how many levels of nesting it has."""
         value, height = self._built.get(id(node), (None, 0 if node.id == "scalar" else 1))
         if depth + height > MAX_DEPTH:
             words = f"is nested deeper than {MAX_DEPTH} levels, or holds itself; expected at most that."
@@ -572,7 +572,7 @@ class _Nodes:
                     highest = max(highest, height)
                 continue
             if key_node.id != "scalar":
-                raise self._file.refusal("has a key that is no plain value; expected one.", place, _line(key_node))
+                raise self._file.refusal("has a key that is not a plain value; expected one.", place, _line(key_node))
             key = self._scalar(key_node, inner)
             if key in own:
                 raise self._file.refusal("stands twice; remove one of the two.", inner, _line(key_node))

@@ -36,7 +36,7 @@ class Background(Generic[Result]):
         self._thread.start()
 
     def is_done(self, *, wait_seconds: float = 0.0) -> bool:
-        """Tell whether the work has ended.
+        """Return whether the work has ended.
 
         Args:
             wait_seconds: The longest wait for it.
@@ -45,7 +45,7 @@ class Background(Generic[Result]):
         return not self._thread.is_alive()
 
     def result(self) -> Result:
-        """Give what the work returned, once it has ended, or raise what it raised."""
+        """Return what the work returned, once it has ended, or raise what it raised."""
         if self._error is not None:
             raise self._error
         return self._results[0]

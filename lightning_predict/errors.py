@@ -37,7 +37,7 @@ class LightningPredictError(Exception):
     """Root of every error that this package raises on purpose."""
 
     def __str__(self) -> str:
-        """Give the message; control characters, such as escape sequences that a file holds, as their codes."""
+        """Return the message; control characters, such as escape sequences that a file holds, as their codes."""
         text = super().__str__()
         return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 

@@ -55,7 +55,7 @@ def never_raises(
         # Exception, the broadest that is not an exit: predictions are worth less than the run that they are about.
         try:
             hook(self, *args, **kwargs)
-        except (BudgetExceededError, StopIteration):  # a loop takes StopIteration for the end of its loader
+        except (BudgetExceededError, StopIteration):  # a loop treats StopIteration as the end of its loader
             raise
         except Exception as error:
             try:

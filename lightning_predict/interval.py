@@ -74,7 +74,7 @@ class Interval(Generic[Value]):
         return self._each(lambda value: _chosen(value, limit, takes_smaller=False))
 
     def holds(self, value: float) -> bool:
-        """Tell whether a number lies between the ends."""
+        """Return whether a number lies between the ends."""
         return bool(self.low <= value <= self.high)
 
     def _each(self, change: Callable[[Any], Any]) -> Interval[Value]:

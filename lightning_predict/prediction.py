@@ -90,7 +90,7 @@ def predict(
         gpus_file: TOML file of GPUs of your own, known from here on in this process (see `gpus/own.py`).
 
     Returns:
-        One Prediction a GPU or layout, in the order asked.
+        One Prediction per GPU or layout, in the order asked.
 
     Raises:
         UnknownGpuError: A name that the catalogue does not hold.

@@ -22,7 +22,7 @@ GPUS_VARIABLE: Final = "LIGHTNING_PREDICT_GPUS"
 
 
 def callbacks_from_environment() -> list[RuntimePredictor]:
-    """Give a `RuntimePredictor` if `LIGHTNING_PREDICT=1`, for the GPUs in `LIGHTNING_PREDICT_GPUS` if they are named.
+    """Return a `RuntimePredictor` if `LIGHTNING_PREDICT=1`, for the GPUs in `LIGHTNING_PREDICT_GPUS` if they are named.
 
     Raises:
         InvalidArgumentError: `LIGHTNING_PREDICT` is neither 1 nor 0 nor empty.

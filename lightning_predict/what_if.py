@@ -192,7 +192,7 @@ def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line]) -> BatchS
 def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[Line, ...]:
     """Fit the memory of the passes and of the update, each a straight line by itself; the larger counts.
 
-    The allocator's remainders go up and down with the batch, so they are no part of the slope: the largest counts.
+    The allocator's remainders go up and down with the batch, so they are not part of the slope: the largest counts.
     """
     memory = {size: one for size, trace in traces.items() if (one := step_memory(trace)) is not None}
     if len(memory) < len(traces):

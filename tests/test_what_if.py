@@ -209,7 +209,7 @@ def test_measurements_of_the_old_precision_are_left_out(traces: dict[int, Trace]
 
 
 def test_what_cannot_be_cast_is_refused(traces: dict[int, Trace]) -> None:
-    with pytest.raises(InvalidArgumentError, match="dtype='float8' is no precision of autocast; expected bfloat16 or"):
+    with pytest.raises(InvalidArgumentError, match="dtype='float8' is not an autocast precision; expected bfloat16 or"):
         in_precision(traces[1024], "float8")
     with pytest.raises(InvalidArgumentError, match="recorded under autocast in float16; record it in float32 first"):
         in_precision(replace(traces[1024], flags=Flags(autocast_dtype="float16")), "bfloat16")

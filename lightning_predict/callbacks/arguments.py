@@ -33,7 +33,7 @@ def check_steps(name: str, steps: int) -> None:
 
 
 def amount_of(name: str, amount: object) -> float:
-    """Return the number that was given: an int, a float, a Decimal, a Fraction or a number of numpy.
+    """Return the given number: an int, float, Decimal, Fraction or numpy number.
 
     Args:
         name: The argument.
@@ -64,29 +64,29 @@ def hours_of(name: str, hours: object) -> float:
 
 
 def check_name(name: str, text: object, example: str) -> None:
-    """Refuse a name that is no text; None is no name.
+    """Refuse a name that is not a string; None means no name.
 
     Args:
         name: The argument.
         text: Its value.
-        example: A name that would do.
+        example: An acceptable name.
 
     Raises:
         InvalidArgumentError: It is not.
     """
     if text is not None and not isinstance(text, str):
-        raise InvalidArgumentError(f"{name}={shown(text)} is not a name; expected a text, for example {example!r}.")
+        raise InvalidArgumentError(f"{name}={shown(text)} is not a name; expected a string, for example {example!r}.")
 
 
 def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) -> None:
-    """Refuse lengths of an epoch that are not at least 1, and two of them.
+    """Refuse epoch lengths below 1, and two lengths at once.
 
     Args:
         batches_per_epoch: Batches; None if not given.
         samples_per_epoch: Samples; None if not given.
 
     Raises:
-        InvalidArgumentError: It is so.
+        InvalidArgumentError: A length is below 1, or both are given.
     """
     for name, length in (("batches_per_epoch", batches_per_epoch), ("samples_per_epoch", samples_per_epoch)):
         if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
@@ -106,7 +106,7 @@ def check_weights(weights: AnyWeights) -> WeightsSource:
 
     Raises:
         WeightsNotFoundError: It does not exist.
-        InvalidArgumentError: It is an address that cannot be used, or no place at all.
+        InvalidArgumentError: It is an address that cannot be used, or not a path at all.
     """
     source = weights_source(weights)
     if source.path is not None and not Path(source.path).expanduser().exists():
@@ -120,16 +120,16 @@ def check_weights(weights: AnyWeights) -> WeightsSource:
 def check_file(
     name: str, path: str | PathLike[str] | None, *, endings: tuple[str, ...] = (".json", ".json.gz"), example: str
 ) -> None:
-    """Refuse what cannot name a file to write; None is no file. Folders that do not exist will be made.
+    """Refuse what cannot name a file to write; None means no file. Missing folders will be created.
 
     Args:
         name: The argument.
         path: Its value.
-        endings: How the name may end.
-        example: A name for the message.
+        endings: Suffixes that the name may have.
+        example: A valid name, for the message.
 
     Raises:
-        InvalidArgumentError: It is no local path, does not end like this, or lies where no file can be.
+        InvalidArgumentError: Not a local path, a wrong suffix, or a place where no file can be written.
     """
     if path is None:
         return
@@ -163,7 +163,7 @@ def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
 
 
 def future_time(name: str, time: object) -> datetime:
-    """Return the time that was given, local where it has no zone.
+    """Return the given time, in local time where it has no time zone.
 
     Args:
         name: The argument.

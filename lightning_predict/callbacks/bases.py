@@ -21,10 +21,10 @@ PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
 
 def installed_packages() -> tuple[ModuleType, ...]:
-    """List those of `PACKAGES` that can be imported.
+    """List the `PACKAGES` that can be imported.
 
     Raises:
-        MissingDependencyError: None of them.
+        MissingDependencyError: None of them can be imported.
     """
     modules = []
     for name in PACKAGES:
@@ -67,7 +67,7 @@ class LightningPredictWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Show one `LightningPredictWarning` on rank zero; where a filter makes an exception of it, log it instead."""
+    """Show one `LightningPredictWarning` on rank zero; where a filter turns it into an exception, log it instead."""
     try:
         rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
     except Exception:

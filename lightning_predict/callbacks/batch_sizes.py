@@ -1,7 +1,7 @@
 """The largest batch size on each GPU, from steps that the user offers to run on the meta device.
 
-The user's own training step is never run again; what runs is a step that was handed over for this, at the batch size in
-use and at twice that. Example::
+The user's own training step is never run again; what runs is a step that was handed over for this, at the current batch
+size and at twice that. Example::
 
     def meta_step(batch_size):
         with torch.device("meta"):
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 _PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: None}
-"""Precision of the steps on the meta device, by the autocast that the Trainer's own step ran under."""
+"""Precision of the steps on the meta device, by the autocast dtype of the Trainer's own step."""
 
 MetaStep = Callable[[int], Callable[[], object]]
-"""From a batch size to a step that runs on the meta device."""
+"""Makes a step that runs on the meta device from a batch size."""
 
 
 def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
-    """Return the largest batch size that fits on each GPU; random numbers and gradients of the run are left alone.
+    """Return the largest batch size that fits on each GPU; the run's random state and gradients stay untouched.
 
     Args:
         meta_step: Makes the step.

@@ -1,4 +1,4 @@
-"""A budget: what a run has taken over all its fits, what it may take, and what follows from that; it knows no Trainer.
+"""A budget: what a run has used over all its fits, what it may use, and what follows; independent of the Trainer.
 
 `Ledger` keeps what was used, a `Limit` is dollars, hours or a deadline, all used up by time at a rate of their own,
 `price_of_run` finds what an hour costs, and `BudgetWatch` follows a fit batch by batch and says when there is something
@@ -42,7 +42,7 @@ class RunPrice:
 
     Attributes:
         usd_per_hour: Of all machines of the run; None if no price is known.
-        warning: What is doubtful about it; None if nothing is.
+        warning: What is doubtful about it; None if nothing.
         source: Where it comes from, with its date; None if there is none, or the warning says it.
     """
 
@@ -52,7 +52,7 @@ class RunPrice:
 
 
 def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
-    """Find the newest offer of this name: the provider's name of the machine, alone or after the provider's own.
+    """Find the newest offer of this name: the provider's machine name, alone or after the provider's own.
 
     Args:
         name: For example `g5.xlarge` or `AWS g5.xlarge`.
@@ -78,7 +78,7 @@ def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Find our name of the GPU that this is; None off CUDA, and for one that the catalogue does not hold.
+    """Find the catalogue name of the GPU in use; None without CUDA, and for a GPU that the catalogue lacks.
 
     Args:
         device: The device that trains.
@@ -149,7 +149,7 @@ class Ledger:
     """Time and money that a run has taken, over all its fits.
 
     Args:
-        clock: Seconds that only grow, whatever happens to the wall clock.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -171,7 +171,7 @@ class Ledger:
 
     @property
     def usd(self) -> float:
-        """Dollars of all fits, each at its price; what had no price is not in it."""
+        """Dollars of all fits, each at its own price; fits without a price are not included."""
         return self.usd_before + self.elapsed_seconds * self.usd_per_second
 
     def open(self, *, forget: bool) -> None:
@@ -187,11 +187,11 @@ class Ledger:
         self._start = self._clock()
 
     def close(self) -> None:
-        """End the fit; without effect if there is none."""
+        """End the fit; do nothing if there is none."""
         self.seconds_before, self.usd_before, self._start = self.seconds, self.usd, None
 
     def resume(self, *, seconds: float, usd: float) -> None:
-        """Take over what a checkpoint says was taken before; what this process saw counts if it is more."""
+        """Take over the use that a checkpoint recorded; what this process measured counts if it is more."""
         self.seconds_before = max(self.seconds_before, seconds)
         self.usd_before = max(self.usd_before, usd)
 
@@ -216,11 +216,11 @@ class Limit:
     before: float = 0.0
 
     def used(self, elapsed_seconds: float) -> float:
-        """Return how much is used up after so many seconds of this fit."""
+        """Return how much is used up after this many seconds of the fit."""
         return self.before + elapsed_seconds * self.per_second
 
     def reached_seconds(self, share: float) -> float:
-        """Return the seconds of this fit after which so much of the total is used up; below 0 where it was before."""
+        """Return the seconds of this fit at which an amount of the total is used up; negative if before it began."""
         return (share * self.total - self.before) / self.per_second
 
 
@@ -236,7 +236,7 @@ def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
 
 
 def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
-    """Return a limit that an hour of the run uses up by an hour.
+    """Return a limit in hours: an hour of the run uses up one hour of it.
 
     Args:
         name: The argument that set it.
@@ -257,9 +257,9 @@ def limits_of_fit(
 
     Args:
         ledger: What was used before, and the price.
-        usd: Dollars; None is no limit.
-        hours: Hours; None is no limit.
-        deadline: A time with a zone; None is no limit.
+        usd: Dollars; None means no limit.
+        hours: Hours; None means no limit.
+        deadline: A time with a zone; None means no limit.
     """
     limits = []
     if usd is not None and ledger.usd_per_second > 0:
@@ -288,7 +288,7 @@ GO_ON: Final = Verdict("go on", "within the budget")
 
 
 def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float] | None) -> dict[str, float]:
-    """Return values for loggers by name: what is used, allowed and, where there is a forecast, needed of each limit.
+    """Return values for loggers by name: for each limit what is used, allowed and, given a forecast, needed.
 
     Args:
         limits: The limits; a deadline counts in hours from the beginning of the fit.
@@ -332,17 +332,17 @@ def judge_forecast(limits: Sequence[Limit], elapsed_seconds: float, forecast: In
 
 
 def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> Verdict:
-    """Stop where a limit is used up, less what it takes to end, and warn where 80 % of it are used.
+    """Stop where a limit is used up, less what it takes to end, and warn where 80 % of it is used.
 
     Args:
         limits: The limits.
         elapsed_seconds: Of this fit.
-        end_seconds: What the run takes once it is told to stop.
+        end_seconds: Seconds that the run still takes once it is told to stop.
     """
     verdict = GO_ON
     for limit in limits:
         used, at_end = limit.used(elapsed_seconds), limit.used(elapsed_seconds + end_seconds)
-        if used < WARNING_SHARE * limit.total and at_end < limit.total:  # asked often, so nothing is worded in vain
+        if used < WARNING_SHARE * limit.total and at_end < limit.total:  # called often: build no text in vain
             continue
         reason = f"{limit.show(used)} of {limit.show(limit.total)} ({limit.name}) are used"
         if at_end >= limit.total:
@@ -365,9 +365,9 @@ class BudgetWatch:
         limits: The limits.
         ledger: What the run has taken.
         warmup_steps: Windows to time.
-        clock: Seconds, once the device has done its work.
+        clock: Clock in seconds that waits for the device.
         optimizer_steps_done: `trainer.global_step` before the first batch.
-        ranks_agree: Several ranks judge together, which costs communication: actual use is then judged now and then
+        ranks_agree: Several ranks judge together, which costs communication: actual use is then judged at intervals
             instead of at every window.
 
     Attributes:
@@ -401,7 +401,7 @@ class BudgetWatch:
 
     @property
     def is_warming_up(self) -> bool:
-        """Windows are still timed."""
+        """Whether windows are still being timed."""
         return len(self._timed) < self._warmup_steps
 
     @property
@@ -411,12 +411,12 @@ class BudgetWatch:
 
     @property
     def refresh_is_due(self) -> bool:
-        """Another forecast is due."""
+        """Whether another forecast is due."""
         since = self._ledger.elapsed_seconds - self._forecast_at_seconds
         return since >= REFRESH_SECONDS and self._windows.batches_seen > self._forecast_at_batch
 
     def pause(self) -> None:
-        """Exclude from the loader's wait what happens before the next batch."""
+        """Exclude what happens before the next batch from the loader's wait."""
         self._windows.pause()
 
     def batch_starts(self) -> None:
@@ -425,7 +425,7 @@ class BudgetWatch:
             self._windows.batch_starts(self._now())
 
     def batch_passes_quietly(self) -> bool:
-        """Tell whether nothing can have come of the batch that was trained: then it costs no more than a clock read."""
+        """Return whether the trained batch needs no judgement, at the cost of one clock read."""
         if self._ledger.elapsed_seconds >= self._wake_seconds:
             return False
         self._windows.batches_seen += 1
@@ -461,10 +461,10 @@ class BudgetWatch:
         return "forecast"
 
     def pace(self, *, is_manual: bool) -> Pace:
-        """Tell how windows went by.
+        """Return the pace of the windows.
 
         Args:
-            is_manual: The module optimizes by itself.
+            is_manual: The module uses manual optimization.
         """
         if not is_manual or not self._timed:
             return Pace()
@@ -479,7 +479,7 @@ class BudgetWatch:
         """Judge what is used up.
 
         Args:
-            at_end: In a validation, which is itself what the end takes.
+            at_end: Called within a validation, which is itself the remaining work.
         """
         return judge_use(self.limits, self._ledger.elapsed_seconds, 0.0 if at_end else self.end_seconds)
 
@@ -496,10 +496,10 @@ class BudgetWatch:
         return judge_forecast(self.limits, self._ledger.elapsed_seconds, forecast)
 
     def ends_in(self, seconds: float) -> None:
-        """Take note of what the run takes once it is told to stop.
+        """Note how long the run takes once it is told to stop.
 
         Args:
-            seconds: A validation.
+            seconds: Length of a validation run.
         """
         self.end_seconds = seconds
         if not self.is_warming_up:
@@ -513,7 +513,7 @@ class BudgetWatch:
         return min(shares + ends, default=0.0) - two_windows
 
     def _sleep(self) -> None:
-        """Look at nothing but the clock until a forecast is due, or two windows before a limit is 80 % used up.
+        """Check only the clock until a forecast is due, or until two windows before a limit is 80 % used up.
 
         Ranks that judge together count their windows instead.
         """

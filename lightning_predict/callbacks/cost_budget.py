@@ -72,7 +72,7 @@ class Machine:
     """The machine that a fit runs on.
 
     Attributes:
-        device: Our name of the GPU, else the kind of device.
+        device: Catalogue name of the GPU, else the type of device.
         world_size: Processes.
     """
 
@@ -81,7 +81,7 @@ class Machine:
 
     @staticmethod
     def of(trainer: Trainer) -> Machine:
-        """Return the machine of this fit."""
+        """Return the machine that this fit runs on."""
         device = trainer.strategy.root_device
         return Machine(gpu_in_use(device) or device.type, trainer.world_size)
 
@@ -99,7 +99,7 @@ class Machine:
 
 
 def say_if_moved(before: Machine | None, now: Machine) -> None:
-    """Warn where a run goes on on another machine.
+    """Warn if a run resumes on another machine.
 
     Args:
         before: The machine before; None if there was none, or it is not known.
@@ -113,7 +113,7 @@ def say_if_moved(before: Machine | None, now: Machine) -> None:
 
 
 def save_where_it_stands(trainer: Trainer) -> str | None:
-    """Write a checkpoint of the whole state to `default_root_dir`; to be called on every rank, and never raises.
+    """Write a checkpoint of the whole state to `default_root_dir`; must be called on every rank; never raises.
 
     Returns:
         What failed on this rank, in words; None if it was written.
@@ -121,9 +121,9 @@ def save_where_it_stands(trainer: Trainer) -> str | None:
     path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
     try:
         trainer.save_checkpoint(path, weights_only=False)
-    except Exception as error:  # A full disk must not keep the run going.
+    except Exception as error:  # A full disk must not keep the run alive.
         try:
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # The others wait there for this rank.
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # The other ranks wait for this one there.
         except Exception as another:
             return f"{type(error).__name__}: {error}; then {type(another).__name__}: {another}"
         return f"{type(error).__name__}: {error}"
@@ -131,7 +131,7 @@ def save_where_it_stands(trainer: Trainer) -> str | None:
 
 
 def where_it_is(trainer: Trainer) -> str:
-    """Say where the checkpoint lies, and in which order the data come after a resume.
+    """Describe where the checkpoint is, and in which order data arrive after a resume.
 
     Args:
         trainer: The Trainer that is fitting.
@@ -150,14 +150,14 @@ class CostBudget(Callback):
 
     After `warmup_steps` steps the rest of the run is forecast from their times. Where even the low end of the forecast
     breaks the budget, the run ends before the next batch; where only the middle does, there is one warning. While
-    training goes on, the forecast is made again every minute from how it went, with one warning if it has come to break
-    the budget; another comes at 80 % of the budget, and the run ends at 100 %, less what it takes to end. All ranks
+    training goes on, the forecast is renewed every minute from the observed pace, with one warning if it breaks the
+    budget by then; another comes at 80 % of the budget, and the run ends at 100 %, less what it takes to end. All ranks
     decide together, and never within an accumulation window: rank zero judges, and a failure on any of them switches
     the budget off on all.
 
     A run that ends this way leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; Lightning
-    validates once more before `fit` returns, as it does after early stopping. That validation is kept free of the
-    budget, and counted in the checkpoint, as it was forecast. A validation that uses the budget up is cut off. To go
+    validates once more before `fit` returns, as it does after early stopping. The budget reserves time for that
+    validation, and the checkpoint counts it, as forecast. A validation that uses up the budget is cut short. To go
     on, give `fit` that checkpoint and a larger budget.
 
     Args:
@@ -205,7 +205,7 @@ class CostBudget(Callback):
         self._warned: set[str] = set()
         self._machine: Machine | None = None
         self._machine_before: Machine | None = None
-        # Of the fit under way, on every rank.
+        # State of the current fit, on every rank.
         self._meetings: Meetings | None = None
         self._schedule: Schedule | None = None
         self._failure: str | None = None
@@ -213,7 +213,7 @@ class CostBudget(Callback):
         self._overrun: str | None = None
         self._validation_interval: int | None = None
         self._validated_batches = 0
-        # On rank zero.
+        # On rank zero only.
         self._watch: BudgetWatch | None = None
         self._run_clock: RunClock | None = None
         self._judge: Callable[[], Verdict] | None = None
@@ -221,7 +221,7 @@ class CostBudget(Callback):
 
     @property
     def state_key(self) -> str:
-        """Name the state alike for every budget, so that a run can be resumed with a larger one."""
+        """Use the same key for every budget, so that a run can be resumed with a larger one."""
         return "lightning_predict.CostBudget"
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,12 +235,12 @@ class CostBudget(Callback):
                 "usd": self._ledger.usd + later * self._ledger.usd_per_second,
             }
             return used | machine | {"stopping_reason": self.stopping_reason}
-        except Exception as error:  # What a checkpoint of the user's holds of us is worth less than it.
+        except Exception as error:  # The user's checkpoint is worth more than our state in it.
             warn(f"CostBudget: this checkpoint does not say what was used: {type(error).__name__}: {error}")
             return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what was used before the checkpoint, unless each fit counts alone."""
+        """Continue from what was used before the checkpoint, unless each fit counts alone."""
         try:
             seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
             machine = Machine.of_state(state_dict)
@@ -255,13 +255,13 @@ class CostBudget(Callback):
 
     @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin anew; the time counts from here."""
+        """Reset for a new fit; time counts from here."""
         if stage != "fit":
             return
         self._deactivate()
         mode = reason_for_no_extras(trainer)
         if mode is None:
-            self._meetings = meetings_of(trainer)  # before all that may fail on one rank
+            self._meetings = meetings_of(trainer)  # before anything that may fail on one rank only
         self.stopping_reason = None
         self._warned = set()
         self._machine_before = self._machine
@@ -299,7 +299,7 @@ class CostBudget(Callback):
         """Time the batches of validation, and cut it off where it has used up the budget.
 
         Raises:
-            StopIteration: The budget is used up; Lightning takes it for the end of the loader.
+            StopIteration: The budget is used up; Lightning treats it as the end of the loader.
         """
         if self._meetings is None or trainer.sanity_checking:
             if self._run_clock is not None:
@@ -318,7 +318,7 @@ class CostBudget(Callback):
 
     @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the price, say what would override a stop, and end at once if earlier fits used up the budget."""
+        """Find the price, report what would override a stop, and end at once if earlier fits used up the budget."""
         if self._meetings is None:
             return
         decision = self._meet(lambda: self._open(trainer), alike=_validation_batches(trainer))
@@ -335,7 +335,7 @@ class CostBudget(Callback):
 
     @never_raises
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time what lies between two epochs."""
+        """Time the gap between two epochs."""
         if self._run_clock is not None:
             self._run_clock.epoch_ends()
 
@@ -347,7 +347,7 @@ class CostBudget(Callback):
 
     @never_raises
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exclude validation from the loader's wait; it is timed by itself."""
+        """Exclude validation from the loader's wait; it is timed separately."""
         self._validated_batches = 0
         if self._run_clock is not None:
             self._run_clock.validation_starts(is_check=trainer.sanity_checking)
@@ -356,7 +356,7 @@ class CostBudget(Callback):
 
     @never_raises
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take what it took for the ones to come; end the run where it used up the budget."""
+        """Use its time to forecast later validations; end the run if it used up the budget."""
         overrun, self._overrun = self._overrun, None
         self._on_rank_zero(False, lambda: self._validation_ends(trainer))
         if overrun is not None:
@@ -394,13 +394,13 @@ class CostBudget(Callback):
 
     @never_raises
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say at the very end, too, why there was no more training."""
+        """Repeat at the very end why training stopped."""
         if self.stopping_reason is not None:
             rank_zero_info(f"CostBudget ended this fit: {self.stopping_reason}.")
 
     @never_raises
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Keep what was used; teardown is not called then."""
+        """Record what was used; teardown is not called after an exception."""
         self._close(trainer)
 
     @never_raises
@@ -411,7 +411,7 @@ class CostBudget(Callback):
     def give_up(self, error: Exception) -> None:
         """Warn once and do nothing until the next fit.
 
-        A rank among others only notes what failed: all are switched off when they decide together the next time.
+        With several ranks, a rank only notes its failure: all are switched off at their next joint decision.
         """
         failure = f"{type(error).__name__}: {error}"
         if self._meetings is None or isinstance(self._meetings, Alone):
@@ -422,7 +422,7 @@ class CostBudget(Callback):
             self._watch = self._run_clock = self._judge = None
 
     def _close(self, trainer: Trainer) -> None:
-        """End the fit; a failure that no other rank was told of is said now."""
+        """End the fit; report a failure that no other rank has been told of."""
         failure = self._failure
         self._deactivate()
         self._ledger.close()
@@ -438,7 +438,7 @@ class CostBudget(Callback):
             meetings.close()
 
     def _on_rank_zero(self, is_due: bool, look: Callable[[], None]) -> None:
-        """Do what rank zero does alone; where the ranks meet now, it comes with its failure, too."""
+        """Do what only rank zero does; if the ranks meet now, its failure is part of the exchange."""
         if self._run_clock is None or self._failure is not None:
             return
         try:
@@ -449,7 +449,7 @@ class CostBudget(Callback):
             self.give_up(error)
 
     def _meet(self, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
-        """Decide with the other ranks; a failure of any of them is raised on all, which are off then."""
+        """Decide with the other ranks; a failure of any of them is raised on all, which switches all off."""
         assert self._meetings is not None
         try:
             return self._meetings.decide(ask, failure=self._failure, alike=None if alike is None else str(alike))
@@ -457,7 +457,7 @@ class CostBudget(Callback):
             self._deactivate()
             raise
 
-    # On rank zero.
+    # On rank zero only.
 
     def _open(self, trainer: Trainer) -> Decision:
         """Find the limits of this fit, and judge what earlier ones used."""
@@ -491,7 +491,7 @@ class CostBudget(Callback):
         question = watch.batch_ends(optimizer_steps_done=trainer.global_step)
         if question is None:
             return
-        if question == "forecast" and not clock.is_settled:  # A RuntimePredictor knows which steps it has recorded.
+        if question == "forecast" and not clock.is_settled:  # A RuntimePredictor knows which steps it recorded.
             clock.settle(
                 watch.batch_seconds,
                 batches_per_window=1,
@@ -513,7 +513,7 @@ class CostBudget(Callback):
             self._judge = lambda: judge_first_forecast(trainer, watch, rest())
 
     def _decide(self, trainer: Trainer) -> Decision:
-        """Judge, say what is to be said, and decide what every rank does."""
+        """Judge, report, and decide what every rank does."""
         watch, judge, self._judge = self._watch, self._judge, None
         if watch is None or self._run_clock is None:
             raise LightningPredictError("nothing was watched")
@@ -531,7 +531,7 @@ class CostBudget(Callback):
             log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
         if verdict.action == "stop" and self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
-            return decision | {"action": "off"}  # There is nothing more to say.
+            return decision | {"action": "off"}  # Everything has been reported.
         if verdict.action == "stop":
             return decision | {"action": "stop", "reason": verdict.reason}
         if verdict.action == "warn" and self._question not in self._warned:
@@ -544,7 +544,7 @@ class CostBudget(Callback):
             self._run_clock.validation_batch_ends()
 
     def _validation_ends(self, trainer: Trainer) -> None:
-        """Learn from a validation what the last one will take."""
+        """Learn from a validation how long the last one will take."""
         watch, clock = self._watch, self._run_clock
         if clock is not None:
             clock.validation_ends()
@@ -552,15 +552,15 @@ class CostBudget(Callback):
             watch.ends_in(end_seconds(trainer, clock, None))
 
     def _judge_validation(self) -> Decision:
-        """Judge what is used up in the course of a validation."""
+        """Judge the use of the budget during a validation."""
         verdict = GO_ON if self._watch is None else self._watch.judge_use(at_end=True)
         return {"action": "stop" if verdict.action == "stop" else "go on", "reason": verdict.reason}
 
-    # On every rank.
+    # On every rank:
 
     def _act(self, trainer: Trainer, decision: Decision, *, can_save: bool) -> None:
-        """Do what was decided."""
-        # Ranks that validate different numbers of batches would wait for each other in vain.
+        """Carry out a decision."""
+        # Ranks that validate different numbers of batches would deadlock.
         self._validation_interval = decision.get("validation_interval") if decision.get("alike") else None
         if decision["action"] == "off":
             self._deactivate()
@@ -568,7 +568,7 @@ class CostBudget(Callback):
             self._end(trainer, decision["reason"], can_save=can_save)
 
     def _end(self, trainer: Trainer, reason: str, *, can_save: bool) -> None:
-        """End the run, with a checkpoint of where it stands; nothing that fails on the way keeps it going."""
+        """End the run, with a checkpoint; no failure on the way keeps it running."""
         self.stopping_reason = reason
         self._has_ended = True
         if self.on_exceed == "stop":
@@ -579,7 +579,7 @@ class CostBudget(Callback):
         rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
 
     def _save(self, trainer: Trainer) -> str:
-        """Write a checkpoint; a sentence on where it is, empty with a warning where a rank could not write it."""
+        """Write a checkpoint and return a sentence on where it is; warn and return "" if a rank could not write it."""
         try:
             self._is_saving = not trainer.validating
             problem = save_where_it_stands(trainer)
@@ -600,10 +600,10 @@ def amount_before(state: dict[str, Any], name: str) -> float:
 
     Args:
         state: What `state_dict` returned once.
-        name: Of the amount.
+        name: Name of the amount.
 
     Raises:
-        InvalidArgumentError: It is no number of at least 0.
+        InvalidArgumentError: It is not a number of at least 0.
     """
     amount = state.get(name)
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
@@ -620,7 +620,7 @@ def _validation_batches(trainer: Trainer) -> int | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """A budget; None is no limit.
+    """A budget; None means no limit.
 
     Attributes:
         usd: US dollars.
@@ -713,10 +713,10 @@ def judge_first_forecast(trainer: Trainer, watch: BudgetWatch, rest: Rest) -> Ve
 
 
 def judge_later_use(trainer: Trainer, watch: BudgetWatch, rest: Callable[[], Rest], warned: set[str]) -> Verdict:
-    """Judge what is used; now and then, forecast again.
+    """Judge what is used, and renew the forecast at intervals.
 
-    A forecast that breaks the budget is said once and does not end the run, which the use alone does: what was spent on
-    it is not to be lost to a passing slowness.
+    A forecast that breaks the budget is reported once and does not end the run; only actual use does, so that a
+    temporary slowdown does not waste what was spent.
 
     Args:
         trainer: The Trainer that is fitting.

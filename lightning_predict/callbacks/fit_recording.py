@@ -35,7 +35,7 @@ class FitRecording:
     Args:
         trainer: The Trainer that is about to fit.
         pl_module: The module that it fits.
-        clock: Seconds, once the device has done its work.
+        clock: Clock in seconds that waits for the device.
 
     Attributes:
         pace: How windows went by until the step was recorded.
@@ -104,7 +104,7 @@ class FitRecording:
         )
 
     def pause(self) -> None:
-        """Note that something else than a wait for the loader happens before the next batch."""
+        """Note that something other than a wait for the loader happens before the next batch."""
         if self._steps is not None:
             self._steps.pause()
 
@@ -155,7 +155,7 @@ class FitRecording:
         return trace
 
     def rest(self) -> Trace | None:
-        """Give the trace where training ended before all kinds of steps were recorded; None if it was given."""
+        """Return the trace where training ended before all kinds of steps were recorded; None if it was given."""
         trace = None if self._steps is None else self._steps.rest()
         if trace is not None and self._steps is not None:
             self.pace = self._steps.pace
@@ -216,10 +216,10 @@ class FitRecording:
         return self._steps.watch.batches_seen, self._steps.watch.windows_seen
 
     def stop(self) -> None:
-        """End whatever is under way and forget it."""
+        """Stop and discard whatever is in progress."""
         recorders = (self._steps, self._validation)
         self._steps = self._validation = None
-        with ExitStack() as parts:  # each stops, whatever the other raises
+        with ExitStack() as parts:  # each stops even if the other raises
             for recorder in recorders:
                 if recorder is not None:
                     parts.callback(recorder.stop)

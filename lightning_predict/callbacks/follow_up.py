@@ -1,6 +1,6 @@
-"""`FollowUp`: what comes after the capture: the first prediction, better ones once more is known, and the look back.
+"""`FollowUp`: what comes after the capture: the first prediction, renewed ones, and the final comparison.
 
-The few steps before the capture are all that the first prediction knows of this machine. After 20, 50, 100 and 500
+The first prediction knows this machine only by the few steps before the capture. After 20, 50, 100 and 500
 steps and at the ends of epochs the rest of the run is computed again from what it took so far, and where a total has
 moved noticeably, it is said in one line and logged again. Example::
 
@@ -38,17 +38,17 @@ RENEWAL_STEPS: Final = (20, 50, 100, 500)
 """Steps after which the rest of the run is computed again."""
 
 NOTICEABLE_SHARE: Final = 0.05
-"""Change of a total over it that is worth another prediction."""
+"""Relative change of a total that is worth another prediction."""
 
 NOTICEABLE_SECONDS: Final = 1.0
-"""The least change of this machine's total that is: less than this, another prediction may take by itself."""
+"""Least change of this machine's total that is worth another prediction, which itself may take as long."""
 
 NOTICEABLE_HOST_SECONDS: Final = 60.0
-"""The least change of what the host adds to the total of any GPU that is."""
+"""Least change of the host's part of any GPU's total that is worth another prediction."""
 
 SECONDS_WORTH_A_LINE: Final = 10.0
-"""What the rest of a run takes at least to be compared with its prediction in words: of less, start and end of the run
-are too large a part."""
+"""Least length of the rest of a run to report how well it was predicted: in a shorter one, its start and end weigh too
+much."""
 
 
 @final
@@ -83,7 +83,7 @@ class FollowUp:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Seconds left of the run on this machine; None before a prediction, and without a known end."""
+        """Seconds left of the run on this machine; None before a prediction, and if its end is unknown."""
         if self._rest is None or self._rest.forecast is None:
             return None
         return max(0.0, self._rest.forecast.middle - (self._clock() - self._rest_at))
@@ -97,7 +97,7 @@ class FollowUp:
         pace: Pace | None = None,
         moment: Moment,
     ) -> Predictions:
-        """Predict what is left; what is not given is as it was the last time.
+        """Predict what is left; arguments left out keep their last value.
 
         Args:
             trainer: The Trainer that is fitting.
@@ -136,12 +136,12 @@ class FollowUp:
         return answer.predictions
 
     def was_shown(self) -> None:
-        """Leave the time of the prediction and of showing it out of what the run took."""
+        """Exclude the time of predicting and of showing the result from the run's time."""
         if self._outcome_timer is not None:
             self._outcome_timer.leaves_out(since=self._began)
 
     def renew(self, trainer: Trainer, *, moment: Moment) -> Predictions | None:
-        """Compute the rest of the run again, and predict again where that is worth it.
+        """Recompute the rest of the run, and predict again if it changed noticeably.
 
         Args:
             trainer: The Trainer that is fitting.
@@ -182,7 +182,7 @@ class FollowUp:
         return predictions
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
-        """Say what the run took beside what was first predicted, and remember it; None if nothing was trained."""
+        """Compare what the run took with what was first predicted, and record it; None if nothing was trained."""
         if self._outcome_timer is None:
             return None
         outcome = self._outcome_timer.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
@@ -201,7 +201,7 @@ class FollowUp:
         return outcome
 
     def _settle(self, trainer: Trainer, trace: Trace) -> None:
-        """Time steps from now on, as those of this trace."""
+        """Time steps from now on as steps of this trace."""
         # What a checkpoint holds is there in full once every optimizer has stepped.
         self.run_clock.memory = max(
             (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
@@ -216,7 +216,7 @@ class FollowUp:
         )
 
     def _has_moved(self, before: Rest, rest: Rest, now: float) -> bool:
-        """Tell whether this machine's run will end at another time than was said."""
+        """Return whether the run on this machine will end at another time than predicted."""
         if rest.forecast is None or before.forecast is None:
             return rest.forecast is not before.forecast
         said = before.forecast.middle
@@ -225,7 +225,7 @@ class FollowUp:
 
 
 def _news(answer: Answer, instead_of_seconds: float | None) -> str:
-    """Say what is predicted now, in words, and what would be left by the prediction before."""
+    """Describe what is predicted now, and what the previous prediction would leave."""
     forecast, used = answer.rest.forecast, answer.predictions.used_gpu
     if forecast is None:
         return "the predictions were made again"
@@ -240,7 +240,7 @@ def _news(answer: Answer, instead_of_seconds: float | None) -> str:
 
 
 def host_has_moved(answer: Answer, now: Workload) -> bool:
-    """Tell whether the host adds so much more or less to every total than was predicted that it is worth saying.
+    """Return whether the host's part of every total differs noticeably from the prediction.
 
     Args:
         answer: What was predicted.

@@ -1,9 +1,9 @@
-"""`Meetings`: ranks that decide together, by values that they exchange, and that never wait without end.
+"""`Meetings`: let ranks decide together by exchanging values, with bounded waits.
 
 All ranks count windows alike, and meet at those that were agreed on. At a meeting each says whether something failed in
 it; rank zero judges, and what it decides, or the failure, is what every rank reads. Nothing is sent through the
 collectives of the training: the values lie in the store by which its processes found each other, where one
-compare-and-set makes one decision of several. A rank that does not come is waited for in vain for a bounded time.
+compare-and-set makes one decision of several. The wait for a rank that does not come is bounded.
 Example::
 
     meetings = meetings_of(trainer)
@@ -24,7 +24,7 @@ from lightning_predict.callbacks.recorders import UNSEEN_STEPS_PATIENCE
 from lightning_predict.errors import LightningPredictError
 
 WAIT_SECONDS: Final = 60.0
-"""Longest wait of a meeting for all ranks, and for its decision; less where collectives of the training wait less."""
+"""Longest wait of a meeting for all ranks, and for its decision; less if collectives have a shorter timeout."""
 
 TIMEOUT_SHARE: Final = 1 / 3
 """Share of the process group's timeout that a meeting may wait."""
@@ -50,13 +50,13 @@ class Store(Protocol):
         """Add to a counter and return its new value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all of the keys are there."""
+        """Return whether all of the keys are there."""
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write a value where the key holds the expected one (nothing: the empty text); return what it holds then."""
+        """Write a value if the key holds the expected one ("" if unset); return what it holds afterwards."""
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key."""
+        """Delete a key."""
 
 
 class Meetings(Protocol):
@@ -76,12 +76,12 @@ class Meetings(Protocol):
         """
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Delete this fit's keys from the store."""
 
 
 @final
 class Alone:
-    """One process, which asks itself."""
+    """A single process, which decides alone."""
 
     def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
         """See `Meetings`."""
@@ -101,10 +101,10 @@ class StoreMeetings:
         store: Shared by all ranks.
         rank: Of this process.
         world_size: How many there are.
-        name: Begins its keys; the same on every rank, and no other meetings' of the store.
+        name: Prefix of its keys; the same on every rank, and unique in the store.
         wait_seconds: Longest wait of rank zero for the others; they wait for it twice as long, as it may judge first.
         clock: Seconds.
-        sleep: Waits for so many seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class StoreMeetings:
         if "failure" in decision:
             raise LightningPredictError(decision["failure"])
         if self._rank == 0:
-            self._forget(f"{self._name}/{self._number - 2}", alike)  # all have read it: they have come to this one
+            self._forget(f"{self._name}/{self._number - 2}", alike)  # read by all: they reached this meeting
         found: Decision = decision["decision"]
         return found
 
@@ -175,7 +175,7 @@ class StoreMeetings:
         return store.compare_set(f"{place}/decision", "", json.dumps(proposal)).decode()
 
     def _comes(self, key: str, seconds: float) -> bool:
-        """Wait for a key, asking again and again: the store's own wait would keep other threads from it."""
+        """Poll for a key: the store's own wait would block other threads."""
         end, pause = self._clock() + seconds, SHORTEST_POLL_SECONDS
         while not self._store.check([key]):
             if self._clock() >= end:
@@ -186,7 +186,7 @@ class StoreMeetings:
 
     def _forget(self, place: str, alike: str | None) -> None:
         for part in ("arrived", "all", "decision", f"alike/{alike}"):
-            with suppress(Exception):  # not every store can, and a few bytes are no harm
+            with suppress(Exception):  # not every store supports it, and a few bytes do no harm
                 self._store.delete_key(f"{place}/{part}")
 
 
@@ -202,7 +202,7 @@ class BroadcastMeetings:
         self._trainer = trainer
 
     def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
-        """See `Meetings`; a failure of another rank than zero stays there, as only rank zero speaks."""
+        """See `Meetings`; a failure on a rank other than zero stays there, as only rank zero broadcasts."""
         decision: Decision | None = None
         if self._trainer.is_global_zero and failure is None:
             try:
@@ -219,7 +219,7 @@ class BroadcastMeetings:
 
 
 def meetings_of(trainer: Any) -> Meetings:
-    """Return the way in which the ranks of a fit decide together; to be asked for on every rank.
+    """Return the means by which the ranks of a fit decide together; must be called on every rank.
 
     Args:
         trainer: The Trainer that is fitting.
@@ -263,7 +263,7 @@ def _store_of_processes() -> Store | None:
 
 @final
 class Schedule:
-    """Counts windows as every other rank does, and says at which they meet.
+    """Counts windows like every other rank, and tells at which they meet.
 
     Args:
         windows: Windows until the first meeting.

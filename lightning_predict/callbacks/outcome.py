@@ -1,4 +1,4 @@
-"""After the run: what was expected of the machine in use against what it took.
+"""Compare, after the run, the expected time on the machine in use with the actual one.
 
 Example::
 
@@ -24,18 +24,18 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 BATCHES_TO_LEARN_FROM: Final = 20
-"""Batches after the prediction from which on a run is worth remembering: of fewer, how the run ends is too large a
-part."""
+"""Least number of batches after the prediction for a run to be recorded: in a shorter one, its end weighs too
+much."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The time and the price that the machine in use is expected to take.
+    """The expected time and price of the rest of the run on the machine in use.
 
     Attributes:
         gpu: Name of its GPU in the catalogue; None if it has none.
-        fingerprint: Of what a step computes.
+        fingerprint: Fingerprint of what a step computes.
         samples: Samples of a step.
         step_seconds: A step as measured.
         batch_seconds: A training batch with its wait for the loader.
@@ -132,7 +132,7 @@ class Outcome:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether as many batches were trained as were expected."""
+        """Whether as many batches were trained as were expected."""
         return self.expected.batches is None or self.expected.batches == self.batches
 
     @property
@@ -163,7 +163,7 @@ class Outcome:
         return values
 
     def record(self) -> HistoryRecord | None:
-        """Find what later predictions learn from; None for runs too short, and without a GPU that can be asked for."""
+        """Return the record that later predictions learn from; None for a run too short or without a known GPU."""
         if self.expected.gpu is None or self.batches < BATCHES_TO_LEARN_FROM:
             return None
         return HistoryRecord(
@@ -195,7 +195,7 @@ class OutcomeTimer:
 
     Args:
         expected: What is expected.
-        clock: Seconds that only grow.
+        clock: Monotonic clock, in seconds.
         batches_seen: Training batches of the run so far.
     """
 
@@ -207,7 +207,7 @@ class OutcomeTimer:
         self._left_out = 0.0
 
     def leaves_out(self, *, since: float) -> None:
-        """Leave out what was not training: a prediction, and its table.
+        """Exclude what was not training: a prediction and its table.
 
         Args:
             since: When it began on the clock.

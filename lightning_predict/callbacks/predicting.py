@@ -1,4 +1,4 @@
-"""Predict the rest of a fit from what it has shown so far, and say what is expected of the machine in use.
+"""Predict the rest of a fit from what was measured so far, and say what is expected of the machine in use.
 
 Example::
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 PREDICTION_SECONDS: Final = 60.0
-"""Longest time that a prediction may keep the training waiting; less where the ranks' collectives wait less."""
+"""Longest time that a prediction may delay training; less if the ranks' collectives have a shorter timeout."""
 
 _BY_CLASS: Final[dict[str, DataStrategy]] = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp"}
-"""By class name, as the classes of both packages are called alike and some cannot be imported without an extra."""
+"""By class name, since both packages use the same names and some classes cannot be imported without an extra."""
 
 _ZERO_STAGES: Final[dict[int, DataStrategy]] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
 
 
 _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
-"""What Lightning's FSDP gathers parameters in, that are float32 themselves, by the Trainer's precision."""
+"""Dtype in which Lightning's FSDP gathers float32 parameters, by the Trainer's precision."""
 
 
 def strategy_of_trainer(trainer: Any) -> Strategy:
@@ -147,7 +147,7 @@ def predict_rest(
         pace: How windows go by.
         clock: What the fit took so far.
         moment: The hook that asks.
-        is_renewed: It is not the first prediction of this fit.
+        is_renewed: Whether this is not the first prediction of the fit.
 
     Raises:
         LightningPredictError: As `predict`, and where it takes too long.
@@ -198,7 +198,7 @@ def predict_rest(
 
 
 def _as_forecast(machine: MachineInUse, rest: Rest) -> MachineInUse:
-    """Give the machine in use the rest of the run as it was timed here, waits and validation included."""
+    """Return the machine in use the rest of the run as it was timed here, waits and validation included."""
     price = machine.price
     if rest.forecast is not None and price.usd_per_hour is not None:
         price = replace(price, cost_usd=seconds_to_hours(rest.forecast.middle) * price.usd_per_hour)
@@ -224,7 +224,7 @@ def of_processes(step: Trace, trainer: Trainer) -> Trace:
 
 
 def _history(question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
-    """Read earlier runs; how they strayed from their first prediction says nothing of the machine in use later on."""
+    """Read earlier runs; their error against a first prediction says nothing about a renewed one."""
     if not question.learns:
         return ()
     origin = gpu_in_use(trace) if is_renewed else None
@@ -242,7 +242,7 @@ def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> in
 
 
 def _notes(trainer: Trainer, given: int | None, work: Workload) -> tuple[str, ...]:
-    """Say what a total rests on, or leaves out."""
+    """Describe what a total is based on, or leaves out."""
     notes = []
     if given is not None:
         notes.append(f"The loader has no length; an epoch is taken to have {given:,} batches, as you say.")

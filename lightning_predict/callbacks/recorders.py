@@ -4,7 +4,7 @@ A window holds the batches up to the next optimizer update. `WindowWatch` is tol
 each `Window` as it closes; `next_action` decides what to do with the window that is about to begin. Neither knows a
 Trainer or a clock.
 
-They time with the clock and record with the sessions that they are given; they know no Trainer. Example::
+The recorders time with the clock and record with the sessions that they are given. Example::
 
     >>> watch = WindowWatch()
     >>> watch.batch_starts(10.0)
@@ -26,10 +26,10 @@ from typing import Final, Literal, Protocol, final
 from lightning_predict.tracing.trace import OtherStep, Trace
 
 SLOW_RATIO: Final = 1.5
-"""A window that took this many times as long as it should is still warming up (compilation, cudnn.benchmark)."""
+"""A window that took this many times as long as a typical one is still warming up (compilation, cudnn.benchmark)."""
 
 EXTRA_WARMUP_WINDOWS: Final = 5
-"""Windows by which a warm-up that does not settle is prolonged at most."""
+"""Most windows by which a warm-up that does not settle is extended."""
 
 UNSEEN_STEPS_PATIENCE: Final = 16
 """Batches without any optimizer step that Lightning counts, after which every batch is taken for a window: manual
@@ -38,7 +38,7 @@ optimization may step optimizers that Lightning has not wrapped."""
 
 WATCHED_BATCHES: Final = 64
 """Batches from the beginning of training within which kinds of windows are told apart, waited for and recorded: lazy
-regularisation comes every 16th batch at the rarest in the papers that brought it up (Karras et al., StyleGAN2, 2020),
+regularisation comes every 16th batch at the rarest in the papers that introduced it (Karras et al., StyleGAN2, 2020),
 and three of its periods lie within."""
 
 MOST_NODE_COUNTS: Final = 4
@@ -166,7 +166,7 @@ class WindowWatch:
         return window
 
     def resume(self, *, optimizer_steps_done: int) -> None:
-        """Begin windows anew with the next update, after batches that were trained and not told.
+        """Start a new window at the next update, after batches that were trained but not reported.
 
         Args:
             optimizer_steps_done: `trainer.global_step`.
@@ -208,7 +208,7 @@ def kinds_of(windows: Iterable[Kind | None]) -> list[Kind | None]:
 
 
 def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
-    """Say whether the next window may be of a kind, as long as the kinds take turns with a period.
+    """Return whether the next window may be of a kind, provided that the kinds alternate periodically.
 
     The period is the shortest time between two windows of the kind. Where it came once, as number i of all windows
     counted from 0, the period is at least i + 1: it would have come before otherwise.
@@ -223,7 +223,7 @@ def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
 
 
 def shares_of_kinds(windows: Sequence[Kind | None], recorded: Collection[Kind]) -> dict[Kind, float]:
-    """Give the share of each recorded kind among all windows, over whole periods where the rarest kind came twice.
+    """Return the share of each recorded kind among all windows, over whole periods where the rarest kind came twice.
 
     Kinds that take turns mostly do so with a period (every fifth batch). What lies between the first and the last
     window of the rarest kind, the last included, is a whole number of periods: its counts are exact, while those of all
@@ -261,7 +261,7 @@ def next_action(
     full_windows_after: int | None,
     is_short: bool,
 ) -> Action:
-    """Find what to do with the window that is about to begin.
+    """Decide what to do with the window that is about to begin.
 
     Warm-up ends after `warmup_steps` windows, later where the last one shows that steps have not settled yet, and
     earlier where the run is about to end: a short run is recorded in its last windows. A first window is never
@@ -271,7 +271,7 @@ def next_action(
         step_seconds: Times of the windows so far that are of the last one's kind.
         windows_timed: Windows of any kind that were timed; None if all are of one kind.
         warmup_steps: Windows to time before recording.
-        extra_warmup_steps: Windows more to time at most, where the last one shows that steps have not settled.
+        extra_warmup_steps: Most additional windows to time if the last one shows that steps have not settled.
         records_wanted: Windows still to record.
         full_windows_after: Windows of full length that follow this one until the run ends; None if unknown.
         is_short: The window is the shorter rest at the end of an epoch.
@@ -303,10 +303,10 @@ def steady_seconds(step_seconds: Sequence[float]) -> tuple[float, ...]:
 
 
 TIMED_VALIDATION_BATCHES: Final = 5
-"""Validation batches that are timed at most; timing waits for the device."""
+"""Most validation batches that are timed; timing waits for the device."""
 
 MOST_REJECTED_WINDOWS: Final = 4
-"""Recorded windows that are thrown away at most because code was compiled in them, or a gradient scaler skipped an
+"""Most recorded windows that are discarded because code was compiled in them, or a gradient scaler skipped an
 update that was due (torch's starts at 2^16 and halves with each; the first are skipped in the warm-up)."""
 
 
@@ -325,7 +325,7 @@ class Session(Protocol):
         """
 
     def stop(self) -> None:
-        """End the recording; without effect where there is none."""
+        """End the recording; do nothing if there is none."""
 
     def trace(
         self,
@@ -340,7 +340,7 @@ class Session(Protocol):
 
 
 def stop_for_sure(session: Session) -> None:
-    """End a recording, at a second attempt where the first fails: a recorder that stays open harms what follows.
+    """End a recording, retrying once: a recorder that stays open harms what follows.
 
     Args:
         session: May have been stopped before.
@@ -355,7 +355,7 @@ def stop_for_sure(session: Session) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The sizes and kinds of windows as seen so far, which the Trainer does not say.
+    """The sizes and kinds of windows observed so far, which the Trainer does not tell.
 
     Attributes:
         batches_per_window: Seen under manual optimization; None: as the Trainer accumulates.
@@ -392,24 +392,24 @@ def _never() -> int:
 class StepRecorder:
     """Times windows without a recorder until they are steady, then records one of each kind.
 
-    Windows are of one kind in most trainings, and the first to be recorded is all. Where optimizers take turns, or some
+    In most trainings all windows are of one kind, and one recording is enough. Where optimizers take turns, or some
     windows compute more than others (lazy regularisation), it goes on until each optimizer and each kind that was seen
     is recorded, and came twice, so that its share is known; `WATCHED_BATCHES` end the wait. Within these, a kind that
-    shows itself later is recorded, too, and there is another trace.
+    appears later is recorded as well, which gives another trace.
 
     Args:
         warmup_steps: Windows to time before the first is recorded.
-        extra_warmup_steps: Windows by which the warm-up is prolonged at most where steps have not settled.
+        extra_warmup_steps: Most windows by which the warm-up is extended if steps have not settled.
         capture_steps: Windows to record, one after the other.
         latest_windows: Windows after which something else may end the run, so that the first trace is due with what is
             recorded by then; None if nothing does.
-        clock: Seconds, once the device has done its work.
+        clock: Clock in seconds that waits for the device.
         new_session: Makes the session that records one window.
         optimizers: Optimizers of the training; those that can make an update are waited for.
         autograd_nodes: Nodes that autograd has made so far.
         compilations: Pieces of code that were compiled so far.
         optimizer_steps_done: `trainer.global_step` before the first batch.
-        is_manual: The module optimizes by itself.
+        is_manual: The module uses manual optimization.
 
     Attributes:
         is_finished: There will be no other trace.
@@ -444,12 +444,12 @@ class StepRecorder:
         self._is_manual = is_manual
         self._session: Session | None = None
         self._is_in_batch = False
-        # Of the window under way.
+        # State of the current window.
         self._action: Action = "skip"
         self._is_short = self._is_last = False
         self._due: set[int] = set()
         self._nodes = self._nodes_at_start = self._compilations_at_start = 0
-        # Of all windows.
+        # State over all windows.
         self._windows: list[Kind | None] = []
         self._kinds_found: list[Kind | None] = []
         self._timed: list[tuple[int, Window]] = []
@@ -460,7 +460,7 @@ class StepRecorder:
 
     @property
     def has_given(self) -> bool:
-        """A trace was given."""
+        """Whether a trace was returned."""
         return self._records_given > 0
 
     @property
@@ -535,23 +535,23 @@ class StepRecorder:
         return self._give(self._kinds()) if self._recorded and not self.has_given else None
 
     def pause(self) -> None:
-        """Note that something else than a wait for the loader happens before the next batch."""
+        """Note that something other than a wait for the loader happens before the next batch."""
         self._drop_unended_batch()
         self.watch.pause()
 
     def stop(self) -> None:
-        """End a recording that is under way and forget it."""
+        """Stop and discard a recording in progress."""
         session, self._session = self._session, None
         if session is not None:
             stop_for_sure(session)
 
     @property
     def _is_idle(self) -> bool:
-        """Kinds of windows are told apart and nothing else: there is a trace, and it is complete so far."""
+        """Whether only the kinds of windows are still told apart: there is a trace, and it is complete so far."""
         return self.has_given and self._action == "skip"
 
     def _now(self) -> float:
-        """Return the seconds; the clock, which waits for the device, is left alone where nothing is timed any more."""
+        """Return the time; the clock, which waits for the device, is not read once nothing is timed any more."""
         return 0.0 if self._is_idle else self._clock()
 
     def _next_action(self, full_windows_after: int | None, is_short: bool) -> Action:
@@ -579,7 +579,7 @@ class StepRecorder:
         return self._kinds_found
 
     def _keep(self, window: Window) -> None:
-        """Take the window that has ended for what it was begun as."""
+        """File the window that has ended under the action with which it began."""
         session, self._session = self._session, None
         number = len(self._windows)
         kind = Kind(batches=window.batches, optimizers=frozenset(self._due), nodes=self._nodes)
@@ -618,11 +618,11 @@ class StepRecorder:
 
     @property
     def _may_end_now(self) -> bool:
-        """Something else may end the run from now on, so that a trace is due with what there is."""
+        """Whether something else may end the run from now on, so that a trace is due with what was recorded."""
         return self._latest_windows is not None and self.watch.windows_seen >= self._latest_windows
 
     def _is_complete(self, kinds: Sequence[Kind | None]) -> bool:
-        """Tell whether every optimizer and kind is recorded; of several kinds, each came twice and was timed warm."""
+        """Return whether every optimizer and kind is recorded; of several kinds, each came twice and was timed warm."""
         if self._missing(kinds) or self._optimizers_unseen():
             return False
         recorded = self._kinds_recorded(kinds)
@@ -682,7 +682,7 @@ class StepRecorder:
             self.stop()
 
     def _give(self, kinds: Sequence[Kind | None]) -> Trace:
-        """Return the commonest kind of window, the others beside it."""
+        """Return the most common kind of window, with the others in `other_steps`."""
         self._records_given = len(self._recorded)
         shares = shares_of_kinds(kinds, self._kinds_recorded(kinds))
         first, *others = sorted(shares, key=lambda kind: -shares[kind])
@@ -695,7 +695,8 @@ class StepRecorder:
         recorded = self._typical(kinds, kind)
         window = recorded.window
         timed = [(number, one.seconds) for number, one in self._timed if one.batches == window.batches]
-        # The first of a kind is cold (an optimizer makes its state in it), which shows only beside others of its kind.
+        # The first of a kind is cold (an optimizer creates its state in it), which shows only against others of its
+        # kind.
         alike = [seconds for number, seconds in timed if kinds[number] == kind and kind in kinds[:number]]
         if len({*kinds} - {None}) == 1 or (not alike and len(self._kinds_recorded(kinds)) == 1):
             alike = [seconds for _, seconds in timed]
@@ -710,7 +711,7 @@ class StepRecorder:
         )
 
     def _typical(self, kinds: Sequence[Kind | None], kind: Kind) -> Recorded:
-        """Return the recorded window of middle length of a kind (the shorter of two)."""
+        """Return the recorded window of median length of a kind (the shorter of two)."""
         alike = [one for one in self._recorded if kinds[one.number] == kind]
         lengths = [one.window.seconds for one in alike]
         return alike[lengths.index(statistics.median_low(lengths))]
@@ -728,10 +729,10 @@ class StepRecorder:
 class ValidationRecorder:
     """Records one validation batch: the second, as the first bears one-off costs, or the only one.
 
-    Where nothing but shapes is read from the recording, it is the first: then the second, which bears none, is timed.
+    Where only shapes are read from the recording, it is the first: the second, free of one-off costs, is then timed.
 
     Args:
-        clock: Seconds, once the device has done its work.
+        clock: Clock in seconds that waits for the device.
         new_session: Makes the session that records the batch.
         records_first: Whether the only batch of a run may be recorded: not where it would record a compilation.
         prefers_first: Record the first of several, too: on the CPU, where a recording holds no times.
@@ -810,7 +811,7 @@ class ValidationRecorder:
             self._seconds.append(self._clock() - start)
 
     def stop(self) -> None:
-        """End a recording that is under way and forget it."""
+        """Stop and discard a recording in progress."""
         session, self._session = self._session, None
         if session is not None:
             stop_for_sure(session)

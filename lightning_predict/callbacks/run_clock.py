@@ -1,4 +1,4 @@
-"""`RunClock`: how a fit goes by on the machine in use, from two readings of a clock a batch.
+"""`RunClock`: how a fit goes by on the machine in use, from two clock readings per batch.
 
 It is told of the hooks of a fit, by one callback or by several, and sums up what batches take, waits between them,
 validation, and what lies between epochs. Right after the capture it knows a few early steps; later, the whole run.
@@ -42,7 +42,7 @@ def clock_of_fits(clock: Callable[[], float], *, device: Callable[[], float] | N
     """Let all callbacks that are made and fits that begin inside read one clock.
 
     Args:
-        clock: Seconds that only grow.
+        clock: Monotonic clock, in seconds.
         device: What is read where the device is waited for; None reads the same clock.
     """
     token = _SHOWN.set((clock, device or clock))
@@ -197,7 +197,7 @@ class RunClock:
     """Times one fit. Every event may be told by more than one callback; the first to tell it counts.
 
     Args:
-        clock: Seconds that only grow.
+        clock: Monotonic clock, in seconds.
         device_clock: The same once the device has done its work; read at the steps after which a prediction is made
             again.
 
@@ -473,7 +473,7 @@ class RunClock:
         """Find what lies between two epochs, beside validation, checkpoints and the wait for a batch.
 
         Args:
-            starts_workers: Each epoch starts the loader's workers anew; then the first epoch tells of the others.
+            starts_workers: Each epoch restarts the loader's workers; the first epoch then stands for the others.
         """
         found = self._epoch_seconds
         if not found and starts_workers and self._first_epoch_seconds is not None:
@@ -481,7 +481,7 @@ class RunClock:
         return max(0.0, statistics.mean(found) - self.wait_seconds(overlaps=starts_workers)) if found else 0.0
 
     def _pauses(self) -> None:
-        """Note that something else than a wait for a batch begins."""
+        """Note that something other than a wait for a batch begins."""
         self.has_begun = True
         now = self._clock()
         if self.checkpoints.is_pending:
@@ -515,7 +515,7 @@ def run_clock_of(trainer: Trainer, *, device_clock: Callable[[], float]) -> RunC
 
     Args:
         trainer: The Trainer that is about to fit.
-        device_clock: Seconds, once the device has done its work.
+        device_clock: Clock in seconds that waits for the device.
     """
     found = _CLOCKS.get(trainer)
     if found is None or found.has_begun:

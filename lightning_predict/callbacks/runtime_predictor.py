@@ -79,7 +79,7 @@ class RuntimePredictor(Callback):
         print_table: Print the table of predictions and the ranking below it.
         verbose: Print the methods, the sources of prices and every note, too.
         log_all: Log every quantity (intervals, memory) and not only the step, the total and the cost of each GPU.
-        json_file: File for all predictions as JSON, `.json`; written anew whenever they are made. None writes none.
+        json_file: File for all predictions as JSON, `.json`; rewritten whenever they are made. None writes none.
         deadline_hours: Hours (or a timedelta) that the rest of the run may take; the ranking names the cheapest GPU
             within it.
         batches_per_epoch: Batches of an epoch on one process, where the loader has no length.
@@ -152,7 +152,7 @@ class RuntimePredictor(Callback):
         check_file("json_file", json_file, endings=(".json",), example="predictions.json")
         if meta_step is not None and not callable(meta_step):
             raise InvalidArgumentError(
-                f"meta_step={shown(meta_step)} is no function; expected one that makes a step from a batch size."
+                f"meta_step={shown(meta_step)} is not a function; expected one that makes a step from a batch size."
             )
         if isinstance(usd_per_hour, Mapping):
             usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
@@ -191,7 +191,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin anew; stay off where there is nothing to predict."""
+        """Reset for a new fit; stay off where there is nothing to predict."""
         if stage != "fit":
             return
         self._deactivate()
@@ -397,7 +397,7 @@ class RuntimePredictor(Callback):
             recording.forget_validation()
 
     def _is_second(self, trainer: Trainer) -> bool:
-        """Tell whether the code has one already and the environment asks for another: they would disturb each other."""
+        """Return whether the code has one already and the environment asks for a second, which would interfere."""
         return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
 
     def _deactivate(self) -> None:

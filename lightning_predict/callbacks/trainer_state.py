@@ -111,7 +111,7 @@ def workers_of(trainer: Any) -> int | None:
 
 
 def resumes_data(trainer: Any) -> bool:
-    """Tell whether every loader can go on within an epoch: it has `state_dict` and `load_state_dict`."""
+    """Return whether every loader can go on within an epoch: it has `state_dict` and `load_state_dict`."""
     return all(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in _loaders(trainer))
 
 
@@ -148,13 +148,13 @@ def _loaders(trainer: Any) -> list[Any]:
 
 
 def has_workers(trainer: Any) -> bool:
-    """Tell whether workers make the training batches beside the training."""
+    """Return whether workers make the training batches beside the training."""
     loaders = _loaders(trainer)
     return bool(loaders) and all(getattr(loader, "num_workers", 0) > 0 for loader in loaders)
 
 
 def starts_workers(trainer: Any) -> bool:
-    """Tell whether each epoch starts workers anew."""
+    """Return whether each epoch restarts the workers."""
     return has_workers(trainer) and not all(getattr(one, "persistent_workers", False) for one in _loaders(trainer))
 
 

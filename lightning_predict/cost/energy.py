@@ -52,7 +52,7 @@ class Energy:
     co2_kilograms: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all fields as JSON values."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
 

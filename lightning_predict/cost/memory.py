@@ -91,7 +91,7 @@ class MemoryNeed:
 
     @property
     def fits(self) -> bool | None:
-        """Tell whether it fits, perhaps narrowly; None if the need is unknown."""
+        """Whether it fits, perhaps narrowly; None if the need is unknown."""
         return None if self.memory_fit is None else self.memory_fit != "exceeds"
 
 

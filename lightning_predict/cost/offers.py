@@ -121,7 +121,7 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:
-    """Tell whether `newer` is a later price of the same machine, in the same region where both name one."""
+    """Return whether `newer` is a later price of the same machine, in the same region where both name one."""
     same_machine = (newer.provider, newer.instance, newer.num_gpus) == (older.provider, older.instance, older.num_gpus)
     same_region = newer.region == older.region or None in (newer.region, older.region)
     return same_machine and same_region and newer.date > older.date
@@ -140,7 +140,7 @@ def machine_offer(machine: str, gpu_name: str, offers: Iterable[Offer] | None = 
 
 
 def _years_before(date: str, years: int) -> str:
-    """Give the same day (or month) of an earlier year; ISO dates sort as texts, also when some lack the day."""
+    """Return the same day (or month) of an earlier year; ISO dates sort as texts, also when some lack the day."""
     return f"{int(date[:4]) - years:04d}{date[4:]}"
 
 

@@ -160,7 +160,7 @@ class Prediction:
 
     @property
     def validation_is_estimated(self) -> bool:
-        """Tell whether validation is timed by the forward share of a training step."""
+        """Whether validation is timed by the forward share of a training step."""
         return self.run.validation_is_estimated
 
     @property
@@ -185,17 +185,17 @@ class Prediction:
 
     @property
     def checkpoint_is_estimated(self) -> bool:
-        """Tell whether checkpoints are timed by the size of the state, as none was measured."""
+        """Whether checkpoints are timed by the size of the state, as none was measured."""
         return self.run.checkpoint_is_estimated
 
     @property
     def at_most(self) -> bool:
-        """Tell whether the run may end earlier."""
+        """Whether the run may end earlier."""
         return self.run.at_most
 
     @property
     def is_cut_off(self) -> bool:
-        """Tell whether the Trainer's time limit ends the run; the totals are what is left until then."""
+        """Whether the Trainer's time limit ends the run; the totals are what is left until then."""
         return self.run.is_cut_off
 
     @property
@@ -226,7 +226,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool | None:
-        """Tell whether a step fits in the GPU's memory, perhaps narrowly."""
+        """Whether a step fits in the GPU's memory, perhaps narrowly."""
         return self.memory.fits
 
     @property
@@ -260,7 +260,7 @@ class Prediction:
         return self.step.notes
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all values as JSON values by their flat names."""
+        """Return all values as JSON values by their flat names."""
         values = {name: getattr(self, name) for name in FLAT_NAMES}
         values |= {"coverage": dict(self.coverage), "notes": list(self.notes)}
         if self.verdict is not None:

@@ -13,8 +13,8 @@ of offers, and each error names its line and key::
       date: 2026-11-01
       source: contract 4711  # the file's name where left out
 
-A SkyPilot catalogue is read as it is: `vms.csv` of one provider, one row a machine and zone. Columns (documented in the
-README of github.com/skypilot-org/skypilot-catalog): `InstanceType`, `AcceleratorName`, `AcceleratorCount`, `Price`,
+A SkyPilot catalogue is read as it is: `vms.csv` of one provider, one row per machine and zone. Columns (documented in
+the README of github.com/skypilot-org/skypilot-catalog): `InstanceType`, `AcceleratorName`, `AcceleratorCount`, `Price`,
 `SpotPrice`, `Region` and, in most, `AvailabilityZone` and `GpuInfo` (whose memory is not read: providers fill it in MiB
 or GB, for one GPU or for all). The files have no date and no provider: these come from the argument (else the file's
 time) and the folder.
@@ -337,7 +337,7 @@ def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
     unknown = {name: number for name, number in sorted(left_out.items()) if name not in _REASONS}
     if unknown:
         listed = ", ".join(f"{name} ({number})" for name, number in unknown.items())
-        yield f"{file}: left out machines whose accelerator is no GPU of the catalogue: {listed}."
+        yield f"{file}: left out machines whose accelerator is not in the catalogue: {listed}."
 
 
 def _name_of(accelerator: str, hints: str = "") -> str | None:
@@ -350,7 +350,7 @@ def _name_of(accelerator: str, hints: str = "") -> str | None:
 
 
 def _provider(path: Path) -> str:
-    """Give the file's name, or its folder's where the file has a generic one, spelled as in the shipped price lists."""
+    """Return the file's name, or its folder's if the file's is generic, spelled as in the shipped price lists."""
     named = path.resolve().parent.name if path.stem.lower() in GENERIC_STEMS else path.stem
     spelled = {offer.provider.casefold(): offer.provider for offer in load_offers()}
     return spelled.get(named.casefold(), named)

@@ -1,7 +1,7 @@
 """Deal the experts of a mixture out over GPUs (expert parallelism): all-to-alls of routed tokens, and who holds what.
 
 Each of `expert` data-parallel groups holds its part of the experts. Tokens go to where their experts are and back, in
-the forward and in the backward pass: four all-to-alls a layer (Lepikhin et al., 2021). Tokens are taken to be routed
+the forward and in the backward pass: four all-to-alls per layer (Lepikhin et al., 2021). Tokens are taken to be routed
 evenly, so that every GPU computes as many as it has itself; `capacity` says how many more the fullest takes. Experts
 are modules or parameters whose name has a part with "expert" in it; shared experts, which every token visits, are none.
 Example::
@@ -30,7 +30,7 @@ def experts_module(name: str | None) -> str | None:
 
 
 def is_of_expert(parameter: Parameter) -> bool:
-    """Tell whether a parameter belongs to an expert; routers and shared experts do not."""
+    """Return whether a parameter belongs to an expert; routers and shared experts do not."""
     return experts_module(parameter.name) is not None
 
 
@@ -84,7 +84,7 @@ def count_experts(trace: Trace) -> int:
 
 
 def check_experts(trace: Trace, strategy: Strategy) -> None:
-    """See that the experts can be dealt out.
+    """Check that the experts can be dealt out.
 
     Raises:
         InvalidArgumentError: The model has no experts, or their number cannot be divided so.

@@ -67,7 +67,7 @@ def trained_elements(trace: Trace) -> int:
 
 
 def has_backward(work: Sequence[Launching]) -> bool:
-    """Tell whether the step trains: whether there are gradients."""
+    """Return whether the step trains: whether there are gradients."""
     return any(operation.phase == "backward" for operation in work)
 
 

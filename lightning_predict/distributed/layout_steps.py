@@ -569,7 +569,7 @@ class SingleSteps:
         trace: The step without what processes exchanged.
         timed: Its work with device seconds as the check corrects them, rows in the order of the setting's GPUs.
         host_factor: Time of the host beside them over that of the one that the overheads describe.
-        steps: One Iteration a GPU.
+        steps: One Iteration per GPU.
         check: The GPU in use, predicted too; None if nothing was measured on it.
     """
 

@@ -63,7 +63,7 @@ from lightning_predict.tracing.trace import Parameter, Phase, Trace
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The work of one GPU of a stage; arrays and simulations have a row a GPU.
+    """The work of one GPU of a stage; arrays and simulations have one row per GPU.
 
     Attributes:
         parameters: Its parameters, each as large as its part.
@@ -182,7 +182,7 @@ def model_stages(
 
 
 def needs_blocks(strategy: Strategy) -> bool:
-    """Tell whether the model's blocks must be known."""
+    """Return whether the model's blocks must be known."""
     return strategy.batch_parallel > 1 or strategy.recompute != "none" or strategy.fp8 is not None
 
 

@@ -210,7 +210,7 @@ class Cutter:
     """Cuts the simulated step of one GPU into pieces, at each end of its interval.
 
     Args:
-        simulated: The step, a row a GPU.
+        simulated: The step, one row per GPU.
         row: The GPU.
         factors: By what the simulated times are multiplied.
         exposed: Collectives inside the model that make the passes longer; None without.

@@ -99,7 +99,7 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
     """Count the micro-batches of a batch.
 
     Args:
-        strategy: What was asked for; where it does not say, four a stage of a pipeline, or as many as there are
+        strategy: What was asked for; where it does not say, four per pipeline stage, or as many as there are
             samples, and one without a pipeline.
         samples: Samples of a batch; None if nobody said.
 

@@ -56,7 +56,7 @@ def reduced_again(block: Block, recomputed: int) -> tuple[float, ...]:
 
 
 def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -> None:
-    """See that a step can be given what it was recorded without.
+    """Check that a step can be given what it was recorded without.
 
     Raises:
         InvalidArgumentError: It was recorded with activation checkpointing.

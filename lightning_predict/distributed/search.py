@@ -115,7 +115,7 @@ def strategies_for(
 
 
 def has_gradients(trace: Trace) -> bool:
-    """Tell whether the step trains."""
+    """Return whether the step trains."""
     return any(operation.phase == "backward" for operation in trace.operations)
 
 

@@ -79,7 +79,7 @@ class Strategy:
         recompute: What a backward pass computes again, of a step that was recorded without: nothing, the attention
             between its projections (`selective`, as Megatron calls it), or every block (`full`).
         offload: What lives in the memory of the host: nothing, or the optimizer's state, which the processor updates.
-        fp8: Products of the blocks in float8, with one scale a tensor or one a block of values; None for none.
+        fp8: Products of the blocks in float8, with one scale per tensor or per block of values; None for none.
         overlap_grad_reduce: Gradients are exchanged behind the backward pass; otherwise after it.
         param_dtype: What FSDP gathers parameters in (torch's `MixedPrecision`); None for their own.
         reduce_dtype: What gradients are exchanged in; None for their own, under FSDP for `param_dtype`.
@@ -144,7 +144,7 @@ class Strategy:
         yield (
             self.virtual > 1 and self.micro_batches is not None and self.micro_batches % self.pipeline > 0,
             f"an interleaved schedule deals micro-batches out in rounds of pipeline={self.pipeline}, which "
-            f"micro_batches={self.micro_batches} is no multiple of.",
+            f"micro_batches={self.micro_batches} is not a multiple of.",
         )
         yield (
             self.sequence and self.tensor == 1,
@@ -280,7 +280,7 @@ def strategy_of(words: str | Strategy) -> Strategy:
         return words
     if not isinstance(words, str):
         raise InvalidArgumentError(
-            f"strategy={shown(words)} is neither a text nor a Strategy; expected for example 'ddp'."
+            f"strategy={shown(words)} is neither a string nor a Strategy; expected for example 'ddp'."
         )
     name, *options = (word.strip() for word in words.split(","))
     data = ALIASES.get(name, name)
@@ -302,7 +302,7 @@ def _value(words: str, key: str, value: str) -> float | str | bool:
     """Read an option's value.
 
     Raises:
-        InvalidArgumentError: No number, or no flag.
+        InvalidArgumentError: Not a number, or not true or false.
     """
     if key in _FLAGS:
         if value.lower() not in ("true", "false"):
@@ -324,7 +324,7 @@ class DataGroup:
     GPUs that share a block come first in the layout, then the replicas, then the stages (Narayanan et al., 2021).
 
     Attributes:
-        layout: One of its GPUs a replica.
+        layout: One GPU of each replica.
         groups_per_node: Such groups in each machine, which share its network.
     """
 

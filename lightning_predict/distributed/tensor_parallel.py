@@ -1,8 +1,8 @@
 """Split transformer blocks over GPUs (tensor parallelism): the work of one of several GPUs that share every block.
 
 As in Megatron (Shoeybi et al., 2019): the heads, and the inner width of the perceptron, are split; the residual stream
-with its norms, dropouts and shortcuts is whole on every GPU; what leads back to it is added up by an all_reduce, two a
-block in the forward and two in the backward pass. The vocabulary of the embedding and of the output layer is split,
+with its norms, dropouts and shortcuts is whole on every GPU; what leads back to it is added up by an all_reduce, two
+per block in the forward and two in the backward pass. The vocabulary of the embedding and of the output layer is split,
 too. The changed problems are timed by the same models, so that small products lose efficiency as they do.
 
 Blocks are the numbered modules that hold attention and linear layers; what a block is, its operations say: the width of
@@ -98,7 +98,7 @@ class _Unit:
         )
 
     def is_block(self) -> bool:
-        """Tell whether it holds attention, and linear layers beside it."""
+        """Return whether it holds attention, and linear layers beside it."""
         return bool(self.linears) and any(_attentions(self.problems()))
 
 
@@ -174,7 +174,7 @@ def _innermost(units: Iterable[str]) -> set[str]:
 
 
 def _are_nested(name: str, chosen: Collection[str]) -> bool:
-    """Tell whether a module is one of these, holds one or lies in one."""
+    """Return whether a module is one of these, holds one or lies in one."""
     around = set(numbered_modules(name))
     return any(other in around or name in numbered_modules(other) for other in chosen)
 
@@ -289,7 +289,7 @@ def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
 
 
 LOSS_REDUCTIONS: Final = 3
-"""Numbers a token that a loss over a split vocabulary adds up: the largest logit, the label's, and the sum."""
+"""Numbers per token that a loss over a split vocabulary adds up: the largest logit, the label's, and the sum."""
 
 
 @final
@@ -304,7 +304,7 @@ class Cut:
         context: GPUs that share every sequence.
         sequence: What tensor parallelism leaves whole inside blocks is shared, too.
         capacity: Tokens of each expert over those of an even routing.
-        fp8: Products of the blocks in float8, with one scale a tensor or one a block of values.
+        fp8: Products of the blocks in float8, with one scale per tensor or per block of values.
     """
 
     tensor: int = 1
@@ -357,7 +357,7 @@ class SplitModel:
         return known[module]
 
     def check(self, tensor: int) -> None:
-        """See that so many GPUs can share every block.
+        """Check that so many GPUs can share every block.
 
         Raises:
             InvalidArgumentError: Their number does not divide the heads.
@@ -375,7 +375,7 @@ class SplitModel:
                 )
 
     def check_context(self, context: int) -> None:
-        """See that so many GPUs can share every sequence.
+        """Check that so many GPUs can share every sequence.
 
         Raises:
             InvalidArgumentError: Attention is written out, so that no ring can compute it in parts.
@@ -388,7 +388,7 @@ class SplitModel:
             )
 
     def is_split(self, shape: tuple[int, ...], block: Block | None) -> bool:
-        """Tell whether each GPU holds its part of a tensor of this shape.
+        """Return whether each GPU holds its part of a tensor of this shape.
 
         Args:
             shape: Of the tensor.
@@ -657,7 +657,7 @@ def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Block | No
 
 
 def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block: Block | None) -> bool:
-    """Tell whether a problem is the product of rows and rows that gives a weight's gradient."""
+    """Return whether a problem is the product of rows and rows that gives a weight's gradient."""
     if phase != "backward" or problem.operation != "linear":
         return False
     _, m, n, k = problem.dims

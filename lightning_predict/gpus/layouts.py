@@ -76,7 +76,7 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
     Raises:
         UnknownGpuError: The GPU is not in the catalogue.
         InvalidArgumentError: A number that is zero or beyond reason, two different numbers of machines, or something
-            that is no name.
+            that is not a name.
     """
     if num_nodes < 1:
         raise InvalidArgumentError(f"num_nodes={num_nodes}; a layout has at least one machine.")
@@ -86,7 +86,7 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
         return Layout(name, 1, num_nodes)
     if not isinstance(name, str):
         raise InvalidArgumentError(
-            f"{shown(name)} is no layout; expected a name such as 'T4' or '8xL4', a Gpu or a Layout."
+            f"{shown(name)} is not a layout; expected a name such as 'T4' or '8xL4', a Gpu or a Layout."
         )
     parts = _GRAMMAR.fullmatch(_SUFFIX.sub(r"\g<per_node>x\g<gpu>", name))
     if parts is None or _is_gpu(name):
@@ -132,7 +132,7 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
     if isinstance(names, str):
         raise InvalidArgumentError(f"gpus={names!r} is one string; give a list of names, for example [{names!r}].")
     if not isinstance(names, Iterable):
-        raise InvalidArgumentError(f"gpus={shown(names)} is no list of names; expected for example ['T4'].")
+        raise InvalidArgumentError(f"gpus={shown(names)} is not a list of names; expected for example ['T4'].")
     names = tuple(names)
     if not names:
         raise InvalidArgumentError("gpus is empty; name at least one GPU, for example ['T4'].")
@@ -140,7 +140,7 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
 
 
 def _machines_of(name: str, nodes: int) -> Layout | None:
-    """Return so many machines of a cloud's name; None if it is no such name."""
+    """Return so many machines of a cloud's name; None if it is not such a name."""
     found = find_machine(name)
     if found is None:
         return None
@@ -149,7 +149,7 @@ def _machines_of(name: str, nodes: int) -> Layout | None:
 
 
 def _is_gpu(name: str) -> bool:
-    """Tell whether a name that looks like a layout is a GPU's own."""
+    """Return whether a name that looks like a layout is a GPU's own."""
     try:
         find_gpu(name)
     except UnknownGpuError:

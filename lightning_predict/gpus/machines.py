@@ -48,7 +48,7 @@ def machine(name: str) -> Machine | None:
 
 
 def is_same_machine(name: str, other: str) -> bool:
-    """Tell whether two names are one, up to case, separators and Azure's prefix."""
+    """Return whether two names are one, up to case, separators and Azure's prefix."""
     return _key(name) == _key(other)
 
 

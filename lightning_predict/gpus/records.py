@@ -120,7 +120,7 @@ class Gpu:
 
     @property
     def has_stacked_memory(self) -> bool:
-        """Tell whether the memory is stacked beside the die (HBM), with a bus of thousands of wires."""
+        """Whether the memory is stacked beside the die (HBM), with a bus of thousands of wires."""
         return self.memory_kind.startswith("HBM")
 
     def peak(self, dtype: str) -> float | None:

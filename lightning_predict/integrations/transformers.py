@@ -98,7 +98,7 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_train_begin(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin anew, on the main process."""
+        """Reset for a new run, on the main process."""
         self._deactivate()
         self.predictions = self.trace = None
         self._is_on = bool(state.is_world_process_zero)

@@ -1,7 +1,7 @@
 """Kernel models: from what a Trace recorded to seconds on a GPU.
 
-`operations.py` is the registry of operations, which one file a family fills (`families/`); `translation.py` finds in it
-the problems that a recorded call computes. `roofline.py` is the bound, `wave_scaling.py` Habitat's method,
+`operations.py` is the registry of operations, which one file per family fills (`families/`); `translation.py` finds in
+it the problems that a recorded call computes. `roofline.py` is the bound, `wave_scaling.py` Habitat's method,
 `utilisation.py` the trained models, which are held to larger problems (`monotonicity.py`) and lesser GPUs;
 `estimates.py` takes the best of them for a problem and says which it was, `unknown_operations.py` names what none of
 them knows; `choice.py` decides where a measurement serves an operation, and how much it counts.

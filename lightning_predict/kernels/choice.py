@@ -225,10 +225,10 @@ def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], ori
 
 
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
-    """Tell whether the item computed on the GPU and none of its kernels was recorded.
+    """Return whether the item computed on the GPU and none of its kernels was recorded.
 
     An operation without kernels whose tensors are not known to be there ran on the host, and what processes exchange
-    is no kernel of its own.
+    is not a kernel of its own.
     """
     operations = [trace.operations[index] for index in item.operations]
     if not item.problems or any(one.kernels or one.name.startswith("c10d::") for one in operations):
@@ -237,7 +237,7 @@ def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
 
 
 def _goes_by_ratio(direct: TimedWork, column: int, method: Method) -> bool:
-    """Tell whether the ratio of two predictions scales the item's measured time.
+    """Return whether the ratio of two predictions scales the item's measured time.
 
     `auto` leaves what is only known by its bytes, and vector work without a trained model, to wave scaling.
     """
@@ -272,7 +272,7 @@ def kinship_of(operation: str, dtype: str, origin: Gpu, target: Gpu) -> Kinship:
 
 
 def _on_matrix_units(dtype: str, gpu: Gpu) -> bool:
-    """Tell whether tensor cores compute the dtype, ordinary lanes where not."""
+    """Return whether tensor cores compute the dtype, ordinary lanes where not."""
     if dtype == "float64":
         return (gpu.peak(dtype) or 0.0) > gpu.lanes_peak(dtype)
     if dtype == "tf32":

@@ -87,7 +87,7 @@ class CollectiveCurves:
     staged: frozenset[str] = frozenset()
 
     def supports(self, operation: str, _dtype: str) -> bool:
-        """Tell whether the operation is a collective, which moves bytes of any dtype."""
+        """Return whether the operation is a collective, which moves bytes of any dtype."""
         return operation in COLLECTIVES
 
     def timed_by(self, operation: str, _dtype: str) -> TimedBy:
@@ -95,7 +95,7 @@ class CollectiveCurves:
         return "proxy" if operation in UNMEASURED else "mlp"
 
     def has_own_weights(self, gpu_name: str, _operation: str, _dtype: str) -> bool:
-        """Tell whether this GPU's own collectives were measured."""
+        """Return whether this GPU's own collectives were measured."""
         return gpu_name in self.curves
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:

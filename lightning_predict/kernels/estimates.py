@@ -51,8 +51,8 @@ hold nine in ten of the recurrent layers, norms and backward passes that others 
 STAND_IN_SPREAD: Final = 2.0
 """Extra factor where float32 stands in for a dtype that the GPU computes no faster. An assumption. Products in float16
 on the P100 take 0.72 to 1.04 times as long as in float32, convolutions 0.55 to 1.6 times (nine in ten of DeepBench's
-rows, which so are no test of it). For emulated bfloat16 one rate of large products is known, 0.28 (M40) to 0.66 (V100)
-of float32's peak, which three reports of one card (T4: 2.0 to 2.5 TFLOP/s) put 20 % apart; of other shapes and
+rows, which are therefore no test of it). For emulated bfloat16 one rate of large products is known, 0.28 (M40) to 0.66
+(V100) of float32's peak, which three reports of one card (T4: 2.0 to 2.5 TFLOP/s) put 20 % apart; of other shapes and
 operations nothing is."""
 
 LEAST_SPREAD: Final = 1.02
@@ -87,7 +87,7 @@ class KernelModels(Protocol):
     """The interface of trained models; `utilisation.UtilisationModels` is one."""
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """Tell whether a model serves the operation in this dtype, trained on it or not."""
+        """Return whether a model serves the operation in this dtype, trained on it or not."""
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
         """Tell how a model that serves the operation in this dtype knows it."""
@@ -144,7 +144,7 @@ class _Expansion:
 
 
 def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
-    """Give the dtype that a GPU computes in: TF32 is float32 where the matrix units do not know it.
+    """Return the dtype that a GPU computes in: TF32 is float32 where the matrix units do not know it.
 
     Raises:
         InvalidArgumentError: float8 on a GPU without units for it, which no library emulates.
@@ -158,7 +158,7 @@ def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
 
 
 def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
-    """Tell whether this GPU computes matrix work of a narrower dtype on float32's units, which are as fast.
+    """Return whether this GPU computes matrix work of a narrower dtype on float32's units, which are as fast.
 
     TF32 is left to `compute_dtype_on`: without units for it, it is float32 and not a stand-in for it.
     """
@@ -197,7 +197,7 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
 
 
 def _float32_holds(problem: Problem) -> bool:
-    """Tell whether float32's kernels could compute the problem."""
+    """Return whether float32's kernels could compute the problem."""
     return problem.dtype in LOWER_PRECISIONS and operation_kind(problem.operation).units in ("tensor", "vector")
 
 

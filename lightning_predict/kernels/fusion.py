@@ -111,7 +111,7 @@ def _halves(operations: Sequence[Operation]) -> Iterator[Operation]:
 
 
 def _reduces_long_rows(operation: Operation) -> bool:
-    """Tell whether it adds up more numbers at once than a kernel keeps, or those of all samples."""
+    """Return whether it adds up more numbers at once than a kernel keeps, or those of all samples."""
     if "batch_norm" in operation.name:
         return operation.arguments.get("training") is not False
     small = min((tensor.elements for tensor in operation.outputs[1:] or operation.outputs), default=1)
@@ -123,7 +123,7 @@ def _reduces_long_rows(operation: Operation) -> bool:
 
 
 def _ends_kernel(operation: Operation) -> bool:
-    """Tell whether what follows must wait for the end: statistics, scans, reductions of long rows."""
+    """Return whether what follows must wait for the end: statistics, scans, reductions of long rows."""
     if operation.name == STATISTICS or operation.name in _SCANS:
         return True
     return operation.name in REDUCTIONS and _reduces_long_rows(operation)
@@ -144,7 +144,7 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
 
 
 def _is_left_out(operation: Operation) -> bool:
-    """Tell whether nothing runs on the device, or one number alone is computed, such as the count of batches."""
+    """Return whether nothing runs on the device, or one number alone is computed, such as the count of batches."""
     tensors = (*operation.inputs, *operation.outputs)
     return is_free(operation) or (bool(tensors) and all(not tensor.shape for tensor in tensors))
 
@@ -174,7 +174,7 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
 
 
 def _gains(group: Sequence[int], trace: Trace) -> bool:
-    """Tell whether a kernel gains on eager mode: several operations, or one that ran as several kernels or slowly."""
+    """Return whether a kernel gains on eager mode: several operations, or one that ran as several kernels or slowly."""
     if len(group) != 1:
         return bool(group)
     operation = trace.operations[group[0]]
@@ -211,7 +211,7 @@ def _row_length(operation: Operation) -> int:
 
 
 def _is_small_window(operation: Operation) -> bool:
-    """Tell whether Inductor writes a kernel for pooling by so small a window."""
+    """Return whether Inductor writes a kernel for pooling by so small a window."""
     kernel = operation.arguments.get("kernel_size")
     dilation = operation.arguments.get("dilation", 1)
     if operation.phase != "forward" or not isinstance(kernel, list | tuple):

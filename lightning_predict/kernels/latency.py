@@ -1,9 +1,9 @@
-"""Kernels that memory alone does not bound: too few blocks, too many instructions an element, rows that leave the L2.
+"""Kernels that memory alone does not bound: too few blocks, too many instructions per element, rows that leave the L2.
 
 Three limits stand beside the bandwidth. A multiprocessor issues so many instructions in a clock, so kernels that load
 one element at a time or compute indices take a time by their elements, not by their bytes: half of the bandwidth in 16
-bits where float32 reaches all of it, and the more so on GPUs with HBM, which have twice the bytes a clock and
-multiprocessor. A block waits for what it loads, so a kernel with a block a row or a channel leaves a GPU idle where
+bits where float32 reaches all of it, and the more so on GPUs with HBM, which have twice the bytes per clock and
+multiprocessor. A block waits for what it loads, so a kernel with one block per row or channel leaves a GPU idle where
 there are few. And a kernel that passes over its rows several times finds them in the L2 only where those that run at
 once fit there. Example::
 
@@ -38,9 +38,9 @@ LIMITED: Final = "limited_transfer"
 multiprocessor, and the cycles of a block, one of so many."""
 
 SINGLE_LOAD_CYCLES: Final = 1 / 1.3
-"""Cycles of a multiprocessor an element of kernels that load one element at a time: operands that are broadcast, of
-several dtypes or no whole tensors. 1.2 to 1.5 elements a cycle in Liger's rotary embeddings, RMS norms and gated units,
-float32 and bfloat16, on the A100 and H100 (training data: those rows)."""
+"""Multiprocessor cycles per element of kernels that load one element at a time: operands that are broadcast, of
+several dtypes or no whole tensors. 1.2 to 1.5 elements per cycle in Liger's rotary embeddings, RMS norms and gated
+units, float32 and bfloat16, on the A100 and H100 (training data: those rows)."""
 
 CACHED_SHARE: Final = 0.35
 """Share of the L2 in which a row that comes again is found: the halves of an A100's or H100's L2 each keep their own
@@ -97,7 +97,7 @@ def limited_transfer(
     blocks: float = 1.0,
     block_cycles: float = 0.0,
 ) -> Problem:
-    """Give a transfer that instructions or few blocks may bound.
+    """Return a transfer that instructions or few blocks may bound.
 
     Args:
         read_bytes: Bytes that it reads.
@@ -125,7 +125,7 @@ def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
 
 
 def reread_share(bytes_per_multiprocessor: float, gpu: Gpu) -> float:
-    """Give the share of the time of a kernel that finds nothing in the L2, from `FOUND_COST` to 1."""
+    """Return the share of the time of a kernel that finds nothing in the L2, from `FOUND_COST` to 1."""
     at_once = bytes_per_multiprocessor * gpu.streaming_multiprocessors
     missed = min(max(at_once / (CACHED_SHARE * gpu.l2_bytes) - 1, 0.0), 1.0)
     return FOUND_COST + (1 - FOUND_COST) * missed

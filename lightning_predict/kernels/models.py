@@ -40,7 +40,7 @@ class BundledModels:
     notes: tuple[str, ...] = ()
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """Tell whether a model serves the operation in this dtype."""
+        """Return whether a model serves the operation in this dtype."""
         return any(model.supports(operation, dtype) for model in self._all)
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
@@ -48,7 +48,7 @@ class BundledModels:
         return self._serving(operation, dtype).timed_by(operation, dtype)
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
-        """Tell whether this GPU's own measurements were trained on."""
+        """Return whether this GPU's own measurements were trained on."""
         return self._serving(operation, dtype).has_own_weights(gpu_name, operation, dtype)
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:

@@ -2,7 +2,7 @@
 
 An operation says its shape parameters, floating-point work and compulsory traffic, the dispatcher's calls that compute
 it, what it is timed through where no model knows it, and the networks that do (`families/`). Formulas are pure
-functions of numpy columns, one value a problem. A `Problem` is one operation at one shape and dtype; a `ProblemBatch`
+functions of numpy columns, one value per problem. A `Problem` is one operation at one shape and dtype; a `ProblemBatch`
 is many shapes of one operation and dtype, which is what every kernel model takes. Example::
 
     >>> batch = problem_batch("linear", "float16", b=1, m=4096, n=4096, k=4096)
@@ -231,7 +231,7 @@ class OperationKind:
 @final
 @dataclass(frozen=True)
 class ProblemBatch:
-    """Many shapes of one operation and dtype, one numpy column a shape parameter, all of the same length."""
+    """Many shapes of one operation and dtype, one numpy column per shape parameter, all of the same length."""
 
     operation: str
     dtype: str

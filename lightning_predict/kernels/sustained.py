@@ -33,13 +33,13 @@ OVERCLOCKED_SHARE: Final = 0.90
 """Another factor for boards that may exceed their boost clock: the clock that lasts, over the highest."""
 
 LANES_SHARE: Final = 0.93
-"""Share of the float32 peak that lanes reach: 64 of a multiprocessor, and those before Volta."""
+"""Share of the float32 peak that lanes reach: 64 per multiprocessor, and those before Volta."""
 
 WIDE_LANES_SHARE: Final = 0.805
-"""The same for 128 lanes a multiprocessor on Hopper and Blackwell's data-centre chips."""
+"""The same for 128 lanes per multiprocessor on Hopper and Blackwell's data-centre chips."""
 
 SHARED_LANES_SHARE: Final = 0.77
-"""The same for 128 lanes a multiprocessor on the chips of GeForce boards since Ampere."""
+"""The same for 128 lanes per multiprocessor on the chips of GeForce boards since Ampere."""
 
 TENSOR_WATTS: Final[Mapping[str, float]] = {
     "volta": 1.7,
@@ -83,7 +83,7 @@ def sustained_flops(gpu: Gpu, dtype: str) -> float:
 
 
 def sustained_doubt(gpu: Gpu, dtype: str) -> float:
-    """Give the half width of a sustained rate's interval in log(FLOP/s)."""
+    """Return the half width of a sustained rate's interval in log(FLOP/s)."""
     if dtype not in REDUCED or not _has_units(gpu, dtype) or dtype not in gpu.peak_flops_per_second:
         return 0.0
     by_power = POWER_DOUBT * (1 - _share_of_power(gpu, dtype))
@@ -111,7 +111,7 @@ def _share_of_power(gpu: Gpu, dtype: str) -> float:
 
 
 def _has_units(gpu: Gpu, dtype: str) -> bool:
-    """Tell whether libraries compute in the dtype itself: no emulated ones, nor the P100's float16."""
+    """Return whether libraries compute in the dtype itself: no emulated ones, nor the P100's float16."""
     return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.compute_capability >= (7, 0))
 
 

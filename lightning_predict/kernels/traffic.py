@@ -165,14 +165,14 @@ UNTRANSLATED: Final = "untranslated"
 
 
 def is_free(operation: Operation) -> bool:
-    """Tell whether the operation runs nothing on the device."""
+    """Return whether the operation runs nothing on the device."""
     if operation.kernels:
         return False
     return operation.name in FREE_OPERATIONS or operation.name.startswith(FREE_NAMESPACES)
 
 
 def is_known(operation: Operation) -> bool:
-    """Tell whether the operation's work is known, or takes about as long as its bytes."""
+    """Return whether the operation's work is known, or takes about as long as its bytes."""
     if translator_of(operation.name) is not None or is_free(operation):
         return True
     namespace, _, name = operation.name.rpartition("::")
@@ -190,7 +190,7 @@ def untranslated(operation: Operation) -> tuple[Problem, ...]:
 
 
 def transfer_of(operation: Operation) -> tuple[Problem, ...]:
-    """Describe the operation by bytes read, bytes written and one FLOP an element; give nothing for no bytes."""
+    """Describe the operation by bytes read, bytes written and one FLOP per element; give nothing for no bytes."""
     read, written = bytes_read(operation), bytes_written(operation)
     if read + written == 0:
         return ()
@@ -220,7 +220,7 @@ def loads_singly(operation: Operation) -> bool:
 
 
 def crosses_host_link(operation: Operation) -> bool:
-    """Tell whether it is a copy between the host's memory and the GPU's."""
+    """Return whether it is a copy between the host's memory and the GPU's."""
     if operation.name not in CASTS:
         return False
     if any("Memcpy HtoD" in kernel.name or "Memcpy DtoH" in kernel.name for kernel in operation.kernels):

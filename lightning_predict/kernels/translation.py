@@ -103,7 +103,7 @@ def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False)
 
 
 def is_complex(tensor: TensorInfo) -> bool:
-    """Tell whether the numbers are complex, of which one product takes `COMPLEX_PRODUCTS` of real ones."""
+    """Return whether the numbers are complex, of which one product takes `COMPLEX_PRODUCTS` of real ones."""
     return tensor.dtype.startswith("complex")
 
 
@@ -141,7 +141,7 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
 
     * `torch.optim` updates one tensor at a time; on CUDA its default is the multi-tensor (foreach) implementation. So
       the optimizer's equal single-tensor operations are merged into one item with the sum of their traffic.
-    * Dropout draws a mask, scales it and multiplies; on CUDA that is one kernel, and its mask has one byte an element,
+    * Dropout draws a mask, scales it and multiplies; on CUDA that is one kernel, and its mask has one byte per element,
       for the backward pass too.
     """
     elsewhere = trace.device != "cuda"
@@ -208,7 +208,7 @@ def _dropouts(operations: Sequence[Operation]) -> dict[int, tuple[int, ...]]:
 
 
 def _dropout_problem(drawn: Operation) -> tuple[Problem, ...]:
-    """Give the dropout of a tensor like the mask."""
+    """Return the dropout of a tensor like the mask."""
     mask = drawn.inputs[0]
     rows, columns = rows_and_columns(mask.shape)
     if rows < 1 or columns < 1:

@@ -67,7 +67,7 @@ twice: where one rise follows another, both are taken back."""
 
 
 def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
-    """Tell whether no figure that decides a kernel's time is below the other's; power counts, since it throttles."""
+    """Return whether no figure that decides a kernel's time is below the other's; power counts, since it throttles."""
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
 
 
@@ -136,12 +136,12 @@ class UtilisationModels:
         self._measured = tuple(find_gpu(name) for name in weights.gpus if name in known)
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """Tell whether a model serves this operation and dtype on every GPU."""
+        """Return whether a model serves this operation and dtype on every GPU."""
         family = family_of(operation, dtype)
         return family is not None and family.name in self._weights.base.families
 
     def trained_on(self, operation: str, dtype: str) -> bool:
-        """Tell whether any GPU's measurements of this operation in this dtype were trained on."""
+        """Return whether any GPU's measurements of this operation in this dtype were trained on."""
         family = family_of(operation, dtype)
         if family is None:
             return False
@@ -155,7 +155,7 @@ class UtilisationModels:
         return "bytes" if operation == "transfer" else "proxy"
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
-        """Tell whether this GPU's weights were trained on its own measurements of this operation and dtype."""
+        """Return whether this GPU's weights were trained on its own measurements of this operation and dtype."""
         family = family_of(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
         if family is None or own is None or family.name not in own.families:
@@ -281,7 +281,7 @@ def _serving(
     """Choose the network of each row: its GPU's, or the last, the base, where only that knows problems like it.
 
     Args:
-        networks: One a GPU, and the base.
+        networks: One per GPU, and the base.
         owners: GPU of each row, ascending, shape (rows,).
         rows: Features, shape (rows, features).
         by_base: The same as the base sees the GPUs.

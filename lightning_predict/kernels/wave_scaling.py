@@ -118,7 +118,7 @@ def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -
     blocks = math.prod(kernel.grid)
     waves = {gpu.name: wave_blocks(kernel, gpu) for gpu in (origin, destination)}
     clock = _clocks(origin, destination)
-    # The least traffic a block and cycle with which a full wave draws the bandwidth of either GPU, over the share.
+    # The least traffic per block and cycle with which a full wave draws the bandwidth of either GPU, over the share.
     block_bytes = max(
         gpu.dram_bytes_per_second / (FULL_TRAFFIC_SHARE * waves[gpu.name] * clock[gpu.name])
         for gpu in (origin, destination)

@@ -69,7 +69,7 @@ def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def both(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
-    """Give the forward pass without autograd's records, and the backward pass over one kept graph where it has a name.
+    """Return the forward pass without autograd, and the backward pass over one kept graph where it has a name.
 
     Args:
         operation: Its name.
@@ -339,7 +339,7 @@ class Matrices:
     Attributes:
         data: Random numbers; its gradient is computed.
         other: Numbers above 1; its gradient is computed.
-        scale: One number a column; its gradient is computed.
+        scale: One number per column; its gradient is computed.
         places: A random row for each row, shape (rows,).
         space: Where results may be written.
     """

@@ -1,6 +1,6 @@
 """Measure operations on the GPU at hand and write the tables.
 
-One file an operation, in the columns of the public tables: GPU, operation, dtype, shape words, `latency_ms` (graph
+One file per operation, with the columns of the public tables: GPU, operation, dtype, shape words, `latency_ms` (graph
 replay, L2 flushed), and beside it `warm_ms`, `eager_ms`, `clock_mhz`, the software and the date. Rows are written as
 they come, so that an interrupted run keeps what it has. Example::
 
@@ -77,7 +77,7 @@ def measure(
         folder: Where the tables go; existing tables of the same names are replaced.
         operations: Names from `benchmarks.BENCHMARKS`; each with its backward passes.
         dtypes: Keys of `DTYPES`.
-        problems: Shapes an operation and dtype.
+        problems: Shapes per operation and dtype.
         seed: Of the shapes.
         device: `cuda`; `cpu` times the host instead, for trying the command out.
         gpu: Our name of the GPU; None asks torch.
@@ -164,13 +164,13 @@ def _rows(
 
 
 def _is_large(operation: str, dtype: str, words: Words) -> bool:
-    """Tell whether a processor would take seconds for one call."""
+    """Return whether a processor would take seconds for one call."""
     batch = problem_batch(operation, dtype, **words)
     return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
 
 
 def _row(gpu: str, operation: str, dtype: str, words: Words, timing: Timing) -> dict[str, object]:
-    """Give one line; the device's own time, or the eager one if nothing else could be had (and `warm_ms` is empty)."""
+    """Return one row: the device's own time, or the eager one if there is no other (and `warm_ms` is empty)."""
     columns = problem_batch(operation, dtype, **words).columns  # with the words that the shape leaves out
     full = {word: f"{values[0]:g}" for word, values in columns.items()}
     own = timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds

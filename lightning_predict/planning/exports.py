@@ -98,7 +98,7 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
 
 
 def _cloud(machine: MachineType) -> str | None:
-    """Give SkyPilot's name of the cloud that a machine is of; None if it has none."""
+    """Return SkyPilot's name of the cloud that a machine is of; None if it has none."""
     return None if machine.provider is None else CLOUDS.get(machine.provider.casefold())
 
 

@@ -15,10 +15,10 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
         tardiness_usd_per_hour: 2
       - {name: bert, trace: bert.json, iterations: 200000, deadline_hours: 24}
 
-`jobs: jobs.csv` reads a table instead: a line a job and configuration, with the columns name, machine, num_gpus, hours,
-deadline_hours, and perhaps release_hours, tardiness_usd_per_hour, command. With `remaining_epochs`, `hours` is the time
-of one epoch. The times of a job that names a trace are predicted: on one, two, four, ... GPUs of each machine type, as
-far as it has them, where the step fits (`times_of_trace`).
+`jobs: jobs.csv` reads a table instead: one line per job and configuration, with the columns name, machine, num_gpus,
+hours, deadline_hours, and perhaps release_hours, tardiness_usd_per_hour, command. With `remaining_epochs`, `hours` is
+the time of one epoch. The times of a job that names a trace are predicted: on one, two, four, ... GPUs of each machine
+type, as far as it has them, where the step fits (`times_of_trace`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def times_of_trace(path: Path, iterations: int, machines: tuple[MachineType, ...
         machines: Machine types, each with a GPU of the catalogue.
 
     Raises:
-        TraceError: The file is missing or is no trace.
+        TraceError: The file is missing or is not a trace.
         UnknownGpuError: A machine type has a GPU that the catalogue does not hold.
     """
     trace = Trace.load(str(path))
@@ -121,7 +121,7 @@ def read_problem(path: Path) -> Problem:
     Raises:
         PlanningFormatError: A file that is missing or malformed.
         InvalidArgumentError: A number out of its range.
-        TraceError: A trace that a job names is missing or is no trace.
+        TraceError: A trace that a job names is missing or is not a trace.
         InfeasiblePlanError: A job or a limit that no plan can satisfy.
     """
     document = read_yaml(path, PlanningFormatError)

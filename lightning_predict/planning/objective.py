@@ -76,7 +76,7 @@ def horizon_seconds(problem: Problem, situation: Situation) -> float:
 
 
 def restart_seconds(job: Job, problem: Problem, situation: Situation) -> float:
-    """Give the time that the job loses wherever it starts now: none before its first start."""
+    """Return the time that the job loses wherever it starts now: none before its first start."""
     return problem.restart_seconds if job.name in situation.started else 0.0
 
 

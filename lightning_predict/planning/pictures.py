@@ -1,7 +1,8 @@
 """Show a plan as a table and a Gantt chart, for matplotlib and as one HTML page, and a study as a comparison.
 
-A row is a GPU of a node, a bar a job's stay. Figures go through matplotlib's object interface: no pyplot, no window.
-The page needs no script, style sheet or network; each bar shows its job, GPUs and times when the mouse rests on it.
+Each row is a GPU of a node, each bar a stretch of time that a job spends there. Figures go through matplotlib's object
+interface: no pyplot, no window. The page needs no script, style sheet or network; each bar shows its job, GPUs and
+times when the mouse rests on it.
 Example::
 
     Console().print(plan_table(plan))
@@ -41,7 +42,7 @@ COLORS: Final = (
     "#a8a23c",
     "#3f9fa8",
 )
-"""One a job, in turn by name."""
+"""One per job, assigned in order of name."""
 
 
 @final
@@ -90,8 +91,8 @@ class Chart:
     """A laid-out Gantt chart, from which both the figure and the page are drawn.
 
     Attributes:
-        lanes: One a node that was ever rented, from the top.
-        bars: One a stay; two where a job's GPUs are not neighbours.
+        lanes: One per node that was ever rented, from the top.
+        bars: One per stretch; two where a job's GPUs are not adjacent.
         end_seconds: End of the plan.
     """
 
@@ -126,7 +127,7 @@ def chart_of(plan: Plan, machines: Sequence[MachineType]) -> Chart:
 
 
 def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, list[int]]]:
-    """Give the GPUs of each stay on a node: the lowest that are free when it begins."""
+    """Return the GPUs of each stay on a node: the lowest that are free when it begins."""
     free_at = [0.0] * lane.rows
     placed = []
     for segment in sorted(
@@ -168,7 +169,7 @@ _DOTS_PER_INCH: Final = 120
 
 
 def gantt_figure(plan: Plan, machines: Sequence[MachineType]) -> Figure:
-    """Draw time in hours to the right, a row a GPU, a bar a stay with the job's name.
+    """Draw time in hours to the right, one row per GPU, one bar per stretch with the job's name.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -209,7 +210,7 @@ def gantt_figure(plan: Plan, machines: Sequence[MachineType]) -> Figure:
 
 
 def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw a panel a setting, a bar a policy: median cost of machines and of tardiness, one on the other.
+    """Draw one panel per setting and one bar per policy: median machine cost with tardiness stacked on top.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -267,7 +268,7 @@ th:first-child, td:first-child { text-align: left; }
 
 
 def gantt_page(plan: Plan, machines: Sequence[MachineType]) -> str:
-    """Write a page with the chart, the sums and a row a job."""
+    """Write a page with the chart, the sums and one row per job."""
     chart = chart_of(plan, machines)
     rows = "\n".join(_row(outcome) for outcome in plan.outcomes)
     head = "".join(
@@ -332,7 +333,7 @@ _TITLE: Final = (
 
 
 def plan_table(plan: Plan) -> Table:
-    """Tabulate a row a job in the order of their start, and the sums."""
+    """Tabulate one row per job, in order of start, and the sums."""
     first: dict[str, Placement] = {}
     for segment in plan.segments:
         first.setdefault(segment.job, segment.placement)
@@ -366,7 +367,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    """Tabulate a row a setting and policy; medians over the seeds."""
+    """Tabulate one row per setting and policy: medians over the seeds."""
     table = Table(title=_TITLE)
     for name in ("nodes", "a job every"):
         table.add_column(name, justify="right")

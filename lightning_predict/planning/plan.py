@@ -80,7 +80,7 @@ class Plan:
         policy: Name of what decided.
         segments: Where and when jobs run, by start and job.
         rentals: Which machines are rented when, by start and node.
-        outcomes: One a job, by name.
+        outcomes: One per job, by name.
         decisions: How many decisions were made.
         longest_decision_seconds: The slowest of them.
         largest_gap: Largest gap of those that have a bound; None if none has.

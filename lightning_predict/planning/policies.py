@@ -36,7 +36,7 @@ PLANNERS: Final = ("milp",)
 
 
 def policy(name: str) -> AbstractPolicy:
-    """Give the policy of this name: `milp`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
+    """Return the policy of this name: `milp`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
 
     Raises:
         InvalidArgumentError: There is none.
@@ -110,7 +110,7 @@ def cheapest_plan(
     since: Situation | None = None,
     on_candidate: Callable[[], None] | None = None,
 ) -> Plan:
-    """Give the cheapest of all candidates' plans that keeps the budget; of near equals, the one with the fewest moves.
+    """Return the cheapest candidate plan that keeps the budget; of near equals, the one with the fewest moves.
 
     Args:
         problem: Jobs, machines and limits.

@@ -88,8 +88,8 @@ class Limits:
 
     Attributes:
         nodes: Machines at one time, of all types together.
-        quotas: Machines at one time of a type, by its name; no entry is no quota.
-        budget_usd: For machines over the whole plan, tardiness not counted; None is no budget.
+        quotas: Machines at one time of a type, by its name; no entry means no quota.
+        budget_usd: For machines over the whole plan, tardiness not counted; None means no budget.
     """
 
     nodes: int

@@ -1,4 +1,4 @@
-"""The simulator: jobs arrive, run and end, and a policy decides anew at every event.
+"""The simulator: jobs arrive, run and end, and a policy decides again at every event.
 
 Events are the submission of a job, the end of a job, and a period without either. Between events every running job
 works at its own speed; machines are paid from the decision that rents them to the one that gives them back, busy or

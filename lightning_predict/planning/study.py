@@ -286,7 +286,7 @@ class Study:
 
     Attributes:
         setting: `published` or `clouds`.
-        nodes: Numbers of nodes; an instance has ten jobs a node.
+        nodes: Numbers of nodes; an instance has ten jobs per node.
         mean_gap_seconds: Mean times between two arrivals.
         seeds: Instances of each setting.
         error: Half width of the interval of the published times: 0.1 is ±10 %.
@@ -494,7 +494,7 @@ def run_once(study: Study, nodes: int, mean_gap_seconds: float, seed: int, name:
 
 
 def compare(runs: Sequence[StudyRun]) -> tuple[Comparison, ...]:
-    """Take medians over the seeds, one row a setting and policy, in the order of the runs."""
+    """Take medians over the seeds, one row per setting and policy, in the order of the runs."""
     groups: dict[tuple[int, float, str], list[StudyRun]] = {}
     for run in runs:
         groups.setdefault((run.nodes, run.mean_gap_seconds, run.policy), []).append(run)

@@ -1,10 +1,13 @@
-"""Check the rules that every problem must keep, each with a message that names job and constraint.
+"""Check the rules that every problem must satisfy; each error names the job and the constraint.
 
 Example::
 
-    >>> check_problem(problem)
+    >>> t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
+    >>> on_t4 = Configuration(machine="g4dn.xlarge", num_gpus=1)
+    >>> bert = Job(name="bert", seconds={on_t4: 7200.0}, deadline_seconds=10800.0, tardiness_usd_per_hour=2.0)
+    >>> check_problem(Problem(jobs=(bert,), machines=(t4,), limits=Limits(nodes=0)))
     Traceback (most recent call last):
-    lightning_predict.errors.InfeasiblePlanError: Job 'bert' fits nowhere: ...
+    lightning_predict.errors.InfeasiblePlanError: nodes=0 leaves no job a place to run; allow at least 1.
 """
 
 from __future__ import annotations
@@ -116,23 +119,25 @@ def _check_limits(limits: Limits, machines: Iterable[MachineType]) -> None:
     names = sorted(machine.name for machine in machines)
     for name, quota in sorted(limits.quotas.items()):
         if name not in names:
-            raise InvalidArgumentError(f"There is a quota for {name!r}, which is no machine type; known: {names}.")
+            raise InvalidArgumentError(f"There is a quota for {name!r}, which is not a machine type; known: {names}.")
         if quota < 0:
             raise InvalidArgumentError(f"The quota of {name!r} is {quota}; expected 0 or more.")
     if limits.budget_usd is not None and not (math.isfinite(limits.budget_usd) and limits.budget_usd >= 0):
         raise InvalidArgumentError(
-            f"budget_usd={limits.budget_usd} is no budget; expected dollars, or None for no budget."
+            f"budget_usd={limits.budget_usd} is not a budget; expected dollars, or None for no budget."
         )
 
 
 def _check_settings(problem: Problem) -> None:
     if not (math.isfinite(problem.period_seconds) and problem.period_seconds > 0):
-        raise InvalidArgumentError(f"period_seconds={problem.period_seconds} is no period; expected seconds above 0.")
+        raise InvalidArgumentError(
+            f"period_seconds={problem.period_seconds} is not a period; expected seconds above 0."
+        )
     if problem.horizon_seconds is not None and not (
         math.isfinite(problem.horizon_seconds) and problem.horizon_seconds > 0
     ):
         raise InvalidArgumentError(
-            f"horizon_seconds={problem.horizon_seconds} is no horizon; expected seconds above 0, or None."
+            f"horizon_seconds={problem.horizon_seconds} is not a horizon; expected seconds above 0, or None."
         )
     for name in ("tardiness_factor", "postponement_factor", "restart_seconds"):
         value = getattr(problem, name)
@@ -176,7 +181,7 @@ def _check_time(job: Job, configuration: Configuration, seconds: float, machines
     machine = machines.get(configuration.machine)
     if machine is None:
         raise InvalidArgumentError(
-            f"Job {job.name!r} has a time on {configuration.machine!r}, which is no machine type; known: "
+            f"Job {job.name!r} has a time on {configuration.machine!r}, which is not a machine type; known: "
             f"{sorted(machines)}."
         )
     if not 1 <= configuration.num_gpus <= machine.num_gpus:

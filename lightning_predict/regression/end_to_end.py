@@ -187,7 +187,7 @@ class EndToEndRegression:
         coefficients: Of each term, seconds per iteration for a unit of it, shape (terms,).
         ranges: Least and largest value of every variable that the runs have.
         mean_error: Mean of |fitted / actual - 1| over the runs.
-        left_out_error: Mean of |predicted / actual - 1| of runs that were left out of the fit, features selected anew;
+        left_out_error: Mean of |predicted / actual - 1| of runs that were left out of the fit, features selected again;
             None with too few runs.
         notes: What was left out, in words.
         residual_variance: Mean square of the relative residuals, or of the absolute ones: those of the fit, or those of

@@ -6,7 +6,7 @@ traces with measured kernels, or from any profile.
 The complexity of a layer is the work that its shape asks for, whatever the GPU (Ardagna et al., SBAC-PAD 2018): of a
 convolution or a fully connected layer its multiply-adds, batch * C_in * k² * C_out * H_out * W_out, which the backward
 pass needs twice; of pooling the window for each output; of activations, normalisations, concatenations and losses a few
-operations an element. Element-wise operations and updates of parameters, which today's steps have too, count their
+operations per element. Element-wise operations and updates of parameters, which today's steps have too, count their
 elements. Example::
 
     >>> times = [LayerTime(layer=Layer("convolution", "forward", c), gpu="T4", seconds=1e-5 + 1e-12 * c)
@@ -82,7 +82,7 @@ PER_ELEMENT: Final[Mapping[tuple[LayerKind, Direction], float]] = {
     ("loss", "forward"): 4,
     ("loss", "backward"): 1,
 }
-"""Operations an element, where the published table counts more than one."""
+"""Operations per element, where the published table counts more than one."""
 
 
 @final
@@ -160,7 +160,7 @@ def _elements(operation: Operation) -> float:
 
 
 def _pooled(operation: Operation, direction: Direction) -> float:
-    """Multiply window by outputs, with an operation more an output in the backward pass, whose first input they are."""
+    """Multiply window by outputs; the backward pass, whose first input they are, has one more operation per output."""
     shape = operation.inputs[0].shape if operation.inputs else ()
     window, steps = _sizes(operation, "kernel_size"), _sizes(operation, "stride")
     if direction == "backward":

@@ -325,7 +325,7 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
             model=text("model") or model, setting=setting, seconds=number("seconds") if is_timed else _elapsed(row)
         )
     except (InvalidArgumentError, UnknownGpuError) as error:
-        raise row.problem(f"is no past run: {error}") from error
+        raise row.problem(f"is not a past run: {error}") from error
 
 
 def _elapsed(row: Checked) -> float:

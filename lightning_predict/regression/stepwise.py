@@ -155,7 +155,7 @@ def _weights(given: Any, rows: int) -> FloatArray:
     """Return a weight for each row.
 
     Raises:
-        ValueError: Not one for each, or one that is negative or no number; scikit-learn expects this kind of error.
+        ValueError: Not one for each, or one that is negative or not a number; scikit-learn expects this kind of error.
     """
     weights = np.ones(rows) if given is None else np.asarray(given, dtype=np.float64)
     weights = np.full(rows, float(weights)) if weights.ndim == 0 else weights

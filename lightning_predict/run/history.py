@@ -116,7 +116,7 @@ def fingerprint_of(trace: Trace) -> str:
 
 
 def model_fingerprint_of(trace: Trace) -> str | None:
-    """Give a hash of what is trained whatever its batch size: parameters and precision; None if no module was known."""
+    """Return a hash of what is trained at any batch size: parameters and precision; None if no module was known."""
     if not trace.parameters:
         return None
     parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
@@ -207,7 +207,7 @@ def correction_for(
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samples: int) -> Correction | None:
-    """Give a step with another batch size than the runs had; None if they have too few, or too different, sizes."""
+    """Return a step with another batch size than the runs had; None if they have too few, or too different, sizes."""
     times: dict[int, list[float]] = {}
     for one in records:
         if one.samples is not None:

@@ -190,7 +190,7 @@ class Run:
         """End the run at a time limit of the Trainer; without a known end of its own it lasts until then.
 
         Args:
-            time_limit_seconds: What is left; None is no limit.
+            time_limit_seconds: What is left; None means no limit.
         """
         limit, total = time_limit_seconds, self.total
         if limit is None or (total is not None and total.high <= limit):

@@ -89,7 +89,7 @@ class Search:
         return sum(loads, no_load(self.layout.count))
 
     def fits(self, load: Load) -> bool:
-        """Tell whether the memory of every GPU holds it."""
+        """Return whether the memory of every GPU holds it."""
         return float(load.memory_bytes.max()) <= self.table_bytes
 
     @cached_property

@@ -1,7 +1,7 @@
 """One training step of sharded embedding tables: look-ups and updates on each GPU, and what the GPUs exchange.
 
 The step is as slow as its slowest GPU, twice: the vectors are exchanged when the last look-up is done, and the step
-ends with the last update. Nothing is taken to overlap, and the layers that are no tables are left out, so that plans
+ends with the last update. Nothing is taken to overlap, and the layers other than tables are left out, so that plans
 compare by what sharding decides. An all-to-all is paced by the GPU that sends or receives most: with chunks of c bytes
 from each GPU to every other, that is max(sum of the others' c, own c · (n - 1)) over the GPUs (Lin et al., HiPC 2022).
 Example::

@@ -20,7 +20,7 @@ from lightning_predict.tracing.trace import Trace
 
 
 def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
-    """Give the kinds of a trace and their weights in a mean step of as many batches as the trace's own kind has.
+    """Return the kinds of a trace and their weights in a mean step of as many batches as the trace's own kind has.
 
     Without gradient accumulation that differs between optimizers, the weights are the shares. Where the kinds hold
     different numbers of batches, the mean keeps the time of a batch right: with `batches = trace.batches`,

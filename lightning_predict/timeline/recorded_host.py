@@ -1,7 +1,7 @@
 """Read the host's work in a recorded step, operation by operation, with its waits taken out.
 
 A synchronizing call, a copy that blocks and a launch into a full queue last as long as the device makes them; what is
-kept is the work around them, and the simulation finds the waits anew on another GPU. What is left between two
+kept is the work around them, and the simulation derives the waits again for another GPU. What is left between two
 operations is Python code: PyTorch's own, microseconds long, or the user's (an environment, tokenizing, metrics).
 Example::
 
@@ -182,12 +182,12 @@ def _less_one_event(values: Sequence[float]) -> float:
 
 
 def _needs_result(operation: Operation) -> bool:
-    """Tell whether the host reads a number of a tensor on the device."""
+    """Return whether the host reads a number of a tensor on the device."""
     return operation.name in WAITING_OPERATIONS and bool(operation.kernels)
 
 
 def _blocks(operation: Operation) -> bool:
-    """Tell whether a copy from or to pageable memory held the host up; a small one to the device is staged."""
+    """Return whether a copy from or to pageable memory held the host up; a small one to the device is staged."""
     return any(
         _TO_PAGEABLE in kernel.name
         or (_PAGEABLE in kernel.name and (kernel.launch_seconds or 0.0) >= max(kernel.seconds, BLOCKED_LAUNCH_SECONDS))

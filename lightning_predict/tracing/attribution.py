@@ -115,7 +115,7 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d va
 
 
 def is_composite(name: str, child_names: Collection[str]) -> bool:
-    """Tell whether the call only calls others.
+    """Return whether the call only calls others.
 
     Args:
         name: Qualified name without the overload.
@@ -211,13 +211,13 @@ def select_operations(profile: Profile) -> list[Found]:
 
 
 def is_backward_node(call: Call) -> bool:
-    """Tell whether this is autograd's record of a node that runs, outer or inner."""
+    """Return whether this is autograd's record of a node that runs, outer or inner."""
     parent = call.parent
     return is_outer_node(call) or (parent is not None and parent.name == _NODE + call.name)
 
 
 def is_outer_node(call: Call) -> bool:
-    """Tell whether this is the outermost record of a node: the engine's call; the node itself in older files."""
+    """Return whether this is the outermost record of a node: the engine's call; the node itself in older files."""
     if call.is_annotation or call.is_launch:
         return False
     if call.name.startswith(_NODE):
@@ -285,7 +285,7 @@ class _Nodes:
         return self._modules.get((self._forward_thread(node), node.sequence_number))
 
     def builds_graph(self, call: Call) -> bool:
-        """Tell whether a node of this step's backward pass was created by the call."""
+        """Return whether a node of this step's backward pass was created by the call."""
         number = call.sequence_number
         if number is None:
             return False
@@ -362,7 +362,7 @@ class _Selector:
 
     @staticmethod
     def _is_only_calls(call: Call, name: str) -> bool:
-        """Tell whether it is a composite; one that launches work itself is a kernel of its own on this device."""
+        """Return whether it is a composite; one that launches work itself is a kernel of its own on this device."""
         launches = (child for child in call.children if child.is_launch)
         if name in WHOLE_OPERATIONS or call.device_work or any(launch.device_work for launch in launches):
             return False

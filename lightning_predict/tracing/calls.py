@@ -76,7 +76,7 @@ _OPERATOR: Final = re.compile(r"(?!autograd::|torch::)\w+::\w+(\.\w+)?")
 
 
 def operator_name(call: Call) -> str | None:
-    """Return the qualified name without the overload; None for what is no operator of the dispatcher."""
+    """Return the qualified name without the overload; None for what is not an operator of the dispatcher."""
     if call.is_launch or call.is_annotation or _OPERATOR.fullmatch(call.name) is None:
         return None
     return call.name.partition(".")[0]
@@ -98,7 +98,7 @@ def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
-    """Read arguments that are no tensors, by the schema's names; empty where the names are not known."""
+    """Read non-tensor arguments, by the schema's names; empty where the names are not known."""
     name = operator_name(call) or call.name
     groups = _tensor_groups(call)
     texts = call.details.get("concrete inputs", [])
@@ -128,7 +128,7 @@ def _layout(name: str, call: Call) -> dict[str, bool]:
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:
-    """Tell whether it is a wrapped number: no dimensions and 64 bits, beside a tensor with dimensions."""
+    """Return whether it is a wrapped number: no dimensions and 64 bits, beside a tensor with dimensions."""
     if tensor.shape or tensor.dtype not in ("float64", "int64"):
         return False
     return any(other.shape or other.dtype not in ("float64", "int64") for other in beside)
@@ -159,7 +159,7 @@ def _groups_of_rows(recorded: Sequence[Any]) -> list[tuple[TensorInfo, ...] | No
 
 
 def dtype_of(kind: str) -> str:
-    """Give torch's name for a type that C++ prints; the text itself where it is not known."""
+    """Return torch's name for a type that C++ prints; the text itself where it is not known."""
     return _DTYPES.get(kind.lower(), kind)
 
 

@@ -39,7 +39,7 @@ class Detail(str):
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether neighbours in memory are channels; False where both layouts are the same, too.
+    """Return whether neighbours in memory are channels; False where both layouts are the same, too.
 
     Args:
         shape: Sizes (N, C, *sizes) in two or three dimensions.

@@ -93,7 +93,7 @@ class _Region:
 
 
 def _are_alike(one: Operation, other: Operation) -> bool:
-    """Tell whether two calls take tensors of the same shapes and dtypes."""
+    """Return whether two calls take tensors of the same shapes and dtypes."""
     kinds = [[(tensor.shape, tensor.dtype) for tensor in each.inputs] for each in (one, other)]
     return kinds[0] == kinds[1]
 
@@ -151,7 +151,7 @@ class DispatchRecorder:
 
     def stop(self) -> None:
         """Stop recording and leave nothing behind; stopping twice is harmless."""
-        with ExitStack() as parts:  # each stops, whatever the others raise
+        with ExitStack() as parts:  # each stops even if others raise
             parts.callback(self.pauses.close, after=len(self.operations))
             parts.callback(self._take_failures)
             parts.callback(self.modules.close)
@@ -189,7 +189,7 @@ class DispatchRecorder:
     def cast(
         self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give the arguments that an operation is to run with: others under autocast on the meta device only."""
+        """Return the arguments that an operation is to run with: others under autocast on the meta device only."""
         casts = self._casts
         if self._parts is not None or not (casts.has_cast or casts.dtype):
             return args, kwargs
@@ -209,7 +209,7 @@ class DispatchRecorder:
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Give the arguments that a function is to run with: others under autocast on the meta device only."""
+        """Return the arguments that a function is to run with: others under autocast on the meta device only."""
         if self._casts.dtype is None or self.failure is not None or self._parts is not None:
             return nullcontext((args, kwargs))
         return self._casts.cast_call(func, args, kwargs)
@@ -419,7 +419,7 @@ class DispatchRecorder:
             index = bisect_right(self._counters, number)
             is_known = number != _ACCUMULATES and index < len(self._counters)
             name = self._counted_modules[index] if is_known else None
-        if grad_enabled:  # in a backward pass, too: checkpointing computes again there and makes nodes anew
+        if grad_enabled:  # in a backward pass, too: checkpointing computes again there and makes new nodes
             self._counters.append(_sequence_number())
             self._counted_modules.append(name)
         return name
@@ -437,7 +437,7 @@ class DispatchRecorder:
         return first
 
     def _is_part_of_backward(self, number: int) -> bool:
-        """Tell whether it is part of a whole call's backward pass, recorded when its first part is met.
+        """Return whether it is part of a whole call's backward pass, recorded when its first part is met.
 
         Autograd runs the nodes of one call one after another, because it takes the highest number first; only the
         nodes that add to `.grad` may come between.

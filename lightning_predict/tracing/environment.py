@@ -54,7 +54,7 @@ def read_flags(autocast_dtype: str | None) -> Flags:
 
 
 def _allows_tf32(backend: Any, legacy_backend: Any) -> bool:
-    """Tell whether float32 work of a backend may use TF32; the older switch cannot be read once the newer was set."""
+    """Return whether float32 work of a backend may use TF32; the older switch cannot be read once the newer was set."""
     precision = getattr(backend, "fp32_precision", None)
     return bool(legacy_backend.allow_tf32) if precision is None else precision == "tf32"
 
@@ -175,7 +175,7 @@ def compilations() -> Compilations:
 
 
 def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: Compilations = NO_COMPILATIONS) -> bool:
-    """Tell whether something compiled by `torch.compile` may run in a step.
+    """Return whether something compiled by `torch.compile` may run in a step.
 
     That is so where anything was compiled since, or a module of the model, one of its methods, or a function that these
     call by name was compiled before.
@@ -196,7 +196,7 @@ def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: 
 
 
 def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | FunctionType]:
-    """Give the modules and functions that a model or a step may call: its parts, and what these refer to by name.
+    """Return the modules and functions that a model or a step may call: its parts, and what these refer to by name.
 
     Of containers and of other objects, the modules and functions that they hold themselves count. The code of torch and
     Lightning is not searched.
@@ -298,7 +298,7 @@ def autograd_nodes() -> int:
 
 
 def has_fast_evaluation(model: nn.Module | None) -> bool:
-    """Tell whether a part in evaluation mode would leave torch's fused path while a function mode is on."""
+    """Return whether a part in evaluation mode would leave torch's fused path while a function mode is on."""
     return model is not None and any(
         isinstance(module, _FAST_IN_EVALUATION) and not module.training for module in model.modules()
     )

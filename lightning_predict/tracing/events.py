@@ -244,12 +244,12 @@ def _details(row: Checked, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_label(value: Any) -> bool:
-    """Tell whether a value of a file can stand for a process, thread, device or stream."""
+    """Return whether a value of a file can stand for a process, thread, device or stream."""
     return value is None or isinstance(value, str | int | float)
 
 
 def is_shape(value: Any) -> bool:
-    """Tell whether a value of a file is the sizes of a tensor."""
+    """Return whether a value of a file is the sizes of a tensor."""
     return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_INTEGER for size in value)
 
 

@@ -1,9 +1,9 @@
 """Kineto JSON files (what `torch.profiler` exports) as Traces. Pure Python: no torch is needed to read one.
 
-The operations are those that a recorder below autograd would see: the outermost call that is no composite, and, whole,
-recurrent layers, attention and RMS normalisation with their backward passes (found by autograd's sequence numbers).
-What a call launched, directly or through the calls inside it, are its kernels. What a file holds that no prediction
-can use is said in the trace's notes. Example::
+The operations are those that a recorder below autograd would see: the outermost call that is not a composite, and,
+whole, recurrent layers, attention and RMS normalisation with their backward passes (found by autograd's sequence
+numbers). What a call launched, directly or through the calls inside it, are its kernels. What a file holds that no
+prediction can use is said in the trace's notes. Example::
 
     trace = import_trace("rank0.pt.trace.json.gz", step=5)  # which finds out what the file holds
     trace.gpu_reported_name          # 'NVIDIA A100-SXM4-40GB'
@@ -326,7 +326,7 @@ def _waits(profile: Profile) -> Iterator[HostWait]:
 
 
 def _has_python_stacks(document: Any) -> bool:
-    """Tell whether the profiler followed every call of Python, which it says in newer files and shows in older ones."""
+    """Return whether the profiler traced every Python call; newer files state it, older ones show it."""
     if isinstance(document, dict) and document.get("with_stack"):
         return True
     rows = document if isinstance(document, list) else document["traceEvents"]
@@ -372,7 +372,7 @@ def _notes(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _most_time(kernels: Sequence[Kernel]) -> str:
-    """Give short names of the kernels that took most of the time."""
+    """Return short names of the kernels that took most of the time."""
     seconds: dict[str, float] = {}
     for kernel in kernels:
         name = _short_name(kernel.name)

@@ -21,7 +21,7 @@ from typing import Final
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo
 
 _DRAWS_MASKS: Final = "aten::bernoulli_"
-"""Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte an
+"""Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte per
 element."""
 
 
@@ -44,7 +44,7 @@ class _Life:
 
     @property
     def outlives_step(self) -> bool:
-        """Tell whether the step found it, or leaves it as a gradient."""
+        """Whether the step found it, or leaves it as a gradient."""
         return self.is_given or (self.phase == "backward" and self.is_for_optimizer)
 
 
@@ -69,7 +69,7 @@ def input_tensors(operations: Sequence[Operation], parameters: Iterable[Paramete
 
     Args:
         operations: Of the step.
-        parameters: The model's, which are no inputs.
+        parameters: The model's parameters, which are not inputs.
     """
     given = [life for life in _lives(operations) if life.is_given and life.phase == "forward"]
     frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)

@@ -69,14 +69,14 @@ def as_on_cuda(name: str, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def _is_meta(tensor: object) -> bool:
-    """Tell whether it is an ordinary tensor of four or five dimensions on the meta device."""
+    """Return whether it is an ordinary tensor of four or five dimensions on the meta device."""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
         return False
     return tensor.dim() in _CHANNELS_LAST and is_dense(tensor)
 
 
 def _is_last(images_and_weight: tuple[Any, ...]) -> bool:
-    """Tell whether cuDNN would compute in channels last."""
+    """Return whether cuDNN would compute in channels last."""
     tensors = [one for one in images_and_weight if _is_meta(one)]
     return any(suggest_memory_format(one) in _CHANNELS_LAST.values() for one in tensors) and all(
         one.dtype is not torch.float64 for one in tensors
@@ -251,7 +251,7 @@ class AutocastOnMeta:
             yield args, kwargs
 
     def _above_autograd(self, value: Any, dtype: torch.dtype) -> Any:
-        """Give a value with its tensors cast so that autograd knows of it; parameters once until the backward pass."""
+        """Return a value with its tensors cast under autograd; parameters once until the backward pass."""
         match value:
             case torch.Tensor() if _is_castable(value) and value.dtype is not dtype:
                 self.has_cast = True
@@ -304,7 +304,7 @@ class AutocastOnMeta:
         return tuple(map(cast, args)), {word: cast(value) for word, value in kwargs.items()}
 
     def _to(self, tensor: torch.Tensor, dtype: torch.dtype, *, is_saved: bool, only_copied: bool) -> torch.Tensor:
-        """Give a tensor in another dtype; the copy is told unless the forward pass or an earlier operation made it."""
+        """Return a tensor in another dtype; report the copy unless the forward pass or an earlier operation made it."""
         if tensor.dtype is dtype or not _is_castable(tensor):
             return tensor
         source = _whole_of(tensor)

@@ -66,7 +66,7 @@ class Recorder(Protocol):
     def cast(
         self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give the arguments that an operation is to run with: others under autocast on the meta device only."""
+        """Return the arguments that an operation is to run with: others under autocast on the meta device only."""
 
     def note_autocast(self) -> bool:
         """Look whether autocast is on: below autograd nobody can tell."""
@@ -74,7 +74,7 @@ class Recorder(Protocol):
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Give the arguments that a function is to run with: others under autocast on the meta device only."""
+        """Return the arguments that a function is to run with: others under autocast on the meta device only."""
 
     def passed_over(self, schema: Schema) -> None:
         """Note that an operation has run that cannot be shown. Must not raise."""

@@ -42,7 +42,7 @@ class Pauses:
     which tells), and so are garbage collections, which a recorder brings about.
 
     Args:
-        clock: Seconds that only grow.
+        clock: Monotonic clock, in seconds.
         others: Seconds in which others had the processor; None asks the system.
     """
 

@@ -4,7 +4,7 @@ The rules, in this order:
 
 1. Inside `Optimizer.step`, but not inside its closure: `optimizer`. Scaling for mixed precision counts as well.
 2. While an autograd node runs: `backward`; a forward that checkpointing recomputes there counts as backward.
-3. With gradients on and an input that needs them: `forward`. Reading a loss (`item`, `detach`) is no such case.
+3. With gradients on and an input that needs them: `forward`. Reading a loss (`item`, `detach`) does not count.
 4. In-place zeroing and copies between devices: `other`.
 5. After a backward pass and before the next forward: `optimizer` with gradients off (clipping), else `other` (metrics).
 6. After an optimizer's step and before the next forward: `other` (averaged weights, metrics).

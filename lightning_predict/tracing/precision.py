@@ -23,7 +23,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def named(text: str) -> frozenset[str]:
-    """Give the qualified names of operations in a text."""
+    """Return the qualified names of operations in a text."""
     return frozenset(f"aten::{name}" for name in text.split())
 
 
@@ -125,7 +125,7 @@ _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 
 
 def is_cast_by_autocast(operation: Operation) -> bool:
-    """Tell whether autocast runs this operation, forward or backward, in 16 bits."""
+    """Return whether autocast runs this operation, forward or backward, in 16 bits."""
     if operation.phase == "optimizer":
         return False
     names = LOWER if operation.phase == "forward" else LOWER_BACKWARD
@@ -133,10 +133,10 @@ def is_cast_by_autocast(operation: Operation) -> bool:
 
 
 def in_precision(trace: Trace, dtype: str) -> Trace:
-    """Give the trace as it would be under autocast.
+    """Return the trace as it would be under autocast.
 
     What was measured (kernels, times, the GPU, the peak of memory) holds for the old precision only and is left out, so
-    that everything is predicted anew.
+    that everything is predicted again.
 
     Args:
         trace: A trace in float32.
@@ -146,7 +146,7 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
         InvalidArgumentError: Another dtype, or a trace that runs in 16 bits already.
     """
     if dtype not in PRECISIONS:
-        raise InvalidArgumentError(f"dtype={dtype!r} is no precision of autocast; expected {' or '.join(PRECISIONS)}.")
+        raise InvalidArgumentError(f"dtype={dtype!r} is not an autocast precision; expected {' or '.join(PRECISIONS)}.")
     if trace.flags.autocast_dtype is not None:
         raise InvalidArgumentError(
             f"The trace was recorded under autocast in {trace.flags.autocast_dtype}; record it in float32 first."
@@ -201,18 +201,18 @@ class _Autocast:
             self._produced |= {tensor.id for tensor in operation.outputs}
 
     def _keeps_softmax(self, operation: Operation) -> bool:
-        """Tell whether it is the log-softmax of a cross entropy, which asks for the dtype of its input."""
+        """Return whether it is the log-softmax of a cross entropy, which asks for the dtype of its input."""
         return operation.name == "aten::_log_softmax" and any(
             tensor.id in self._kept_softmax for tensor in operation.outputs
         )
 
     def _now(self, tensor: TensorInfo) -> TensorInfo:
-        """Give the tensor in the dtype that it has by now."""
+        """Return the tensor in the dtype that it has by now."""
         is_half = tensor.id in self._half and tensor.dtype == "float32"
         return replace(tensor, dtype=self._dtype) if is_half else tensor
 
     def _saved(self, tensor: TensorInfo) -> TensorInfo:
-        """Give the tensor as the forward pass kept it: the copy in float32, where an operation in float32 made one."""
+        """Return the tensor as the forward pass kept it: the float32 copy, where a float32 operation made one."""
         known = None if tensor.id is None else self._copies.get((tensor.id, "float32"))
         return self._now(tensor) if known is None else replace(tensor, id=known.id)
 
@@ -267,7 +267,7 @@ class _Autocast:
         return replace(operation, inputs=inputs, outputs=tuple(map(self._now, operation.outputs)))
 
     def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
-        """Give the tensor in a dtype, and the copy that it takes.
+        """Return the tensor in a dtype, and the copy that it takes.
 
         Copies of parameters are kept, and those of the forward pass are there in the backward pass.
         """

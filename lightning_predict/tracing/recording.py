@@ -121,7 +121,7 @@ def _cuda_allocations() -> list[int]:
 
 
 def _device_in_use(before: list[int]) -> torch.device:
-    """Give the GPU that allocated most since `before`; the CPU, which stands for the meta device too, if none did."""
+    """Return the GPU that allocated most since `before`; the CPU, which stands for the meta device too, if none did."""
     after = _cuda_allocations()
     grown = [count - (before[index] if index < len(before) else 0) for index, count in enumerate(after)]
     most = max(grown, default=0)

@@ -220,7 +220,7 @@ def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | 
 
 
 def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:
-    """Name values that are no tensors after the schema, None left out; empty where the table does not list `name`.
+    """Name non-tensor values after the schema, None left out; empty where the table does not list `name`.
 
     Args:
         name: Qualified name without the overload.
@@ -258,7 +258,7 @@ _COMPUTING_PARTS: Final = (
 
 
 def recorded_name(name: str) -> str:
-    """Give the name under which a whole call is recorded; that of the fused operation where torch has one."""
+    """Return the name under which a whole call is recorded; that of the fused operation where torch has one."""
     return FUSED_RMS_NORM if name == RMS_NORM else name
 
 
@@ -275,7 +275,7 @@ def backward_inputs(name: str, inputs: tuple[TensorInfo, ...]) -> tuple[TensorIn
 
 
 def computes(part: str) -> bool:
-    """Tell whether a part's first input has the dtype that the whole operation computes in.
+    """Return whether a part's first input has the dtype that the whole operation computes in.
 
     Under autocast the call still takes float32 and its parts take 16 bits; the arguments then bear `compute_dtype`.
     """
@@ -283,7 +283,7 @@ def computes(part: str) -> bool:
 
 
 def is_cast_down(outside: str, inside: str | None) -> bool:
-    """Tell whether the parts of a whole call run in fewer bits than its tensors have: autocast casts inside the call.
+    """Return whether the parts of a whole call run in fewer bits than its tensors have: autocast casts inside the call.
 
     More bits are torch's own way through a call without a fused kernel (attention in 16 bits on the meta device);
     which kernel runs is for the target GPU to decide.
@@ -292,7 +292,7 @@ def is_cast_down(outside: str, inside: str | None) -> bool:
 
 
 def whole_arguments(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:
-    """Give the arguments of a whole operation by name, its defaults filled in.
+    """Return the arguments of a whole operation by name, its defaults filled in.
 
     Attention says with `attn_mask` whether there is a mask (then the fourth input); a recurrent layer over a packed
     sequence has `packed` (its second input has one element a time step).

@@ -24,7 +24,7 @@ from lightning_predict.tracing.trace import TensorInfo
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """Give torch's own name of a dtype, `float32` for `torch.float32`."""
+    """Return torch's own name of a dtype, `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -54,7 +54,7 @@ class StorageNumbers:
         self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
-        """Describe a tensor, with what it stores where it is sparse; None if its sizes are no plain numbers."""
+        """Describe a tensor, with what it stores where it is sparse; None if its sizes are not plain numbers."""
         is_plain = type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
         if is_plain and not tensor._has_symbolic_sizes_strides:
             number, shape, dtype = self.number(tensor), tuple(tensor.shape), tensor.dtype
@@ -118,7 +118,7 @@ def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is ordinary: no subclass with operations of its own, not nested, not in `torch.func`."""
+    """Return whether a tensor is ordinary: no subclass with operations of its own, not nested, not in `torch.func`."""
     return (
         not runs_python(type(tensor))
         and not tensor.is_nested
@@ -130,7 +130,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 @cache
 def runs_python(kind: type) -> bool:
-    """Tell whether a tensor subclass takes its operations apart in Python; FakeTensor stands for a plain tensor."""
+    """Return whether a tensor subclass takes its operations apart in Python; FakeTensor stands for a plain tensor."""
     is_plain = getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
     return not is_plain and not issubclass(kind, FakeTensor)
 
@@ -157,7 +157,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def json_value(value: Any) -> Any:
-    """Give a JSON value for an argument that is no tensor; infinities, and what has no JSON, as text."""
+    """Return a JSON value for a non-tensor argument; infinities, and what has no JSON, as text."""
     match value:
         case None | bool() | int() | str():
             return value

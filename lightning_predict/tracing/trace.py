@@ -464,7 +464,7 @@ def _operation_to_json(operation: Operation, table: _TensorTable) -> dict[str, A
 
 
 def _changed_fields(record: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Give the fields of a record whose value is not the default; mappings as plain dictionaries."""
+    """Return the fields of a record whose value is not the default; mappings as plain dictionaries."""
     row: dict[str, Any] = {}
     for own in fields(record):
         value = getattr(record, own.name)
@@ -622,7 +622,7 @@ def _flags(value: Checked) -> Flags:
 
 
 def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
-    """Give the trace without the names of parameters, without notes, and without those of modules unless they are kept.
+    """Return the trace without notes, without names of parameters, and, unless kept, without names of modules.
 
     Equal modules keep equal numbers, in the order of their first call. Custom operators keep their qualified name, by
     which kernels are told apart.

@@ -90,7 +90,7 @@ def read_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
 def read_large_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
     """Read seconds of all_reduce, in and out of place, by (GPU, collective, number of GPUs) and message bytes.
 
-    Sizes that are no power of two, which no curve has a point for, are left out.
+    Sizes that are not a power of two, which no curve has a point for, are left out.
 
     Raises:
         MeasurementTableError: A column is missing, or a value is not a positive number.

@@ -154,7 +154,7 @@ def published_times(folder: Path) -> Iterator[Published]:
     """Yield all times of the tables in a folder; none where it has none of them.
 
     Raises:
-        MeasurementTableError: A table lacks a column, or a cell is no number.
+        MeasurementTableError: A table lacks a column, or a cell is not a number.
     """
     for name, read in TABLES.items():
         path = folder / name
@@ -175,7 +175,7 @@ def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
         models: Trained models.
 
     Raises:
-        MeasurementTableError: A table lacks a column, or a cell is no number.
+        MeasurementTableError: A table lacks a column, or a cell is not a number.
     """
     for kind in OWN_TABLES:
         if not (folder / kind.file).is_file():
@@ -214,7 +214,7 @@ def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
 
 
 def log_errors_of(members: Sequence[Published], models: KernelModels) -> Array:
-    """Give log(predicted / measured) of times on one GPU, shape (members,)."""
+    """Return log(predicted / measured) of times on one GPU, shape (members,)."""
     errors: Array = np.log1p(_compare(members, models)[0])
     return errors
 

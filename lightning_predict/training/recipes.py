@@ -58,11 +58,11 @@ class Recipe:
     shortest_seconds: float = 2.5e-6
 
     def serves(self, group: Group) -> bool:
-        """Tell whether measurements are of this family."""
+        """Return whether measurements are of this family."""
         return self._takes(group, self.family)
 
     def learns_from(self, group: Group) -> bool:
-        """Tell whether the family's bases are fitted to measurements."""
+        """Return whether the family's bases are fitted to measurements."""
         return self._takes(group, self.family, *self.kin)
 
     def scored_from(self, group: Group) -> float:
@@ -70,7 +70,7 @@ class Recipe:
         return self.scored_calls_from_seconds if group.floor_seconds > 0 else self.scored_from_seconds
 
     def _takes(self, group: Group, *families: Family) -> bool:
-        """Tell whether measurements are of one of the families, from a source that is taken."""
+        """Return whether measurements are of one of the families, from a source that is taken."""
         operation, dtype = group.batch.operation, group.batch.dtype
         is_taken = self.sources is None or group.source in self.sources
         return is_taken and any(operation in family.operations and dtype in family.dtypes for family in families)

@@ -9,7 +9,7 @@ count once, by their mean.
 NeuSight's convolutions come in the order in which they were timed: random shapes, the same on every GPU. The shortest
 call of each stretch of rows gets longer and longer, on all GPUs alike and whatever the shapes: from about 0.07 ms at
 the top to 0.3 ms (V100) or 0.8 ms (P100, P4) at the bottom. The host took more time before each launch the more
-convolutions it had run. That is no time of the GPU, and no shape explains it, so it is taken off.
+convolutions it had run. That is not GPU time, and no shape explains it, so it is subtracted.
 
 Which rows are fitted, which calibrate the intervals and which are held out is decided by a hash of the problem, so the
 same shape is on the same side on every GPU, in every source and on every run. Example::

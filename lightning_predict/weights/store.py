@@ -140,7 +140,7 @@ class CachePlace:
         return f"cache {self.folder}"
 
     def is_there(self) -> bool:
-        """Tell whether anything was kept; a folder that may not be looked into is damaged."""
+        """Return whether anything was kept; a folder that may not be looked into is damaged."""
         try:
             return (self.folder / MANIFEST_NAME).is_file()
         except OSError as error:

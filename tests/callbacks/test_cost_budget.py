@@ -713,7 +713,7 @@ def test_weights_are_those_of_a_run_without_it(lightning: Small, tmp_path: Path)
         ({"usd": 1, "usd_per_hour": True}, InvalidArgumentError, "usd_per_hour=True is not a price"),
         ({"usd": 1, "usd_per_hour": "1"}, InvalidArgumentError, "usd_per_hour='1' is not a price"),
         ({"usd": 1, "usd_per_hour": 10**400}, InvalidArgumentError, "is not a price"),
-        ({"usd": 1, "offer": 5}, InvalidArgumentError, "offer=5 is not a name; expected a text, for example 'AWS"),
+        ({"usd": 1, "offer": 5}, InvalidArgumentError, "offer=5 is not a name; expected a string, for example 'AWS"),
         ({"usd": 1, "scope": ["run"]}, InvalidArgumentError, "is not known; expected one of 'cumulative'"),
         ({"usd": 1, "usd_per_hour": -1}, InvalidArgumentError, "usd_per_hour=-1 is not a price"),
         (

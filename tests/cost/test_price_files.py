@@ -138,7 +138,7 @@ GOOD = "- provider: P\n  instance: i\n  gpu: T4\n  usd_per_hour: 1.5\n  date: 20
         ),
         ("- provider: P\n", "prices.yaml, line 1: offers[0].gpu is missing; expected it in every such file."),
         ("- {<<: 3}\n", "prices.yaml, line 1: [0].<< cannot be merged; expected keys and values."),
-        ("- {? [a] : 3}\n", "prices.yaml, line 1: [0] has a key that is no plain value; expected one."),
+        ("- {? [a] : 3}\n", "prices.yaml, line 1: [0] has a key that is not a plain value; expected one."),
         ("- 5\n", "prices.yaml, line 1: offers[0] is 5; expected an offer with provider, instance, gpu,"),
         ("", "prices.yaml: offers is None; expected a list of offers that is not empty, each with provider,"),
         (
@@ -243,7 +243,7 @@ def test_what_a_catalogue_has_that_we_cannot_use_is_counted_and_said(tmp_path: P
     assert read_offer_file(catalogue(tmp_path)).notes == (
         "vms.csv: left out machines with a part of a GPU, or without a number of GPUs: 1.",
         "vms.csv: left out machines without an on-demand price: 1.",
-        "vms.csv: left out machines whose accelerator is no GPU of the catalogue: MI300X (2).",
+        "vms.csv: left out machines whose accelerator is not in the catalogue: MI300X (2).",
     )
 
 
@@ -291,7 +291,7 @@ n1-standard-4,,,4,15,,0.19,0.04,us-central1,us-central1-a
     ]
     assert found.notes == (
         "vms.csv: left out GPUs priced without the machine that they are attached to: 2.",  # T4, and one lone A100
-        "vms.csv: left out machines whose accelerator is no GPU of the catalogue: tpu-v4-8 (1).",
+        "vms.csv: left out machines whose accelerator is not in the catalogue: tpu-v4-8 (1).",
     )
 
 

@@ -332,7 +332,7 @@ def test_the_fullest_experts_hold_more_activations() -> None:
         ("ddp,virtual=2", "virtual=2 interleaves the stages of a pipeline; ask for pipeline=2 or more"),
         ("ddp,schedule=gpipe", "schedule=gpipe is of a pipeline"),
         ("ddp,pipeline=2,virtual=2,schedule=gpipe", "schedule=gpipe has one stage a GPU"),
-        ("ddp,pipeline=4,virtual=2,micro_batches=6", "rounds of pipeline=4, which micro_batches=6 is no multiple of"),
+        ("ddp,pipeline=4,virtual=2,micro_batches=6", "pipeline=4, which micro_batches=6 is not a multiple of"),
         ("ddp,sequence=true", "sequence=true shares what tensor parallelism leaves whole"),
         ("fsdp,shard=4", "shard=4 is the size of hybrid's groups, and fsdp has none"),
         (

@@ -43,7 +43,7 @@ def test_a_gpu_and_a_layout_stand_for_themselves() -> None:
     assert layout_of(own).gpu.dram_bytes_per_second == 400e9
     assert layout_of(Layout(own, 4)).count == 4
     with pytest.raises(
-        InvalidArgumentError, match="5 is no layout; expected a name such as 'T4' or '8xL4', a Gpu or a"
+        InvalidArgumentError, match="5 is not a layout; expected a name such as 'T4' or '8xL4', a Gpu or a"
     ):
         layout_of(5)  # type: ignore[arg-type]
 

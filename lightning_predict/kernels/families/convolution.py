@@ -127,7 +127,7 @@ WINOGRAD_TILES: Final = ((32, 128), (64, 64), (128, 64), (128, 128))
 
 
 def _implicit_product(operation: str, c: Columns) -> tuple[Array, Array, Array]:
-    """Give rows, columns and depth of the matrix product of one group, each of shape (problems,)."""
+    """Return rows, columns and depth of the matrix product of one group, each of shape (problems,)."""
     taps = c["kernel_height"] * c["kernel_width"]
     in_channels, out_channels = c["in_channels"] / c["groups"], c["out_channels"] / c["groups"]
     outputs = c["batch"] * output_size(c, "height") * output_size(c, "width")
@@ -236,7 +236,7 @@ MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (
 """Output tiles of cuDNN's kernels for matrix units, rows x columns of the product."""
 
 FEED: Final = 1.5e-4
-"""Time of feeding a tile of 128 x 128 in 16 bits over that of computing it at the sustained rate, by FLOPs a clock
+"""Time of feeding a tile of 128 x 128 in 16 bits over that of computing it at the sustained rate, by FLOPs per clock
 cycle and multiprocessor: 0.08 where there are 512 of them (GeForce), 0.3 where there are 2048 (A100), 0.6 where there
 are 4096 (Hopper)."""
 
@@ -356,7 +356,7 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
 
     An implicit product is computed in tiles of the output, of which each multiprocessor takes one at a time. A tile
     takes its FLOPs at the multiprocessor's share of the rate that large products sustain, and longer by what feeding it
-    takes: with F FLOPs a clock cycle and multiprocessor, tiles of M x N and elements of E bytes,
+    takes: with F FLOPs per clock cycle and multiprocessor, tiles of M x N and elements of E bytes,
 
         t = 2·M·N·depth / (rate / multiprocessors) · (1 + FEED · F · 64 (1/M + 1/N) · E/2)
 
@@ -367,17 +367,17 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     an output. Other groups fill tiles badly, but are never slower than the dense convolution that holds them.
 
     FLOPs and bytes alone enter, and the same constants hold for every GPU, so that two of one rate get one time. They
-    were chosen on four tables, which so are training data for them: the kernels of one ResNet-50 step in TF32 on an
-    A100 (tiles, feeding, conversions, strided gradients), timm's inference in AMP with channels last and first on the
-    RTX 3090 and 4090 (feeding, what is merged in groups, depthwise outputs), DeepBench's float16 rows (feeding through
-    registers), and KernelBench's level 1 on the H100-PCIe and L40S (volumes, depthwise in float32).
+    were chosen on four tables, which are therefore training data for them: the kernels of one ResNet-50 step in TF32 on
+    an A100 (tiles, feeding, conversions, strided gradients), timm's inference in AMP with channels last and first on
+    the RTX 3090 and 4090 (feeding, what is merged in groups, depthwise outputs), DeepBench's float16 rows (feeding
+    through registers), and KernelBench's level 1 on the H100-PCIe and L40S (volumes, depthwise in float32).
     """
     rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))
 
 
 def convolution_spread(work: ConvolutionWork) -> Array:
-    """Give the factor up and down around the formula's times, shape (problems,)."""
+    """Return the factor up and down around the formula's times, shape (problems,)."""
     plain = VOLUME_SPREAD if work.is_volume else SPREAD
     return np.where(work.groups > 1, max(plain, GROUPED_SPREAD), plain)
 
@@ -448,7 +448,7 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     instructions = work.placed * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
     instructions = instructions * np.where(work.is_last, DEPTHWISE_LAST, 1.0)
-    lanes = gpu.peak_flops_per_second["float32"] / 2  # an instruction a cycle and lane; a multiply-add is two FLOPs
+    lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and lane; a multiply-add is two FLOPs
     return np.maximum(instructions / lanes, memory)
 
 
@@ -490,7 +490,7 @@ def _has_groups(problem: Problem) -> bool:
 
 
 def as_product(problem: Problem) -> Problem | None:
-    """Give the implicit matrix product that computes an ungrouped two-dimensional convolution or half of its gradient.
+    """Return the implicit matrix product of an ungrouped two-dimensional convolution or of half of its gradient.
 
     None for a grouped one. Libraries always have this algorithm, whatever others they have (cuDNN's developer guide,
     "implicit GEMM"). The gradient to the input sums over the filters, at the output's positions.
@@ -641,7 +641,7 @@ register(*(_kind(variant, suffix) for variant in _VARIANTS for suffix in PASSES)
 
 
 def _numbers(operation: Operation, name: str, dimensions: int, default: float) -> list[float]:
-    """Read a convolution argument as one number a dimension."""
+    """Read a convolution argument as one number per dimension."""
     value = operation.arguments.get(name)
     if value is None:
         return [default] * dimensions
@@ -674,7 +674,7 @@ def _convolution_problem(
 
 
 def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInfo) -> TensorInfo:
-    """Give the large side of a transposed convolution: what it writes, and the matching convolution reads."""
+    """Return the large side of a transposed convolution: what it writes, and the matching convolution reads."""
     dimensions = len(data.shape) - 2
     stride = _numbers(operation, "stride", dimensions, 1)
     padding = _numbers(operation, "padding", dimensions, 0)
@@ -688,7 +688,7 @@ def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInf
 
 
 def _are_images(images: TensorInfo, weight: TensorInfo) -> bool:
-    """Tell whether these are (N, C, *sizes) and (O, C, *taps) of one, two or three dimensions."""
+    """Return whether these are (N, C, *sizes) and (O, C, *taps) of one, two or three dimensions."""
     return len(images.shape) == len(weight.shape) and len(images.shape) in (3, 4, 5)
 
 

@@ -143,7 +143,7 @@ def by_element(name: str, reads: float, writes: float, flops: float = 1) -> Oper
 
 
 def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
-    """Give the problem of an operation on a tensor taken as (rows, columns); none where it is empty."""
+    """Return the problem of an operation on a tensor taken as (rows, columns); none where it is empty."""
     if rows < 1 or columns < 1:
         return ()
     return (Problem(name, compute_dtype(tensor), (float(rows), float(columns))),)
@@ -191,7 +191,7 @@ register(
     replace(by_element("relu", 1, 1), aten=_calls("relu"), translator=_unary, families=(VECTOR,), proxy=None),
     replace(by_element("gelu", 1, 1, 20), aten=_calls("gelu"), translator=_unary, families=(VECTOR,), proxy=None),
     replace(by_element("tanh", 1, 1, 20), aten=_calls("tanh"), translator=_unary, families=(VECTOR,), proxy=None),
-    # The mask has a byte an element; `translation.work_items` finds the calls that draw, scale and apply it.
+    # The mask has one byte per element; `translation.work_items` finds the calls that draw, scale and apply it.
     replace(by_element("dropout", 1, 1.25, 2), families=(VECTOR,)),
     by_element("dropout_backward", 1.25, 1),
     *(by_element(name, 1, 1) for name in ("neg", "exp", "log", "sqrt", "sigmoid", "silu", "leaky_relu")),

@@ -99,8 +99,8 @@ register(
 
 
 GATHER_CYCLES: Final = 2.0
-"""Cycles of a multiprocessor an element of look-ups by index, which divide integers for each: Liger's embeddings on the
-A100, of both widths (0.5 elements a cycle, torch 2.4; training data: those rows)."""
+"""Multiprocessor cycles per element of look-ups by index, which divide integers for each: Liger's embeddings on the
+A100, of both widths (0.5 elements per cycle, torch 2.4; training data: those rows)."""
 
 
 def _gathered(batch: ProblemBatch, gpu: Gpu) -> Array:
@@ -147,7 +147,7 @@ class EmbeddingModel:
     """Times of embedding bags by the hit rate of L2."""
 
     def supports(self, operation: str, _dtype: str) -> bool:
-        """Tell whether the operation is an embedding bag, in whatever dtype."""
+        """Return whether the operation is an embedding bag, in whatever dtype."""
         return operation in OPERATIONS
 
     def timed_by(self, _operation: str, _dtype: str) -> TimedBy:

@@ -46,7 +46,7 @@ register(
 
 @translates("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
 def _transform(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate into one transform a dimension; the last of them is the real one."""
+    """Translate into one transform per dimension; the last of them is the real one."""
     data = operation.inputs[0]
     dimensions = operation.arguments.get("dim")
     if not isinstance(dimensions, (list, tuple)) or not data.shape:

@@ -53,7 +53,7 @@ MOST_OF_AN_ITERATIVE_BATCH: Final = 32
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waits:
-    """Kernels that wait for each other: so many a column; matrices beyond a size wait for each other, too."""
+    """Kernels that wait for each other: a number per column; matrices beyond a size wait for each other, too."""
 
     a_column: float
     most_at_once: float = math.inf

@@ -44,13 +44,13 @@ def _looked_up(operation: Operation, targets: TensorInfo, written: float, direct
 
 @translates("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def _nll_loss(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count one probability a target, not all of them."""
+    """Count one probability per target, not all of them."""
     return None if len(operation.inputs) < 2 else _looked_up(operation, operation.inputs[1], 4.0, "forward")
 
 
 @translates("aten::nll_loss_backward", "aten::nll_loss2d_backward")
 def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count zeroing the gradient, then writing one value a target."""
+    """Count zeroing the gradient, then writing one value per target."""
     if len(operation.inputs) < 3:
         return None
     data, targets = operation.inputs[1], operation.inputs[2]

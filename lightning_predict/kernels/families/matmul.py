@@ -56,7 +56,7 @@ TILES: Final = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 25
 
 
 def canonical_shape(batch: ProblemBatch) -> tuple[Array, Array, Array, Array]:
-    """Give copies, rows, columns and depth: the weight of a linear layer is shared, so its copies are rows."""
+    """Return copies, rows, columns and depth: the weight of a linear layer is shared, so its copies are rows."""
     c = batch.columns
     if batch.operation == "linear":
         return np.ones_like(c["b"]), c["b"] * c["m"], c["n"], c["k"]
@@ -91,7 +91,7 @@ MISALIGNED_SPREAD: Final = 2.0
 
 
 def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-    """Give the least seconds of each 16-bit product of odd sizes, shape (gpus, problems); 0 where no size is odd.
+    """Return the least seconds of each 16-bit product of odd sizes, shape (gpus, problems); 0 where no size is odd.
 
     Tensor cores are fed with such products one element at a time: a row-major matrix with an odd number of columns has
     rows that start at addresses which no wider load may use. cuBLAS 11 and later have kernels for that, at a rate of
@@ -244,7 +244,7 @@ def _with_vector(left: TensorInfo, flags: Flags) -> tuple[Problem, ...]:
 
 @translates("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
 def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate one product a group, as experts have; offsets cut the factor that has no dimension for groups.
+    """Translate one product per group, as experts have; offsets cut the factor that has no dimension for groups.
 
     Offsets are data, so groups are taken as equal; the work is the same however they are cut:
 
@@ -306,7 +306,7 @@ def _trilinear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None
 def _contracted(
     left: dict[int, int], right: dict[int, int], summed: set[int]
 ) -> tuple[dict[int, int], tuple[float, float, float, float]]:
-    """Give the sides of two factors' product, summed over some of them, and the batched product that it takes."""
+    """Return the sides of two factors' product, summed over some of them, and the batched product that it takes."""
     both = left.keys() & right.keys()
     groups = (both - summed, left.keys() - both, right.keys() - both, both & summed)
     sizes = left | right

@@ -3,9 +3,7 @@
 Example::
 
     >>> from lightning_predict.kernels.translation import translate
-    >>> from lightning_predict.kernels.roofline import memory_bandwidth
-from lightning_predict.kernels.roofline import memory_bandwidth
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> x = TensorInfo((8, 16), "float32")
     >>> translate(Operation(name="aten::_softmax", phase="forward", inputs=(x,)), Flags())[0].operation
     'softmax'
@@ -51,8 +49,8 @@ them), far from the layer_norm and softmax of older libraries that networks were
 
 
 DISPATCH_CYCLES: Final = 2.5
-"""Cycles in which a GPU starts one more block; layer and RMS norm have a block a row, however short. 4.2 million rows
-of 64 numbers in KernelBench ask for 3 on the L40S and 4 on the H100-PCIe, transposed convolution taken off; timm's
+"""Cycles in which a GPU starts one more block; layer and RMS norm have one block per row, however short. 4.2 million
+rows of 64 numbers in KernelBench ask for 3 on the L40S and 4 on the H100-PCIe, transposed convolution taken off; timm's
 inference of models with rows of 32 to 256 numbers for 0.6 to 2.4 on the RTX 3090 (training data: those rows)."""
 
 NORM_STEP_CYCLES: Final = 1900.0
@@ -134,7 +132,7 @@ def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None
 
 
 def _streamed(problem: Problem) -> Problem | None:
-    """Give the transfer that a norm or softmax of rows which one block keeps amounts to."""
+    """Return the transfer that a norm or softmax of rows which one block keeps amounts to."""
     rows, columns = problem.dims
     if columns > STREAMED_COLUMNS:
         return None

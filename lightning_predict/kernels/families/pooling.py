@@ -45,7 +45,7 @@ def _image(c: Columns) -> Array:
 
 WINDOW_CYCLES: Final = 1.5
 WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
-"""Cycles of a multiprocessor a window, and each of its elements more, for the places that are computed: 3.6 to 8.5
+"""Multiprocessor cycles per window, and per element of it, for computing positions: 3.6 to 8.5
 cycles for windows of 8 to 27 in four problems of KernelBench on the H100-PCIe (training data: those rows)."""
 
 

@@ -55,8 +55,8 @@ four GPUs) ask for 1 to 5. With 5, DeepBench's rows come out 9 % too fast in the
 
 KERNELS_OF_A_NEIGHBOUR: Final = 2
 """Shortest kernels more for each layer or direction that is computed beside the first, whose product and gates are
-launched, too. Six layers of a GRU of 256 hidden units take 32 to 60 microseconds a step (the same rows of KernelBench,
-which so are no test of it)."""
+launched, too. Six layers of a GRU of 256 hidden units take 32 to 60 microseconds per step (the same rows of
+KernelBench, which are therefore no test of it)."""
 
 
 def _as_products(problem: Problem) -> tuple[Part, ...]:

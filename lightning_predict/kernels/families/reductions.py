@@ -62,7 +62,7 @@ sort in memory."""
 
 
 def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
-    """Count a sort of each row: in one block, log2² comparisons a pair; or a radix sort, whatever the keys' dtype."""
+    """Count a sort of each row: in one block, log2² comparisons per pair; or a radix sort, whatever the keys' dtype."""
     if rows < 1 or columns < 1:
         return ()
     if columns > LONGEST_ROW_IN_A_BLOCK:
