@@ -102,7 +102,7 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
     found = run("predict", trace, "--gpus", "T4", "--offers", file, "--spot", "--json").json
     assert found["predictions"][0]["usd_per_hour"] == 0.1
     assert "spot" in found["predictions"][0]["offer"]
-    assert found["notes"][-1].endswith("whose accelerator is no GPU of the catalogue: MI300X (1).")
+    assert found["notes"][-1].endswith("whose accelerator is not in the catalogue: MI300X (1).")
 
 
 def test_predict_prices_a_machine_of_ones_own_by_its_electricity(trace: Path, run: Run) -> None:
@@ -120,7 +120,7 @@ def test_predict_prices_a_machine_of_ones_own_by_its_electricity(trace: Path, ru
         (["--iterations", "-1"], "--iterations -1 is negative"),
         (["--usd-per-hour", "0"], "--usd-per-hour 0.0 is not a price"),
         (["--deadline-hours", "0"], "--deadline-hours 0.0 is no deadline"),
-        (["--host-factor", "0"], "--host-factor 0.0 is no ratio of times; give a number above 0"),
+        (["--host-factor", "0"], "--host-factor 0.0 is not a ratio of times; give a number above 0"),
         (["--watts", "3"], "--watts 3.0, --usd-per-kwh None: give either --usd-per-hour, or watts and --usd-per-kwh"),
         (["--watts", "3", "--usd-per-hour", "1"], "Give one of --usd-per-hour, --offers, and --watts"),
         (["--region", "r"], "--region is for a price file of your own"),
