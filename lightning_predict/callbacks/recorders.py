@@ -531,7 +531,7 @@ class StepRecorder:
         return self._trace_if_due()
 
     def rest(self) -> Trace | None:
-        """Give the trace where training ended before all was recorded; None if it was given, or nothing is."""
+        """Return the trace if training ended early; None if it was returned already, or nothing was recorded."""
         return self._give(self._kinds()) if self._recorded and not self.has_given else None
 
     def pause(self) -> None:

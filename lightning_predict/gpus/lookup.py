@@ -149,7 +149,7 @@ def _catalogue_index() -> Mapping[str, tuple[Gpu, ...]]:
 
 
 def _virtual(whole: Gpu, gib: int, kind: str) -> Gpu:
-    """Give a virtual GPU: the whole card while no other takes its turn, with its own part of the memory."""
+    """Return a virtual GPU: the whole card while no other takes its turn, with its own part of the memory."""
     memory = gibibytes_to_bytes(gib)
     if memory > whole.memory_bytes:
         raise UnknownGpuError(f"{whole.name} has {bytes_to_gibibytes(whole.memory_bytes):g} GiB, less than {gib} GB.")

@@ -25,7 +25,7 @@ def test_it_stops_where_the_low_end_breaks_it_and_says_why() -> None:
     verdict = judge_forecast([DOLLARS], 100.0, Interval(900.0, 1000.0, 1900.0))
     assert verdict.action == "stop"
     assert verdict.reason == (
-        "the run is forecast to need $12.0 ($11.0 to $21.0), $2.00 of it used so far, and usd allows $10.0; "
+        "the run is forecast to need $12.00 ($11.00 to $21.00), $2.00 of it used so far, and usd allows $10.00; "
         "16 min 40 s are still to come"
     )
 
@@ -47,4 +47,4 @@ def test_actual_use_warns_at_80_percent_and_stops_at_100(elapsed_seconds: float,
 
 
 def test_the_reason_of_actual_use() -> None:
-    assert judge_use([DOLLARS], 900.0).reason == "$10.0 of $10.0 (usd) are used"
+    assert judge_use([DOLLARS], 900.0).reason == "$10.00 of $10.00 (usd) are used"
