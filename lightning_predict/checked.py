@@ -1,4 +1,4 @@
-"""Read files that others wrote: JSON, TOML, YAML and CSV, with one limit of each kind and the place of every error.
+"""Read files from outside: JSON, TOML, YAML and CSV, with one limit of each kind and the place of every error.
 
 A reader gives a `Checked`: a value that knows its file and its place there. Each method returns the value as the asked
 type, or raises the file's class of error with the place, what was found and what was expected. Example::
@@ -106,7 +106,7 @@ class Checked:
         return self.problem(f"is {shown(self.value)}; expected {expected}.")
 
     def mapping(self) -> dict[Any, Any]:
-        """Return an object (a table, keys and values) as it is."""
+        """Return an object (a table, keys and values) unchanged."""
         if not isinstance(self.value, dict):
             raise self.wrong("an object of keys and values")
         return self.value
@@ -138,7 +138,7 @@ class Checked:
         return read(self.member(name)) if name in self.mapping() else default
 
     def check_keys(self, required: Iterable[str] = (), optional: Iterable[str] = ()) -> None:
-        """Refuse missing keys, and keys that nobody reads, such as misspelt ones."""
+        """Refuse missing keys, and unknown keys, such as misspelt ones."""
         known = frozenset(optional).union(required)
         if not known.issuperset(self.mapping()):
             for name in self.mapping():
@@ -287,7 +287,7 @@ def positive_number(value: object) -> float | None:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Suggest the nearest of some words in a sentence, or list them all."""
+    """Suggest the nearest of some words, or list them all, as a sentence."""
     known = sorted(set(words))
     return _did_you_mean(word, known).strip() or f"Expected one of: {', '.join(known)}."
 
@@ -612,7 +612,7 @@ def _line(node: yaml.Node) -> int:
 
 
 class _Shown(reprlib.Repr):
-    """Short texts of values: what is long or deep is cut before it is written."""
+    """Short texts of values: long or deep values are truncated first."""
 
     def __init__(self) -> None:
         super().__init__()

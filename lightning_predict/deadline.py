@@ -1,7 +1,7 @@
-"""`within`: wait for some work for so long and no longer.
+"""`within`: wait for some work for a limited time.
 
 Work that nothing can interrupt (a name look-up, a server that sends a byte a second, a disk that hangs) is done in a
-thread of its own, which is left behind when the time is up. Example::
+separate thread, which is abandoned when the time is up. Example::
 
     >>> within(1.0, lambda: 6 * 7)
     42
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @final
 class Background(Generic[Result]):
-    """Work in a thread of its own, which does not keep the process alive.
+    """Work in a daemon thread, which does not keep the process alive.
 
     Args:
         work: What to do.
@@ -53,7 +53,7 @@ class Background(Generic[Result]):
     def _run(self) -> None:
         try:
             self._results.append(self._work())
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised when the result is read
             self._error = error
 
 

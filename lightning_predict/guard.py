@@ -1,7 +1,7 @@
-"""`never_raises`: a hook that never harms training.
+"""`never_raises`: keep a hook from ever harming training.
 
 Whatever goes wrong inside a guarded hook is handed to the callback's `give_up`, which cleans up and warns once; the
-Trainer sees nothing of it, nor of what goes wrong in `give_up`. Example::
+Trainer sees neither that error nor one in `give_up`. Example::
 
     class Careful(Callback):
         @never_raises
@@ -27,7 +27,7 @@ Parameters = ParamSpec("Parameters")
 
 
 def say(message: str) -> None:
-    """Log what cannot be warned about: under `-W error` a warning is an exception. Logging raises nothing."""
+    """Log what cannot be a warning: under `-W error` a warning is an exception. Logging raises nothing."""
     _LOG.warning(message)
 
 
@@ -35,7 +35,7 @@ class GivesUp(Protocol):
     """A callback that can be switched off."""
 
     def give_up(self, error: Exception) -> None:
-        """Clean up, say once what went wrong, and do nothing from now on."""
+        """Clean up, report once what went wrong, and do nothing from now on."""
 
 
 Guarded = TypeVar("Guarded", bound=GivesUp)
@@ -44,7 +44,7 @@ Guarded = TypeVar("Guarded", bound=GivesUp)
 def never_raises(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """Return the hook, with every error in it handed to `give_up`; only what a budget ends a run with leaves it.
+    """Return the hook with its errors handed to `give_up`; only exceptions with which a budget ends a run pass.
 
     Args:
         hook: A method of a callback.

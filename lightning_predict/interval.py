@@ -1,4 +1,4 @@
-"""A predicted value with its 90 % interval, as one value instead of three loose ones: numbers, or arrays of one shape.
+"""A predicted value with its 90 % interval: scalars, or arrays of one shape.
 
 Example::
 
@@ -27,7 +27,7 @@ Value = TypeVar("Value", "float", "Array")
 @final
 @dataclass(frozen=True, slots=True)
 class Interval(Generic[Value]):
-    """A predicted value and what it may be instead.
+    """A predicted value and the ends of its 90 % interval.
 
     Attributes:
         low: Lower end of the 90 % interval.
@@ -48,7 +48,7 @@ class Interval(Generic[Value]):
         return self._each(lambda value: value * factor)
 
     def added(self, amount: Value | float | Interval[Value]) -> Interval[Value]:
-        """Add an amount: to all three what is known for certain, or end by end another value that errs along with it.
+        """Add an amount: a certain one to all three, or, end by end, an interval whose error is fully correlated.
 
         Args:
             amount: In the unit of the value.
@@ -74,7 +74,7 @@ class Interval(Generic[Value]):
         return self._each(lambda value: _chosen(value, limit, takes_smaller=False))
 
     def holds(self, value: float) -> bool:
-        """Return whether a number lies between the ends."""
+        """Return whether a number lies within the interval."""
         return bool(self.low <= value <= self.high)
 
     def _each(self, change: Callable[[Any], Any]) -> Interval[Value]:

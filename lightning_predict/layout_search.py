@@ -96,7 +96,7 @@ def best_layouts(
         weights: See `predict`.
         interconnect: See `predict`.
         host_factor: See `predict`.
-        on_progress: Called with how many candidates of a layout are done, of how many.
+        on_progress: Called with the number of a layout's candidates done and their total.
 
     Returns:
         The best, the fastest first.

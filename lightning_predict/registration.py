@@ -1,4 +1,4 @@
-"""The way in without a line of code: Lightning asks this factory for callbacks whenever a Trainer is made.
+"""Use without a line of code: Lightning asks this factory for callbacks whenever a Trainer is made.
 
 It adds `RuntimePredictor` only where the environment asks for it, and costs next to nothing where it does not::
 

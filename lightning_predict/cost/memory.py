@@ -2,7 +2,7 @@
 
 The peak is measured where the trace holds it, else derived from what lives at the same time, each storage once:
 parameters and buffers, gradients, optimizer state, the batch, and the tensors that are alive at the fullest moment. A
-storage lives from the operation that writes it first to the last one that meets it: just as long as autograd keeps what
+storage lives from the first operation that writes it to the last one that uses it: just as long as autograd keeps what
 the backward pass reads. The workspaces of cuBLAS and the remainders of the allocator come on top. Example::
 
     >>> from lightning_predict.tracing.trace import Memory, Operation, TensorInfo, Trace

@@ -281,7 +281,7 @@ FLAT_NAMES: Final = tuple(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineInUse:
-    """The machine that the step was recorded on, timed by its own steps: a processor, or a GPU that nobody asked for.
+    """The machine that the step was recorded on, timed by its own steps: a processor, or a GPU that was not asked for.
 
     Attributes:
         name: Name of its GPU in the catalogue, or as it reports itself, or `CPU`.

@@ -1,9 +1,10 @@
-"""Deal the experts of a mixture out over GPUs (expert parallelism): all-to-alls of routed tokens, and who holds what.
+"""Distribute the experts of a mixture over GPUs (expert parallelism): all-to-alls of routed tokens, and placement.
 
 Each of `expert` data-parallel groups holds its part of the experts. Tokens go to where their experts are and back, in
-the forward and in the backward pass: four all-to-alls per layer (Lepikhin et al., 2021). Tokens are taken to be routed
-evenly, so that every GPU computes as many as it has itself; `capacity` says how many more the fullest takes. Experts
-are modules or parameters whose name has a part with "expert" in it; shared experts, which every token visits, are none.
+the forward and in the backward pass: four all-to-alls per layer (Lepikhin et al., 2021). Tokens are assumed to be
+routed evenly, so that every GPU processes as many as it holds; `capacity` says how many more the fullest one processes.
+Experts are modules or parameters whose name has a part with "expert" in it; shared experts, which every token visits,
+are none.
 Example::
 
     routed_bytes(trace)  # by the module that holds the experts
@@ -21,7 +22,7 @@ from lightning_predict.tracing.trace import Parameter, Trace
 
 
 def experts_module(name: str | None) -> str | None:
-    """Name the module that holds a module's or parameter's experts; None outside of all."""
+    """Name the module that holds the expert which a module or parameter belongs to; None outside all experts."""
     parts = (name or "").split(".")
     for position, part in enumerate(parts):
         if "expert" in part.lower() and "shared" not in part.lower():
@@ -68,7 +69,7 @@ def _expert_of(module: str, holder: str) -> str:
 
 
 def count_experts(trace: Trace) -> int:
-    """Count the experts of the layer that has most: numbered children, or the first size of a parameter of three."""
+    """Count the experts of the largest layer: numbered children, or the first size of a parameter of three."""
     numbered: dict[str, set[str]] = {}
     most = 0
     for parameter in trace.parameters:
@@ -84,10 +85,10 @@ def count_experts(trace: Trace) -> int:
 
 
 def check_experts(trace: Trace, strategy: Strategy) -> None:
-    """Check that the experts can be dealt out.
+    """Check that the experts can be distributed.
 
     Raises:
-        InvalidArgumentError: The model has no experts, or their number cannot be divided so.
+        InvalidArgumentError: The model has no experts, or their number is not divisible by `expert`.
     """
     if strategy.expert == 1:
         return
@@ -109,8 +110,8 @@ def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> lis
 
     Args:
         sizes: Bytes on their way in each layer.
-        strategy: How experts are dealt out.
-        trains: There is a backward pass.
+        strategy: How experts are distributed.
+        trains: Whether there is a backward pass.
     """
     ways = 4 if trains else 2
     return [size * strategy.capacity for size in sizes for _ in range(ways)]

@@ -1,4 +1,4 @@
-"""Turn one GPU's step into that of a layout: what the GPUs exchange, and what of it no work hides.
+"""Turn one GPU's step into that of a layout: what the GPUs exchange, and how much of it is exposed.
 
 Each GPU runs the recorded step on samples of its own. The simulated step of one GPU is cut where gradients become ready
 (DDP, ZeRO) or where another unit's parameters are needed (FSDP); `overlap.py` walks through the pieces with the

@@ -94,7 +94,7 @@ class ModelMemory:
         self._stages: dict[tuple[int, int, int, int], list[HeldMemory]] = {}
 
     def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
-        """Do as `held_memory` does."""
+        """Derive what the fullest GPU holds; see `held_memory`."""
         trace, whole, written = self._trace, self._whole, self._written
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
         passing = max(single_bytes - known - self._behind, 0.0)

@@ -195,7 +195,7 @@ def _attention_seconds(work: Sequence[Launching], gpus: int) -> Array:
 
 def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
     """Return the share of the passes that the gradients of weights take on each GPU, shape (gpus,)."""
-    passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))
+    passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))  # each (gpus,)
     for item, phase, seconds in zip(timed.items, timed.phases, timed.seconds.T, strict=True):
         if phase in ("forward", "backward"):
             passes += seconds
@@ -360,7 +360,7 @@ class Pace:
         row: The layout's GPU.
         seconds: The micro-batch.
         communication_seconds: Its collectives inside the model.
-        exposed: What of them makes it longer.
+        exposed: The exposed part of them.
     """
 
     stage: Stage
@@ -398,7 +398,7 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
     exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in turn
     launched = launching * narrowed(np.array([host.low_factor, 1.0, host.high_factor]))
-    ends = np.maximum(device * factors, launched) + exposed
+    ends = np.maximum(device * factors, launched) + exposed  # (3,)
     found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
     return found
 
@@ -433,7 +433,7 @@ def _communication(
     """
     sharing = sharing_links(layout, strategy, interconnect)
     operations = ("reduce_scatter", "all_gather") if strategy.sequence else ("all_reduce",)
-    seconds = np.zeros(3)
+    seconds = np.zeros(3)  # (3,): low end, middle, high end
     for operation in operations:
         seconds = seconds + sum(sharing.collective(operation, stage.reduced_bytes), np.zeros(3))
     if stage.routed_bytes:
@@ -500,7 +500,7 @@ def _verdict(step: Iteration, pace: Pace, turns: float, seconds: float, walked: 
     """Find what bounds the step of a divided layout: the largest part of the time of its slowest stage.
 
     A stage that waits for its host computes as well as it can, so the two are told apart as on one GPU; what links add
-    is what no work hides, and what the schedule adds is waiting for other stages.
+    is what is exposed, and what the schedule adds is waiting for other stages.
     """
     if step.verdict is None:
         return None

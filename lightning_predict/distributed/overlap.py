@@ -1,8 +1,8 @@
 """Overlap computing and communicating: segments of a step on one queue, transfers between GPUs on another.
 
 Each queue works in order. A transfer begins when the link is free and the pieces before it are done (a bucket's
-gradients are there); a piece may wait for a transfer (parameters that were gathered). What of the transfers no work
-hides makes the step longer. All values are arrays over rows (GPUs, layouts).
+gradients are there); a piece may wait for a transfer (parameters that were gathered). Exposed transfers make the step
+longer. All values are arrays over rows (GPUs, layouts).
 
 Training together costs more than its collectives: they disturb the work beside them, and all GPUs wait for the slowest.
 `Cutter` cuts the simulated step into segments, and `Links` times collectives on a layout. Example::
@@ -65,7 +65,7 @@ class Walked:
     Attributes:
         seconds: The whole step on each row, shape (rows,).
         communication_seconds: All transfers together, shape (rows,).
-        exposed_seconds: The part of them that no piece hid, shape (rows,).
+        exposed_seconds: The exposed part of them, shape (rows,).
     """
 
     seconds: Array
@@ -80,7 +80,7 @@ def walk(pieces: Sequence[Piece], transfers: Sequence[Transfer]) -> Walked:
         pieces: In the order of the device; at least one. A piece waits only for transfers whose `after` is no later.
         transfers: In the order of the link, `after` never falling.
     """
-    clock = np.zeros_like(pieces[0].seconds)
+    clock = np.zeros_like(pieces[0].seconds)  # (rows,)
     done = [clock]
     link = np.zeros_like(clock)
     ends: list[Array] = []
@@ -106,7 +106,7 @@ def walk(pieces: Sequence[Piece], transfers: Sequence[Transfer]) -> Walked:
 
 
 def slowest_of(count: int) -> float:
-    """Compute the mean of the largest of so many normal draws (Blom's approximation); 0 for one."""
+    """Compute the mean of the largest of n normal draws (Blom's approximation); 0 for one."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
@@ -115,12 +115,12 @@ def slowest_of(count: int) -> float:
 class Friction:
     """The cost of training together beyond the collectives alone.
 
-    Slowdown and contention suit the published training throughputs of one to eight GPUs best, of those of a coarse
-    grid; the accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`). A GPU's pace goes up and
-    down; what it has lost it makes up for in part, so that over a long step its mean differs less from the others'
-    than over a short one. The spread lies between the 0.05 to 0.06 that suits those throughputs, whose steps take 0.1
-    to 0.5 s, and the 0.025 that suits MPT's and Megatron's longer ones (mpt_fsdp.csv, megatron_single_node.csv;
-    `benchmarks/accuracy/large_runs.py`), each of them with the other left out. So all three tables are training data.
+    Slowdown and contention fit the published training throughputs of one to eight GPUs best on a coarse
+    grid; the accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`). A GPU's pace fluctuates,
+    so that over a long step its mean differs less from the others' than over a short one. The spread lies between the
+    0.05 to 0.06 that suits those throughputs, whose steps take 0.1 to 0.5 s, and the 0.025 that suits MPT's and
+    Megatron's longer ones (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`), each of them
+    with the other left out. So all three tables are training data.
 
     Frameworks that divide a model or its batch wrap layers, collectives and checkpoints in Python of their own. The
     factor is read off the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its
@@ -129,12 +129,12 @@ class Friction:
     would be, and err, with each table left out.
 
     Attributes:
-        slowdown: Time of a collective beside a training step over that of the same collective alone.
-        contention: Seconds by which computing slows down for each second of a transfer beside it, as both need memory
-            and processors.
+        slowdown: Time of a collective during a training step over that of the same collective alone.
+        contention: Seconds by which computing slows down per second of concurrent transfer, as both need memory and
+            multiprocessors.
         straggler_spread: Standard deviation of one GPU's pace at a moment, as a share of it. All wait for the slowest,
             so that n GPUs take as long as the largest of n draws.
-        straggler_seconds: Time after which its pace has forgotten what it was.
+        straggler_seconds: Correlation time of its pace.
         framework_host: Time that the host takes for an operation of a divided step over that in a plain one.
     """
 
@@ -150,7 +150,7 @@ class Friction:
         Args:
             seconds: Of the step.
         """
-        times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
+        times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)  # as `seconds`
         variance = 2 / times * (1 + np.expm1(-times) / times)
         found: Array = self.straggler_spread * np.sqrt(variance)
         return found
@@ -201,7 +201,7 @@ def narrowed(ends: Ends) -> Ends:
 
 
 MACHINE_SPREAD: Final = 2.5
-"""Factor up and down around a collective, on machines that nobody measured: of the published machines whose links are
+"""Factor up and down around a collective, on machines without measurements: of the published machines whose links are
 there at all, nine in ten lie within it (`python -m benchmarks.accuracy` prints their bandwidths)."""
 
 
@@ -233,7 +233,7 @@ class Cutter:
         kernels = np.searchsorted(self._owners, np.asarray(cuts))
         moments = [float(self._ends[count - 1]) if count else 0.0 for count in kernels]
         bounded = np.clip([0.0, *moments, self._total], 0.0, self._total)
-        durations = [duration * self._factors for duration in np.diff(bounded)]
+        durations = [duration * self._factors for duration in np.diff(bounded)]  # (3,) for each piece
         if self._exposed is None:
             return durations
         passes = max(len(durations) - 1, 1)
@@ -254,7 +254,7 @@ class Links:
     Attributes:
         layout: The GPUs that communicate.
         interconnect: What is known of the links.
-        slowdown: Time of a collective beside other work over that of the same collective alone.
+        slowdown: Time of a collective during other work over that of the same collective alone.
         groups_per_node: Such groups in each machine, which share its network.
     """
 
@@ -282,4 +282,4 @@ class Links:
         )
         spread = MACHINE_SPREAD if self.interconnect == CATALOGUE else 1.0
         ends = [found.low_seconds / spread, found.seconds, found.high_seconds * spread]
-        return list(self.slowdown * np.stack(ends, axis=1))
+        return list(self.slowdown * np.stack(ends, axis=1))  # (3,) for each message

@@ -29,7 +29,7 @@ from lightning_predict.timeline.simulation import Launching
 from lightning_predict.tracing.trace import Operation
 
 MICRO_BATCHES_PER_STAGE: Final = 4
-"""Micro-batches where nobody says: the bubble is a quarter of the work at most."""
+"""Default number of micro-batches per stage: the bubble is at most a quarter of the work."""
 
 
 def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:
@@ -74,7 +74,7 @@ def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
 
 
 def stage_of_blocks(blocks: int, stages: int, virtual: int = 1) -> tuple[int, ...]:
-    """Assign blocks to stages: as even as can be, the first ones a block longer; interleaved, in rounds.
+    """Assign blocks to stages: as evenly as possible, the first ones with one more block; interleaved, in rounds.
 
     Raises:
         InvalidArgumentError: Fewer blocks than stages.
@@ -101,7 +101,7 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
     Args:
         strategy: What was asked for; where it does not say, four per pipeline stage, or as many as there are
             samples, and one without a pipeline.
-        samples: Samples of a batch; None if nobody said.
+        samples: Samples of a batch; None if unknown.
 
     Raises:
         InvalidArgumentError: More micro-batches than samples.
@@ -146,7 +146,7 @@ def stages_of(
 
 
 def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
-    """Return time in which a stage's output, or the gradient of its input, gets to the neighbour; (low, middle, high).
+    """Return the time to send a stage's output, or its input's gradient, to the neighbour; (low, middle, high).
 
     Stages lie one behind the other in the layout, so that between machines all GPUs of one send at once. GPUs that
     share a block hold the same output: each sends its part, and the receivers gather them (Narayanan et al., 2021).

@@ -1,4 +1,4 @@
-"""Find the strategies with which a layout does most samples in a second, under its memory.
+"""Find the strategies with the highest throughput of a layout within its memory.
 
 All combinations of data, tensor and pipeline parallelism, micro-batches, interleaving and recomputation are listed;
 what does not fit in memory is left out. Each of the others has a bound that its time cannot fall below: what its
@@ -155,7 +155,7 @@ def best_strategies(
         usable_bytes: What a GPU's tensors may take.
         wanted: How many to find.
         interconnect: What is known of the links.
-        on_progress: Called with how many candidates are done, of how many.
+        on_progress: Called with the number of candidates done and their total.
 
     Raises:
         InvalidArgumentError: No strategy fits.

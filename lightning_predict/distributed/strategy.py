@@ -85,7 +85,7 @@ class Strategy:
         reduce_dtype: What gradients are exchanged in; None for their own, under FSDP for `param_dtype`.
 
     Raises:
-        InvalidArgumentError: A value outside its range, or values that do not go together.
+        InvalidArgumentError: A value outside its range, or values that exclude each other.
     """
 
     data: DataStrategy = "ddp"
@@ -127,7 +127,7 @@ class Strategy:
                 raise InvalidArgumentError(f"strategy: {words}")
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Say in words which options do not go together."""
+        """Describe which options exclude each other."""
         is_sharded = self.data in ("fsdp", "hybrid")
         yield (
             self.virtual > 1 and self.pipeline == 1,
@@ -237,7 +237,7 @@ class Strategy:
         return replicas
 
     def sharded_count(self, layout: Layout) -> int:
-        """Count the GPUs that hold what one holds under `ddp`.
+        """Count the GPUs that share what a single GPU holds under `ddp`.
 
         Raises:
             InvalidArgumentError: Hybrid's groups cannot be made of these GPUs.
@@ -345,7 +345,7 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
 
 
 def _group(layout: Layout, count: int, stride: int) -> DataGroup:
-    """Group so many GPUs, each the next but `stride`, as closely together as can be."""
+    """Group `count` GPUs at distance `stride`, as closely together as possible."""
     if stride > layout.gpus_per_node:  # whole machines share a block: one GPU of each group in a machine
         return DataGroup(Layout(layout.gpu, 1, count), layout.gpus_per_node)
     inside = math.gcd(count, layout.gpus_per_node // stride)

@@ -295,7 +295,7 @@ LOSS_REDUCTIONS: Final = 3
 @final
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Into how many parts a batch's work goes.
+    """The parts into which a batch's work is divided.
 
     Attributes:
         tensor: GPUs that share every block.
@@ -357,7 +357,7 @@ class SplitModel:
         return known[module]
 
     def check(self, tensor: int) -> None:
-        """Check that so many GPUs can share every block.
+        """Check that this many GPUs can share every block.
 
         Raises:
             InvalidArgumentError: Their number does not divide the heads.
@@ -375,7 +375,7 @@ class SplitModel:
                 )
 
     def check_context(self, context: int) -> None:
-        """Check that so many GPUs can share every sequence.
+        """Check that this many GPUs can share every sequence.
 
         Raises:
             InvalidArgumentError: Attention is written out, so that no ring can compute it in parts.
@@ -480,7 +480,7 @@ class ProblemClock:
             self._known.update(zip(unknown, found.T, strict=True))
         zeros = np.zeros(len(self.gpus))
         columns = [sum((self._known[problem] for problem in own), zeros) for own in parts]
-        return np.stack(columns, axis=1) if columns else np.zeros((len(self.gpus), 0))
+        return np.stack(columns, axis=1) if columns else np.zeros((len(self.gpus), 0))  # (gpus, parts)
 
 
 @final
@@ -538,7 +538,7 @@ class WorkCutter:
             found = self._clock.seconds([_part_of(self._trace, item, model, smaller) for item in self._first])
             least = found if cut.fp8 is not None else np.minimum(least, found)
         least = least * np.array([_factor(operations[item.operations[0]], item, cut) for item in self._first])
-        each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)
+        each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)  # (gpus, items)
         share = each[:, self._alike]
         timed = self._timed
         return replace(

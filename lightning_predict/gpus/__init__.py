@@ -27,4 +27,4 @@ DEFAULT_GPUS: Final[tuple[str, ...]] = (
     "H200-SXM-141GB",
     "B200-SXM-180GB",
 )
-"""Ten that people rent, from the cheapest to the fastest."""
+"""Ten commonly rented GPUs, from the cheapest to the fastest."""

@@ -1,4 +1,4 @@
-"""`Layout`: so many GPUs of one kind in each of so many machines, and the grammar that names it.
+"""`Layout`: a number of GPUs of one model in each of a number of machines, and the grammar that names it.
 
 `"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) a machine of eight, `"2x8xH100-SXM-80GB"` two such machines, and
 `"2xp4d.24xlarge"` two machines as a cloud calls them. The name is the key of predictions, so it is canonical:
@@ -29,10 +29,10 @@ from lightning_predict.gpus.records import Gpu
 _GRAMMAR: Final = re.compile(r"\s*(?:(?P<nodes>\d+)\s*[xX*]\s*)?(?P<per_node>\d+)\s*[xX*]\s*(?P<gpu>.*\S)\s*")
 
 _SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")
-"""SkyPilot's and Slurm's way: `H100:8` is `8xH100`."""
+"""SkyPilot's and Slurm's notation: `H100:8` is `8xH100`."""
 
 MOST_GPUS: Final = 65_536
-"""Above this a layout is taken to be a slip of the pen; the largest runs that were published have fewer GPUs."""
+"""A larger layout is taken for a typing error; the largest published runs have fewer GPUs."""
 
 
 @final
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """The name in the grammar, as short as it can be."""
+        """The name in the grammar, as short as possible."""
         if self.nodes > 1:
             return f"{self.nodes}x{self.gpus_per_node}x{self.gpu.name}"
         return f"{self.gpus_per_node}x{self.gpu.name}" if self.gpus_per_node > 1 else self.gpu.name
@@ -101,12 +101,12 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
         )
     if parts["nodes"] is not None and num_nodes not in (1, nodes):
         raise InvalidArgumentError(
-            f"The layout {name!r} has {nodes} machine(s), but num_nodes={num_nodes}; say it in one of the two places."
+            f"The layout {name!r} has {nodes} machine(s), but num_nodes={num_nodes}; state it in only one place."
         )
     if parts["nodes"] is None and (machines := _machines_of(parts["gpu"], per_node)) is not None:
         if num_nodes not in (1, per_node):
             raise InvalidArgumentError(
-                f"{name!r} asks for {per_node} machine(s), but num_nodes={num_nodes}; say it in one of the two places."
+                f"{name!r} asks for {per_node} machine(s), but num_nodes={num_nodes}; state it in only one place."
             )
         return machines
     try:
@@ -123,7 +123,7 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
 
     Args:
         names: See `layout_of`.
-        num_nodes: Machines of those that do not say.
+        num_nodes: Machines of the layouts that do not say.
 
     Raises:
         InvalidArgumentError: An empty list, a bare string, or as `layout_of`.
@@ -140,7 +140,7 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
 
 
 def _machines_of(name: str, nodes: int) -> Layout | None:
-    """Return so many machines of a cloud's name; None if it is not such a name."""
+    """Return a number of a cloud's machines by its name for them; None if it is not such a name."""
     found = find_machine(name)
     if found is None:
         return None

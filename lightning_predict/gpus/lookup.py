@@ -81,7 +81,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def normalise(name: str) -> str:
-    """Return a name without what does not count: case, spaces, hyphens, underscores."""
+    """Strip what does not count from a name: case, spaces, hyphens, underscores."""
     return SEPARATORS.sub("", name).casefold()
 
 
@@ -174,7 +174,7 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
 
 
 def _unknown_message(name: str) -> str:
-    """Say that no GPU has this name, and which come near it."""
+    """State that no GPU has this name, and list the nearest names."""
     if any(_OTHER_MAKERS.fullmatch(word) for word in re.split(r"[\s_-]+", name)):
         return f"{name!r} is not made by NVIDIA; predictions are for NVIDIA's GPUs only, so far."
     index = _catalogue_index()

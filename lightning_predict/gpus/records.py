@@ -58,7 +58,7 @@ class Gpu:
             libraries were measured to reach: bfloat16 before Ampere, and float16 matrix work before Volta but for the
             P100, whose lanes do twice float32's work in it.
         measured_flops_per_second: Rates that large square products were measured to reach, by dtype: what remains of
-            the peak once power and clocks have had their say. Empty for GPUs that nobody measured.
+            the peak under power and clock limits. Empty for GPUs without measurements.
         dram_bytes_per_second: Bandwidth of the device memory.
         l2_bytes: Size of the last-level cache.
         l2_bytes_per_second: Bandwidth of the last-level cache.
@@ -74,8 +74,8 @@ class Gpu:
         nvlink_bytes_per_second: NVLink bandwidth of one GPU to its peers, one direction; None without it, and where
             it is only an optional bridge between two cards.
         pcie_bytes_per_second: Host link bandwidth, one direction.
-        has_peer_access: Two such cards of one machine reach each other's memory without a copy through the host's, over
-            NVLink or PCIe, unless a virtual machine takes it away.
+        has_peer_access: Two such cards in one machine can access each other's memory without a copy through the host's,
+            over NVLink or PCIe, unless a virtual machine takes it away.
         power_watts: Board (or module) power limit as shipped.
         single_source: True where the figures come from one data sheet and no second source agreed.
         sources: Where each figure was read, by field (by dtype for peaks); `sources["*"]` holds for all that have no

@@ -45,7 +45,7 @@ ROOFLINE_SPREAD: Final = 1.6
 """Factor up and down around a prediction from the roofline alone. An assumption, wide on purpose."""
 
 PROXY_SPREAD: Final = 1.3
-"""Extra factor where a sibling dtype or a proxy stands in. An assumption, but no bold one: with it the intervals
+"""Extra factor where a sibling dtype or a proxy stands in. An assumption, though a cautious one: with it the intervals
 hold nine in ten of the recurrent layers, norms and backward passes that others timed (`training/proxies.py`)."""
 
 STAND_IN_SPREAD: Final = 2.0

@@ -89,7 +89,7 @@ CATALOGUE: Final = Interconnect()
 
 
 def network_bytes_per_second(gpu: Gpu) -> float:
-    """Look up the network of one machine of these GPUs, one direction, where nobody says."""
+    """Look up the network of one machine of these GPUs, one direction, by default."""
     if gpu.nvlink_bytes_per_second is None:
         return ETHERNET_BYTES_PER_SECOND
     return NETWORK_BYTES_PER_SECOND[gpu.architecture]

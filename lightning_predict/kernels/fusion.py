@@ -227,7 +227,7 @@ def _kernel(operations: Sequence[Operation], *, last: int, last_read: dict[int |
     for operation in operations:
         read |= {tensor.id: tensor for tensor in operation.inputs if tensor.id not in written | read}
         written |= {tensor.id: tensor for tensor in operation.outputs}
-    # What nobody reads in this step may be its result, or be kept for the next.
+    # What is not read again in this step may be its result, or be kept for the next.
     used = tuple(tensor for number, tensor in written.items() if last_read.get(number, last + 1) > last)
     return replace(
         operations[0],

@@ -61,7 +61,7 @@ def issue_rate(gpu: Gpu) -> float:
 
 
 def rounds(blocks: Array, gpu: Gpu, *, resident: int = 1) -> Array:
-    """Count how often one multiprocessor starts as many blocks as it holds."""
+    """Count the rounds of blocks that one multiprocessor runs."""
     started: Array = np.ceil(blocks / (gpu.streaming_multiprocessors * resident))
     return started
 
@@ -73,7 +73,7 @@ def _latency(batch: ProblemBatch, gpu: Gpu) -> Array:
 
 
 def _as_transfer(problem: Problem) -> tuple[Part, ...]:
-    """Time it by what memory alone would take."""
+    """Time it by memory traffic alone."""
     return (Part(1.0, Problem("transfer", "float32", problem.dims[:3])),)
 
 

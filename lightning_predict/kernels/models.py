@@ -28,10 +28,10 @@ from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights
 @final
 @dataclass(frozen=True)
 class BundledModels:
-    """Utilisation networks, collective curves and the embedding model behind one face.
+    """Utilisation networks, collective curves and the embedding model behind one interface.
 
     Attributes:
-        notes: What the weights had to do without, in sentences for the user.
+        notes: What was missing from the weights, in sentences for the user.
     """
 
     networks: UtilisationModels
@@ -80,7 +80,7 @@ def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> Bun
     settings = tuple(os.environ.get(name) for name in VARIABLES)
     is_local = source.offline or (source.url is None and not os.environ.get(URL_VARIABLE))
     catalogue = tuple(catalogue_names())
-    # Nothing is fetched for GPUs that nobody asked for; without a network, one answer serves for all.
+    # Nothing is fetched for GPUs that were not asked for; without a network, one answer serves for all.
     names = tuple(dict.fromkeys((*catalogue, *gpu_names))) if is_local else gpu_names
     return _loaded(names, catalogue, source, settings)
 
@@ -92,7 +92,7 @@ def _loaded(
     source: WeightsSource,
     _settings: tuple[str | None, ...],
 ) -> BundledModels:
-    from lightning_predict.weights.store import load_weights  # brings the download libraries: only when needed
+    from lightning_predict.weights.store import load_weights  # imports the download libraries: only when needed
 
     weights = load_weights(gpu_names, source=source, beside=beside)
     return BundledModels(

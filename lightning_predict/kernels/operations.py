@@ -70,7 +70,7 @@ class Problem:
 @final
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A problem, so many times."""
+    """A problem and how often it counts."""
 
     times: float
     problem: Problem

@@ -20,7 +20,7 @@ UNKNOWN_SPREAD: Final = 10.0
 matrix (`linalg.solve`, 4096 x 4096, float32) takes at least 20 times as long as its copy on an H100."""
 
 SHARE_TO_NAME: Final = 0.01
-"""Share of the time from which an operation is worth a line."""
+"""Least share of the time for an operation to be named."""
 
 MOST_NAMES: Final = 5
 

@@ -12,8 +12,8 @@ Habitat's (Yu et al., USENIX ATC 2021, section 3.3, equation 2):
     T_d / T_o = (D_o / D_d)^gamma · (W_o / W_d · C_o / C_d)^(1 - gamma)
 
 Below one wave Habitat's equation 1 has each block take D / W, so that a GPU which holds fewer blocks feeds each of them
-more. But few blocks wait for latency, which a clock counts, and not for bandwidth: here R(B) = min(D, B · r · C), with
-one r for the code on both GPUs (`FULL_TRAFFIC_SHARE`).
+more. But few blocks wait for latency, which is counted in clock cycles, and not for bandwidth: here R(B) = min(D, B · r
+· C), with one r for the code on both GPUs (`FULL_TRAFFIC_SHARE`).
 
 gamma comes from the roofline of the destination, from the kernel's intensity I (FLOPs per byte) and the ridge R = peak
 / bandwidth: 1 - I / 2R up to the ridge and R / 2I beyond; 1/2 on both sides of I = R. Example::

@@ -1,6 +1,6 @@
 """Write a plan for machines to read: JSON, SkyPilot tasks and Slurm scripts.
 
-A job that moves has a file for each of its stays: `bert.yaml`, `bert-2.yaml`, and so on; what starts it again must find
+A job that moves has one file per stretch: `bert.yaml`, `bert-2.yaml`, and so on; what starts it again must find
 its checkpoint. Example::
 
     Path("plan.json").write_text(plan_json(plan))
@@ -47,7 +47,7 @@ def plan_json(plan: Plan) -> str:
 def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
     """Write what SkyPilot needs to carry a plan out, by file name.
 
-    A task rents each machine, one starts each stay of a job on the GPUs that it has of that machine, and
+    A task rents each machine, one starts each stretch of a job on its GPUs of that machine, and
     `schedule.txt` says which command comes when.
 
     Args:
@@ -107,7 +107,7 @@ def _accelerators(machine: MachineType, num_gpus: int) -> str:
 
 
 def _unused(file: str, files: Mapping[str, str]) -> str:
-    """Give a file another name than those that there are."""
+    """Give a file a name that is not taken."""
     stem, number = file.removesuffix(".yaml"), 1
     while file in files:
         number += 1
@@ -116,7 +116,7 @@ def _unused(file: str, files: Mapping[str, str]) -> str:
 
 
 def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
-    """Write a Slurm batch script for each stay, by file name; its time limit is the planned time and a tenth.
+    """Write a Slurm batch script for each stretch, by file name; its time limit is the planned time and a tenth.
 
     Args:
         plan: What runs when.
@@ -144,7 +144,7 @@ def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) 
 
 
 def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tuple[str, Segment, Job, MachineType]]:
-    """List every stay that has to be started, with the name of its file, its job and its machine type."""
+    """List every stretch of a job that has to be started, with the name of its file, its job and its machine type."""
     jobs = {job.name: job for job in problem.jobs}
     machines = {machine.name: machine for machine in problem.machines}
     files = _file_names(jobs)

@@ -53,7 +53,7 @@ def times_of_trace(path: Path, iterations: int, machines: tuple[MachineType, ...
     """Return the seconds of the run that is still to come, by configuration.
 
     A configuration is left out where the step is known not to fit in its GPUs' memory. A trace that does not know its
-    parameters gives configurations of one GPU, as nobody can say what several would exchange.
+    parameters gives configurations of one GPU, because what several would exchange is unknown.
 
     Args:
         path: A trace, as `Trace.save` writes it.

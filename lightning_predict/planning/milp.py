@@ -18,7 +18,7 @@ of them; here they are counted by how they are filled: a filling of an 8-GPU mac
 a sum of sizes. A node with running jobs is named, because who leaves it loses a restart, wherever it goes.
 Tardiness needs no variables, because x_jk and s_j fix it (`objective.py`).
 
-A decision always comes back: where the time limit ends the search, the best one found so far with its gap; where
+There is always a decision: where the time limit ends the search, the best one found so far with its gap; where
 nothing was found yet, jobs that run stay, and the others are served as a queue. Example::
 
     decision = MilpPlanner(time_limit_seconds=10.0).decide(problem, situation)
@@ -152,7 +152,7 @@ def one_place(options: Options, variables: Variables) -> LinearConstraint:
         rows[job].append((column, 1.0))
     for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
         rows[job].append((column, 1.0))
-    lower = np.where(np.isfinite(options.postponed_usd), 0.0, 1.0)
+    lower = np.where(np.isfinite(options.postponed_usd), 0.0, 1.0)  # (J,)
     return _constraint(variables, rows, lower, np.ones(len(rows)))
 
 
@@ -205,7 +205,7 @@ def budget(options: Options, variables: Variables) -> LinearConstraint:
     m_jk is the job's share of its machine until its end, r_j what is kept for a job that waits; idle is the price of
     the machines until the next event without the shares of their jobs. Ours.
     """
-    part = options.period_usd[options.machine_of] * options.size_of
+    part = options.period_usd[options.machine_of] * options.size_of  # (K,)
     part = part / np.array([machine.num_gpus for machine in options.machines])[options.machine_of]
     used = dict(zip(options.configurations, part.tolist(), strict=True))
     row: Entries = [
@@ -238,6 +238,7 @@ def _constraint(variables: Variables, rows: Sequence[Entries], lower: Table, upp
 
     entries = [(number, column, value) for number, row in enumerate(rows) for column, value in row]
     row_of, column_of, values = zip(*entries, strict=True) if entries else ((), (), ())
+    # (rows, columns)
     matrix = csr_array((np.array(values, dtype=float), (row_of, column_of)), shape=(len(rows), variables.count))
     return LinearConstraint(matrix, lower, upper)
 

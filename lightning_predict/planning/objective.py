@@ -50,7 +50,7 @@ two seeds), 1 costs 3 % more because GPUs stay idle, 5 as much, and the whole pe
 machines."""
 
 TIE: Final = 1e-3
-"""By this share waiting is made dearer, so that of equals the choice that gets work done wins."""
+"""Relative surcharge on waiting, so that between equals the choice that gets work done wins."""
 
 
 MOVES_TO_COME: Final = 1.0
@@ -250,10 +250,11 @@ def options_of(problem: Problem, situation: Situation) -> Options:
     by_name = {job.name: job for job in problem.jobs}
     jobs = [by_name[name] for name in sorted(situation.remaining)]
     configurations = tuple(sorted({configuration for job in jobs for configuration in job.seconds}))
-    machine_of = np.array([index[item.machine] for item in configurations], dtype=np.int64)
+    machine_of = np.array([index[item.machine] for item in configurations], dtype=np.int64)  # (K,)
     rows = [row_of(job, problem, situation) for job in jobs]
     cells = [[row.cells.get(configuration) for configuration in configurations] for row in rows]
     shape = (len(jobs), len(configurations))
+    # (J, K)
     cost_usd = np.array([[c.cost_usd if c else math.inf for c in row] for row in cells], dtype=float).reshape(shape)
     machine_usd = np.array([[c.machine_usd if c else math.inf for c in row] for row in cells]).reshape(shape)
     cost_usd[_needless(cost_usd, machine_usd, machine_of)] = math.inf
@@ -294,6 +295,7 @@ def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.in
     needless = np.zeros(cost_usd.shape, dtype=bool)
     for column in range(1, cost_usd.shape[1]):
         fewer = (machine_of == machine_of[column]) & (np.arange(cost_usd.shape[1]) < column)
+        # (J, fewer)
         beaten = (cost_usd[:, fewer] <= cost_usd[:, [column]]) & (machine_usd[:, fewer] <= machine_usd[:, [column]])
         needless[:, column] = np.isfinite(cost_usd[:, column]) & beaten.any(axis=1)
     return needless

@@ -119,7 +119,7 @@ class Formulation:
 
 
 RESTART_SECONDS: Final = 60.0
-"""What a job is assumed to lose when it moves, where nobody says otherwise. Were moves free, a plan would be full of
+"""What a job is assumed to lose when it moves, by default. If moves were free, a plan would be full of
 them."""
 
 

@@ -1,4 +1,4 @@
-"""The study: a planner against first principles, over settings and seeds, in parallel.
+"""The study: a planner compared with queue rules, over settings and seeds, in parallel.
 
 Random instances draw jobs that arrive like customers from a fixed mix, with deadlines and weights. Their times and
 machines are those of a published study, derived in `job_times.toml`, and real times are off evenly by `error`; or

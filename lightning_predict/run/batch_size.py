@@ -23,7 +23,7 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 
 LARGEST: Final = 2**30
-"""Batch size beyond which nobody asks; the limit where memory does not grow with it."""
+"""Largest batch size that is considered: the limit where memory does not grow with it."""
 
 
 @final
@@ -68,7 +68,7 @@ class BatchSizeOption:
 
 
 def line_through(values: Mapping[int, float]) -> Line:
-    """Return the least-squares line through values by batch size; exact for two. What would fall is flat.
+    """Return the least-squares line through values by batch size; exact for two. A falling line is made flat.
 
     Args:
         values: At least two.
@@ -92,7 +92,7 @@ def largest_power_of_two(memory: Line, available_bytes: float) -> int | None:
 
     Args:
         memory: Bytes by batch size.
-        available_bytes: Bytes that there are.
+        available_bytes: Bytes that are available.
     """
     if memory.at(1) > available_bytes:
         return None

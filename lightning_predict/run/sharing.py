@@ -104,7 +104,7 @@ def node_loader_seconds(
     """Slow the loader of each GPU on a node with several, from the loader on such a node with one GPU in use.
 
     On one GPU it is the loader itself, whether its workers had cores enough or not. A loader that never kept training
-    waiting (0 seconds) stays so: how much faster than the step it was, nobody saw.
+    waiting (0 seconds) stays so: how much faster than the step it was is unknown.
 
     Args:
         loader: As measured with one GPU in use and `workers_per_gpu` workers.

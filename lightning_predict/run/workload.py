@@ -41,7 +41,7 @@ class Loader:
     overlaps: bool = False
 
     def paced(self, seconds: float, *, batches: float) -> float:
-        """Return the time of so many batches that compute for `seconds`, the loader included."""
+        """Return the time of some batches that compute for `seconds`, the loader included."""
         loading = self.seconds_per_batch * batches
         return max(seconds, loading) if self.overlaps else seconds + loading
 

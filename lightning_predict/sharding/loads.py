@@ -162,7 +162,7 @@ class Load:
 
 
 def no_load(gpus: int) -> Load:
-    """Make the load of nothing to do on so many GPUs."""
+    """Make an empty load on a number of GPUs."""
     zeros, nothing = np.zeros(gpus), np.zeros(())
     return Load(np.zeros((3, gpus)), np.zeros((3, gpus)), zeros, zeros, zeros, nothing, nothing)
 

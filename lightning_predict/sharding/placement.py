@@ -196,7 +196,7 @@ def _alternatives(search: Search, index: int, without: Load, kinds: Sequence[str
 
 
 TABLE_SHARE: Final = 0.85
-"""Share of a GPU's memory that tables may take, where nobody says; the rest is for the other layers, what is exchanged
+"""Share of a GPU's memory that tables may take, by default; the rest is for the other layers, what is exchanged
 and the driver. An assumption."""
 
 

@@ -236,7 +236,7 @@ def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[
 
 
 def training_links(layout: Layout, interconnect: Interconnect) -> Links:
-    """Time collectives as `predict` does: beside a training step, and on machines that nobody measured."""
+    """Time collectives as `predict` does: beside a training step, and on machines without measurements."""
     return Links(layout, interconnect, FRICTION.slowdown)
 
 
@@ -272,7 +272,7 @@ def check_samples(samples: int, layout: Layout) -> None:
     """
     if samples < layout.count:
         raise InvalidArgumentError(
-            f"samples={samples!r} for the {layout.count} GPU(s) of {layout.name}; expected at least one sample a GPU."
+            f"samples={samples!r} for the {layout.count} GPU(s) of {layout.name}; expected at least one sample per GPU."
         )
 
 

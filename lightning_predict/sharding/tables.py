@@ -1,7 +1,7 @@
 """`EmbeddingTable`: what a recommendation model looks up, given by hand or read from a recorded step.
 
 A table has rows of `dim` numbers. A sample takes `vectors` of them from it, each the sum of `pooling` rows: one vector
-for `nn.EmbeddingBag`, a vector a token for `nn.Embedding`, where nothing is summed. Example::
+for `nn.EmbeddingBag`, one vector per token for `nn.Embedding`, where nothing is summed. Example::
 
     >>> table = EmbeddingTable(rows=1_000_000, dim=64, pooling=20)
     >>> table.parameter_bytes, table.vector_bytes_per_sample, table.index_bytes_per_sample()
@@ -107,7 +107,7 @@ class OptimizerState:
     per_row: float = 0
 
     def size_bytes(self, rows: float, dim: float) -> float:
-        """Return the bytes of the state of so many rows."""
+        """Return the bytes of the state of a number of rows."""
         return STATE_BYTES * rows * (self.per_element * dim + self.per_row)
 
     def traffic_bytes(self, rows: float, dim: float) -> float:

@@ -50,8 +50,8 @@ FLAT: Final = 0.02
 """A step within this of what the device alone takes says no more of the host."""
 
 PROFILED_SPREAD: Final = 2.0
-"""How many times as fast a host may be without the profiler, which slowed it while it was timed: an assumption, as
-nobody has published both; its events alone take a third of the host's time in recordings of ResNet-50."""
+"""How many times as fast a host may be without the profiler, which slowed it while it was timed: an assumption, since
+no one has published both; its events alone take a third of the host's time in recordings of ResNet-50."""
 
 STACKS_SPREAD: Final = 5.0
 """The same where the profiler kept Python's stacks. One ResNet-50 of 1,715 operations took the host 44 ms without and

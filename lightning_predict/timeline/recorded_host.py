@@ -81,7 +81,7 @@ def recorded_host(trace: Trace) -> RecordedHost:
     waits = [operation.name in WAITING_OPERATIONS and operation.phase != "optimizer" for operation in operations]
     python = [operation.python_seconds for operation in operations]
     if trace.device == "cuda" and any(operation.host_start_seconds is not None for operation in operations):
-        python = list(_replayed(trace).python_seconds)  # the driver let nobody see the launches
+        python = list(_replayed(trace).python_seconds)  # the launches are not in the recording
     # Nobody saw whether the host waited for the device before its own work. It mostly does: an environment needs the
     # action, a metric the prediction. Work before the first operation waits for the step before.
     following = [*python[1:], *python[:1]]

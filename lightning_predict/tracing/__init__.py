@@ -12,7 +12,7 @@ What a Trace is, without torch:
 
 How a step is recorded, with torch:
 
-* `recording.py`: `capture`, for a step of your own; `session.py`: `CaptureSession`, for somebody else's loop.
+* `recording.py`: `capture`, for a step of your own; `session.py`: `CaptureSession`, for a loop that it does not own.
 * `dispatch.py`: the recorder for the CPU and the meta device, on the modes of `modes.py`, the hooks of `hooks.py` and
   the values of `tensors.py`.
 * `profiler.py`: the recorder for CUDA and for compiled code, which hands its events to `kineto.py`; marks around the

@@ -200,7 +200,7 @@ class DispatchRecorder:
             return casts.cast(schema.name, args, kwargs, in_backward=in_backward)
 
     def note_autocast(self) -> bool:
-        """Look whether autocast is on: below autograd nobody can tell."""
+        """Note whether autocast is on, which cannot be seen below autograd."""
         dtype = self._casts.dtype = autocast_dtype()
         if dtype is not None and self.autocast_dtype is None:
             self.autocast_dtype = dtype_name(dtype)

@@ -103,7 +103,7 @@ def measure_memory(
     has_backward: bool,
     peak_bytes: int | None,
 ) -> Memory:
-    """Return the bytes that live through the step; None for what nobody showed.
+    """Return the bytes that live through the step; None for what is unknown.
 
     Args:
         roots: Outermost modules.

@@ -106,7 +106,7 @@ def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
 
     Args:
         profile: What was taken.
-        asked: Number of the step that the user asked for; None if nobody did.
+        asked: Number of the step that the user asked for; None if none was asked for.
     """
     marked = profile.marked_steps
     if profile.step is None:

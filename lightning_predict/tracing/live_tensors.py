@@ -1,6 +1,6 @@
 """Find the tensors that live at the same time in a step, each storage once.
 
-A storage lives from the operation that writes it first to the last one that meets it: just as long as autograd keeps
+A storage lives from the first operation that writes it to the last one that uses it: just as long as autograd keeps
 what the backward pass reads. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo
@@ -65,7 +65,7 @@ def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
 
 
 def input_tensors(operations: Sequence[Operation], parameters: Iterable[Parameter]) -> tuple[int, ...]:
-    """List bytes of each storage that the forward pass reads and nobody wrote: the batch, which always lives.
+    """List bytes of each storage that the forward pass reads and none wrote: the batch, which always lives.
 
     Args:
         operations: Of the step.

@@ -69,7 +69,7 @@ class Recorder(Protocol):
         """Return the arguments that an operation is to run with: others under autocast on the meta device only."""
 
     def note_autocast(self) -> bool:
-        """Look whether autocast is on: below autograd nobody can tell."""
+        """Note whether autocast is on, which cannot be seen below autograd."""
 
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -83,7 +83,7 @@ class Recorder(Protocol):
         """Run a call that is recorded whole and return what it returns."""
 
     def fails(self, error: Exception) -> None:
-        """Record no more, since something of ours has failed. Must not raise."""
+        """Stop recording after an internal failure. Must not raise."""
 
 
 @final
@@ -158,13 +158,13 @@ def _has_kernel(name: str, key: str) -> bool:
 
 
 class _Way(Enum):
-    """The way in which an operation is dealt with."""
+    """How an operation is handled."""
 
     RECORDED = auto()
     RUN = auto()
     DECOMPOSED = auto()
     LEFT = auto()
-    """To its subclass, which runs it; this mode sees the operations inside."""
+    """Left to its subclass, which runs it; this mode sees the operations inside."""
     PASSED_OVER = auto()
 
 
@@ -178,7 +178,7 @@ def _way(schema: Schema, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return _RUN
     for kind in types:
         if runs_python(kind):
-            # A mode of somebody else's expects the operation as it is.
+            # Someone else's mode expects the operation unchanged.
             return _Way.LEFT if torch._C._len_torch_dispatch_stack() == 0 else _Way.PASSED_OVER
     if schema.decomposes and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
         # Inference mode skips autograd, and with it the place where composites are taken apart.
@@ -203,7 +203,7 @@ class OperationMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Leave code compiled that nobody could know of."""
+        """Leave compiled code alone that cannot be known of."""
         return True
 
     def __torch_dispatch__(

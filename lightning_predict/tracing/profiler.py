@@ -86,7 +86,7 @@ class ProfilerRecorder:
         window, self._window = self._window, None
         if running is None:
             return
-        with ExitStack() as parts:  # each ends, whatever the others raise; the last one first
+        with ExitStack() as parts:  # each ends even if others raise; the last one first
             parts.callback(_stop, running)
             if window is not None:
                 parts.callback(window.__exit__, None, None, None)

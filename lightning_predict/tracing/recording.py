@@ -47,7 +47,7 @@ def capture(
     Args:
         step: Runs one step; what it returns is ignored.
         warmup_steps: Steps before the one that is recorded, so that memory, autotuning and optimizer state settle.
-        samples_per_step: Samples of one step, for throughput; None if nobody needs it.
+        samples_per_step: Samples of one step, for throughput; None if it is not needed.
         precision: Lightning's word. `bf16-mixed` and `16-mixed` run the step under autocast; on the meta device, where
             torch's autocast does nothing, the casts of CUDA's are applied (`meta_device.py`). The others (`32-true`,
             `bf16-true`, ...) only check that the parameters have that dtype. None leaves precision to the step; an

@@ -54,7 +54,7 @@ def with_named_gpu(trace: Trace, name: str | None) -> Trace:
 
 
 def unknown_gpu_note(trace: Trace) -> str | None:
-    """Say what is lost because the GPU of a recording is not known, and what to do; None if nothing is."""
+    """Describe what is lost because the GPU of a recording is unknown, and the remedy; None if nothing is lost."""
     if trace.device != "cuda" or not (trace.kernels or trace.step_seconds) or gpu_in_use(trace) is not None:
         return None
     what = _named(trace)
@@ -94,7 +94,7 @@ def check_predictable(trace: Trace) -> None:
 
 
 def _remedy(trace: Trace) -> str:
-    """Say how to say which GPU it was."""
+    """Describe how to name the GPU."""
     if trace.recorder == "kineto":
         how = "`trace import --gpu V100-SXM2-16GB`, or gpu= of import_trace"
     else:

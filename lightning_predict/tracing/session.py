@@ -1,4 +1,4 @@
-"""`CaptureSession`: records one step of somebody else's loop and gives it back as a Trace.
+"""`CaptureSession`: records one step of a loop that it does not own and gives it back as a Trace.
 
 It picks the recorder: `torch.profiler` on CUDA and wherever compiled code runs, the dispatch modes on the CPU and the
 meta device. Nothing that fails in here reaches the step, and `stop` leaves nothing patched or running. Example::
@@ -144,7 +144,7 @@ class CaptureSession:
             stop_part()
         except BaseException as error:
             with suppress(Exception):
-                stop_part()  # each can be stopped twice
+                stop_part()  # each may be stopped twice
             if not isinstance(error, Exception):
                 raise
             self._failure = self._failure or error
@@ -198,7 +198,7 @@ class CaptureSession:
         )
 
     def _prepare(self) -> None:
-        """Choose the recorder, and watch modules and optimizers where nobody named them."""
+        """Choose the recorder, and watch modules and optimizers if none were named."""
         if self._compiled is None:
             code = self._step if self._model is None else self._model
             self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)

@@ -43,7 +43,7 @@ class _WeakReferences(list[int]):
 
 @final
 class StorageNumbers:
-    """Numbers storages in the order in which they are met; views of one storage share its number.
+    """Numbers storages in order of first use; views of one storage share its number.
 
     A weak reference to each keeps its address from being given to another storage, not its memory.
     """
@@ -60,7 +60,7 @@ class StorageNumbers:
             number, shape, dtype = self.number(tensor), tuple(tensor.shape), tensor.dtype
             if number is None:
                 return TensorInfo(shape, dtype_name(dtype), None, tensor.device.type)
-            key = (number, shape, dtype)  # a step meets most storages several times in the same way
+            key = (number, shape, dtype)  # a step uses most storages several times in the same way
             known = self._described.get(key)
             if known is None:
                 known = self._described[key] = TensorInfo(shape, dtype_name(dtype), number, tensor.device.type)

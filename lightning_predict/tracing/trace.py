@@ -244,7 +244,7 @@ class Trace:
         waits: Times of the profiled step in which the host waited; empty without a profile.
         has_python_stacks: The profiler kept Python's call stacks, which slows the host several times.
         batches: Batches of the step (more than 1 under gradient accumulation).
-        samples: Samples of the step on this rank; None if nobody said.
+        samples: Samples of the step on this rank; None if unknown.
         optimizer_steps: Optimizer updates inside the step (2 for a GAN with two optimizers).
         parameters: The model's parameters in their order; empty where no module was known.
         memory: What lives through the step.

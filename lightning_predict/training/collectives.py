@@ -150,7 +150,7 @@ def derived_curves(curves: Mapping[Key, FloatArray]) -> dict[Key, FloatArray]:
 def fit_curves(points: Mapping[Key, Points]) -> tuple[list[int], dict[Key, FloatArray]]:
     """Fit every curve: sizes in bytes, and log(seconds) at each of them."""
     sizes = sorted({size for curve in points.values() for size in curve})
-    grid = np.log(np.array(sizes, dtype=np.float64))
+    grid = np.log(np.array(sizes, dtype=np.float64))  # (sizes,)
     raw = {key: _raw(curve, grid) for key, curve in points.items()}
     return sizes, {key: _completed(key, points[key], raw, grid) for key in points}
 
@@ -172,8 +172,8 @@ def _completed(key: Key, curve: Points, raw: Mapping[Key, FloatArray], grid: Flo
         (SAME_COUNT_WEIGHT if other[2] == key[2] else 1.0) * (SAME_GPU_WEIGHT if other[0] == key[0] else 1.0)
         for other in kin
     ]
-    shape = np.average([raw[other] for other in kin], axis=0, weights=weights)
-    own = np.log(np.array(sorted(curve), dtype=np.float64))
+    shape = np.average([raw[other] for other in kin], axis=0, weights=weights)  # (sizes,)
+    own = np.log(np.array(sorted(curve), dtype=np.float64))  # (own sizes,)
     at_own = np.isin(grid, own)
     distance = np.interp(grid, own, (raw[key] - shape)[at_own])
     return np.maximum.accumulate(shape + distance)

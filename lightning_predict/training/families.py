@@ -163,7 +163,7 @@ def _unseen_error(key: tuple[str, str, str], log_error: Array, interval: Mapping
 
 def weighted_quantile(errors: Array, weights: Array) -> float:
     """Return the conformal quantile of weighted errors, at least 0.001."""
-    order = np.argsort(errors)
+    order = np.argsort(errors)  # (errors,)
     total = np.cumsum(weights[order])
     # The split-conformal correction: one more row, at infinity, counts as an error.
     level = min(INTERVAL_SHARE * (1 + 1 / len(errors)), 1.0) * total[-1]

@@ -187,6 +187,7 @@ def collect_rows(family: Family, groups: Sequence[Group], gpus: Sequence[Gpu]) -
                 np.log(floor),
             )
         )
+    # (rows, features), then (rows,) each
     features, reference, seconds, floors = (np.concatenate(column) for column in zip(*parts, strict=True))
     names = family.feature_names(groups[0].batch, [gpus[0]])
     pairs = frozenset((group.batch.operation, group.batch.dtype) for group in groups)
@@ -195,7 +196,7 @@ def collect_rows(family: Family, groups: Sequence[Group], gpus: Sequence[Gpu]) -
 
 def lowest_utilisation(rows: TrainingRows) -> float:
     """Find a low quantile of the utilisation of rows that show the device rather than the launch."""
-    device_squared = np.exp(2 * rows.log_seconds) - np.exp(2 * rows.log_floor)
+    device_squared = np.exp(2 * rows.log_seconds) - np.exp(2 * rows.log_floor)  # (rows,)
     clear = device_squared > 0.4 * np.exp(2 * rows.log_seconds)
     utilisation = np.exp(rows.log_reference[clear]) / np.sqrt(device_squared[clear])
     return float(np.clip(np.quantile(utilisation, LOWEST_QUANTILE), 1e-4, 0.5))

@@ -222,11 +222,12 @@ def log_errors_of(members: Sequence[Published], models: KernelModels) -> Array:
 def _compare(members: Sequence[Published], models: KernelModels) -> Array:
     """Compute the relative error of times on one GPU, and 1 inside the interval; shape (2, members)."""
     problems = [part for each in members for part in (each.problem, *each.left_out)]
+    # (problems,): the member that each is part of
     owner = np.array([index for index, each in enumerate(members) for _ in (each.problem, *each.left_out)])
     sign = np.array([1.0 if first else -1.0 for each in members for first in (True, *(False,) * len(each.left_out))])
     times = problem_times(problems, [find_gpu(members[0].gpu)], models)
     ends = (times.seconds, times.low_seconds, times.high_seconds)
-    predicted, low, high = (np.bincount(owner, weights=sign * values[0]) for values in ends)
+    predicted, low, high = (np.bincount(owner, weights=sign * values[0]) for values in ends)  # each (members,)
     measured = np.array([each.seconds for each in members])
     inside = (low <= measured) & (measured <= high)
     return np.stack([predicted / measured - 1, inside.astype(np.float64)])

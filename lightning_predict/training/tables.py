@@ -311,8 +311,9 @@ def _group(key: tuple[str, str, str, str, str], values: Sequence[tuple[float, ..
                 "launch, which grows along its table. Expected all rows, in the order of their measurement."
             )
         table, called = table[clear], called[clear]
-    shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)
+    shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)  # (problems, words), (rows,)
     inverse = inverse.reshape(-1)
+    # each (problems,)
     seconds, calls = (np.bincount(inverse, weights=times) / np.bincount(inverse) for times in (table[:, -1], called))
     columns = _columns(operation, dtype, kind.words.values(), shapes)
     shortest = float(np.quantile(seconds, FLOOR_QUANTILE))

@@ -35,7 +35,7 @@ LEAST_DEVIATION: Final = 0.02
 """Deviations are at least that of two runs of one program."""
 
 TABLE_CASES: Final = 200
-"""Cases from which on a larger table counts no more than one of so many."""
+"""Cases above which a larger table counts no more."""
 
 ROUNDS: Final = 40
 """Rounds of EM; deviations change by less than 1 % in the last ten."""

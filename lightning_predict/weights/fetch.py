@@ -44,12 +44,12 @@ RETRIED_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
 
 @final
 class _RefusedError(Exception):
-    """An answer that another attempt would not better."""
+    """An answer that a retry would not improve."""
 
 
 @final
 class Download:
-    """Fetches from one address until its time is up.
+    """Fetches from one address within a deadline.
 
     Args:
         address: Of the folder.
@@ -108,7 +108,7 @@ class Download:
         return content
 
     def _fetch(self, name: str, limit: int) -> bytes:
-        """Return the content of a file, of at most so many bytes, in as many attempts as there is time for."""
+        """Return the content of a file, of limited size, with as many attempts as there is time for."""
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:
             if attempts:

@@ -135,7 +135,7 @@ class LoadedWeights:
         base: Serves every GPU, and every operation, that has no weights of its own.
         gpus: Own weights by GPU name.
         origins: File name -> where it was found, in words for the user.
-        notes: What had to be done without, in sentences for the user.
+        notes: What was missing, in sentences for the user.
     """
 
     base: GpuWeights

@@ -298,7 +298,7 @@ def _download(source: WeightsSource, wanted: Sequence[str], cache: CachePlace, n
     Raises:
         WeightsError: It could not be fetched, or is not what its manifest says.
     """
-    from lightning_predict.weights.fetch import Download  # the libraries for it: only when needed
+    from lightning_predict.weights.fetch import Download  # imports the download libraries: only when needed
 
     address = source.address
     download = Download(address, seconds=source.deadline_seconds, allow_http=source.allow_http)

@@ -85,7 +85,7 @@ H100-PCIe, 2.5 to 3.1 on the L40S; whole ResNet-50 steps on GeForce boards ask f
 than 4 and 3 (training data: those rows)."""
 
 DELIVERED_SHARE: Final = 0.9
-"""Share of the bandwidth that stands beside it, as the norm of both: with it the same rows agree within 10 %."""
+"""Share of the bandwidth that bounds the same kernel, the two combined as a norm: the same rows agree within 10 %."""
 
 
 def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
@@ -117,7 +117,7 @@ def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ProblemB
 
 
 def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None]:
-    """Make the rule of a softmax that reads so often what it reads, from so many tensors."""
+    """Make the rule of a softmax that reads its input several times, from a number of tensors."""
 
     def rereads(problem: Problem) -> Rereads | None:
         rows, columns = problem.dims
@@ -173,7 +173,7 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
 
 
 def _times(ratio: float, name: str) -> Callable[[Problem], tuple[Part, ...]]:
-    """Make a proxy: another operation of the same shape, so many times."""
+    """Make a proxy: another operation of the same shape, times a factor."""
     return lambda problem: (Part(ratio, Problem(name, problem.dtype, problem.dims)),)
 
 
