@@ -538,8 +538,8 @@ class WorkCutter:
             found = self._clock.seconds([_part_of(self._trace, item, model, smaller) for item in self._first])
             least = found if cut.fp8 is not None else np.minimum(least, found)
         least = least * np.array([_factor(operations[item.operations[0]], item, cut) for item in self._first])
-        each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)  # (gpus, items)
-        share = each[:, self._alike]
+        each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)  # (gpus, distinct items)
+        share = each[:, self._alike]  # (gpus, items)
         timed = self._timed
         return replace(
             timed,
