@@ -4,10 +4,12 @@ Example::
 
     lightning-predict gpus H100
     lightning-predict offers --gpu L4 --offers our-prices.yaml
+    lightning-predict offers --update aws/vms.csv
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +79,7 @@ def offers(
     offers: Path | None = None,
     region: str | None = None,
     date: str | None = None,
+    update: str | None = None,
 ) -> Answer:
     """List what GPUs rent for, with dates; the cheapest of each GPU first.
 
@@ -86,6 +89,7 @@ def offers(
         offers: A price file of your own instead of the prices that ship with the package: YAML or a SkyPilot catalogue.
         region: With a price file: take the prices of this region.
         date: With a SkyPilot catalogue: the day of its prices (default: the file's).
+        update: Take over a newer SkyPilot catalogue, from a CSV file or its https address, and say where it lies.
     """
     from lightning_predict.checked import nearest
     from lightning_predict.cost.offers import load_offers, offers_for
@@ -94,6 +98,10 @@ def offers(
     from lightning_predict.gpus import gpu as find_gpu
     from lightning_predict.gpus import gpu_names
 
+    if update is not None:
+        if (gpu, provider, offers, region) != (None, None, None, None):
+            raise InvalidArgumentError("--update takes --date alone with it; list the prices afterwards with --offers.")
+        return _update(update, date)
     if offers is None and (region, date) != (None, None):
         raise InvalidArgumentError("region and date are for a price file of your own; give it with --offers.")
     file = OfferFile(offers=load_offers()) if offers is None else read_offer_file(offers, region=region, date=date)
@@ -109,6 +117,23 @@ def offers(
     return Answer(
         data=lambda: {"offers": json_value(chosen), "notes": list(file.notes)},
         show=lambda: print(_offer_text(chosen, file.notes, with_sources=gpu is not None)),
+    )
+
+
+def _update(source: str, date: str | None) -> Answer:
+    from lightning_predict.cost.price_update import update_prices
+
+    updated = update_prices(source, date=date)
+    found = updated.file.offers
+    kinds = len({offer.gpu for offer in found})
+    lines = [
+        f"{len(found)} offers of {kinds} GPUs, of {found[0].date}: {updated.path}",
+        f"Predict with them: lightning-predict predict step.json.gz --offers {shlex.quote(str(updated.path))}",
+        *updated.file.notes,
+    ]
+    return Answer(
+        data=lambda: {"written": str(updated.path), "offers": json_value(found), "notes": list(updated.file.notes)},
+        show=lambda: print("\n".join(lines)),
     )
 
 

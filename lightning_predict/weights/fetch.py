@@ -18,6 +18,7 @@ from urllib.parse import urljoin, urlsplit
 from lightning_predict.deadline import within
 from lightning_predict.errors import (
     InvalidArgumentError,
+    LightningPredictError,
     WeightsDownloadError,
     WeightsHashError,
 )
@@ -39,6 +40,13 @@ MAX_FILE_BYTES: Final = 1 << 27
 """The largest shipped file has 1 MB."""
 
 CHUNK_BYTES: Final = 1 << 16
+
+REMEDY: Final = (
+    "Check the address and the connection, or unset it (argument `url`, LIGHTNING_PREDICT_WEIGHTS_URL) to use the "
+    "bundled weights."
+)
+"""What to do where weights cannot be fetched."""
+
 RETRIED_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -55,6 +63,8 @@ class Download:
         address: Of the folder.
         seconds: All the time that there is.
         allow_http: Follow redirections to unencrypted addresses of other machines.
+        error: Class of the error where a file cannot be fetched.
+        remedy: What its words end with: what to do.
         clock: Seconds.
     """
 
@@ -64,10 +74,14 @@ class Download:
         *,
         seconds: float,
         allow_http: bool = False,
+        error: type[LightningPredictError] = WeightsDownloadError,
+        remedy: str = REMEDY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
         self._allow_http = allow_http
+        self._error = error
+        self._remedy = remedy
         self._seconds = seconds
         self._clock = clock
         self._end = clock() + seconds
@@ -79,7 +93,7 @@ class Download:
             WeightsDownloadError: It could not be fetched.
             WeightsFormatError: It is not a manifest.
         """
-        content = self._fetch(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        content = self.content(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         where = f"{self._address.shown}/{MANIFEST_NAME}"
         return parse_manifest(content.decode("utf-8", errors="replace"), where=where)
 
@@ -99,7 +113,7 @@ class Download:
                 f"{self._address.shown}/{name} has {entry.bytes:,} bytes by its manifest; expected at most "
                 f"{MAX_FILE_BYTES:,}. Nothing was fetched."
             )
-        content = self._fetch(name, entry.bytes)
+        content = self.content(name, entry.bytes)
         if sha256(content) != entry.sha256:
             raise WeightsHashError(
                 f"{self._address.shown}/{name} does not have the SHA-256 that its manifest promises ({entry.sha256}). "
@@ -107,8 +121,16 @@ class Download:
             )
         return content
 
-    def _fetch(self, name: str, limit: int) -> bytes:
-        """Return the content of a file, of limited size, with as many attempts as there is time for."""
+    def content(self, name: str, limit: int) -> bytes:
+        """Return the content of a file, unchecked, with as many attempts as there is time for.
+
+        Args:
+            name: Of the file.
+            limit: Most bytes that it may have.
+
+        Raises:
+            LightningPredictError: It could not be fetched, or has more bytes; of the class `error`.
+        """
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:
             if attempts:
@@ -131,10 +153,7 @@ class Download:
             except Exception as error:  # what else libraries raise on the way
                 reason = _reason(error)
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        raise WeightsDownloadError(
-            f"Could not download {self._address.shown}/{name} in {tries}: {reason}. Check the address and the "
-            "connection, or unset it (argument `url`, LIGHTNING_PREDICT_WEIGHTS_URL) to use the bundled weights."
-        )
+        raise self._error(f"Could not download {self._address.shown}/{name} in {tries}: {reason}. {self._remedy}")
 
     def _left(self) -> float:
         return self._end - self._clock()

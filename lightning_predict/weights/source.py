@@ -118,12 +118,20 @@ def weights_source(weights: AnyWeights) -> WeightsSource:
     return WeightsSource(path=text)
 
 
-def address_of(url: object, *, allow_http: bool = False) -> Address:
+def address_of(
+    url: object,
+    *,
+    allow_http: bool = False,
+    what: str = "Weights address",
+    expected: str = "the folder that holds manifest.json",
+) -> Address:
     """Check an address.
 
     Args:
         url: Of a folder that holds a manifest.
         allow_http: Take it unencrypted from anywhere.
+        what: What messages call it.
+        expected: What it is the address of, in words.
 
     Raises:
         InvalidArgumentError: Not an http or https address, or an unencrypted one of another machine.
@@ -134,18 +142,16 @@ def address_of(url: object, *, allow_http: bool = False) -> Address:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        raise InvalidArgumentError(
-            f"Weights address {shown(url)} is not usable; expected https://..., the folder that holds manifest.json."
-        ) from None
+        raise InvalidArgumentError(f"{what} {shown(url)} is not usable; expected https://..., {expected}.") from None
     if not is_usable:
         raise InvalidArgumentError(
-            f"Weights address {shown_url(parts)!r} is not usable; expected https://... (or http://... of this "
-            "machine), the folder that holds manifest.json."
+            f"{what} {shown_url(parts)!r} is not usable; expected https://... (or http://... of this machine), "
+            f"{expected}."
         )
     is_allowed = allow_http or os.environ.get(HTTP_VARIABLE) == "1"
     if parts.scheme == "http" and not is_allowed and not _is_loopback(parts.hostname or ""):
         raise InvalidArgumentError(
-            f"Weights address {shown_url(parts)!r} is not encrypted: whoever sits on the way could change what is "
+            f"{what} {shown_url(parts)!r} is not encrypted: whoever sits on the way could change what is "
             f"fetched. Give its https:// address, or allow it with allow_http=True or {HTTP_VARIABLE}=1."
         )
     return Address(parts._replace(path=parts.path.rstrip("/"), fragment=""))

@@ -1,0 +1,118 @@
+"""Take over a newer price list: a SkyPilot catalogue, from a file or an address, as it is.
+
+It is checked before it counts, and kept in the platform's folder for data under the provider's name. Predictions take
+it like any price file. Example::
+
+    updated = update_prices("https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v7/aws/vms.csv")
+    updated.path                                # .../lightning-predict/prices/aws.csv
+    lp.predict(trace, offers=with_listed(updated.file.offers))
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final, final
+
+import platformdirs
+
+from lightning_predict.checked import DAY, Checked, File
+from lightning_predict.cost.price_files import CSV_SUFFIX, GENERIC_STEMS, OfferFile, read_sky_offers
+from lightning_predict.errors import CatalogueError, InvalidArgumentError
+from lightning_predict.weights.fetch import Download
+from lightning_predict.weights.source import DEADLINE_SECONDS, Address, address_of
+
+MAX_PRICE_BYTES: Final = 1 << 26
+"""The largest of SkyPilot's catalogues has some 10 MB."""
+
+REMEDY: Final = "Check the address and the connection, or download the file yourself and give its path."
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UpdatedPrices:
+    """A price file that was taken over.
+
+    Attributes:
+        path: Where it lies.
+        file: What it holds.
+    """
+
+    path: Path
+    file: OfferFile
+
+
+def update_prices(source: str | os.PathLike[str], *, date: str | None = None) -> UpdatedPrices:
+    """Read a SkyPilot catalogue, check it, and keep it where later predictions can take it from.
+
+    Args:
+        source: A CSV file, or its address: encrypted, or of this machine.
+        date: ISO day of its prices; where None, that of the file's last change, or today for an address.
+
+    Raises:
+        InvalidArgumentError: An address that is not usable or not encrypted, or a source that is no CSV.
+        CatalogueError: It cannot be fetched or read, is no such catalogue, or offers no GPU that is known.
+    """
+    text = os.fspath(source)
+    changed: float | None = None
+    if "://" in text:
+        address = address_of(text, what="Price address", expected="a SkyPilot catalogue, like .../aws/vms.csv")
+        folder, _, name = address.parts.path.rpartition("/")
+        provider = _provider(name, folder, address.shown)
+        download = Download(
+            Address(address.parts._replace(path=folder)),
+            seconds=DEADLINE_SECONDS,
+            error=CatalogueError,
+            remedy=REMEDY,
+        )
+        content = download.content(name, MAX_PRICE_BYTES)
+    else:
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise CatalogueError(f"{text} does not exist; give the CSV file of a SkyPilot catalogue, or its address.")
+        provider = _provider(path.name, str(path.resolve().parent), text)
+        if path.stat().st_size > MAX_PRICE_BYTES:
+            raise CatalogueError(f"{text} has {path.stat().st_size:,} bytes; expected at most {MAX_PRICE_BYTES:,}.")
+        content, changed = path.read_bytes(), path.stat().st_mtime
+    if date is not None:
+        day = Checked(date, File(text, CatalogueError), "date").matching("the day of the prices, like 2026-11-21", DAY)
+        changed = datetime.fromisoformat(day).replace(hour=12, tzinfo=timezone.utc).timestamp()
+    return _kept(content, provider, changed, text)
+
+
+def prices_folder() -> Path:
+    """Return the folder that price files are kept in."""
+    return Path(platformdirs.user_data_dir("lightning-predict")) / "prices"
+
+
+def _kept(content: bytes, provider: str, changed: float | None, source: str) -> UpdatedPrices:
+    """Write the file beside its place, read it as every prediction will, and only then put it there."""
+    folder = prices_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as beside:
+        written = Path(beside) / f"{provider}{CSV_SUFFIX}"
+        written.write_bytes(content)
+        if changed is not None:
+            os.utime(written, (changed, changed))
+        found = read_sky_offers(written)
+        if not found.offers:
+            raise CatalogueError(
+                f"{source} offers no machine with a GPU of the catalogue; nothing was changed. " + " ".join(found.notes)
+            )
+        path = folder / written.name
+        written.replace(path)
+    return UpdatedPrices(path, read_sky_offers(path))
+
+
+def _provider(name: str, folder: str, source: str) -> str:
+    """Give the provider's name: the file's, or its folder's where the file's says nothing."""
+    stem, suffix = os.path.splitext(name)
+    if suffix.lower() != CSV_SUFFIX:
+        raise InvalidArgumentError(f"{source} is not a CSV file; expected a SkyPilot catalogue, like .../aws/vms.csv.")
+    named = folder.rstrip("/").rpartition("/")[2] if stem.lower() in GENERIC_STEMS else stem
+    if not named.strip("."):
+        raise InvalidArgumentError(f"{source} names no provider; expected .../PROVIDER/{name} or PROVIDER{CSV_SUFFIX}.")
+    return named
