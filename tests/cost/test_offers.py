@@ -66,6 +66,20 @@ def test_machines_with_more_gpus_of_one_kind_cost_more() -> None:
     assert compared > 50
 
 
+def test_four_of_eleven_machines_have_become_cheaper_within_a_year_and_a_half() -> None:
+    # What `reports.table.OLD_DAYS` says of this table.
+    machines: dict[tuple[str, str, int], dict[str, float]] = {}
+    for offer in load_offers():
+        prices = machines.setdefault((offer.provider, offer.instance, offer.num_gpus), {})
+        prices[offer.date] = offer.usd_per_hour
+    twice = [prices for prices in machines.values() if len(prices) > 1]
+    assert {(min(prices)[:4], max(prices)[:4]) for prices in twice} == {("2025", "2026")}
+    changes = sorted(prices[max(prices)] / prices[min(prices)] - 1 for prices in twice)
+    # p5.48xlarge 55.04/98.32, p4de.24xlarge 27.45/40.97, p4d.24xlarge 21.96/32.77, ND96amsr A100 v4 32.77/37.18
+    assert changes[:4] == pytest.approx([-0.440, -0.330, -0.330, -0.119], abs=0.001)
+    assert changes[4:] == pytest.approx([0.0] * 7, abs=0.01)
+
+
 @pytest.mark.parametrize("name", DEFAULT_GPUS)
 def test_every_default_gpu_has_two_offers_and_a_current_price(name: str) -> None:
     assert len(offers_for(name)) >= 2
