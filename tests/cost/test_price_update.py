@@ -26,7 +26,7 @@ m5.large,2,8,,,,0.096,0.03,us-east-1,us-east-1a
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(price_update.platformdirs, "user_data_dir", lambda name: str(tmp_path / "data" / name))
+    monkeypatch.setattr("platformdirs.user_data_dir", lambda name: str(tmp_path / "data" / name))
     monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.001)
 
 
