@@ -283,12 +283,18 @@ def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
         yield f"Prices: {'; '.join(prices)}."
 
 
-def prediction_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """List the notes of single predictions, each once with the names of its GPUs."""
+def prediction_notes(predictions: AbstractPredictions, *, details: bool) -> Iterable[str]:
+    """List the notes of single predictions, each once with the names of its GPUs.
+
+    Args:
+        predictions: Whose notes.
+        details: Those that change no decision, or the others.
+    """
     names_of_note: dict[str, list[str]] = {}
     for prediction in predictions.values():
         for note in prediction.notes:
-            names_of_note.setdefault(note, []).append(prediction.gpu)
+            if isinstance(note, Detail) == details:
+                names_of_note.setdefault(note, []).append(prediction.gpu)
     for note, names in names_of_note.items():
         yield note if len(names) == len(predictions) else f"{', '.join(names)}: {note}"
 
@@ -733,6 +739,7 @@ def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool 
         *indirect_note(predictions),
         *old_price_note(predictions),
         *(note for note in predictions.notes if not isinstance(note, Detail)),
+        *prediction_notes(predictions, details=False),
         *([f"Not known for any of them: {', '.join(shown.unknown)}."] if shown.unknown else ()),
         *([f"Left out for want of room: {', '.join(shown.hidden)}."] if shown.hidden else ()),
     )
@@ -743,7 +750,7 @@ def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool 
         *(coverage_note(predictions) if not verbose or COVERED_BY in [one.title for one in shown.columns] else ()),
         *price_notes(predictions),
         *(note for note in predictions.notes if isinstance(note, Detail)),
-        *prediction_notes(predictions),
+        *prediction_notes(predictions, details=True),
     )
     if verbose:
         return (*brief, *details)

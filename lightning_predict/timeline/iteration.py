@@ -31,6 +31,7 @@ from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, simulate
 from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
+from lightning_predict.tracing.code_paths import Detail
 from lightning_predict.tracing.trace import PHASES, Phase, Trace
 from lightning_predict.units import seconds_to_milliseconds
 
@@ -190,12 +191,15 @@ def iterations(
             gpu=target.name,
             verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
-                *_assumed(own, host_ends, middle.host_seconds, float(middle.occupied_seconds[row])),
-                *_notes(dtypes, target),
+                *map(Detail, _assumed(own, host_ends, middle.host_seconds, float(middle.occupied_seconds[row]))),
+                *map(Detail, _notes(dtypes, target)),
                 *_untimed(trace, timed, row),
                 *unknown,
-                *beyond,
-                *_profiled(trace, own, is_bound=middle.host_seconds - python > float(middle.occupied_seconds[row])),
+                *map(Detail, beyond),
+                *map(
+                    Detail,
+                    _profiled(trace, own, is_bound=middle.host_seconds - python > float(middle.occupied_seconds[row])),
+                ),
             ),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))

@@ -22,6 +22,7 @@ from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.timeline.recorded_host import recorded_host
+from lightning_predict.tracing.code_paths import Detail
 from lightning_predict.tracing.trace import Trace
 
 CORRECTION_EXPONENT: Final = 0.75
@@ -135,7 +136,9 @@ def corrected_iterations(
     )
     if check is None or not is_corrected:
         return steps
-    return tuple(step if step.gpu == check.gpu else replace(step, notes=(*step.notes, check.note)) for step in steps)
+    return tuple(
+        step if step.gpu == check.gpu else replace(step, notes=(*step.notes, Detail(check.note))) for step in steps
+    )
 
 
 def corrected_work(trace: Trace, timed: TimedWork, check: SameGpuCheck | None) -> tuple[TimedWork, float]:

@@ -10,7 +10,7 @@ from lightning_predict.callbacks.budget import Ledger, hours_limit, limits_of_fi
 def test_dollars_are_used_at_the_price() -> None:
     limit = usd_limit(10.0, per_second=0.01, before=1.0)
     assert limit.used(100.0) == 2.0
-    assert limit.show(limit.total) == "$10.0"
+    assert limit.show(limit.total) == "$10.00"
     assert limit.reached_seconds(0.8) == pytest.approx(700.0)  # 8 - 1 dollars at a cent a second
 
 
