@@ -14,15 +14,15 @@ CATALOGUE = load_catalogue()
 every_gpu = pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row.name)
 
 FULL_RATE = {(7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (9, 0): 4096}
-FULL_RATE |= {(10, 0): 8192, (10, 3): 8192, (12, 0): 1024}
+FULL_RATE |= {(10, 0): 8192, (10, 3): 8192, (12, 0): 1024, (12, 1): 1024}
 """Dense float16 FLOP per clock and SM with float32 accumulation, from NVIDIA's architecture whitepapers.
 
 Volta and Turing: 8 tensor cores x 64 multiply-adds x 2. GA100: 4 x 256 x 2. GA10x, Ada, RTX Blackwell: 4 x 128 x 2.
 Hopper: 4 x 512 x 2. B200: 4 x 1024 x 2.
 """
 
-HALF_RATE_OTHERWISE = {"A10G", "L40", "L20"}
-"""Not GeForce, but their data sheets state half the rate with float32 accumulation."""
+HALF_RATE_OTHERWISE = {"A10G", "L40", "L20", "GB10"}
+"""Not GeForce, but half the rate with float32 accumulation: as data sheets state, or as was measured (GB10)."""
 
 THROTTLED = {"H20-96GB"}
 """Cut below what its SMs could do, for export: 148 TFLOP/s."""

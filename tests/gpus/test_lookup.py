@@ -52,6 +52,7 @@ def test_gpus_that_people_rent_own_or_measured_are_there(name: str) -> None:
         ("NVIDIA B200", "B200-SXM-180GB"),
         ("NVIDIA B300 SXM6 AC", "B300-SXM-288GB"),
         ("NVIDIA GB200", "GB200"),
+        ("NVIDIA GB10", "GB10"),
         ("Tesla T4", "T4"),
         ("Tesla K80", "K80"),
         ("Tesla P4", "P4"),
