@@ -27,6 +27,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.operator_tables import EAGER, KERNEL_BENCH, baselines, kernel_bench_times, least_seconds
+from benchmarks.accuracy.step_calibration import (
+    StepCase,
+    StepFit,
+    corrected,
+    corrected_left_out,
+    fit_spread,
+    fit_steps,
+    spread_left_out,
+    spread_out,
+)
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE, read_throughput_cases
 from benchmarks.accuracy.transformers import TRANSFORMERS_TABLE, evaluate_in_groups, read_transformer_cases
 from benchmarks.accuracy.vision import (
@@ -48,16 +58,6 @@ from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.step_spread import UNCALIBRATED, bundled_spread
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.training.report import report_table
-from lightning_predict.training.whole_steps import (
-    StepCase,
-    StepFit,
-    corrected,
-    corrected_left_out,
-    fit_spread,
-    fit_steps,
-    spread_left_out,
-    spread_out,
-)
 
 NOT_TRAINED_IN: Final = "double"
 """Precision of steps that are scored in their own table alone: hardly anybody trains in it."""

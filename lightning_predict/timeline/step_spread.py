@@ -3,7 +3,8 @@
 An operation's interval comes from operations that were timed alone, many on the same machine. A whole step on another
 machine has its GPU's clocks and power limit, its libraries, and what no table of operations holds; these go together
 for all of its operations, so that they do not average out. Both parts were calibrated on published steps of GPUs and
-sources that were left out (`training/whole_steps.py`; `python -m benchmarks.accuracy FOLDER --of steps`). Example::
+sources that were left out (`benchmarks/accuracy/step_calibration.py`; `python -m benchmarks.accuracy FOLDER --of
+steps`). Example::
 
     >>> spread = StepSpread(kept=0.5, log_half_width=0.3)
     >>> low, high = spread.applied(0.8, 1.25)  # sqrt((0.5 * 0.223)**2 + 0.3**2) = 0.32

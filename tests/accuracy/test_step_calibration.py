@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lightning_predict.interval import Interval
-from lightning_predict.timeline.step_spread import StepSpread
-from lightning_predict.training.whole_steps import (
+from benchmarks.accuracy.step_calibration import (
     StepCase,
     corrected,
     corrected_left_out,
@@ -19,6 +17,8 @@ from lightning_predict.training.whole_steps import (
     spread_left_out,
     spread_out,
 )
+from lightning_predict.interval import Interval
+from lightning_predict.timeline.step_spread import StepSpread
 
 GPUS, SOURCES, MODELS = (tuple(f"{name}{number}" for number in range(12)) for name in ("gpu", "source", "model"))
 
