@@ -57,12 +57,13 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
     """
     begin = 0.0 if since is None else since.now_seconds
     machines = {machine.name: machine for machine in problem.machines}
-    there = set() if since is None else {placement.node for placement in since.running.values()}
+    running = {} if since is None else since.running
+    there = {(placement.node, placement.configuration.machine) for placement in running.values()}
     tasks: dict[str, str] = {}
     commands: list[tuple[float, int, str]] = []
     for rental in plan.rentals:
         machine, cluster = machines[rental.machine], f"node-{rental.node}"
-        if not (rental.node in there and rental.start_seconds == begin):
+        if not ((rental.node, rental.machine) in there and rental.start_seconds == begin):
             file = _unused(f"{cluster}.yaml", tasks)
             cloud = _cloud(machine)
             tasks[file] = write_sky_task(
@@ -149,10 +150,11 @@ def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tu
     machines = {machine.name: machine for machine in problem.machines}
     files = _file_names(jobs)
     stays: dict[str, int] = {}
+    running = {} if since is None else since.running
     for segment in plan.segments:
-        goes_on = since is not None and segment.start_seconds == since.now_seconds
-        if since is not None and goes_on and since.running.get(segment.job) == segment.placement:
-            continue
+        begins = since is not None and segment.start_seconds == since.now_seconds
+        if begins and running.get(segment.job) == segment.placement:
+            continue  # it goes on where it runs
         number = stays[segment.job] = stays.get(segment.job, 0) + 1
         name = files[segment.job] if number == 1 else f"{files[segment.job]}-{number}"
         yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]

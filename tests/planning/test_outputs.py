@@ -220,6 +220,17 @@ def test_what_runs_already_is_not_started_again() -> None:
     assert "#SBATCH --begin=now+0seconds\n" in scripts["b.sh"]
 
 
+def test_a_node_that_becomes_another_machine_at_once_is_rented_again() -> None:
+    here = at(0, "small", 1)
+    since = Situation(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
+    plan = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4)},), []), since=since)
+    assert skypilot_tasks(plan, TWO_JOBS, since)["schedule.txt"].splitlines()[:3] == [
+        "   0.000 h  sky down --yes node-0",
+        "   0.000 h  sky launch --yes --cluster node-0 node-0.yaml",
+        "   0.000 h  sky exec --detach-run node-0 a.yaml",
+    ]
+
+
 def test_a_slurm_script_has_gpus_begin_and_limit() -> None:
     script = slurm_scripts(MOVED, with_command("srun python train.py"))["a-2.sh"]
     # From 1 h to 1.75 h: three quarters of the work are left, on large a whole run takes 1 h. A tenth more is 49.5 min,
