@@ -32,6 +32,7 @@ from lightning_predict.cli.sharding_commands import shard
 from lightning_predict.cli.trace_commands import trace
 from lightning_predict.cli.weights_commands import cache, evaluate, measure, train
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.lookup import LISTING
 
 PROGRAM: Final = "lightning-predict"
 
@@ -241,6 +242,7 @@ def as_options(problem: str, name: str) -> str:
         problem: A sentence.
         name: The command that was run.
     """
+    problem = problem.replace(LISTING, f"{PROGRAM} gpus")
     for parameter in inspect.signature(COMMANDS[name]).parameters:
         option = option_of(parameter)
         problem = re.sub(rf"(?<![\w.-]){parameter}=(?=\S)", f"{option} ", problem)

@@ -3,7 +3,7 @@
 It is checked before it counts, and kept in the platform's folder for data under the provider's name. Predictions take
 it like any price file. Example::
 
-    updated = update_prices("https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v7/aws/vms.csv")
+    updated = update_prices("https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/aws/vms.csv")
     updated.path                                # .../lightning-predict/prices/aws.csv
     lp.predict(trace, offers=with_listed(updated.file.offers))
 """

@@ -60,7 +60,9 @@ OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
 """Figures that not every GPU has: no base clock is published for some, data-centre boards run at their boost clock at
 most, and most have no NVLink."""
 
-MEMORY_KINDS: Final = ("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "LPDDR5X", "HBM2", "HBM2e", "HBM3", "HBM3e")
+MEMORY_KINDS: Final = (
+    *("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "LPDDR5", "LPDDR5X", "HBM2", "HBM2e", "HBM3", "HBM3e"),
+)
 """Device memory; a row's sources state it."""
 
 PEER_ACCESS: Final = "peer_access"

@@ -48,6 +48,9 @@ LARGEST_REPORTED_SHARE: Final = 1.02
 
 NEAREST_NAMES: Final = 5
 
+LISTING: Final = "lightning_predict.gpu_names()"
+"""What lists all names, in Python; the command line puts its own words there."""
+
 
 def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
     """Return the GPU of this name.
@@ -181,4 +184,7 @@ def _unknown_message(name: str) -> str:
     words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)
     names = list(dict.fromkeys(row.name for word in words for row in index[word]))[:NEAREST_NAMES]
     nearest = f"The nearest names are {', '.join(names)}." if names else "No name is near it."
-    return f"{name!r} is not a GPU of the catalogue. {nearest} lightning_predict.gpu_names() lists all of them."
+    return (
+        f"{name!r} is not a GPU of the catalogue. {nearest} {LISTING} lists all of them. Yours can be added by a TOML "
+        'file given as gpus_file: [gpu.NAME], like = "the nearest one", and the figures that differ.'
+    )

@@ -248,8 +248,9 @@ def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 OLD_DAYS: Final = 180
-"""Days from which on a price may well have changed, a round figure: of the eleven machines that `offers.toml` lists at
-two dates, a year and a half apart, seven cost the same at both and four 12 to 44 % less at the second."""
+"""Days from which on a price may well have changed, a round figure: of the 14 machines that `offers.toml` lists at two
+dates, a year to a year and a half apart, 8 cost the same at both, 4 cost 12 to 44 % less at the second, 2 cost 27 to
+29 % more."""
 
 
 def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:

@@ -66,7 +66,7 @@ def test_machines_with_more_gpus_of_one_kind_cost_more() -> None:
     assert compared > 50
 
 
-def test_four_of_eleven_machines_have_become_cheaper_within_a_year_and_a_half() -> None:
+def test_six_of_fourteen_machines_have_changed_their_price_within_a_year_and_a_half() -> None:
     # What `reports.table.OLD_DAYS` says of this table.
     machines: dict[tuple[str, str, int], dict[str, float]] = {}
     for offer in load_offers():
@@ -77,7 +77,8 @@ def test_four_of_eleven_machines_have_become_cheaper_within_a_year_and_a_half() 
     changes = sorted(prices[max(prices)] / prices[min(prices)] - 1 for prices in twice)
     # p5.48xlarge 55.04/98.32, p4de.24xlarge 27.45/40.97, p4d.24xlarge 21.96/32.77, ND96amsr A100 v4 32.77/37.18
     assert changes[:4] == pytest.approx([-0.440, -0.330, -0.330, -0.119], abs=0.001)
-    assert changes[4:] == pytest.approx([0.0] * 7, abs=0.01)
+    assert changes[4:12] == pytest.approx([0.0] * 8, abs=0.01)
+    assert changes[12:] == pytest.approx([0.267, 0.286], abs=0.001)  # RunPod L40S 1.09/0.86, Nebius H200 4.5/3.5
 
 
 @pytest.mark.parametrize("name", DEFAULT_GPUS)
@@ -93,6 +94,15 @@ def test_a_published_study_of_2019_is_there_but_not_current() -> None:
     assert listed == {"K80": 3, "M60": 3, "Quadro-P600": 2, "GTX-1080-Ti": 1}
     assert offers_for("M60")[0].usd_per_gpu_hour == 0.62  # NV6; NV12 and NV24 cost as much per GPU
     assert cheapest_offer("M60") is None
+
+
+def test_consumer_cards_and_machines_of_eight_l4_have_a_price() -> None:
+    assert {offer.provider for offer in offers_for("RTX-4090")} == {"RunPod", "RunPod Community", "OpenRelay", "Akash"}
+    assert all(cheapest_offer(name) is not None for name in ("RTX-3090", "RTX-4090", "RTX-5090"))
+    eight = {offer.provider: offer for offer in offers_for("L4") if offer.num_gpus == 8}
+    half = next(offer for offer in offers_for("L4") if offer.instance == "g2-standard-48")
+    assert eight["GCP"].usd_per_hour == pytest.approx(2 * half.usd_per_hour)
+    assert eight["AWS"].usd_per_hour == 13.3504
 
 
 def test_the_newer_price_of_a_machine_counts() -> None:
@@ -127,8 +137,8 @@ def test_a_price_of_more_than_two_years_ago_is_not_current() -> None:
 
 
 def test_a_gpu_without_offers_has_no_price() -> None:
-    assert offers_for("RTX-4090") == ()
-    assert cheapest_offer("RTX-4090") is None
+    assert offers_for("Quadro-GP100") == ()
+    assert cheapest_offer("Quadro-GP100") is None
     assert cheapest_offer("T4", []) is None
 
 

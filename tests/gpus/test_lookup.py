@@ -164,6 +164,8 @@ def test_nothing_is_guessed_from_a_part_of_a_name(word: tuple[str, object], more
         ("NVIDIA GeForce RTX 4060 Ti", 7.63, "RTX-4060-Ti"),
         ("NVIDIA GeForce RTX 4060 Ti", 15.6, "RTX-4060-Ti-16GB"),
         ("NVIDIA GeForce RTX 5060 Ti", 15.5, "RTX-5060-Ti-16GB"),
+        ("Orin", 61.4, "Jetson-AGX-Orin-64GB"),  # 62,841 MB of a device query
+        ("Orin", 15.0, "Jetson-Orin-NX-16GB"),  # 15,388 MB of another
     ],
 )
 def test_memory_tells_apart_cards_that_report_one_name(reported: str, gibibytes: float, name: str) -> None:
@@ -202,7 +204,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, nearest: str) -
     message = str(caught.value)
     assert message.startswith(f"{name!r} is not a GPU of the catalogue. The nearest names are ")
     assert nearest in re.split(r"[ ,.]+", message)
-    assert message.endswith("lightning_predict.gpu_names() lists all of them.")
+    assert "lightning_predict.gpu_names() lists all of them." in message
+    assert "a TOML file given as gpus_file: [gpu.NAME], like = " in message
 
 
 def test_a_name_that_is_like_nothing_says_so() -> None:
