@@ -124,9 +124,9 @@ class DispatchRecorder:
         self.autocast_dtype: str | None = None
         self.failure: Exception | None = None
         self._rules = PhaseRules()
-        self.optimizers = OptimizerWatch(self._rules.step_ended)
+        self.optimizers = OptimizerWatch(self._rules.step_ended, self._part_ends)
         self._numbers = StorageNumbers()
-        self.pauses = Pauses()
+        self.pauses = Pauses(self._is_in_torch)
         self._casts = AutocastOnMeta(self._saw_copy, self._numbers.number)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._parts: _Parts | None = None
@@ -220,6 +220,17 @@ class DispatchRecorder:
     def fails(self, error: Exception) -> None:
         """Record no more."""
         self.failure = self.failure or error
+
+    def _part_ends(self) -> None:
+        """Divide a pause where an update begins or ends: the step's own code runs on one side only."""
+        self.pauses.ends(before=len(self.operations))
+        self.pauses.begins()
+
+    def _is_in_torch(self) -> bool:
+        """Return whether none of the step's own code ran since the last operation: in an update, or a backward pass."""
+        if self.optimizers.inside:
+            return True
+        return _graph_task() != _OUTSIDE and bool(self.operations) and self.operations[-1].phase == "backward"
 
     @property
     def timed_operations(self) -> tuple[Operation, ...]:

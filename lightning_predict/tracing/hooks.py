@@ -68,14 +68,18 @@ class OptimizerWatch:
         optimizers: Those that stepped, in the order of their first step.
         steps: Number of finished steps.
         on_step_end: Called after each step.
+        before_change: Called before `inside` becomes another.
         failure: What failed in a hook; None while all is well.
     """
 
-    def __init__(self, on_step_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, on_step_end: Callable[[], None] = lambda: None, before_change: Callable[[], None] = lambda: None
+    ) -> None:
         self.failure: Exception | None = None
         self.optimizers: list[Optimizer] = []
         self.steps = 0
         self.on_step_end = on_step_end
+        self.before_change = before_change
         # Number of the backward pass around each open step (-1 outside of any), or _CLOSURE inside its closure.
         self._open: list[int | None] = []
         self._stepping: list[Optimizer] = []
@@ -106,6 +110,7 @@ class OptimizerWatch:
         if not any(known is optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)
         self._stepping.append(optimizer)
+        self.before_change()
         self._open.append(_graph_task())
         if "closure" in kwargs and callable(kwargs["closure"]):
             return args, {**kwargs, "closure": self._outside(kwargs["closure"])}
@@ -115,6 +120,7 @@ class OptimizerWatch:
 
     @_unseen_by_the_step
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self.before_change()
         if self._open:
             self._open.pop()
         if self._stepping:
@@ -128,14 +134,24 @@ class OptimizerWatch:
         """Return the closure, known to be no part of the update."""
 
         def watched() -> Any:
-            self._open.append(_CLOSURE)
+            self._enter_closure()
             try:
                 return closure()
             finally:
-                if self._open:
-                    self._open.pop()
+                self._leave_closure()
 
         return watched
+
+    @_unseen_by_the_step
+    def _enter_closure(self) -> None:
+        self.before_change()
+        self._open.append(_CLOSURE)
+
+    @_unseen_by_the_step
+    def _leave_closure(self) -> None:
+        self.before_change()
+        if self._open:
+            self._open.pop()
 
 
 _CLOSURE: Final = None

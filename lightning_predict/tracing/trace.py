@@ -145,8 +145,8 @@ class Operation:
         kernels: What it ran on the device; empty without a CUDA profile.
         host_start_seconds: Start on the host from the beginning of the profiled step; None without a profile.
         host_seconds: Time on the host, its children included; None without a profile.
-        python_seconds: Time before it in which the host ran no operation (Python code of the step), as far as the
-            recorder timed it and there is no profile; 0 for less than 5 ms.
+        python_seconds: Time before it in which the host ran no operation (Python code of the step, outside of backward
+            passes and optimizers), as far as the recorder timed it and there is no profile; 0 for less than 5 ms.
     """
 
     name: str

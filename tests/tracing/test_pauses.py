@@ -83,6 +83,27 @@ def test_time_that_went_to_other_programs_is_not_the_steps(clocks: Clocks) -> No
     assert python(pauses) == pytest.approx([0, 0.006, 0])
 
 
+def test_a_pause_in_which_only_the_framework_ran_is_left_out(clocks: Clocks) -> None:
+    pauses = Pauses(lambda: True, clock=lambda: clocks.wall, others=lambda: clocks.others)
+    pauses.begins()
+    clocks.works(0.05)
+    pauses.ends(before=0)
+    assert python(pauses) == [0, 0, 0]
+
+
+def test_a_program_that_takes_the_processor_while_the_system_is_asked_is_not_the_steps() -> None:
+    clocks = Clocks()
+
+    def others() -> float:
+        clocks.others_work(0.012)  # another program runs just before the answer
+        return clocks.others
+
+    pauses = Pauses(clock=lambda: clocks.wall, others=others)
+    pauses.begins()
+    pauses.ends(before=0)
+    assert python(pauses) == [0, 0, 0]
+
+
 def test_collecting_garbage_is_not_the_steps(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "callbacks", [])
     pauses = clocks.pauses()
@@ -163,6 +184,59 @@ def test_an_environment_of_30_ms_is_seen_on_every_gpu(environment: Callable[[], 
             "of the host."
         )
     assert not any("beyond its operations" in note for note in without["T4"].notes)
+
+
+class Slow(torch.optim.SGD):
+    """An optimizer that prepares its update for long, as one of many parameters does under a recorder."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        busy(0.02)
+        super().step()
+        return loss
+
+
+@pytest.mark.parametrize("has_closure", [False, True])
+def test_the_preparation_of_an_update_is_no_work_of_the_step_but_what_stands_before_it_is(has_closure: bool) -> None:
+    model = nn.Linear(16, 16)
+    optimizer = Slow(model.parameters(), lr=0.1)
+    data = torch.ones(4, 16)
+
+    def loss() -> float:
+        optimizer.zero_grad()
+        output = model(data).sum()
+        output.backward()
+        busy(0.03)  # a metric
+        return 0.0
+
+    def step() -> None:
+        if has_closure:
+            optimizer.step(loss)
+        else:
+            loss()
+            optimizer.step()
+
+    trace = lp.capture(step)
+    assert sum(operation.python_seconds for operation in trace.operations) == pytest.approx(0.03, rel=0.1)
+
+
+def test_what_a_backward_pass_does_between_its_operations_is_left_out() -> None:
+    weight = nn.Parameter(torch.ones(4))
+
+    def slow(gradient: torch.Tensor) -> None:
+        busy(0.03)
+
+    def step() -> None:
+        busy(0.01)
+        loss = (weight.exp() * 2).sum()
+        loss.backward()
+
+    handle = weight.register_hook(slow)
+    try:
+        trace = lp.capture(step)
+    finally:
+        handle.remove()
+    assert sum(operation.python_seconds for operation in trace.operations) == pytest.approx(0.01, rel=0.1)
 
 
 def test_a_profile_begins_where_the_step_does() -> None:
