@@ -7,10 +7,13 @@ Example::
     Interval(low=40.0, middle=50.0, high=60.0)
     >>> step.added(0.1).at_most(0.65)
     Interval(low=0.5, middle=0.6, high=0.65)
+    >>> Interval.around(1.0, 1.25)
+    Interval(low=0.8, middle=1.0, high=1.25)
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
@@ -39,13 +42,31 @@ class Interval(Generic[Value]):
     middle: Value
     high: Value
 
+    @classmethod
+    def around(cls, middle: Value, spread: Value | float) -> Interval[Value]:
+        """Make an interval from a value and the factor between it and either end.
+
+        Args:
+            middle: The prediction.
+            spread: At least 1.
+        """
+        return cls(middle, middle, middle).widened(spread)
+
+    def widened(self, spread: Value | float) -> Interval[Value]:
+        """Move both ends away from the value by a factor.
+
+        Args:
+            spread: At least 1.
+        """
+        return Interval(self.low / spread, self.middle, self.high * spread)
+
     def scaled(self, factor: Value | float) -> Interval[Value]:
         """Multiply the value and its ends by a factor.
 
         Args:
             factor: At least 0, so that the ends stay in order.
         """
-        return self._each(lambda value: value * factor)
+        return self.each(lambda value: value * factor)
 
     def added(self, amount: Value | float | Interval[Value]) -> Interval[Value]:
         """Add an amount: a certain one to all three, or, end by end, an interval whose error is fully correlated.
@@ -54,8 +75,8 @@ class Interval(Generic[Value]):
             amount: In the unit of the value.
         """
         if isinstance(amount, Interval):
-            return Interval(self.low + amount.low, self.middle + amount.middle, self.high + amount.high)
-        return self._each(lambda value: value + amount)
+            return self.each(operator.add, amount)
+        return self.each(lambda value: value + amount)
 
     def at_most(self, limit: Value | float) -> Interval[Value]:
         """Cap the value and its ends.
@@ -63,7 +84,7 @@ class Interval(Generic[Value]):
         Args:
             limit: In the unit of the value.
         """
-        return self._each(lambda value: _chosen(value, limit, takes_smaller=True))
+        return self.each(lambda value: _chosen(value, limit, takes_smaller=True))
 
     def at_least(self, limit: Value | float) -> Interval[Value]:
         """Raise the value and its ends to a limit.
@@ -71,14 +92,25 @@ class Interval(Generic[Value]):
         Args:
             limit: In the unit of the value.
         """
-        return self._each(lambda value: _chosen(value, limit, takes_smaller=False))
+        return self.each(lambda value: _chosen(value, limit, takes_smaller=False))
 
     def holds(self, value: float) -> bool:
         """Return whether a number lies within the interval."""
         return bool(self.low <= value <= self.high)
 
-    def _each(self, change: Callable[[Any], Any]) -> Interval[Value]:
-        return Interval(change(self.low), change(self.middle), change(self.high))
+    def each(self, change: Callable[..., Any], *others: Interval[Any]) -> Interval[Any]:
+        """Apply a function to the value and to either end.
+
+        Args:
+            change: Takes one value of this interval and the same one of each of the others.
+            others: Further intervals.
+        """
+        every = (self, *others)
+        return Interval(
+            change(*(one.low for one in every)),
+            change(*(one.middle for one in every)),
+            change(*(one.high for one in every)),
+        )
 
 
 def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:

@@ -35,3 +35,12 @@ def test_a_limit_caps_each_of_them() -> None:
     assert STEP.at_most(3.0) == Interval(3.0, 3.0, 3.0)
     assert STEP.at_most(9.0) == STEP
     assert STEP.at_least(4.5) == Interval(4.5, 5.0, 7.0)
+
+
+def test_a_factor_makes_an_interval_and_widens_one() -> None:
+    assert Interval.around(10.0, 2.0) == Interval(5.0, 10.0, 20.0)
+    assert Interval(4.0, 10.0, 30.0).widened(2.0) == Interval(2.0, 10.0, 60.0)
+
+
+def test_a_function_combines_intervals_end_by_end() -> None:
+    assert Interval(1.0, 2.0, 3.0).each(max, Interval.around(2.0, 2.0)) == Interval(1.0, 2.0, 4.0)

@@ -127,9 +127,7 @@ def uniform_step(name: str, *, precision: str, gpus: Sequence[Gpu]) -> UniformSt
         items=tuple(WorkItem((index,), (), 1) for index in range(len(trace.operations))),
         families=("linear",) * len(trace.operations),
         phases=tuple(operation.phase for operation in trace.operations),
-        seconds=seconds,
-        low_seconds=seconds,
-        high_seconds=seconds,
+        interval=Interval.around(seconds, 1.0),
         shares={"measured": np.ones_like(seconds)},
     )
     return UniformStep(SharedStep(trace, timed, gpus), iterations(trace, timed, gpus))
@@ -495,7 +493,7 @@ def _calibrated(results: Sequence[ScalingResult]) -> Iterator[ScalingResult]:
 def _promised(case: ScalingCase) -> float:
     """Bus bandwidth of a large bucket of gradients, from the GPU's name."""
     size = mebibytes_to_bytes(25)
-    alone = float(collective("all_reduce", size, Layout(find_gpu(case.gpu), case.count)).seconds[0])
+    alone = float(collective("all_reduce", size, Layout(find_gpu(case.gpu), case.count)).middle[0])
     return bus_factor("all_reduce", case.count) * size / alone
 
 

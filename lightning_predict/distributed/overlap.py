@@ -281,5 +281,5 @@ class Links:
             groups_per_node=self.groups_per_node * groups_per_node,
         )
         spread = MACHINE_SPREAD if self.interconnect == CATALOGUE else 1.0
-        ends = [found.low_seconds / spread, found.seconds, found.high_seconds * spread]
-        return list(self.slowdown * np.stack(ends, axis=1))  # (3,) for each message
+        found = found.widened(spread).scaled(self.slowdown)
+        return list(np.stack([found.low, found.middle, found.high], axis=1))  # (3,) for each message

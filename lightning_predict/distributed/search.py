@@ -348,9 +348,7 @@ class Bounds:
                 items=tuple(timed.items[column] for column in kept),
                 families=tuple(timed.families[column] for column in kept),
                 phases=tuple(timed.phases[column] for column in kept),
-                seconds=timed.seconds[:, chosen],
-                low_seconds=timed.low_seconds[:, chosen],
-                high_seconds=timed.high_seconds[:, chosen],
+                interval=timed.interval.each(lambda seconds: seconds[:, chosen]),
                 shares={},
             )
             self._kinds = counts, part, owners

@@ -540,13 +540,7 @@ class WorkCutter:
         least = least * np.array([_factor(operations[item.operations[0]], item, cut) for item in self._first])
         each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)  # (gpus, distinct items)
         share = each[:, self._alike]  # (gpus, items)
-        timed = self._timed
-        return replace(
-            timed,
-            seconds=timed.seconds * share,
-            low_seconds=timed.low_seconds * share,
-            high_seconds=timed.high_seconds * share,
-        )
+        return replace(self._timed, interval=self._timed.interval.scaled(share))
 
 
 def _factor(operation: Operation, item: WorkItem, cut: Cut) -> float:

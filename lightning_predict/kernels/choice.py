@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, final, get_args
 
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in, problem_times
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
@@ -79,9 +80,7 @@ class TimedWork:
         items: The work, in the trace's order.
         families: Operation that dominates each item; errors within one family go together.
         phases: Part of the step of each item.
-        seconds: Middle of the prediction.
-        low_seconds: Lower end of the 90 % interval.
-        high_seconds: Upper end of the 90 % interval.
+        interval: Device seconds.
         shares: Share of each item's time by method: those of `estimates.TimedBy`, `wave` and `measured`; they add up
             to 1 where an item takes time.
         base_share: Share of each item's time by networks that saw no measurement of the GPU; None where not said.
@@ -90,11 +89,14 @@ class TimedWork:
     items: tuple[WorkItem, ...]
     families: tuple[str, ...]
     phases: tuple[Phase, ...]
-    seconds: Array
-    low_seconds: Array
-    high_seconds: Array
+    interval: Interval[Array]
     shares: Mapping[str, Array]
     base_share: Array | None = None
+
+    @property
+    def seconds(self) -> Array:
+        """Middle of the prediction."""
+        return self.interval.middle
 
 
 def check_method(method: str) -> Method:
@@ -148,11 +150,11 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
     def added(values: Array) -> Array:
         return summed_by_owner(values, owner, len(items))
 
-    seconds, low, high, base_share = (np.zeros(shape) for _ in range(4))
+    interval, base_share = Interval.around(np.zeros(shape), 1.0), np.zeros(shape)
     shares: dict[str, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
     if times is not None:
-        seconds, low, high = added(times.seconds), added(times.low_seconds), added(times.high_seconds)
-        whole = np.where(seconds > 0, seconds, 1.0)
+        interval = times.interval.each(added)
+        whole = np.where(interval.middle > 0, interval.middle, 1.0)
         base_share = added(times.seconds * times.base_share) / whole
         shares = {method: added(times.seconds * share) / whole for method, share in times.shares.items()}
     unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
@@ -160,9 +162,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         items=items,
         families=tuple(_family(trace, item) for item in items),
         phases=tuple(trace.operations[item.operations[0]].phase for item in items),
-        seconds=seconds,
-        low_seconds=low,
-        high_seconds=np.where(unknown, UNKNOWN_SPREAD * high, high),
+        interval=replace(interval, high=interval.high * np.where(unknown, UNKNOWN_SPREAD, 1.0)),
         shares=shares,
         base_share=base_share,
     )
@@ -175,15 +175,11 @@ def _family(trace: Trace, item: WorkItem) -> str:
 
 
 def _without_last(timed: TimedWork) -> TimedWork:
-    return TimedWork(
-        timed.items,
-        timed.families,
-        timed.phases,
-        timed.seconds[:-1],
-        timed.low_seconds[:-1],
-        timed.high_seconds[:-1],
-        {method: share[:-1] for method, share in timed.shares.items()},
-        None if timed.base_share is None else timed.base_share[:-1],
+    return replace(
+        timed,
+        interval=timed.interval.each(lambda seconds: seconds[:-1]),
+        shares={method: share[:-1] for method, share in timed.shares.items()},
+        base_share=None if timed.base_share is None else timed.base_share[:-1],
     )
 
 
@@ -201,27 +197,29 @@ def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], ori
     exponent = np.array([EXPONENTS[each] for each in KINSHIPS])[kinship] if method == "auto" else 1.0
     least = np.array([PAIR_SPREAD[each] for each in KINSHIPS])[kinship]
 
-    waved = _wave_scaled(direct.items, kernels, gpus, origin)
+    by_waves = Interval.around(_wave_scaled(direct.items, kernels, gpus, origin), WAVE_SPREAD)
     scaled = alone.seconds * correction**exponent
     whole = np.where(alone.seconds > 0, alone.seconds, 1.0)
-    low = scaled * np.minimum(alone.low_seconds / whole, 1 / least)
-    high = scaled * np.maximum(alone.high_seconds / whole, least)
-    modelled = by_ratio | missing
-    seconds = np.where(missing, alone.seconds, np.where(by_ratio, scaled, waved))
-    low = np.where(missing, alone.low_seconds, np.where(by_ratio, low, waved / WAVE_SPREAD))
-    high = np.where(missing, alone.high_seconds, np.where(by_ratio, high, waved * WAVE_SPREAD))
-    shares = {name: np.where(modelled, share, 0.0) for name, share in alone.shares.items()}
-    shares |= {"wave": np.tile(np.where(modelled, 0.0, 1.0), (len(gpus), 1)), "measured": np.zeros_like(seconds)}
-    base_share = None if alone.base_share is None else np.where(modelled, alone.base_share, 0.0)
-    for row in (row for row, target in enumerate(gpus) if target == origin):
-        stands = ~missing
-        seconds[row, stands] = measured[stands]
-        low[row, stands], high[row, stands] = measured[stands] / MEASURED_SPREAD, measured[stands] * MEASURED_SPREAD
-        for name, share in shares.items():
-            share[row, stands] = 1.0 if name == "measured" else 0.0
-        if base_share is not None:
-            base_share[row, stands] = 0.0
-    return TimedWork(direct.items, direct.families, direct.phases, seconds, low, high, shares, base_share)
+    by_models = Interval(
+        scaled * np.minimum(alone.interval.low / whole, 1 / least),
+        scaled,
+        scaled * np.maximum(alone.interval.high / whole, least),
+    )
+    is_measured = np.array([[target == origin] for target in gpus]) & ~missing  # (gpus, items)
+    is_modelled = (by_ratio | missing) & ~is_measured
+    is_waved = ~is_modelled & ~is_measured
+
+    def chosen(directly: Array, by_model: Array, by_wave: Array, as_measured: Array) -> Array:
+        return np.select([is_measured, is_waved, by_ratio & ~missing], [as_measured, by_wave, by_model], directly)
+
+    shares = {name: np.where(is_modelled, share, 0.0) for name, share in alone.shares.items()}
+    shares |= {"wave": is_waved.astype(np.float64), "measured": is_measured.astype(np.float64)}
+    return replace(
+        alone,
+        interval=alone.interval.each(chosen, by_models, by_waves, Interval.around(measured, MEASURED_SPREAD)),
+        shares=shares,
+        base_share=None if alone.base_share is None else np.where(is_modelled, alone.base_share, 0.0),
+    )
 
 
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:

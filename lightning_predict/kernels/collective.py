@@ -27,6 +27,7 @@ from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, ProblemBatch, register
 from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
@@ -105,7 +106,7 @@ class CollectiveCurves:
         spread = np.exp(self.half_width) * np.where(fitted, 1.0, UNFITTED_SPREAD)
         bound = roofline_seconds(batch, gpus, least=True)
         seconds = np.maximum(seconds, bound)
-        return Estimate(seconds, np.maximum(seconds / spread, bound), seconds * spread)
+        return Estimate(Interval.around(seconds, spread).at_least(bound))
 
     def _is_measured(self, operation: str, target: Gpu) -> bool:
         own = UNMEASURED.get(operation, operation)

@@ -22,6 +22,7 @@ import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.latency import LATENCY_SPREAD, latencies, reread_share
 from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind, proxies_of
@@ -102,18 +103,19 @@ class ProblemTimes:
     """Seconds of problems, arrays of shape (gpus, problems).
 
     Attributes:
-        seconds: Middle of the prediction.
-        low_seconds: Lower end of the 90 % interval.
-        high_seconds: Upper end of the 90 % interval.
+        interval: Seconds.
         shares: Share of the time by `TimedBy`; they add up to 1.
         base_share: Share of the time by networks that saw no measurement of the GPU.
     """
 
-    seconds: Array
-    low_seconds: Array
-    high_seconds: Array
+    interval: Interval[Array]
     shares: Mapping[TimedBy, Array]
     base_share: Array
+
+    @property
+    def seconds(self) -> Array:
+        """Middle of the prediction."""
+        return self.interval.middle
 
 
 @final
@@ -241,13 +243,9 @@ def _no_slower(
     for method in ("formula", "roofline"):
         shares[method] = merged(own.shares[method], float32.shares[method])
     shares["proxy"] = merged(own.shares["proxy"], 1 - float32.shares["formula"] - float32.shares["roofline"])
-    return ProblemTimes(
-        seconds=merged(own.seconds, float32.seconds),
-        low_seconds=merged(own.low_seconds, np.maximum(float32.low_seconds * gain / PROXY_SPREAD, bound)),
-        high_seconds=merged(own.high_seconds, float32.high_seconds * PROXY_SPREAD),
-        shares=shares,
-        base_share=merged(own.base_share, float32.base_share),
-    )
+    stand_in = float32.interval.widened(PROXY_SPREAD)
+    stand_in = replace(stand_in, low=np.maximum(stand_in.low * gain, bound))
+    return ProblemTimes(own.interval.each(merged, stand_in), shares, merged(own.base_share, float32.base_share))
 
 
 def _own_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
@@ -259,21 +257,23 @@ def _own_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelM
     groups: dict[frozenset[str], list[int]] = {}
     for row, gpu in enumerate(gpus):
         groups.setdefault(frozenset(dtype for dtype in dtypes if _computes_in_float32(dtype, gpu)), []).append(row)
-    shape = (len(gpus), len(distinct))
-    seconds, low, high, base_share = (np.zeros(shape) for _ in range(4))  # each (gpus, distinct)
-    shares: dict[TimedBy, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
-    for as_float32, rows in groups.items():
-        part = _times_of_equals(distinct, [gpus[row] for row in rows], models, as_float32)
-        seconds[rows], low[rows], high[rows] = part.seconds, part.low_seconds, part.high_seconds
-        base_share[rows] = part.base_share
-        for method, share in part.shares.items():
-            shares[method][rows] = share
+    parts = [
+        _times_of_equals(distinct, [gpus[row] for row in rows], models, as_float32)
+        for as_float32, rows in groups.items()
+    ]
+
+    def joined(*tables: Array) -> Array:
+        """Put the tables of the groups, each (rows, distinct), together as (gpus, problems)."""
+        whole = np.empty((len(gpus), len(distinct)))
+        for rows, table in zip(groups.values(), tables, strict=True):
+            whole[rows] = table
+        return whole[:, columns]
+
+    first, *others = (part.interval for part in parts)
     return ProblemTimes(
-        seconds[:, columns],  # (gpus, problems)
-        low[:, columns],
-        high[:, columns],
-        {method: share[:, columns] for method, share in shares.items()},
-        base_share[:, columns],
+        first.each(joined, *others),
+        {method: joined(*(part.shares[method] for part in parts)) for method in get_args(TimedBy)},
+        joined(*(part.base_share for part in parts)),
     )
 
 
@@ -302,8 +302,8 @@ def _times_of_equals(
     times = _no_faster_than_latency(times, wanted, gpus, models)
     spread = np.where(stands_in, STAND_IN_SPREAD, 1.0)  # (problems,)
     seconds = np.maximum(np.maximum(times.seconds, own_rate), LEAST_SPREAD * bound)
-    low = np.maximum(np.minimum(times.low_seconds / spread, seconds / LEAST_SPREAD), bound)
-    high = np.maximum(np.maximum(times.high_seconds, seconds) * spread, seconds * LEAST_SPREAD)
+    low = np.maximum(np.minimum(times.interval.low / spread, seconds / LEAST_SPREAD), bound)
+    high = np.maximum(np.maximum(times.interval.high, seconds) * spread, seconds * LEAST_SPREAD)
     trained, copied = times.shares["mlp"], times.shares["bytes"]
     shares: dict[TimedBy, Array] = {
         "mlp": np.where(stands_in, 0.0, trained),
@@ -312,14 +312,14 @@ def _times_of_equals(
         "formula": times.shares["formula"],
         "roofline": times.shares["roofline"],
     }
-    return ProblemTimes(seconds, low, high, shares, times.base_share)
+    return ProblemTimes(Interval(low, seconds, high), shares, times.base_share)
 
 
 def _expanded_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
     """Add up the times of each problem's leaves, without its bound."""
     expansions = [_expand(item, models) for item in problems]
     leaves = list(dict.fromkeys(leaf for expansion in expansions for leaf, _ in expansion.parts))
-    middle, low, high, by_base = _leaf_times(leaves, gpus, models)  # each (gpus, leaves)
+    found, by_base = _leaf_times(leaves, gpus, models)  # each (gpus, leaves)
     position = {leaf: index for index, leaf in enumerate(leaves)}
 
     pairs = [(i, expansion, leaf, count) for i, expansion in enumerate(expansions) for leaf, count in expansion.parts]
@@ -332,12 +332,13 @@ def _expanded_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Ke
     def added(values: Array) -> Array:
         return summed_by_owner(values[:, leaf_of] * times, owner, len(problems))
 
-    seconds = added(middle)  # (gpus, problems)
+    interval = found.each(added).widened(spread)  # (gpus, problems)
+    whole = interval.middle
     shares: dict[TimedBy, Array] = {
-        method: summed_by_owner(middle[:, leaf_of] * times * (methods == method), owner, len(problems)) / seconds
+        method: summed_by_owner(found.middle[:, leaf_of] * times * (methods == method), owner, len(problems)) / whole
         for method in get_args(TimedBy)
     }
-    return ProblemTimes(seconds, added(low) / spread, added(high) * spread, shares, added(middle * by_base) / seconds)
+    return ProblemTimes(interval, shares, added(found.middle * by_base) / whole)
 
 
 def _held_to_alternatives(
@@ -368,13 +369,12 @@ def _held_to_alternatives(
     shares: dict[TimedBy, Array] = {
         method: np.where(faster, 1.0 if method == "proxy" else 0.0, share) for method, share in times.shares.items()
     }
-    return ProblemTimes(
+    interval = Interval(
+        taken(times.interval.low, np.minimum(other.interval.low, times.interval.low[:, columns])),
         taken(times.seconds, other.seconds),
-        taken(times.low_seconds, np.minimum(other.low_seconds, times.low_seconds[:, columns])),
-        times.high_seconds,
-        shares,
-        taken(times.base_share, other.base_share),
+        times.interval.high,
     )
+    return ProblemTimes(interval, shares, taken(times.base_share, other.base_share))
 
 
 def _alternative(problem: Problem) -> Problem | None:
@@ -392,13 +392,11 @@ def _no_faster_than_latency(
     shares: dict[TimedBy, Array] = {
         method: np.where(binds, float(method == served), share) for method, share in times.shares.items()
     }
-    return ProblemTimes(
-        np.maximum(times.seconds, floor),
-        np.where(binds, np.maximum(times.low_seconds, floor / LATENCY_SPREAD), times.low_seconds),
-        np.where(binds, np.maximum(times.high_seconds, floor * LATENCY_SPREAD), times.high_seconds),
-        shares,
-        np.where(binds, 0.0, times.base_share),
+    interval = times.interval.each(
+        lambda seconds, least: np.where(binds, np.maximum(seconds, least), seconds),
+        Interval.around(floor, LATENCY_SPREAD),
     )
+    return ProblemTimes(interval, shares, np.where(binds, 0.0, times.base_share))
 
 
 def _reread_seconds(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> Array:
@@ -456,9 +454,9 @@ def _direct(problem: Problem, models: KernelModels | None) -> _Leaf | None:
 
 def _leaf_times(
     leaves: Sequence[_Leaf], gpus: Sequence[Gpu], models: KernelModels | None
-) -> tuple[Array, Array, Array, BoolArray]:
-    """Time leaves: middle, low and high seconds, and where the base served, each (gpus, leaves)."""
-    tables = tuple(np.empty((len(gpus), len(leaves))) for _ in range(3))
+) -> tuple[Interval[Array], BoolArray]:
+    """Time leaves, each by its source: their seconds, and where the base served, each (gpus, leaves)."""
+    low, middle, high = (np.empty((len(gpus), len(leaves))) for _ in range(3))
     by_base = np.zeros((len(gpus), len(leaves)), dtype=np.bool_)
     groups: dict[tuple[str, str, str | None, str], list[int]] = {}
     for index, leaf in enumerate(leaves):
@@ -470,14 +468,17 @@ def _leaf_times(
             found = _by_model(batch, sibling, gpus, models)
         elif source == "formula" and batch.kind.formula is not None:
             seconds, spread = batch.kind.formula(batch, gpus)
-            found = Estimate(seconds, seconds / spread, seconds * spread)
+            found = Estimate(Interval.around(seconds, spread))
         else:
             found = _by_roofline(batch, gpus)
-        for table, value in zip(tables, (found.seconds, found.low_seconds, found.high_seconds), strict=True):
-            table[:, indices] = value
+        low[:, indices], middle[:, indices], high[:, indices] = (
+            found.interval.low,
+            found.interval.middle,
+            found.interval.high,
+        )
         if found.by_base is not None:
             by_base[:, indices] = found.by_base
-    return tables[0], tables[1], tables[2], by_base
+    return Interval(low, middle, high), by_base
 
 
 def _by_model(batch: ProblemBatch, sibling: str | None, gpus: Sequence[Gpu], models: KernelModels) -> Estimate:
@@ -487,8 +488,7 @@ def _by_model(batch: ProblemBatch, sibling: str | None, gpus: Sequence[Gpu], mod
     found = models.estimate(twin, gpus)
     # What a kernel takes that has nothing to do is the same in both.
     own, other = (SHORTEST_KERNEL_SECONDS + roofline_seconds(each, gpus) for each in (batch, twin))
-    ratio = own / other
-    return Estimate(found.seconds * ratio, found.low_seconds * ratio, found.high_seconds * ratio, found.by_base)
+    return Estimate(found.interval.scaled(own / other), found.by_base)
 
 
 def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
@@ -496,8 +496,7 @@ def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
     utilisation = kind.typical_utilisation or TYPICAL_UTILISATION[kind.units]
     kernels = 1 if kind.sequential_kernels is None else kind.sequential_kernels(batch.columns)
     seconds = roofline_seconds(batch, gpus) / utilisation + SHORTEST_KERNEL_SECONDS * kernels  # (gpus, problems)
-    spread = kind.typical_spread or ROOFLINE_SPREAD
-    return Estimate(seconds, seconds / spread, seconds * spread)
+    return Estimate(Interval.around(seconds, kind.typical_spread or ROOFLINE_SPREAD))
 
 
 def _rooflines(problems: Sequence[Problem], gpus: Sequence[Gpu], *, least: bool = False) -> Array:

@@ -11,7 +11,7 @@ its machines is for the user to say (`Interconnect`); the figures here are those
 
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> one, two = layout_of("8xA100-SXM-80GB"), layout_of("2x8xA100-SXM-80GB")
-    >>> at_one, at_two = (float(collective("all_reduce", 1e9, one).seconds[0]) for one in (one, two))
+    >>> at_one, at_two = (float(collective("all_reduce", 1e9, one).middle[0]) for one in (one, two))
     >>> at_one < at_two
     True
 """
@@ -28,9 +28,9 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.operations import Array, problem_batch
-from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND, gigabytes_to_bytes
 
 NETWORK_BYTES_PER_SECOND: Final = {
@@ -102,7 +102,7 @@ def collective(
     *,
     interconnect: Interconnect = CATALOGUE,
     groups_per_node: int = 1,
-) -> Estimate:
+) -> Interval[Array]:
     """Time a collective over all GPUs of a layout.
 
     Args:
@@ -113,7 +113,7 @@ def collective(
         groups_per_node: Such groups in each machine that communicate at once and share its network.
 
     Returns:
-        Seconds with their 90 % interval, each of shape (messages,).
+        Seconds, arrays of shape (messages,).
 
     Raises:
         InvalidArgumentError: A collective that is not known, or a message that is negative.
@@ -123,40 +123,35 @@ def collective(
     messages = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
     if not (np.isfinite(messages).all() and (messages >= 0).all()):
         raise InvalidArgumentError(f"message_bytes={message_bytes!r}; expected sizes of at least 0 bytes.")
-    zeros = np.zeros_like(messages)
-    inside = Estimate(zeros, zeros, zeros)
+    inside = Interval.around(np.zeros_like(messages), 1.0)
     if layout.gpus_per_node > 1:
         inside = _inside(operation, messages, layout, interconnect)
     if layout.nodes == 1:
         return inside
-    spread = np.exp(bundled_curves().half_width) * UNFITTED_SPREAD
+    spread = math.exp(bundled_curves().half_width) * UNFITTED_SPREAD
     paths = [_path(operation, messages, layout, interconnect, groups_per_node, is_tree=False)]
     if operation == "all_reduce":
         paths.append(_path(operation, messages, layout, interconnect, groups_per_node, is_tree=True))
 
     def least(inside_seconds: Array, factor: float) -> Array:
-        """Time the fastest of the algorithms at one end of the interval."""
+        """Time the fastest of the algorithms, whose network takes so many times as long."""
         each = [np.maximum(inside_seconds, sent * factor) + hops * factor for sent, hops in paths]
         shortest: Array = np.min(each, axis=0)
         return shortest
 
-    return Estimate(
-        least(inside.seconds, 1.0), least(inside.low_seconds, 1 / spread), least(inside.high_seconds, spread)
-    )
+    return inside.each(least, Interval.around(1.0, spread))
 
 
-def _inside(operation: str, messages: Array, layout: Layout, interconnect: Interconnect) -> Estimate:
+def _inside(operation: str, messages: Array, layout: Layout, interconnect: Interconnect) -> Interval[Array]:
     """Time a collective among the GPUs of one machine."""
     curves = bundled_curves()
     own = np.maximum(messages, 1.0)
     batch = problem_batch(operation, "float16", num_gpus=layout.gpus_per_node, message_bytes=own)
     bus = interconnect.intra_node_bytes_per_second
     if bus is None:
-        found = curves.estimate(batch, [layout.gpu])
-        return Estimate(found.seconds[0], found.low_seconds[0], found.high_seconds[0])
+        return curves.estimate(batch, [layout.gpu]).interval.each(lambda seconds: seconds[0])
     seconds = _latency(curves, operation, layout) + bus_factor(operation, layout.gpus_per_node) * messages / bus
-    spread = np.exp(curves.half_width)
-    return Estimate(seconds, seconds / spread, seconds * spread)
+    return Interval.around(seconds, math.exp(curves.half_width))
 
 
 def bus_factor(operation: str, count: int) -> float:

@@ -33,6 +33,7 @@ from lightning_predict.errors import UnknownOperationError, WeightsFormatError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.monotonicity import MOST_UTILISATION, held_by_monotonicity
@@ -46,19 +47,20 @@ from lightning_predict.weights.records import FloatArray, LoadedWeights, Network
 @final
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted times, each of shape (gpus, problems), and the 90 % interval around them.
+    """Predicted times of problems, arrays of shape (gpus, problems).
 
     Attributes:
-        seconds: Middle of the prediction.
-        low_seconds: Lower end of the 90 % interval.
-        high_seconds: Upper end of the 90 % interval.
+        interval: Seconds.
         by_base: True where the network that served saw no measurement of the GPU; None where no network did.
     """
 
-    seconds: Array
-    low_seconds: Array
-    high_seconds: Array
+    interval: Interval[Array]
     by_base: BoolArray | None = None
+
+    @property
+    def seconds(self) -> Array:
+        """Middle of the prediction."""
+        return self.interval.middle
 
 
 WEAKER: Final = (1.5, 2.25)
@@ -189,7 +191,8 @@ class UtilisationModels:
         bound = roofline_seconds(batch, gpus, least=True)
         spread = np.exp(half_widths).reshape(everything.shape)  # (gpus, problems)
         high = seconds * spread * np.where(family.least_seconds(batch, gpus) > 0, family.floor_spread, 1.0)
-        return Estimate(seconds, np.maximum(seconds / spread, bound), high, by_base.reshape(everything.shape))
+        interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
+        return Estimate(interval, by_base.reshape(everything.shape))
 
     def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
         """Bound the seconds of GPUs that the base serves by measured GPUs of lesser figures, (gpus, problems)."""
@@ -203,7 +206,7 @@ class UtilisationModels:
             if self.has_own_weights(gpu.name, *key) and any(beats(other, gpu, batch.dtype) for other in stronger)
         ]
         if lesser:
-            high = self.estimate(batch, lesser).high_seconds  # (lesser, problems)
+            high = self.estimate(batch, lesser).interval.high  # (lesser, problems)
             longest[unmeasured] = longest_seconds(stronger, lesser, high, batch.dtype)
         return longest
 

@@ -200,8 +200,8 @@ def loads_of(
             for problem in step
         )
     )
-    times = problem_times(problems, [layout.gpu], models)
-    columns = np.stack([times.seconds[0], times.low_seconds[0], times.high_seconds[0]])  # (3, problems)
+    times = problem_times(problems, [layout.gpu], models).interval
+    columns = np.stack([times.middle[0], times.low[0], times.high[0]])  # (3, problems)
     seconds = {problem: columns[:, index] for index, problem in enumerate(problems)}
     loads = {key: _load(*key, pieces, layout, samples, optimizer, seconds) for key, pieces in parts.items()}
     return tuple({kind: loads[table, kind] for kind in kinds} for table in tables)

@@ -223,8 +223,8 @@ def interval_of_sum(timed: TimedWork, correlation: float = FAMILY_CORRELATION) -
     families = sorted(set(timed.families))
     members = np.array([[family == own for own in timed.families] for family in families], dtype=np.float64)
     members = members.reshape(len(families), len(timed.families))  # (families, items)
-    below = (timed.seconds - timed.low_seconds) @ members.T  # (gpus, families)
-    above = (timed.high_seconds - timed.seconds) @ members.T
+    below = (timed.seconds - timed.interval.low) @ members.T  # (gpus, families)
+    above = (timed.interval.high - timed.seconds) @ members.T
     device = timed.seconds.sum(axis=1)
     return device - _added(below, correlation), device + _added(above, correlation)
 

@@ -151,6 +151,4 @@ def corrected_work(trace: Trace, timed: TimedWork, check: SameGpuCheck | None) -
     """
     if check is None or trace.has_measured_kernels:
         return timed, 1.0
-    factor = check.device_factor
-    seconds, low, high = (own * factor for own in (timed.seconds, timed.low_seconds, timed.high_seconds))
-    return replace(timed, seconds=seconds, low_seconds=low, high_seconds=high), check.host_factor
+    return replace(timed, interval=timed.interval.scaled(check.device_factor)), check.host_factor

@@ -226,11 +226,10 @@ def _compare(members: Sequence[Published], models: KernelModels) -> Array:
     owner = np.array([index for index, each in enumerate(members) for _ in (each.problem, *each.left_out)])
     sign = np.array([1.0 if first else -1.0 for each in members for first in (True, *(False,) * len(each.left_out))])
     times = problem_times(problems, [find_gpu(members[0].gpu)], models)
-    ends = (times.seconds, times.low_seconds, times.high_seconds)
-    predicted, low, high = (np.bincount(owner, weights=sign * values[0]) for values in ends)  # each (members,)
+    predicted = times.interval.each(lambda seconds: np.bincount(owner, weights=sign * seconds[0]))  # (members,)
     measured = np.array([each.seconds for each in members])
-    inside = (low <= measured) & (measured <= high)
-    return np.stack([predicted / measured - 1, inside.astype(np.float64)])
+    inside = (predicted.low <= measured) & (measured <= predicted.high)
+    return np.stack([predicted.middle / measured - 1, inside.astype(np.float64)])
 
 
 def _score(key: tuple[str, str, str], compared: Array) -> ProxyScore:

@@ -326,7 +326,7 @@ def _score(
 def _compare(models: UtilisationModels, group: Group, gpu: Gpu) -> Array:
     """Compute the relative error, and 1 inside the interval; shape (2, rows)."""
     estimate = models.estimate(group.batch, [gpu])
-    inside = (estimate.low_seconds[0] <= group.seconds) & (group.seconds <= estimate.high_seconds[0])
+    inside = (estimate.interval.low[0] <= group.seconds) & (group.seconds <= estimate.interval.high[0])
     return np.stack([estimate.seconds[0] / group.seconds - 1, inside.astype(np.float64)])
 
 

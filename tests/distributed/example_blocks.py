@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
@@ -100,9 +101,7 @@ def timed_as(trace: Trace, seconds: list[float]) -> TimedWork:
         items=items,
         families=("any",) * len(items),
         phases=phases,
-        seconds=values,
-        low_seconds=values / 1.1,
-        high_seconds=values * 1.1,
+        interval=Interval.around(values, 1.1),
         shares={"mlp": np.ones_like(values)},
     )
 

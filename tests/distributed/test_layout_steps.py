@@ -19,6 +19,7 @@ from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.translation import WorkItem
@@ -53,9 +54,7 @@ def timed_as(seconds: list[float], rows: int = 1) -> TimedWork:
         items=tuple(WorkItem((index,), (), 1) for index in range(len(seconds))),
         families=tuple("linear" for _ in seconds),
         phases=tuple(phase for phase, _, _ in PARTS[: len(seconds)]),
-        seconds=values,
-        low_seconds=0.9 * values,
-        high_seconds=1.1 * values,
+        interval=Interval(0.9 * values, values, 1.1 * values),
         shares={"mlp": np.ones_like(values)},
     )
 

@@ -45,12 +45,12 @@ def test_ends_of_a_collective() -> None:
     layout = Layout(H100, 8)
     alone = collective("all_reduce", [1e8], layout)
     (found,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
-    assert found[1] == 2 * alone.seconds[0]
+    assert found[1] == 2 * alone.middle[0]
     # Nobody measured the machine of the catalogue; who says what the links do is taken at their word.
-    assert found[2] == pytest.approx(2 * alone.high_seconds[0] * MACHINE_SPREAD)
+    assert found[2] == pytest.approx(2 * alone.high[0] * MACHINE_SPREAD)
     said = Interconnect(intra_node_bytes_per_second=1e9)
     (exact,) = Links(layout, said, slowdown=1.0).collective("all_reduce", [1e8])
-    assert exact[2] == collective("all_reduce", [1e8], layout, interconnect=said).high_seconds[0]
+    assert exact[2] == collective("all_reduce", [1e8], layout, interconnect=said).high[0]
     assert Links(layout, CATALOGUE, slowdown=1.0).collective("all_reduce", []) == []
 
 

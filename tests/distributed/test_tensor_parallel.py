@@ -201,8 +201,8 @@ def test_thirty_two_heads_over_three_gpus() -> None:
 def cut(degree: int, micro_batches: int = 1, updated: float = 1.0) -> list[float]:
     timed = timed_as(TRACE, SECONDS)
     found = cut_work(TRACE, timed, split_model(TRACE), [A100], MODELS, Cut(degree, micro_batches, updated))
-    low_by_middle = found.low_seconds / found.seconds
-    np.testing.assert_allclose(low_by_middle, timed.low_seconds / timed.seconds)
+    low_by_middle = found.interval.low / found.seconds
+    np.testing.assert_allclose(low_by_middle, timed.interval.low / timed.seconds)
     seconds: list[float] = found.seconds[0].tolist()
     return seconds
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.operations import ProblemBatch
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -28,7 +29,7 @@ class HalfSpeed:
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         assert self.supports(batch.operation, batch.dtype)
         seconds = 2 * roofline_seconds(batch, gpus)
-        return Estimate(seconds, seconds / 1.1, seconds * 1.1)
+        return Estimate(Interval.around(seconds, 1.1))
 
 
 def half_speed(*known: str) -> HalfSpeed:

@@ -77,8 +77,8 @@ def test_auto_takes_the_models_ratio_where_it_knows_and_wave_scaling_elsewhere()
     np.testing.assert_array_equal(timed.shares["wave"][0], [0, 1, 1])
     # The model says 10 % either way; on pairs of GPUs, ratios of products were seen to err by more.
     spread = [PAIR_SPREAD["same units"], WAVE_SPREAD, WAVE_SPREAD]
-    np.testing.assert_allclose(timed.high_seconds[0] / timed.seconds[0], spread)
-    np.testing.assert_allclose(timed.seconds[0] / timed.low_seconds[0], spread)
+    np.testing.assert_allclose(timed.interval.high[0] / timed.seconds[0], spread)
+    np.testing.assert_allclose(timed.seconds[0] / timed.interval.low[0], spread)
 
 
 def slowed(before: Trace, factor: float) -> Trace:
@@ -98,7 +98,7 @@ def test_a_longer_measurement_never_makes_a_prediction_shorter(slower: float, me
         for one in (before, slowed(before, slower))
     )
     assert (long.seconds >= short.seconds * (1 - 1e-12)).all()
-    assert (long.high_seconds >= short.high_seconds * (1 - 1e-12)).all()
+    assert (long.interval.high >= short.interval.high * (1 - 1e-12)).all()
 
 
 def test_an_operation_of_ones_own_is_scaled_whatever_its_tensors_say() -> None:
@@ -136,7 +136,7 @@ def test_an_operation_whose_kernels_are_missing_is_predicted_and_one_of_the_host
     np.testing.assert_allclose(timed.seconds[:, 3], [modelled / 2, modelled])
     np.testing.assert_array_equal(timed.seconds[:, 4:], np.zeros((2, 2)))
     np.testing.assert_array_equal(timed.shares["mlp"][:, 3], [1, 1])
-    assert (timed.high_seconds[:, 3] > timed.low_seconds[:, 3]).all()
+    assert (timed.interval.high[:, 3] > timed.interval.low[:, 3]).all()
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_no_scaled_time_is_certain(origin: str, target: str) -> None:
     here = gpu(origin)
     recorded = recorded_step(here.reported_names[0])
     timed = timed_work(recorded, [gpu(target), here], origin=here, models=kernel_models((origin, target)))
-    assert (timed.low_seconds * 1.02 < timed.seconds).all()
-    assert (timed.seconds * 1.02 < timed.high_seconds).all()
+    assert (timed.interval.low * 1.02 < timed.seconds).all()
+    assert (timed.seconds * 1.02 < timed.interval.high).all()
 
 
 @pytest.mark.recorded
@@ -230,7 +230,7 @@ def test_a_recorded_step_is_predicted_on_the_other_gpu_that_ran_it(origin: str, 
     assert math.fsum(truth) == pytest.approx({"a100": 0.0396, "v100": 0.0943}[target], rel=0.01)
     assert timed.seconds.sum() == pytest.approx(math.fsum(truth), rel=0.12)
     assert np.median(np.abs(timed.seconds[0] / truth - 1)) < 0.15
-    assert np.mean((timed.low_seconds[0] <= truth) & (truth <= timed.high_seconds[0])) > 0.8
+    assert np.mean((timed.interval.low[0] <= truth) & (truth <= timed.interval.high[0])) > 0.8
     same_code = np.array(["conv" not in here.operations[item.operations[0]].name for item in timed.items])
     assert timed.seconds[0, same_code].sum() == pytest.approx(math.fsum(truth[same_code]), rel=0.05)
 
@@ -248,7 +248,7 @@ def test_on_the_origin_the_measurement_stands() -> None:
     timed = timed_work(trace(measured=True), [BIG, SMALL], origin=SMALL, models=MODELS)
     np.testing.assert_allclose(timed.seconds[1], [0.5, 0.003, 0.006])
     np.testing.assert_array_equal(timed.shares["measured"], [[0, 0, 0], [1, 1, 1]])
-    np.testing.assert_allclose(timed.high_seconds[1] / timed.seconds[1], MEASURED_SPREAD)
+    np.testing.assert_allclose(timed.interval.high[1] / timed.seconds[1], MEASURED_SPREAD)
 
 
 @pytest.mark.parametrize("method", ["auto", "mlp", "wave"])

@@ -69,17 +69,17 @@ def test_a_collective_that_was_not_measured_follows_from_all_reduce_with_a_wider
     assert 0.4 < share < 0.65
     batch = problem_batch("all_gather", "bfloat16", num_gpus=8, message_bytes=2**28)
     found = curves.estimate(batch, [gpu("V100-SXM2-16GB"), gpu("A100-SXM-80GB")])
-    spread = (found.high_seconds / found.seconds)[:, 0]
+    spread = (found.interval.high / found.seconds)[:, 0]
     assert spread[0] == pytest.approx(spread[1] * UNFITTED_SPREAD)
 
 
 def test_an_unmeasured_gpu_has_a_wider_interval() -> None:
     batch = problem_batch("all_gather", "bfloat16", num_gpus=4, message_bytes=2**28)
     estimate = bundled_curves().estimate(batch, [gpu("H100-SXM-80GB"), gpu("T4")])
-    spread = (estimate.high_seconds / estimate.seconds)[:, 0]
+    spread = (estimate.interval.high / estimate.seconds)[:, 0]
     assert spread[0] == pytest.approx(math.exp(bundled_curves().half_width))
     assert spread[1] == pytest.approx(spread[0] * UNFITTED_SPREAD)
-    assert np.all(estimate.low_seconds <= estimate.seconds)
+    assert np.all(estimate.interval.low <= estimate.seconds)
 
 
 def test_six_gpus_lie_between_four_and_eight() -> None:

@@ -76,5 +76,5 @@ def test_rates_are_shares_and_times_keep_their_bound(bags: int, lookups: int, ro
     rates = hit_rate(batch.columns, [SMALL, BIG])
     assert np.all((rates >= 0) & (rates <= 1))
     estimate = EmbeddingModel().estimate(batch, [SMALL, BIG])
-    assert np.all(estimate.low_seconds >= roofline_seconds(batch, [SMALL, BIG], least=True))
-    assert np.all(np.isfinite(estimate.high_seconds))
+    assert np.all(estimate.interval.low >= roofline_seconds(batch, [SMALL, BIG], least=True))
+    assert np.all(np.isfinite(estimate.interval.high))

@@ -37,7 +37,7 @@ def test_a_model_serves_what_it_knows_and_the_roofline_the_rest() -> None:
     np.testing.assert_allclose(times.seconds[:, 1], expected)
     np.testing.assert_array_equal(times.shares["mlp"], [[1, 0], [1, 0]])
     np.testing.assert_array_equal(times.shares["roofline"], [[0, 1], [0, 1]])
-    np.testing.assert_allclose(times.high_seconds[0] / times.seconds[0], [1.1, ROOFLINE_SPREAD])
+    np.testing.assert_allclose(times.interval.high[0] / times.seconds[0], [1.1, ROOFLINE_SPREAD])
 
 
 def test_without_models_everything_comes_from_the_roofline() -> None:
@@ -50,7 +50,7 @@ def test_a_sibling_dtype_is_scaled_by_the_rooflines_and_widens_the_interval() ->
     times = problem_times([item], [SMALL], half_speed("linear/bfloat16"))
     # SMALL: tf32 at half of bfloat16's rate, so 2 x (2 · 4096³ / 4 TFLOP/s), but for a launch.
     np.testing.assert_allclose(times.seconds, [[2 * 2 * 4096**3 / 4e12]], rtol=1e-4)
-    np.testing.assert_allclose(times.high_seconds / times.seconds, 1.1 * PROXY_SPREAD)
+    np.testing.assert_allclose(times.interval.high / times.seconds, 1.1 * PROXY_SPREAD)
     assert times.shares["proxy"][0, 0] == 1
 
 
@@ -78,7 +78,7 @@ def test_float8_is_scaled_from_bfloat16_with_a_wider_interval() -> None:
     items = [problem("linear", "float8", **words), problem("linear", "bfloat16", **words)]
     times = problem_times(items, [eight], half_speed("linear/bfloat16"))
     np.testing.assert_allclose(times.seconds[0], [2 * 2 * 4096**3 / 16e12, 2 * 2 * 4096**3 / 8e12], rtol=2e-4)
-    np.testing.assert_allclose(times.high_seconds / times.seconds, [[1.1 * PROXY_SPREAD, 1.1]])
+    np.testing.assert_allclose(times.interval.high / times.seconds, [[1.1 * PROXY_SPREAD, 1.1]])
 
 
 def test_float8_without_units_for_it_is_refused() -> None:
@@ -92,7 +92,7 @@ def test_a_reduction_counts_its_parts_and_widens_the_interval() -> None:
     forward = problem("attention", "bfloat16", batch=2, heads=8, seq=1024, head_dim=64)
     times = problem_times([item, forward], [SMALL], models)
     np.testing.assert_allclose(times.seconds[0, 0], 3 * times.seconds[0, 1])
-    np.testing.assert_allclose(times.high_seconds[0, 0] / times.seconds[0, 0], 1.1 * PROXY_SPREAD)
+    np.testing.assert_allclose(times.interval.high[0, 0] / times.seconds[0, 0], 1.1 * PROXY_SPREAD)
 
 
 def test_parts_through_other_operations_are_proxies_and_those_without_a_model_rooflines() -> None:
@@ -107,11 +107,11 @@ def test_parts_through_other_operations_are_proxies_and_those_without_a_model_ro
 
 
 def test_a_model_that_was_not_trained_on_the_dtype_is_a_proxy_with_a_wider_interval() -> None:
-    (known,) = problem_times([LINEAR], [SMALL], half_speed("linear/float32")).high_seconds[0]
+    (known,) = problem_times([LINEAR], [SMALL], half_speed("linear/float32")).interval.high[0]
     stranger = replace(half_speed("linear/float32"), served_as="proxy")
     times = problem_times([LINEAR], [SMALL], stranger)
     assert times.shares["proxy"][0, 0] == 1
-    assert times.high_seconds[0, 0] == pytest.approx(PROXY_SPREAD * known)
+    assert times.interval.high[0, 0] == pytest.approx(PROXY_SPREAD * known)
 
 
 def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> None:
@@ -123,12 +123,12 @@ def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> N
     # OLD emulates at float32's rate, SMALL has 8 TFLOP/s, and the last emulates at a quarter of float32's rate.
     np.testing.assert_allclose(times.seconds[:, 1], [single, single / 8, 2 * 4096**3 / 0.25e12])
     np.testing.assert_allclose(
-        times.high_seconds[:, 1] / times.seconds[:, 1], [1.1 * STAND_IN_SPREAD, 1.1, STAND_IN_SPREAD]
+        times.interval.high[:, 1] / times.seconds[:, 1], [1.1 * STAND_IN_SPREAD, 1.1, STAND_IN_SPREAD]
     )
     np.testing.assert_array_equal(times.shares["proxy"], [[0, 1], [0, 0], [0, 1]])
     # No lower than float32's units allow, whatever rate libraries reach.
-    assert (times.low_seconds[[0, 2], 1] >= 2 * 4096**3 / 1e12).all()
-    assert (times.low_seconds < times.seconds).all()
+    assert (times.interval.low[[0, 2], 1] >= 2 * 4096**3 / 1e12).all()
+    assert (times.interval.low < times.seconds).all()
 
 
 def test_float16_without_tensor_cores_runs_at_float32s_rate_though_the_lanes_do_twice_that() -> None:
@@ -142,7 +142,7 @@ def test_float16_without_tensor_cores_runs_at_float32s_rate_though_the_lanes_do_
     times = problem_times(items, [p100], models)
     assert times.seconds[0, 0] == times.seconds[0, 1]
     # The reported rate of large products, 8.39 TFLOP/s, lies inside.
-    assert times.low_seconds[0, 0] < 2 * 4096**3 / 8.39e12 < times.high_seconds[0, 0]
+    assert times.interval.low[0, 0] < 2 * 4096**3 / 8.39e12 < times.interval.high[0, 0]
 
 
 def test_duplicates_get_the_same_time_and_keep_their_places() -> None:
@@ -156,10 +156,10 @@ def test_nothing_is_faster_than_its_bound_and_intervals_hold_their_middle(m: int
     times = problem_times(items, [SMALL, BIG, OLD], half_speed("linear/float32"))
     for column, item in enumerate(items):
         bound = roofline_seconds(batch_of([item]), [SMALL, BIG, OLD], least=True)[:, 0]
-        assert np.all(times.low_seconds[:, column] >= bound)
-    assert np.all(times.low_seconds <= times.seconds)
-    assert np.all(times.seconds <= times.high_seconds)
-    assert np.all(np.isfinite(times.high_seconds))
+        assert np.all(times.interval.low[:, column] >= bound)
+    assert np.all(times.interval.low <= times.seconds)
+    assert np.all(times.seconds <= times.interval.high)
+    assert np.all(np.isfinite(times.interval.high))
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_no_interval_has_zero_width_on_any_gpu_in_any_dtype(shipped: BundledMode
     gpus = [gpu(name) for name in gpu_names()]
     problems = some_problems(dtype, size)
     times = problem_times(problems, gpus, shipped)
-    for row, column in np.argwhere((times.low_seconds >= times.seconds) | (times.seconds >= times.high_seconds)):
+    for row, column in np.argwhere((times.interval.low >= times.seconds) | (times.seconds >= times.interval.high)):
         pytest.fail(f"{gpus[row].name}, {problems[column]}")
     np.testing.assert_allclose(sum(times.shares.values()), 1)
 
@@ -260,7 +260,7 @@ def test_what_goes_through_a_proxy_is_less_sure_than_what_was_trained_on(shipped
     gpus = [gpu(name) for name in ("A100-SXM-80GB", "H100-SXM-80GB", "L4", "RTX-4090")]
     for trained, proxy in pairs:
         times = problem_times([trained, proxy], gpus, shipped)
-        up = times.high_seconds / times.seconds
+        up = times.interval.high / times.seconds
         assert (up[:, 1] > up[:, 0]).all(), (trained, proxy, up)
 
 
@@ -287,7 +287,7 @@ def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> N
     assert product is not None
     times = problem_times([backward, product], cards, models)
     assert times.seconds[0, 0] == pytest.approx(times.seconds[0, 1])
-    assert times.low_seconds[0, 0] <= times.seconds[0, 0] < times.high_seconds[0, 0]
+    assert times.interval.low[0, 0] <= times.seconds[0, 0] < times.interval.high[0, 0]
     assert times.shares["proxy"][0, 0] == 1
     alone = models.estimate(batch_of([backward]), cards)
     assert alone.seconds[0, 0] > 1.2 * times.seconds[0, 1]

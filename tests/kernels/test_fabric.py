@@ -30,7 +30,7 @@ EIGHT = layout_of("8xH100-SXM-80GB")
 
 
 def seconds(operation: str, size: float, layout: Layout, interconnect: Interconnect | None = None) -> float:
-    return float(collective(operation, size, layout, interconnect=interconnect or Interconnect()).seconds[0])
+    return float(collective(operation, size, layout, interconnect=interconnect or Interconnect()).middle[0])
 
 
 def test_one_gpu_has_nothing_to_send() -> None:
@@ -72,7 +72,7 @@ def test_between_machines_the_network_of_a_machine_decides_where_it_is_the_slowe
     assert seconds("alltoall", 10e9, layout_of("2x8xH100"), slow) == pytest.approx(40 + RING_HOP_SECONDS)
     # Groups of one GPU of each machine, eight at once, share the network; a ring of two sends as much as a tree.
     shared = collective("all_reduce", 10e9, Layout(EIGHT.gpu, 1, 2), interconnect=slow, groups_per_node=8)
-    assert float(shared.seconds[0]) == pytest.approx(80 + 2 * RING_HOP_SECONDS)
+    assert float(shared.middle[0]) == pytest.approx(80 + 2 * RING_HOP_SECONDS)
 
 
 def test_small_messages_over_many_machines_cost_the_latency_of_every_step() -> None:
@@ -98,14 +98,14 @@ def test_a_gpu_sends_through_its_own_rail() -> None:
     # passes 15/16 of 48 GB through each rail: 1 s, whether the other seven GPUs are silent or send as well.
     alone = layout_of("16x1xH100-SXM-80GB")
     assert seconds("all_gather", 48e9, alone) == pytest.approx(1.0, rel=0.01)
-    together = float(collective("all_gather", 48e9, alone, groups_per_node=8).seconds[0])
+    together = float(collective("all_gather", 48e9, alone, groups_per_node=8).middle[0])
     assert together == pytest.approx(seconds("all_gather", 48e9, alone))
     # Two such groups on four rails do not wait for each other; sixteen on eight rails would take twice as long.
     pairs = layout_of("16x4xH100-SXM-80GB")
-    assert float(collective("all_gather", 48e9, pairs, groups_per_node=2).seconds[0]) == pytest.approx(
+    assert float(collective("all_gather", 48e9, pairs, groups_per_node=2).middle[0]) == pytest.approx(
         seconds("all_gather", 48e9, pairs)
     )
-    assert float(collective("all_gather", 48e9, alone, groups_per_node=16).seconds[0]) == pytest.approx(2, rel=0.01)
+    assert float(collective("all_gather", 48e9, alone, groups_per_node=16).middle[0]) == pytest.approx(2, rel=0.01)
     # What a user says of a machine's network, its GPUs reach, however many they are.
     said = Interconnect(inter_node_bytes_per_second=45e9)
     assert seconds("all_gather", 48e9, alone, said) == pytest.approx(1.0, rel=0.01)
@@ -131,11 +131,11 @@ def test_time_grows_with_bytes_and_is_inside_its_interval(
 ) -> None:
     layout = Layout(gpu(name), per_node, nodes)
     found = collective(operation, [2.0**exponent, 2.0 ** (exponent + 1)], layout)
-    assert np.isfinite(found.seconds).all()
-    assert found.seconds[0] <= found.seconds[1] * (1 + 1e-9)
-    assert (found.low_seconds <= found.seconds * (1 + 1e-12)).all()
-    assert (found.seconds <= found.high_seconds * (1 + 1e-12)).all()
-    assert (found.seconds > 0).all() == (layout.count > 1)
+    assert np.isfinite(found.middle).all()
+    assert found.middle[0] <= found.middle[1] * (1 + 1e-9)
+    assert (found.low <= found.middle * (1 + 1e-12)).all()
+    assert (found.middle <= found.high * (1 + 1e-12)).all()
+    assert (found.middle > 0).all() == (layout.count > 1)
 
 
 @given(st.floats(16, 33))

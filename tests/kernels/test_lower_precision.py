@@ -79,8 +79,8 @@ def check(items: list[Problem], models: BundledModels) -> None:
         emulated = np.array([[float32_stands_in(dtype, gpu)] for gpu in GPUS])
         limit = np.where(emulated, np.maximum(single.seconds, LEAST_SPREAD * rooflines(lower)), single.seconds)
         assert np.all(times.seconds <= limit * (1 + 1e-6)), dtype
-        assert np.all(times.low_seconds <= times.seconds)
-        assert np.all(times.seconds <= times.high_seconds)
+        assert np.all(times.interval.low <= times.seconds)
+        assert np.all(times.seconds <= times.interval.high)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_interval_reaches_down_as_far_as_the_dtypes_own_kernels_may(models: 
     assert tf32.seconds[0, 0] == single.seconds[0, 0]
     # The same bytes, and bytes decide: its own kernels may gain nothing, though never less than the bytes do.
     bound = roofline_seconds(batch_of([problem("conv2d", "tf32", **words)]), [gpu("L40S")])
-    expected = max(single.low_seconds[0, 0] / PROXY_SPREAD, bound[0, 0])
-    assert tf32.low_seconds[0, 0] == pytest.approx(expected, rel=0.05)
+    expected = max(single.interval.low[0, 0] / PROXY_SPREAD, bound[0, 0])
+    assert tf32.interval.low[0, 0] == pytest.approx(expected, rel=0.05)
     assert tf32.shares["proxy"][0, 0] == 1
-    assert tf32.high_seconds[0, 0] == single.high_seconds[0, 0] * PROXY_SPREAD
+    assert tf32.interval.high[0, 0] == single.interval.high[0, 0] * PROXY_SPREAD

@@ -53,5 +53,5 @@ def test_an_estimate_is_slower_and_less_sure_at_odd_sizes() -> None:
     assert 300e12 < sustained < 312e12
     assert odd / even == pytest.approx(0.8 * sustained / 117e12, rel=0.01)
     # The doubt about what power leaves widens both by less than a hundredth.
-    assert estimate.high_seconds[0] / estimate.seconds[0] == pytest.approx([1.5 * MISALIGNED_SPREAD, 1.5], rel=0.01)
-    assert estimate.low_seconds[0] / estimate.seconds[0] == pytest.approx([1 / 1.5, 1 / 1.5], rel=0.2)
+    assert estimate.interval.high[0] / estimate.seconds[0] == pytest.approx([1.5 * MISALIGNED_SPREAD, 1.5], rel=0.01)
+    assert estimate.interval.low[0] / estimate.seconds[0] == pytest.approx([1 / 1.5, 1 / 1.5], rel=0.2)

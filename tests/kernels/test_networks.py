@@ -101,5 +101,6 @@ def test_all_gpus_at_once_are_the_loop_over_gpus_and_problems(batch: ProblemBatc
         single = ProblemBatch(batch.operation, batch.dtype, words)
         for row in range(column % 4, len(gpus), 4):  # every GPU comes up
             alone = models.estimate(single, [gpus[row]])
-            for name in ("seconds", "low_seconds", "high_seconds"):
-                np.testing.assert_allclose(getattr(together, name)[row, column], getattr(alone, name)[0, 0], rtol=1e-5)
+            for end in ("low", "middle", "high"):
+                found, expected = (getattr(one.interval, end) for one in (together, alone))
+                np.testing.assert_allclose(found[row, column], expected[0, 0], rtol=1e-5)

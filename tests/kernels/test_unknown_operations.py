@@ -53,8 +53,8 @@ def test_an_unknown_operation_may_take_far_longer_than_its_bytes() -> None:
     trace = trace_of("aten::sigmoid", "mine::scan")
     timed = timed_work(trace, [gpu("T4"), gpu("L4")], origin=None, models=kernel_models(("T4", "L4")))
     np.testing.assert_allclose(timed.seconds[:, 1], timed.seconds[:, 0])
-    np.testing.assert_allclose(timed.low_seconds[:, 1], timed.low_seconds[:, 0])
-    np.testing.assert_allclose(timed.high_seconds[:, 1], UNKNOWN_SPREAD * timed.high_seconds[:, 0])
+    np.testing.assert_allclose(timed.interval.low[:, 1], timed.interval.low[:, 0])
+    np.testing.assert_allclose(timed.interval.high[:, 1], UNKNOWN_SPREAD * timed.interval.high[:, 0])
     assert [item.unknown for item in work_items(trace)] == [(), ("mine::scan",)]
 
 

@@ -38,14 +38,14 @@ def test_seconds_are_the_reference_over_the_utilisation() -> None:
         [2 * (2e9 / most + LAUNCH_SECONDS), 2 * (4e9 / most + LAUNCH_SECONDS)], rel=1e-5
     )
     spread = spread_of(SMALL, 1.25)
-    assert estimate.high_seconds[0] == pytest.approx(estimate.seconds[0] * spread)
-    assert estimate.low_seconds[0] == pytest.approx(estimate.seconds[0] / spread)
+    assert estimate.interval.high[0] == pytest.approx(estimate.seconds[0] * spread)
+    assert estimate.interval.low[0] == pytest.approx(estimate.seconds[0] / spread)
 
 
 def test_no_end_of_the_interval_goes_below_the_bound() -> None:
     models = UtilisationModels(constant_weights("matmul_single", utilisation=0.9, interval=math.log(10)))
     estimate = models.estimate(LINEAR, [SMALL])
-    np.testing.assert_array_equal(estimate.low_seconds, roofline_seconds(LINEAR, [SMALL], least=True))
+    np.testing.assert_array_equal(estimate.interval.low, roofline_seconds(LINEAR, [SMALL], least=True))
 
 
 def test_own_weights_serve_their_gpu_and_what_they_were_trained_on_and_the_base_all_else() -> None:
@@ -60,7 +60,7 @@ def test_own_weights_serve_their_gpu_and_what_they_were_trained_on_and_the_base_
     estimate = models.estimate(LINEAR, [SMALL, BIG, OLD])
     utilisation = reference_seconds(LINEAR, [sustaining(SMALL), BIG, sustaining(OLD)]) / estimate.seconds
     np.testing.assert_allclose(utilisation, np.array([[0.5] * 2, [0.25] * 2, [0.5] * 2]), rtol=1e-5)
-    spread = estimate.high_seconds / estimate.seconds
+    spread = estimate.interval.high / estimate.seconds
     np.testing.assert_allclose(spread, np.array([[spread_of(SMALL, 2)] * 2, [1.05] * 2, [spread_of(OLD, 2)] * 2]))
 
 
@@ -88,7 +88,7 @@ def test_problems_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base(
     estimate = models.estimate(batch, [BIG, SMALL])
     utilisation = reference_seconds(batch, [BIG, SMALL]) / estimate.seconds
     np.testing.assert_allclose(utilisation, np.array([[0.5, 0.5, 0.5], [0.25, 0.5, 0.5]]), rtol=1e-5)
-    np.testing.assert_allclose(estimate.high_seconds / estimate.seconds, np.array([[2, 2, 2], [1.05, 2, 2]]))
+    np.testing.assert_allclose(estimate.interval.high / estimate.seconds, np.array([[2, 2, 2], [1.05, 2, 2]]))
 
 
 def test_what_the_base_does_not_know_either_stays_with_the_gpus_own_weights() -> None:
@@ -228,12 +228,12 @@ def test_no_prediction_breaks_the_bound_on_any_gpu(shipped: UtilisationModels, b
     gpus = [gpu(name) for name in gpu_names()]
     estimate = shipped.estimate(batch, gpus)
     bound = roofline_seconds(batch, gpus, least=True)
-    for values in (estimate.low_seconds, estimate.seconds, estimate.high_seconds):
+    for values in (estimate.interval.low, estimate.seconds, estimate.interval.high):
         assert np.isfinite(values).all()
         assert (values >= bound).all()
         assert (values > 0).all()
-    assert (estimate.low_seconds <= estimate.seconds).all()
-    assert (estimate.seconds <= estimate.high_seconds).all()
+    assert (estimate.interval.low <= estimate.seconds).all()
+    assert (estimate.seconds <= estimate.interval.high).all()
 
 
 @pytest.mark.parametrize(

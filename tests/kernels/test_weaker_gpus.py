@@ -63,12 +63,12 @@ def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
     t4 = models.estimate(LINEAR, [gpu("T4")])
     better, other = improved(gpu("T4"), 1.5, "better"), gpu("L4")  # the L4's L2 bandwidth or clock may beat, not all
     estimate = models.estimate(LINEAR, [better, other, gpu("T4")])
-    np.testing.assert_allclose(estimate.seconds[0], t4.high_seconds[0])
+    np.testing.assert_allclose(estimate.seconds[0], t4.interval.high[0])
     np.testing.assert_allclose(estimate.seconds[2], t4.seconds[0])
     alone = UtilisationModels(base).estimate(LINEAR, [better, other])
     assert (estimate.seconds[0] < alone.seconds[0]).all()
     spread = math.exp(math.hypot(math.log(2), sustained_doubt(better, "float32")))
-    np.testing.assert_allclose(estimate.high_seconds[0], spread * estimate.seconds[0])  # as wide as before
+    np.testing.assert_allclose(estimate.interval.high[0], spread * estimate.seconds[0])  # as wide as before
     if not beats(other, gpu("T4"), "float32"):
         np.testing.assert_array_equal(estimate.seconds[1], alone.seconds[1])
 
@@ -87,7 +87,7 @@ def test_the_base_does_not_call_a_gpu_slower_than_a_much_weaker_one() -> None:
     alone = reference_seconds(LINEAR, [better]) / LOWEST
     assert (alone > 10 * plain.seconds).all()
     held = models.estimate(LINEAR, [better]).seconds
-    assert (held <= plain.high_seconds * (1 + 1e-6)).all()  # nor by more than the interval
+    assert (held <= plain.interval.high * (1 + 1e-6)).all()  # nor by more than the interval
 
 
 def test_a_weaker_gpu_is_the_better_one_undone() -> None:
@@ -127,7 +127,7 @@ def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(na
     plain = models.estimate(batch, cards)
     for factor, allowed in ((1.5, 0.0), (1.1, 0.005)):
         better = models.estimate(batch, [improved(card, factor, f"{card.name}-better") for card in cards])
-        slower = better.seconds > plain.high_seconds * (1 + 1e-9)
+        slower = better.seconds > plain.interval.high * (1 + 1e-9)
         measured = np.array([models.has_own_weights(card.name, batch.operation, batch.dtype) for card in cards])
         assert not slower[measured].any()
         # Two GPUs without measurements are held to each other from a factor of 1.5 on.

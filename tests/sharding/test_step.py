@@ -70,7 +70,7 @@ def test_the_step_is_the_slowest_look_up_the_slowest_update_and_all_exchanges() 
     assert plan.compute_seconds == max(plan.forward_seconds) + max(plan.backward_seconds)
     layout = layout_of(FOUR)
     exchanged = FRICTION.slowdown * sum(  # beside a training step
-        float(collective(operation, message, layout).seconds[0]) for (operation, _), message in messages(plan).items()
+        float(collective(operation, message, layout).middle[0]) for (operation, _), message in messages(plan).items()
     )
     assert plan.communication_seconds == pytest.approx(exchanged)
     assert plan.seconds == pytest.approx(plan.compute_seconds + exchanged)

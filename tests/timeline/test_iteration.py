@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import GAP_SECONDS
@@ -37,9 +38,7 @@ def timed(*families: str, seconds: list[float], low: list[float], high: list[flo
         items=tuple(WorkItem((i,), (), 1) for i in range(len(families))),
         families=families,
         phases=tuple("forward" for _ in families),
-        seconds=np.array([seconds]),
-        low_seconds=np.array([low]),
-        high_seconds=np.array([high]),
+        interval=Interval(np.array([low]), np.array([seconds]), np.array([high])),
         shares={"mlp": np.ones((1, len(families)))},
     )
 
@@ -145,7 +144,7 @@ def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
 
     def step(device: float) -> Iteration:
         each = np.full((1, 100), device / 100)
-        (found,) = iterations(trace, replace(work, seconds=each, low_seconds=each, high_seconds=each), [SMALL])
+        (found,) = iterations(trace, replace(work, interval=Interval.around(each, 1.0)), [SMALL])
         return found
 
     said = (

@@ -65,4 +65,4 @@ def test_ones_own_convolutions_on_matrix_units_can_be_trained_and_serve_their_gp
     estimate = models.estimate(batch, [SMALL, BIG])
     np.testing.assert_allclose(estimate.seconds[0], 3 * reference_seconds(batch, [SMALL])[0], rtol=0.1)
     # Nothing could be left out, so what the base says of other GPUs is not sure at all.
-    assert (estimate.high_seconds[1] / estimate.seconds[1] > estimate.high_seconds[0] / estimate.seconds[0]).all()
+    assert (estimate.interval.high[1] / estimate.seconds[1] > estimate.interval.high[0] / estimate.seconds[0]).all()

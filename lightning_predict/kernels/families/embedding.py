@@ -29,6 +29,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
 from lightning_predict.kernels.latency import issue_rate
@@ -174,7 +175,7 @@ class EmbeddingModel:
         seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
         bound = roofline_seconds(batch, gpus, least=True)
         seconds = np.maximum(seconds, bound)
-        return Estimate(seconds, np.maximum(seconds / SPREAD, bound), seconds * SPREAD)
+        return Estimate(Interval.around(seconds, SPREAD).at_least(bound))
 
 
 def _sectors(size_bytes: Array) -> Array:
