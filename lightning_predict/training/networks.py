@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -357,12 +357,23 @@ def _with_layers(scaled: NetworkWeights, layers: tuple[Layer, ...], rows: Traini
         high=high,
         lowest_utilisation=scaled.lowest_utilisation,
         # Rounded as they will be stored, so that the intervals are those of the stored weights.
-        layers=tuple(
-            Layer(layer.weight.astype(np.float16).astype(np.float32), layer.bias.astype(np.float16).astype(np.float32))
-            for layer in layers
-        ),
+        layers=tuple(Layer(layer.weight.astype(np.float16).astype(np.float32), layer.bias) for layer in layers),
         interval=scaled.interval,
     )
+
+
+def with_constants_in_bias(network: NetworkWeights) -> NetworkWeights:
+    """Move what features of a single value add into the first bias; their weights, zero from then on, pack to nothing.
+
+    One GPU's own features are such, and shapes that all of its rows share. Predictions keep their features within the
+    trained range, so that they stay as they are but for rounding.
+    """
+    first, *others = network.layers
+    constant = network.low == network.high
+    inputs = ((network.low - network.mean) / network.scale)[constant].astype(np.float64)
+    added = np.einsum("i,mio->mo", inputs, first.weight[:, constant])  # (members, outputs)
+    weight = np.where(constant[:, None], np.float32(0.0), first.weight)
+    return replace(network, layers=(Layer(weight, (first.bias + added).astype(np.float32)), *others))
 
 
 def _pair_tensors(pairs: DoublingPairs, scaled: NetworkWeights, rows: TrainingRows) -> tuple[torch.Tensor, ...]:

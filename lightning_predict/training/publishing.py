@@ -20,6 +20,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import families as families_of_networks
 from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.training.families import FamilyResult
+from lightning_predict.training.networks import with_constants_in_bias
 from lightning_predict.training.recipes import RECIPE_NAME
 from lightning_predict.training.scores import BESIDE, FEWEST_SCORED, RawNetwork, Score, score_groups, score_markdown
 from lightning_predict.training.tables import CALIBRATION_SHARE, HELD_OUT_SHARE, SOURCES, Group
@@ -108,7 +109,7 @@ def publish(
 
 def _weights_of(name: str, results: Mapping[str, FamilyResult], groups: Sequence[Group], seed: int) -> GpuWeights:
     families = {
-        family: result.base if name == BASE else result.own[name]
+        family: with_constants_in_bias(result.base if name == BASE else result.own[name])
         for family, result in results.items()
         if name == BASE or name in result.own
     }

@@ -2,7 +2,7 @@
 
 The file's metadata has one entry, `lightning_predict`, a JSON object (see `write_weights`); the tensors of family `f`
 are `f/mean`, `f/scale`, `f/low`, `f/high` and, for layer i, `f/layer<i>/weight` (members, inputs, outputs) and
-`f/layer<i>/bias` (members, outputs). Weights are stored as float16 and used as float32. Example::
+`f/layer<i>/bias` (members, outputs). Weights are stored as float16 and used as float32, as all else is. Example::
 
     write_weights(weights, "T4.safetensors")
     read_weights("T4.safetensors").families["matmul_single"].features
@@ -52,7 +52,7 @@ def write_weights(weights: GpuWeights, path: Path) -> None:
             tensors[f"{name}/{vector}"] = np.ascontiguousarray(getattr(network, vector), dtype=np.float32)
         for index, layer in enumerate(network.layers):
             tensors[f"{name}/layer{index}/weight"] = np.ascontiguousarray(layer.weight, dtype=np.float16)
-            tensors[f"{name}/layer{index}/bias"] = np.ascontiguousarray(layer.bias, dtype=np.float16)
+            tensors[f"{name}/layer{index}/bias"] = np.ascontiguousarray(layer.bias, dtype=np.float32)
         families[name] = _describe(network)
     header = {
         "format_version": FORMAT_VERSION,

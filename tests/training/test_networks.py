@@ -7,14 +7,23 @@ import pytest
 import torch
 
 from lightning_predict.kernels.features import MACHINE_FEATURES
+from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.operations import families, problem_batch
 from lightning_predict.kernels.utilisation import log_utilisation_of
 from lightning_predict.training.families import log_errors
-from lightning_predict.training.networks import TrainingPlan, collect_rows, lowest_utilisation, train_network
+from lightning_predict.training.networks import (
+    TrainingPlan,
+    collect_rows,
+    lowest_utilisation,
+    train_network,
+    with_constants_in_bias,
+)
 from lightning_predict.training.recipes import RECIPES, Recipe
 from lightning_predict.training.tables import Group, split_rows
+from lightning_predict.weights.records import Layer
 from tests.example_gpu import BIG, SMALL
 from tests.training.example import GPUS, group, law, measured, products, train_family
+from tests.weights.example import weights
 
 SINGLE = families()["matmul_single"]
 QUICK = TrainingPlan(steps=600, batch_rows=256, hidden=(32, 32))
@@ -133,3 +142,24 @@ def test_training_leaves_the_callers_random_state_and_threads_alone() -> None:
     assert torch.equal(torch.rand(1), expected[0])
     assert np.random.rand() == expected[1]
     assert torch.get_num_threads() == threads
+
+
+def test_features_of_a_single_value_go_into_the_bias_and_predict_the_same() -> None:
+    generator = np.random.default_rng(0)
+    plain = replace(
+        weights("T4").families["toy"],
+        low=np.array([-1.0, 3.0, -1.0], np.float32),
+        high=np.array([1.0, 3.0, 1.0], np.float32),
+        mean=np.full(3, 0.5, np.float32),
+        layers=(
+            Layer(*(generator.standard_normal(shape, np.float32) for shape in ((2, 3, 4), (2, 4)))),
+            Layer(*(generator.standard_normal(shape, np.float32) for shape in ((2, 4, 1), (2, 1)))),
+        ),
+    )
+    folded = with_constants_in_bias(plain)
+    np.testing.assert_array_equal(folded.layers[0].weight[:, 1], 0.0)
+    np.testing.assert_allclose(folded.layers[0].bias, plain.layers[0].bias + 2.5 * plain.layers[0].weight[:, 1], 1e-6)
+    rows = generator.standard_normal((20, 3), np.float32)  # beyond the range, too: 3 is what the second one counts as
+    owners = np.zeros(20, np.intp)
+    expected, found = (log_utilisations([each], owners, rows) for each in (plain, folded))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
