@@ -29,7 +29,7 @@ from lightning_predict.kernels.choice import EXPONENTS, KINSHIPS, Kinship, kinsh
 from lightning_predict.kernels.models import BundledModels
 from lightning_predict.kernels.operations import Array
 from lightning_predict.training.families import weighted_quantile
-from lightning_predict.training.proxies import Published, log_errors_of, published_times
+from lightning_predict.training.proxies import Published, compared_times, published_times
 from lightning_predict.training.recipes import RECIPES
 from lightning_predict.training.report import report_table
 from lightning_predict.training.tables import read_tables, split_rows
@@ -146,7 +146,7 @@ def _published(tables: Path, models: BundledModels) -> Iterator[GpuErrors]:
         members[what.operation, what.dtype, find_gpu(each.gpu).name][what, each.left_out].append(each)
     for (operation, dtype, gpu), found in members.items():
         one_each = [sorted(times, key=lambda each: each.seconds)[len(times) // 2] for times in found.values()]
-        errors = log_errors_of(one_each, models)
+        errors = np.log1p(compared_times(one_each, models)[0])
         subject = f"{operation.partition('_backward')[0]}, published"
         yield GpuErrors(subject, (operation, dtype, "published"), gpu, tuple(found), errors, is_trained=False)
 

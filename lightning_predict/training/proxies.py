@@ -204,7 +204,7 @@ def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
     groups: dict[tuple[str, str, str], list[Published]] = {}
     for each in (*published_times(folder), *own_times(folder, models)):
         groups.setdefault((each.problem.operation, each.problem.dtype, each.gpu), []).append(each)
-    compared = {key: _compare(members, models) for key, members in sorted(groups.items())}
+    compared = {key: compared_times(members, models) for key, members in sorted(groups.items())}
     together: dict[tuple[str, str], list[Array]] = {}
     for (operation, dtype, _), own in compared.items():
         together.setdefault((operation, dtype), []).append(own)
@@ -213,13 +213,7 @@ def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
     return tuple(scores)
 
 
-def log_errors_of(members: Sequence[Published], models: KernelModels) -> Array:
-    """Return log(predicted / measured) of times on one GPU, shape (members,)."""
-    errors: Array = np.log1p(_compare(members, models)[0])
-    return errors
-
-
-def _compare(members: Sequence[Published], models: KernelModels) -> Array:
+def compared_times(members: Sequence[Published], models: KernelModels) -> Array:
     """Compute the relative error of times on one GPU, and 1 inside the interval; shape (2, members)."""
     problems = [part for each in members for part in (each.problem, *each.left_out)]
     # (problems,): the member that each is part of
