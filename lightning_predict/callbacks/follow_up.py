@@ -175,9 +175,10 @@ class FollowUp:
         for refusal in refusals:
             warn(refusal)
         write_file(predictions, self.manner)
-        say(
-            trainer, f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(self._answer or before, instead)}."
-        )
+        left = 0.0 if rest.forecast is None else rest.forecast.middle
+        if max(left, instead or 0.0) >= SECONDS_WORTH_A_LINE:
+            news = _news(self._answer or before, instead)
+            say(trainer, f"RuntimePredictor: after {trainer.global_step:,} steps, {news}.")
         self.was_shown()
         return predictions
 
@@ -235,6 +236,8 @@ def _news(answer: Answer, instead_of_seconds: float | None) -> str:
         if one.total_seconds is not None and name != used
     ]
     instead = "" if instead_of_seconds is None else f" instead of {duration(instead_of_seconds)}"
+    if instead_of_seconds == 0:
+        instead = ", where it was to be over by now"
     here = f"{duration(forecast.middle)} on {used or 'this machine'}{instead}"
     return f"the rest of this run is predicted to take {'; '.join([here, ', '.join(others)] if others else [here])}"
 

@@ -65,6 +65,11 @@ def metrics(predictions: Predictions, *, separator: str = "/", in_full: bool = F
     }
 
 
+def _readable(value: float) -> float:
+    """Round to four significant digits."""
+    return float(f"{value:.4g}")
+
+
 TABLE_KEY: Final = "predict/table"
 FIGURE_KEY: Final = "predict/iteration_time"
 ARTIFACT_FOLDER: Final = "lightning_predict"
@@ -93,7 +98,7 @@ def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> Non
 
 
 def _wandb_table(logger: Any, predictions: Predictions, step: int) -> None:
-    """Send the table with numbers as numbers, so that it can be sorted."""
+    """Send the table with numbers as numbers, so that it can be sorted; their digits are those that can be read."""
     columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
     logger.log_table(TABLE_KEY, columns=columns, data=list(_wandb_rows(predictions)), step=step)
 
@@ -105,8 +110,8 @@ def _wandb_rows(predictions: Predictions) -> Iterator[list[Any]]:
         yield [
             one.gpu,
             one.gpu == predictions.used_gpu,
-            *(quantity(one) for quantity in QUANTITIES.values()),
-            measured_ms,
+            *(_converted(_readable, quantity(one)) for quantity in QUANTITIES.values()),
+            _converted(_readable, measured_ms),
             one.fits,
             one.memory_fit,
             coverage,
@@ -260,7 +265,8 @@ def log_table(loggers: Iterable[Any], table: LoggedTable, *, step: int) -> tuple
 
 def _ranking_row(choice: str, candidate: Candidate) -> tuple[str | float | None, ...]:
     hours = seconds_to_hours(candidate.seconds)
-    return choice, candidate.gpu, hours, candidate.cost_usd, candidate.prediction.offer
+    cost = _converted(_readable, candidate.cost_usd)
+    return choice, candidate.gpu, _readable(hours), cost, candidate.prediction.offer
 
 
 def _tensorboard(logger: Any, table: LoggedTable, step: int) -> None:

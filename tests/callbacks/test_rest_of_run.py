@@ -79,6 +79,26 @@ def test_steps_that_get_faster_are_predicted_again_once_and_said_in_a_line(
     assert [row["step"] for row in rows] == ["4", "20"]
 
 
+def test_a_run_that_was_to_be_over_by_now_is_said_to_be(
+    lightning: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 20 s were left after the fourth step; sixteen steps later, 160 s have passed, and four of 10 s are left.
+    with caplog.at_level(logging.INFO):
+        Watching(lightning, ()).fit(tmp_path, timed_model(lightning, time, [1.0] * 4 + [10.0]), 24)
+    (line,) = [message for message in caplog.messages if "is predicted to take" in message]
+    assert " 40.0 s on this machine, where it was to be over by now; " in line
+
+
+def test_what_moves_in_the_last_seconds_is_not_said(
+    lightning: Small, tmp_path: Path, time: Clock, calls: list[Call], caplog: pytest.LogCaptureFixture
+) -> None:
+    # 46 steps of 0.2 s would be 9.2 s; after twenty steps, thirty of 0.1 s are left.
+    with caplog.at_level(logging.INFO):
+        Watching(lightning, ()).fit(tmp_path, timed_model(lightning, time, [0.2] * 4 + [0.1]), 50)
+    assert len(calls) == 2  # it is predicted and logged all the same
+    assert not [message for message in caplog.messages if "is predicted to take" in message]
+
+
 def test_a_total_that_moves_by_less_than_five_percent_is_not_said_again(
     lightning: Small, tmp_path: Path, time: Clock, calls: list[Call]
 ) -> None:

@@ -190,6 +190,9 @@ def test_wandb_gets_metrics_and_a_table_of_numbers(wandb_logger: WandbLogger, tm
     assert rows["T4"]["in_use"] is True
     assert rows["T4"]["measured_ms"] == pytest.approx(47.5)
     assert rows["T4"]["total_hours"] == pytest.approx(3.2)
+    # Four significant digits, which a page has room for.
+    numbers = [cell for row in table["data"] for cell in row if isinstance(cell, float)]
+    assert numbers == [float(f"{number:.4g}") for number in numbers]
     assert rows["K80"]["cost_usd"] is None
     assert rows["K80"]["fits"] is False
     assert rows["K80"]["memory_fit"] == "exceeds"
