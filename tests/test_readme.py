@@ -160,6 +160,15 @@ def test_pictures_work_on_the_package_index() -> None:
         assert (ROOT / "docs" / picture.rpartition("/")[2]).exists()
 
 
+def test_links_work_on_the_package_index_and_name_what_is_there() -> None:
+    links = re.findall(r"(?<!!)\[[^\]]+\]\(([^)]+)\)", README.read_text())
+    repository = re.compile(r"https://github\.com/lightning-predict/lightning-predict/(?:blob|tree)/main/([^#]+)")
+    named = [match[1] for link in links if (match := repository.match(link))]
+    assert len(named) > 10
+    assert all(link.startswith("https://") for link in links)
+    assert all((ROOT / path).exists() for path in named)
+
+
 @pytest.mark.parametrize(
     "name", ["large_model_without_a_gpu", "gan_manual_optimization", "recommendation", "tensorboard_and_wandb"]
 )

@@ -83,16 +83,20 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
         if row.has(key)
     }
     boost = figures.get("boost_clock_hz", whole.boost_clock_hz)
+    multiprocessors = figures.get("streaming_multiprocessors", whole.streaming_multiprocessors)
+    # What is not stated follows the multiprocessors and their clock, to which lanes, tensor cores and L2 ports belong.
+    share = multiprocessors * boost / (whole.streaming_multiprocessors * whole.boost_clock_hz)
+    figures.setdefault("l2_bytes_per_second", share * whole.l2_bytes_per_second)
     figures["highest_clock_hz"] = max(boost, figures.get("highest_clock_hz", whole.highest_clock_hz))
     return replace(
         whole,
         name=name,
         aliases=row.optional("aliases", Checked.texts, ()),
         reported_names=row.optional("reported_names", Checked.texts, ()),
-        peak_flops_per_second={**whole.peak_flops_per_second, **peaks},
+        peak_flops_per_second={d: share * peak for d, peak in whole.peak_flops_per_second.items()} | peaks,
         # What the other card was measured to reach says nothing of new peaks.
         measured_flops_per_second={
-            dtype: rate for dtype, rate in whole.measured_flops_per_second.items() if dtype not in peaks
+            dtype: share * rate for dtype, rate in whole.measured_flops_per_second.items() if dtype not in peaks
         },
         single_source=True,
         sources={"*": (Source(title=f"{path.name}, like {whole.name}", url="", date=""),)},

@@ -37,6 +37,18 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+def test_rates_that_are_not_stated_follow_the_multiprocessors_and_their_clock(tmp_path: Path) -> None:
+    text = '[gpu.HALF]\nlike = "L4"\nstreaming_multiprocessors = 29\nboost_clock_mhz = 1020\nfloat32_tflops = 7.0\n'
+    (half,) = read_gpus(written(tmp_path, text))
+    whole = gpu("L4")  # 58 multiprocessors at 2040 MHz: a quarter of them and of their clock
+    assert half.peak_flops_per_second["bfloat16"] == pytest.approx(whole.peak_flops_per_second["bfloat16"] / 4)
+    assert half.peak_flops_per_second["float32"] == 7e12
+    measured = whole.measured_flops_per_second
+    assert half.measured_flops_per_second == pytest.approx({d: measured[d] / 4 for d in measured if d != "float32"})
+    assert half.l2_bytes_per_second == pytest.approx(whole.l2_bytes_per_second / 4)
+    assert half.dram_bytes_per_second == whole.dram_bytes_per_second
+
+
 def test_a_gpu_of_ones_own_is_like_another_but_for_what_differs(tmp_path: Path) -> None:
     (own,) = read_gpus(written(tmp_path, FILE))
     like = gpu("RTX-4090")
