@@ -24,6 +24,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
+from lightning_predict.sharding.tables import Skew
 from lightning_predict.weights.source import AnyWeights, weights_source
 
 Door = TypeVar("Door")
@@ -47,6 +48,8 @@ class Assumptions:
         interconnect: Bandwidths of the links between GPUs, where you know them; None takes the catalogue's figures.
         host_factor: Time that the host of the predicted GPUs takes to launch a step, divided by that of the host in
             use; below 1 for a faster one.
+        zipf_alpha: How unevenly rows of embedding tables are asked for: the exponent of Zipf's law, or one by the name
+            of a table's module; None for equal chances.
         cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None: each loader has
             enough cores.
 
@@ -63,6 +66,7 @@ class Assumptions:
     history: Sequence[HistoryRecord] = ()
     interconnect: Interconnect | None = None
     host_factor: float = 1.0
+    zipf_alpha: Skew | None = None
     cores_per_node: int | None = None
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """Find the best ways to share a recorded step over layouts: strategies, micro-batches and recomputation that fit.
 
+A step that looks up bags of embeddings is tried with its tables shared (`embedding=auto`), too.
+
 Example::
 
     import lightning_predict as lp
@@ -21,15 +23,17 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice, price_of
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
 from lightning_predict.distributed.memory import ModelMemory
-from lightning_predict.distributed.search import Found, best_strategies
+from lightning_predict.distributed.search import Candidate, Found, best_strategies
 from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.prediction import steps_to_come
+from lightning_predict.prediction import sharded_memory_bytes, steps_to_come
 from lightning_predict.run.sharing import memory_on, shared_workload
 from lightning_predict.run.workload import run_of
+from lightning_predict.sharding.tables import is_look_up
+from lightning_predict.sharding.whole_step import AUTO, ShardedEmbeddings
 from lightning_predict.timeline.mean_step import weighted_kinds
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
@@ -161,17 +165,40 @@ def _found(
         alone = float(need.bytes_on(layout.gpu))
         return alone if layout.count == 1 else memory_on(memory.held(alone, strategy), layout, strategy)
 
-    return best_strategies(
-        shared,
-        layout,
-        single.steps[row],
-        row,
-        bytes_of,
-        usable_bytes=usable_bytes(layout.gpu),
-        wanted=count,
-        interconnect=setting.interconnect,
-        on_progress=on_progress,
-    )
+    tables = _with_shared_tables(kind, single, layout, setting)
+    try:
+        found = best_strategies(
+            shared,
+            layout,
+            single.steps[row],
+            row,
+            bytes_of,
+            usable_bytes=usable_bytes(layout.gpu),
+            wanted=count,
+            interconnect=setting.interconnect,
+            on_progress=on_progress,
+        )
+    except InvalidArgumentError:
+        if not tables:
+            raise
+        found = ()
+    return (*tables, *found)
+
+
+def _with_shared_tables(kind: Trace, single: SingleSteps, layout: Layout, setting: Setting) -> tuple[Found, ...]:
+    """Return the fastest way to share a step's bags of embeddings; none where it has none, or nothing fits."""
+    if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in kind.operations):
+        return ()
+    strategy = Strategy(embedding=AUTO)
+    tables = ShardedEmbeddings(strategy, setting)
+    try:
+        (step,) = tables.steps(single, single.steps, [layout])
+    except (InvalidArgumentError, InfeasiblePlanError):
+        return ()
+    needed = sharded_memory_bytes(kind, layout, tables)
+    if needed is not None and needed > usable_bytes(layout.gpu):
+        return ()
+    return (Found(Candidate(strategy, needed, layout.count), step),)
 
 
 def _ranked(

@@ -43,6 +43,8 @@ from lightning_predict.run.history import (
 )
 from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.run.workload import Loader, Run, Workload, run_of
+from lightning_predict.sharding.tables import Skew, with_skew
+from lightning_predict.sharding.whole_step import ShardedEmbeddings, without_tables
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.tracing.code_paths import code_path_notes
@@ -67,6 +69,7 @@ def predict(
     history: bool = True,
     interconnect: Interconnect | None = None,
     host_factor: float = 1.0,
+    zipf_alpha: Skew | None = None,
     gpus_file: str | PathLike[str] | None = None,
 ) -> Predictions:
     """Predict the recorded step on GPUs.
@@ -87,6 +90,7 @@ def predict(
         history: Learn from earlier runs of this very step (see `run/history.py`).
         interconnect: See `Assumptions`.
         host_factor: See `Assumptions`.
+        zipf_alpha: See `Assumptions`.
         gpus_file: TOML file of GPUs of your own, known from here on in this process (see `gpus/own.py`).
 
     Returns:
@@ -112,6 +116,7 @@ def predict(
         history=read_history() if history else (),
         interconnect=interconnect,
         host_factor=host_factor,
+        zipf_alpha=zipf_alpha,
     )
     return predict_workload(trace, layouts, workload, assumptions)
 
@@ -157,6 +162,9 @@ def predict_workload(
         LightningPredictError: As `predict`.
     """
     check_predictable(trace)
+    if assumptions.zipf_alpha is not None:
+        skew = assumptions.zipf_alpha
+        trace = trace.changed(lambda step: with_skew(step, skew))
     sharing = assumptions.strategy
     targets = list(dict.fromkeys(layout.gpu for layout in layouts))
     origin = gpu_in_use(trace)
@@ -166,10 +174,11 @@ def predict_workload(
     setting = Setting(tuple(targets), origin, models, assumptions.method, assumptions.host_factor, assumptions.links)
     kinds, shares = weighted_kinds(trace)
     singles = [single_steps(kind, setting) for kind in kinds]
-    checks = _validation_steps(validation, layouts, sharing, setting)
+    tables = None if sharing.embedding is None else ShardedEmbeddings(sharing, setting)
     alone = [mean_step(steps, shares) for steps in zip(*(single.steps for single in singles), strict=True)]
     learnt = _learnt(trace.changed(without_collectives), alone, assumptions.history, origin)
-    by_kind = [_on_layouts(single, learnt, layouts, in_use, sharing, setting) for single in singles]
+    by_kind = [_on_layouts(single, learnt, layouts, in_use, sharing, setting, tables) for single in singles]
+    checks = _validation_steps(validation, layouts, sharing, setting, tables)
     shared = [mean_step(steps, shares) for steps in zip(*by_kind, strict=True)]
     same_gpu = mean_check([single.check for single in singles], shares)
     memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
@@ -183,14 +192,14 @@ def predict_workload(
         run = (run if correction is None else run.scaled(correction.run)).cut_off(workload.time_limit_seconds)
         price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
         reported = trace.gpu_memory_bytes if layout.gpu == origin else None
-        need = memory_need(layout, _memory_bytes(memory, layout, sharing), reported_bytes=reported)
+        need = memory_need(layout, _memory_bytes(memory, layout, sharing, tables), reported_bytes=reported)
         predictions.append(Prediction(layout, step, run, price, need))
     unknown_gpu = unknown_gpu_note(trace)
     notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(singles), *kinds_note(trace))
     notes += () if models is None else models.notes
     machine = None
     if in_use is None or in_use not in layouts:
-        bytes_in_use = None if in_use is None else _memory_bytes(memory, in_use, sharing)
+        bytes_in_use = None if in_use is None else _memory_bytes(memory, in_use, sharing, tables)
         machine = _machine_in_use(trace, in_use, workload, assumptions, bytes_in_use)
     return Predictions(
         tuple(predictions),
@@ -280,12 +289,18 @@ def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
 
 
 def _validation_steps(
-    validation: Trace | None, layouts: Sequence[Layout], sharing: Strategy, setting: Setting
+    validation: Trace | None,
+    layouts: Sequence[Layout],
+    sharing: Strategy,
+    setting: Setting,
+    tables: ShardedEmbeddings | None,
 ) -> Sequence[Iteration | None]:
     """Predict one validation batch on each layout; replicas work by themselves, the GPUs of one together."""
     if validation is None:
         return [None] * len(layouts)
     single = single_steps(validation, setting)
+    if tables is not None:
+        return tables.steps(single, single.steps, layouts)
     if sharing.model_parallel == 1:
         return [single.steps[setting.gpus.index(layout.gpu)] for layout in layouts]
     own = replace(sharing, micro_batches=None)  # its batch has a size of its own
@@ -319,24 +334,49 @@ def _on_layouts(
     in_use: Layout | None,
     sharing: Strategy,
     setting: Setting,
+    tables: ShardedEmbeddings | None,
 ) -> list[Iteration]:
     """Predict one kind of step on each layout, corrected by earlier runs, and as measured on the layout in use."""
     steps = [
         step if correction is None else step.scaled(correction.step, note=correction.note(step.gpu))
         for step, correction in zip(single.steps, learnt, strict=True)
     ]
-    shared = shared_steps(single, steps, layouts, sharing, setting)
+    if tables is None:
+        shared = shared_steps(single, steps, layouts, sharing, setting)
+    else:
+        shared = tables.steps(single, steps, layouts)
     return [
         step.as_measured(single.recorded.step_seconds) if layout == in_use and layout.count > 1 else step
         for step, layout in zip(shared, layouts, strict=True)
     ]
 
 
-def _memory_bytes(memory: Iterable[tuple[Trace, StepMemory]], layout: Layout, sharing: Strategy) -> float | None:
+def _memory_bytes(
+    memory: Iterable[tuple[Trace, StepMemory]], layout: Layout, sharing: Strategy, tables: ShardedEmbeddings | None
+) -> float | None:
     """Find the peak memory of each GPU of a layout in the kind of step that needs most; None if no kind's is known."""
+    if tables is not None and layout.count > 1:
+        known = [sharded_memory_bytes(kind, layout, tables) for kind, _ in memory]
+        return max((one for one in known if one is not None), default=None)
     return max(
         (shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing) for kind, one in memory), default=None
     )
+
+
+def sharded_memory_bytes(kind: Trace, layout: Layout, tables: ShardedEmbeddings) -> float | None:
+    """Find the peak memory of the fullest GPU of a layout that shares a step's embedding tables; None if not known.
+
+    Args:
+        kind: The step.
+        layout: Two GPUs or more.
+        tables: How they are shared.
+    """
+    dense = without_tables(kind)
+    alone = step_memory(dense)
+    if alone is None:
+        return None
+    shared = shared_memory_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
+    return tables.memory_bytes(shared, kind, layout)
 
 
 def _notes(singles: Iterable[SingleSteps]) -> tuple[str, ...]:

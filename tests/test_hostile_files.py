@@ -25,6 +25,8 @@ from lightning_predict.planning.files import read_problem
 from lightning_predict.planning.study import read_study
 from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import read_history
+from lightning_predict.sharding.step import Assignment, plan_document, read_plan, sharded_step
+from lightning_predict.sharding.tables import EmbeddingTable, read_skew
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import (
     Kernel,
@@ -211,6 +213,21 @@ def execution_trace(folder: Path) -> None:
 
 OWN_GPUS = '[gpu.MINE]\nlike = "T4"\nreported_names = ["NVIDIA Mine"]\nmemory_gib = 48\nfloat16_tflops = 9.5\n'
 
+TABLE = EmbeddingTable(rows=10, dim=4, name="tables.0")
+PLAN = plan_document(sharded_step([Assignment(TABLE, "row_wise")], "2xT4", samples=2), "sgd")
+LOOK_UP = Trace(
+    device="meta",
+    recorder="dispatch",
+    operations=(
+        Operation(
+            name="aten::_embedding_bag",
+            phase="forward",
+            module="tables.0",
+            inputs=(TensorInfo((10, 4), "float32"), TensorInfo((8,), "int64"), TensorInfo((2,), "int64")),
+        ),
+    ),
+)
+
 READERS = {
     "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),
     "packed trace": Reader(
@@ -225,6 +242,12 @@ READERS = {
     "jobs as CSV": Reader("jobs.csv", csv_jobs, lambda folder: read_problem(folder / "jobs.yaml")),
     "study": Reader(
         "s.yaml", text("s.yaml", "nodes: [1, 2]\nseeds: 2\nerror: 0.1\n"), lambda folder: read_study(folder / "s.yaml")
+    ),
+    "sharding plan": Reader(
+        "plan.json", text("plan.json", json.dumps(PLAN)), lambda folder: read_plan(folder / "plan.json", [TABLE])
+    ),
+    "sample of indices": Reader(
+        "s.csv", text("s.csv", "table,index\ntables.0,1\n"), lambda folder: read_skew(folder / "s.csv", LOOK_UP)
     ),
     "GPUs": Reader("ampere.toml", write_catalogue, load_catalogue),
     "own GPUs": Reader("gpus.toml", text("gpus.toml", OWN_GPUS), lambda folder: read_gpus(folder / "gpus.toml")),

@@ -44,6 +44,8 @@ def predict(
     grid_grams_per_kwh: float | None = None,
     method: Literal["auto", "mlp", "wave"] = "auto",
     host_factor: float = 1.0,
+    zipf_alpha: float | None = None,
+    indices: Path | None = None,
     weights: str | None = None,
     weights_cache: Path | None = None,
     offline: bool = False,
@@ -62,7 +64,8 @@ def predict(
         gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten that people rent).
         gpus_file: TOML file of GPUs of your own: [gpu.NAME] with like = "RTX-4090" and what differs.
         iterations: Training steps still to come; without it, times and costs are those of one step.
-        strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
+        strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
+            embedding tables (embedding=auto, embedding=plan.json).
         nodes: Machines of the layouts that do not say.
         deadline_hours: Recommend the cheapest GPU that is done within so many hours, too.
         usd_per_hour: Your own price of every GPU.
@@ -75,6 +78,8 @@ def predict(
         grid_grams_per_kwh: Show its CO2, too, at this carbon intensity of the grid.
         method: How operations are predicted; wave uses measured kernel times where the trace has them.
         host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
+        zipf_alpha: How unevenly rows of embedding tables are asked for: the exponent of Zipf's law (default: 0, alike).
+        indices: CSV file with a sample of the tables' indices (columns table, index), to fit that exponent to.
         weights: Weights of the models: a folder, a file or an https:// address.
         weights_cache: Folder for weights that are fetched (default: LIGHTNING_PREDICT_CACHE, else the platform's).
         offline: Use no network, whatever is configured.
@@ -93,6 +98,8 @@ def predict(
     from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.gpus.own import add_gpus
     from lightning_predict.run.history import read_history
+    from lightning_predict.sharding.tables import read_skew
+    from lightning_predict.tracing.trace import Trace
     from lightning_predict.weights.source import weights_source
 
     if output is not None and output.suffix not in (".html", ".md", ".json"):
@@ -103,6 +110,8 @@ def predict(
     layouts = layouts_of(asked, num_nodes=nodes)
     prices = Prices(usd_per_hour, offers, region, spot, watts, usd_per_kwh)
     listed, notes = prices.offers(layouts)
+    if zipf_alpha is not None and indices is not None:
+        raise InvalidArgumentError("Give one of --zipf-alpha and --indices.")
     assumptions = Assumptions(
         strategy=strategy_of(strategy),
         method=method,
@@ -115,6 +124,7 @@ def predict(
         usd_per_hour=usd_per_hour,
         history=read_history(),
         host_factor=host_factor,
+        zipf_alpha=zipf_alpha if indices is None else read_skew(indices, Trace.load(str(trace))),
     )
     findings = _findings(trace, layouts, iterations, deadline_hours, assumptions, notes)
     if energy or output is not None or grid_grams_per_kwh is not None:

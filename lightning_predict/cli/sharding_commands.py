@@ -2,7 +2,8 @@
 
 Example::
 
-    lightning-predict shard dlrm.json.gz --gpus 8xA100-SXM-80GB --optimizer row_wise_adagrad
+    lightning-predict shard dlrm.json.gz --gpus 8xA100-SXM-80GB --optimizer row_wise_adagrad --output plan.json
+    lightning-predict predict dlrm.json.gz --gpus 8xA100-SXM-80GB --strategy embedding=plan.json
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from lightning_predict.cli.answers import Answer, aligned, json_value
 if TYPE_CHECKING:
     from lightning_predict.sharding.placement import Placement
     from lightning_predict.sharding.step import ShardingPlan
+    from lightning_predict.sharding.whole_step import WholeStep
+    from lightning_predict.tracing.trace import Trace
 
 
 def shard(
@@ -27,11 +30,16 @@ def shard(
     optimizer: Literal["sgd", "row_wise_adagrad", "adagrad", "adam"] = "sgd",
     kinds: str = "table_wise,row_wise,column_wise,data_parallel",
     table_gib: float | None = None,
+    zipf_alpha: float | None = None,
+    indices: Path | None = None,
+    output: Path | None = None,
+    timeline: Path | None = None,
     weights: str | None = None,
 ) -> Answer:
     """Find the fastest sharding of a model's embedding tables over several GPUs, among those that fit.
 
-    Times are those of the tables: look-ups, updates, and what the GPUs exchange for them; other layers are left out.
+    The tables' own time is that of look-ups, updates, and what the GPUs exchange for them, one after the other. The
+    whole step has the other layers beside the exchanges, as `predict --strategy embedding=plan.json` has them.
 
     Args:
         trace: The recorded step, of one GPU.
@@ -40,19 +48,31 @@ def shard(
         optimizer: What updates the tables.
         kinds: Ways of sharding that may be used, separated by commas; more than one may be mixed.
         table_gib: Memory of each GPU that tables may take (default: 85 %).
+        zipf_alpha: How unevenly rows are asked for: the exponent of Zipf's law (default: 0, alike).
+        indices: CSV file with a sample of the tables' indices (columns table, index), to fit that exponent to.
+        output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
+        timeline: Write the whole step under that plan as a Chrome trace, which ui.perfetto.dev opens.
         weights: Weights of the models: a folder, a file or an https:// address.
     """
+    import json
+
     from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
     from lightning_predict.gpus.layouts import layout_of
     from lightning_predict.sharding.placement import place_tables
-    from lightning_predict.sharding.tables import tables_of_trace
+    from lightning_predict.sharding.step import plan_document
+    from lightning_predict.sharding.tables import read_skew, tables_of_trace, with_skew
     from lightning_predict.tracing.trace import Trace
     from lightning_predict.units import gibibytes_to_bytes
 
     layouts = [layout_of(name) for name in _words(gpus)]
     if not layouts:
         raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
-    traced = tables_of_trace(Trace.load(str(trace)))
+    if zipf_alpha is not None and indices is not None:
+        raise InvalidArgumentError("Give one of --zipf-alpha and --indices.")
+    step = Trace.load(str(trace))
+    if zipf_alpha is not None or indices is not None:
+        step = with_skew(step, read_skew(indices, step) if indices is not None else zipf_alpha or 0.0)
+    traced = tables_of_trace(step)
     placements: dict[str, Placement] = {}
     problems: dict[str, InfeasiblePlanError] = {}
     for layout in layouts:
@@ -70,22 +90,83 @@ def shard(
             problems[layout.name] = problem
     if not placements:
         raise next(iter(problems.values()))
-    found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()})
-    return Answer(data=found.as_dict, show=lambda: print("\n".join(found.lines())))
+    wholes = _whole_steps(step, placements, optimizer, weights) if batch_size is None else {}
+    found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes)
+    written = []
+    if output is not None:
+        output.write_text(json.dumps(plan_document(found.fastest, optimizer), indent=2) + "\n", encoding="utf-8")
+        written.append(str(output))
+    if timeline is not None:
+        whole = found.whole(found.fastest)
+        if whole is None:
+            raise InvalidArgumentError("--timeline shows the step as it was recorded; leave out --batch-size.")
+        timeline.write_text(json.dumps(whole.chrome_trace()), encoding="utf-8")
+        written.append(str(timeline))
+    return Answer(
+        data=lambda: found.as_dict() | {"written": written},
+        show=lambda: print("\n".join([*found.lines(), *(f"Written: {path}" for path in written)])),
+    )
+
+
+def _whole_steps(
+    trace: Trace, placements: Mapping[str, Placement], optimizer: str, weights: str | None
+) -> dict[tuple[str, str], WholeStep]:
+    """Predict the whole step under every plan, by layout and plan; none of a step that cannot be predicted so."""
+    from lightning_predict.distributed.layout_steps import Setting, single_steps
+    from lightning_predict.distributed.strategy import Strategy
+    from lightning_predict.gpus.layouts import layout_of
+    from lightning_predict.kernels.fabric import CATALOGUE
+    from lightning_predict.kernels.models import kernel_models
+    from lightning_predict.sharding.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
+    from lightning_predict.tracing.reported_gpu import gpu_in_use
+
+    if trace.batches > 1 or not trace.parameters:
+        return {}
+    layouts = {name: layout_of(name) for name in placements}
+    targets = tuple(dict.fromkeys(layout.gpu for layout in layouts.values()))
+    origin = gpu_in_use(trace)
+    names = [gpu.name for gpu in (targets if origin is None else (*targets, origin))]
+    setting = Setting(targets, origin, kernel_models(tuple(dict.fromkeys(names)), weights), "auto", 1.0, CATALOGUE)
+    single = single_steps(trace, setting)
+    sharded = ShardedEmbeddings(Strategy(embedding=AUTO), setting)
+    shared = sharded.shared(single)
+    return {
+        (name, plan.name): sharded.whole(
+            shared, single.steps[targets.index(layout.gpu)], layout, ChosenPlan(plan, optimizer)
+        )
+        for name, layout in layouts.items()
+        if layout.count > 1
+        for plan in placements[name].plans
+    }
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Shardings:
-    """The plans of each layout, and why the other layouts have none."""
+    """The plans of each layout, why the other layouts have none, and the whole step by layout and plan."""
 
     placements: Mapping[str, Placement]
     problems: Mapping[str, str]
+    wholes: Mapping[tuple[str, str], WholeStep]
+
+    def whole(self, plan: ShardingPlan) -> WholeStep | None:
+        """Return the whole step under a plan; None where it is not known."""
+        return self.wholes.get((plan.layout, plan.name))
+
+    def seconds(self, plan: ShardingPlan) -> float:
+        """Return what plans are compared by: the whole step, else the tables alone."""
+        whole = self.whole(plan)
+        return plan.seconds if whole is None else whole.step.seconds
+
+    @property
+    def fastest(self) -> ShardingPlan:
+        """The fastest plan of all layouts."""
+        return min((plan for one in self.placements.values() for plan in one.plans), key=self.seconds)
 
     def as_dict(self) -> dict[str, object]:
         layouts = {
             name: {
-                "plans": [_plan_values(plan) for plan in placement.plans],
+                "plans": [self._plan_values(plan) for plan in placement.plans],
                 "refused": dict(placement.refused),
                 "table_bytes": placement.table_bytes,
                 "reason": placement.reason,
@@ -94,15 +175,42 @@ class _Shardings:
         }
         return {"layouts": layouts, "problems": dict(self.problems)}
 
+    def _plan_values(self, plan: ShardingPlan) -> dict[str, object]:
+        """Give the plan with what follows from its fields."""
+        values: dict[str, object] = json_value(plan)
+        whole = self.whole(plan)
+        return {
+            "name": plan.name,
+            **values,
+            "compute_seconds": plan.compute_seconds,
+            "communication_seconds": plan.communication_seconds,
+            "imbalance": plan.imbalance,
+            "whole_step_seconds": None if whole is None else whole.step.seconds,
+            "critical_path": None if whole is None else whole.critical_path,
+        }
+
     def lines(self) -> list[str]:
-        rows = [_plan_row(plan) for placement in self.placements.values() for plan in placement.plans]
-        headers = ["layout", "sharding", "step (ms)", "interval", "on GPUs (ms)", "imbalance", "exchanges (ms)", "GiB"]
+        rows = [_plan_row(plan, self.whole(plan)) for placement in self.placements.values() for plan in placement.plans]
+        headers = [
+            "layout",
+            "sharding",
+            "tables (ms)",
+            "interval",
+            "on GPUs (ms)",
+            "imbalance",
+            "exchanges (ms)",
+            "GiB",
+            "whole step (ms)",
+        ]
         lines = [aligned(headers, rows, right=range(2, len(headers))), ""]
         for name, placement in self.placements.items():
             lines.append(f"{name}: {placement.reason}")
             lines += [f"{name}, {kind}: {reason}." for kind, reason in placement.refused.items()]
         lines += self.problems.values()
-        fastest = min((placement.best for placement in self.placements.values()), key=lambda plan: plan.seconds)
+        fastest = self.fastest
+        whole = self.whole(fastest)
+        if whole is not None:
+            lines.append(f"Critical path of a step on {fastest.layout}, {fastest.name}: {whole.critical_path}.")
         return [*lines, "", f"Tables on {fastest.layout}, {fastest.name}:", _table_rows(fastest)]
 
 
@@ -110,19 +218,7 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _plan_values(plan: ShardingPlan) -> dict[str, object]:
-    """Give the plan with what follows from its fields."""
-    values: dict[str, object] = json_value(plan)
-    return {
-        "name": plan.name,
-        **values,
-        "compute_seconds": plan.compute_seconds,
-        "communication_seconds": plan.communication_seconds,
-        "imbalance": plan.imbalance,
-    }
-
-
-def _plan_row(plan: ShardingPlan) -> Sequence[str]:
+def _plan_row(plan: ShardingPlan, whole: WholeStep | None) -> Sequence[str]:
     from lightning_predict.reports.format import gibibytes, milliseconds, milliseconds_interval
 
     return [
@@ -134,6 +230,7 @@ def _plan_row(plan: ShardingPlan) -> Sequence[str]:
         f"{plan.imbalance:.2f}",
         milliseconds(plan.communication_seconds),
         gibibytes(max(plan.memory_bytes)),
+        "-" if whole is None else milliseconds(whole.step.seconds),
     ]
 
 

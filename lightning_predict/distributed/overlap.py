@@ -37,10 +37,12 @@ class Piece:
     Attributes:
         seconds: Its time on each row, shape (rows,).
         waits_for: Position of the transfer that it needs; None if it needs none.
+        name: What it does, for `events_of`.
     """
 
     seconds: Array
     waits_for: int | None = None
+    name: str = ""
 
 
 @final
@@ -51,10 +53,12 @@ class Transfer:
     Attributes:
         seconds: Its time on each row, shape (rows,).
         after: Number of pieces that are done before it may begin.
+        name: What it carries, for `events_of`.
     """
 
     seconds: Array
     after: int
+    name: str = ""
 
 
 @final
@@ -80,6 +84,17 @@ def walk(pieces: Sequence[Piece], transfers: Sequence[Transfer]) -> Walked:
         pieces: In the order of the device; at least one. A piece waits only for transfers whose `after` is no later.
         transfers: In the order of the link, `after` never falling.
     """
+    clock, link, _, _ = _placed(pieces, transfers)
+    seconds = np.maximum(clock, link)
+    communicating = sum((transfer.seconds for transfer in transfers), np.zeros_like(clock))
+    computing = sum((piece.seconds for piece in pieces), np.zeros_like(clock))
+    return Walked(seconds, communicating, seconds - computing)
+
+
+def _placed(
+    pieces: Sequence[Piece], transfers: Sequence[Transfer]
+) -> tuple[Array, Array, Sequence[Array], Sequence[Array]]:
+    """Return when each queue is done, and the end of each piece, after a leading 0, and of each transfer."""
     clock = np.zeros_like(pieces[0].seconds)  # (rows,)
     done = [clock]
     link = np.zeros_like(clock)
@@ -99,10 +114,62 @@ def walk(pieces: Sequence[Piece], transfers: Sequence[Transfer]) -> Walked:
         clock = clock + piece.seconds
         done.append(clock)
     issue(len(pieces))
-    seconds = np.maximum(clock, link)
-    communicating = sum((transfer.seconds for transfer in transfers), np.zeros_like(clock))
-    computing = sum((piece.seconds for piece in pieces), np.zeros_like(clock))
-    return Walked(seconds, communicating, seconds - computing)
+    return clock, link, done, ends
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A piece or a transfer, placed in the step.
+
+    Attributes:
+        name: What it is.
+        is_transfer: On the links' queue; on that of computing otherwise.
+        start_seconds: When it begins.
+        seconds: How long it takes.
+        is_critical: The step would be shorter without it.
+    """
+
+    name: str
+    is_transfer: bool
+    start_seconds: float
+    seconds: float
+    is_critical: bool
+
+
+def events_of(pieces: Sequence[Piece], transfers: Sequence[Transfer], row: int) -> tuple[Event, ...]:
+    """Place a step's pieces and transfers, with the path that decides its length, in the order of their begins.
+
+    Args:
+        pieces: See `walk`.
+        transfers: See `walk`.
+        row: Of the rows of their times.
+    """
+    clock, link, done, ends = _placed(pieces, transfers)
+    critical = set[tuple[bool, int]]()
+    at: tuple[bool, int] | None = (True, len(transfers) - 1) if link[row] > clock[row] else (False, len(pieces) - 1)
+    while at is not None and at[1] >= 0:
+        critical.add(at)
+        is_transfer, position = at
+        if is_transfer:
+            after = transfers[position].after
+            before = float(ends[position - 1][row]) if position else 0.0
+            at = (True, position - 1) if before > float(done[after][row]) else (False, after - 1)
+        else:
+            needed = pieces[position].waits_for
+            is_late = needed is not None and float(ends[needed][row]) > float(done[position][row])
+            at = (True, needed) if is_late and needed is not None else (False, position - 1)
+    placed = [
+        Event(
+            piece.name, False, float(end[row] - piece.seconds[row]), float(piece.seconds[row]), (False, i) in critical
+        )
+        for i, (piece, end) in enumerate(zip(pieces, done[1:], strict=True))
+    ]
+    placed += [
+        Event(one.name, True, float(end[row] - one.seconds[row]), float(one.seconds[row]), (True, i) in critical)
+        for i, (one, end) in enumerate(zip(transfers, ends, strict=True))
+    ]
+    return tuple(sorted((one for one in placed if one.seconds > 0), key=lambda one: one.start_seconds))
 
 
 def slowest_of(count: int) -> float:

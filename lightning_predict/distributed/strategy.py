@@ -3,7 +3,7 @@
 `"ddp"` replicates the model; `"zero1"`, `"zero2"` and `"fsdp"` (`"zero3"`) split the optimizer's state, the gradients
 and the parameters over the GPUs; `"hybrid"` splits them inside a machine and replicates over machines. Behind a comma:
 `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 a quarter of the blocks,
-`micro_batches=16` cuts a batch; the others are the fields of `Strategy`. Example::
+`micro_batches=16` cuts a batch; the others are the fields of `Strategy`. Options alone are of `ddp`. Example::
 
     >>> strategy_of("fsdp").name
     'fsdp'
@@ -83,6 +83,9 @@ class Strategy:
         overlap_grad_reduce: Gradients are exchanged behind the backward pass; otherwise after it.
         param_dtype: What FSDP gathers parameters in (torch's `MixedPrecision`); None for their own.
         reduce_dtype: What gradients are exchanged in; None for their own, under FSDP for `param_dtype`.
+        embedding: How embedding tables are shared: `auto` for the fastest way that fits, `table_wise`, `row_wise`,
+            `column_wise` or `data_parallel` for all of them, or the plan that `lightning-predict shard` wrote; None
+            for a copy on each GPU, like any other layer.
 
     Raises:
         InvalidArgumentError: A value outside its range, or values that exclude each other.
@@ -106,6 +109,7 @@ class Strategy:
     overlap_grad_reduce: bool = True
     param_dtype: GatheredDtype | None = None
     reduce_dtype: GatheredDtype | None = None
+    embedding: str | None = None
 
     def __post_init__(self) -> None:
         if self.data not in DATA_STRATEGIES:
@@ -176,6 +180,15 @@ class Strategy:
         yield (
             self.data in ("zero2", "fsdp", "hybrid") and self.schedule == "zero_bubble",
             f"schedule=zero_bubble puts off the gradients that {self.data} would scatter; choose ddp or zero1.",
+        )
+        yield (
+            self.embedding == "",
+            "embedding= says nothing; expected auto, a way to share tables, or a plan file.",
+        )
+        yield (
+            self.embedding is not None and (self.data != "ddp" or not self.is_whole),
+            f"embedding={self.embedding} shares tables beside layers that each GPU holds whole; choose ddp, without "
+            "other parallelism.",
         )
         yield (
             self.capacity > 1 and self.expert == 1,
@@ -258,6 +271,7 @@ class Strategy:
 _NUMBERS: Final = ("tensor", "pipeline", "micro_batches", "virtual", "context", "expert", "shard")
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = ("sequence", "overlap_grad_reduce")
+_TEXTS: Final = ("embedding",)
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "schedule": get_args(Schedule),
     "recompute": get_args(Recompute),
@@ -267,7 +281,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "reduce_dtype": MIXED_DTYPES,
 }
 _MAY_BE_NONE: Final = frozenset({"fp8", "param_dtype", "reduce_dtype"})
-_OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_CHOICES)
+_OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
 
 
 def strategy_of(words: str | Strategy) -> Strategy:
@@ -283,6 +297,8 @@ def strategy_of(words: str | Strategy) -> Strategy:
             f"strategy={shown(words)} is neither a string nor a Strategy; expected for example 'ddp'."
         )
     name, *options = (word.strip() for word in words.split(","))
+    if name.partition("=")[0].strip() in _OPTIONS:
+        name, options = "ddp", [name, *options]
     data = ALIASES.get(name, name)
     if data not in DATA_STRATEGIES:
         raise InvalidArgumentError(_unknown(name))
@@ -308,7 +324,7 @@ def _value(words: str, key: str, value: str) -> float | str | bool:
         if value.lower() not in ("true", "false"):
             raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r}; expected true or false.")
         return value.lower() == "true"
-    if key in _CHOICES:
+    if key in _CHOICES or key in _TEXTS:
         return value
     try:
         return float(value) if key in _DECIMALS else int(value)

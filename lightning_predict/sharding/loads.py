@@ -5,7 +5,8 @@ With B samples on n GPUs, b = B / n each, a GPU that holds
 
 * a whole table (`table_wise`) or some of its columns (`column_wise`) looks up all B samples, and sends each GPU the
   vectors of its b samples (all-to-all);
-* some of its rows (`row_wise`) looks up those indices of all B samples that are its own; the sums of a bag are partial,
+* some of its rows (`row_wise`) looks up those indices of all B samples that are its own (as many on each GPU, however
+  uneven the rows: hashed indices are spread over the blocks); the sums of a bag are partial,
   so a reduce-scatter adds them up. Rows that are not summed go to their GPUs in the all-to-all;
 * a copy (`data_parallel`) looks up its own b samples; the gradients are dense, and all-reduced.
 
@@ -46,6 +47,7 @@ class Part:
         bags: Vectors that it makes.
         lookups: Rows that each is summed from, on average; below 1 where most of a bag is elsewhere.
         holders: GPUs in a row that hold such a part.
+        alpha: Exponent of Zipf's law by which rows are asked for.
     """
 
     rows: int
@@ -53,10 +55,11 @@ class Part:
     bags: float
     lookups: float
     holders: int
+    alpha: float = 0.0
 
     def problem(self, operation: str, dtype: str) -> Problem:
         """Return the look-up as a problem of the kernel models."""
-        return Problem(operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim)))
+        return Problem(operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim), self.alpha))
 
 
 @final
@@ -77,7 +80,7 @@ class Sharding:
 
 def _whole(table: EmbeddingTable, samples: float, holders: int) -> tuple[Part, ...]:
     bags = samples * table.vectors
-    return (Part(rows=table.rows, dim=table.dim, bags=bags, lookups=table.pooling, holders=holders),)
+    return (Part(rows=table.rows, dim=table.dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha),)
 
 
 def _table_wise(table: EmbeddingTable, _gpus: int, samples: int) -> tuple[Part, ...]:
@@ -99,7 +102,7 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, ...
             # A bag is summed from what is found of it; a row that is not summed is found by one GPU.
             bags, lookups = (1.0, table.pooling * found) if table.is_pooled else (found, 1.0)
             bags *= samples * table.vectors
-            parts.append(Part(rows=rows, dim=table.dim, bags=bags, lookups=lookups, holders=holders))
+            parts.append(Part(rows=rows, dim=table.dim, bags=bags, lookups=lookups, holders=holders, alpha=table.alpha))
     return tuple(parts)
 
 
@@ -109,7 +112,7 @@ def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, 
     width, wider = divmod(table.dim, slices)
     bags = samples * table.vectors
     return tuple(
-        Part(rows=table.rows, dim=dim, bags=bags, lookups=table.pooling, holders=holders)
+        Part(rows=table.rows, dim=dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha)
         for holders, dim in ((wider, width + 1), (slices - wider, width))
         if holders
     )

@@ -25,6 +25,7 @@ import numpy as np
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.collective import COLLECTIVES
+from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
@@ -270,12 +271,35 @@ def place_tables(
         WeightsError: Weights that cannot be found or trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
-    state = checked_optimizer(optimizer)
+    return placement(
+        tables,
+        target,
+        samples=samples,
+        kinds=kinds,
+        optimizer=checked_optimizer(optimizer),
+        table_bytes=table_bytes,
+        interconnect=interconnect,
+        models=kernel_models((target.gpu.name,), weights),
+    )
+
+
+def placement(
+    tables: Sequence[EmbeddingTable],
+    target: Layout,
+    *,
+    samples: int,
+    kinds: Sequence[str],
+    optimizer: OptimizerState,
+    table_bytes: float | None,
+    interconnect: Interconnect,
+    models: KernelModels | None,
+) -> Placement:
+    """Shard tables as `place_tables` does, with kernel models at hand; None takes rooflines."""
+    state = optimizer
     check_samples(samples, target)
     room = TABLE_SHARE * target.gpu.memory_bytes if table_bytes is None else table_bytes
     _check(tables, kinds, room)
     chosen = (WHOLE,) if target.count == 1 else tuple(dict.fromkeys(kinds))
-    models = kernel_models((target.gpu.name,), weights)
     loads = loads_of(tables, chosen, target, samples, state, models)
     search = Search(tuple(tables), loads, chosen, target, room, interconnect)
     found, refused = _of_one_kind(search)

@@ -19,14 +19,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.checked import read_json
 from lightning_predict.distributed.overlap import FRICTION, Links
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.interval import Interval
+from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
@@ -167,15 +170,33 @@ def sharded_step(
         WeightsError: Weights that cannot be found or trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
-    state = checked_optimizer(optimizer)
+    return assigned_plan(
+        assignments,
+        target,
+        samples=samples,
+        optimizer=checked_optimizer(optimizer),
+        interconnect=interconnect,
+        models=kernel_models((target.gpu.name,), weights),
+    )
+
+
+def assigned_plan(
+    assignments: Sequence[Assignment],
+    target: Layout,
+    *,
+    samples: int,
+    optimizer: OptimizerState,
+    interconnect: Interconnect,
+    models: KernelModels | None,
+) -> ShardingPlan:
+    """Predict tables as `sharded_step` does, with kernel models at hand; None takes rooflines."""
     check_samples(samples, target)
     if not assignments:
         raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
     for assignment in assignments:
         _check_assignment(assignment, target)
     kinds = list(dict.fromkeys(assignment.kind for assignment in assignments))
-    models = kernel_models((target.gpu.name,), weights)
-    loads = loads_of([assignment.table for assignment in assignments], kinds, target, samples, state, models)
+    loads = loads_of([assignment.table for assignment in assignments], kinds, target, samples, optimizer, models)
     return plan_of(assignments, list(map(load_at, assignments, loads)), target, samples, interconnect)
 
 
@@ -297,3 +318,63 @@ def in_milliseconds(seconds: float) -> str:
 def in_gibibytes(size_bytes: float) -> str:
     """Write bytes as people read them."""
     return f"{bytes_to_gibibytes(size_bytes):,.3g} GiB"
+
+
+def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
+    """Give a plan as what a plan file holds: each table's way and place, and what they were chosen for.
+
+    Args:
+        plan: The plan.
+        optimizer: What updates the tables, a key of `OPTIMIZERS`.
+    """
+    return {
+        "layout": plan.layout,
+        "optimizer": optimizer,
+        "tables": [
+            {"name": one.table.name, "rows": one.table.rows, "dim": one.table.dim, "kind": one.kind, "gpu": one.gpu}
+            for one in plan.assignments
+        ],
+    }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WrittenPlan:
+    """The plan of a file, for the tables of a step.
+
+    Attributes:
+        assignments: In the order of the step's tables.
+        optimizer: A key of `OPTIMIZERS`.
+    """
+
+    assignments: tuple[Assignment, ...]
+    optimizer: str
+
+
+def read_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenPlan:
+    """Read a plan that `lightning-predict shard --output` wrote.
+
+    Args:
+        path: The file.
+        tables: Those of the step, which it must be for.
+
+    Raises:
+        InvalidArgumentError: A file that is not a plan, or one for other tables.
+        OSError: The file cannot be read.
+    """
+    document = read_json(path, InvalidArgumentError, name="sharding plan")
+    rows = document.member("tables").items()
+    if len(rows) != len(tables):
+        raise InvalidArgumentError(f"{path} shards {len(rows)} tables, and the step looks up {len(tables)}.")
+    found = []
+    for number, (row, table) in enumerate(zip(rows, tables, strict=True)):
+        size = (row.member("rows").integer(minimum=1), row.member("dim").integer(minimum=1))
+        if size != (table.rows, table.dim):
+            raise InvalidArgumentError(
+                f"{path}: table {number} has {size[0]:,} rows of {size[1]}, but that of the step, "
+                f"{table.name or number!r}, has {table.rows:,} of {table.dim}; shard this step again."
+            )
+        kind = row.member("kind").choice(tuple(KINDS))
+        gpu = None if row.member("gpu").value is None else row.member("gpu").integer()
+        found.append(Assignment(table, kind, gpu))
+    return WrittenPlan(tuple(found), document.member("optimizer").choice(tuple(OPTIMIZERS)))

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, final
 
+from lightning_predict.checked import read_csv
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.families.embedding import SECTOR_BYTES
+from lightning_predict.kernels.families.embedding import SECTOR_BYTES, ZIPF, zipf_exponent
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.translation import compute_dtype, translate
 from lightning_predict.tracing.trace import Operation, Trace
@@ -24,6 +26,9 @@ from lightning_predict.tracing.trace import Operation, Trace
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 INDEX_BYTES: Final = 8
 """Bytes of an index, and of the length of a bag; torch's default is int64."""
+
+MOST_ALPHA: Final = 4.0
+"""Exponent of Zipf's law beyond which a handful of rows is all that anybody asks for."""
 
 STATE_BYTES: Final = 4
 """Optimizers keep their state in float32."""
@@ -34,7 +39,7 @@ LOOK_UPS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingTable:
-    """One embedding table and what a sample asks of it. Rows are asked for with equal chance.
+    """One embedding table and what a sample asks of it.
 
     Attributes:
         rows: Rows of the table.
@@ -44,6 +49,7 @@ class EmbeddingTable:
         is_pooled: False where each row that is found is a vector of its own (`nn.Embedding`).
         dtype: Of the numbers: `float32`, `float16`, `bfloat16` or `float64`.
         name: What to call it; None: its number.
+        alpha: How unevenly rows are asked for: the exponent of Zipf's law, 0 for equal chances.
 
     Raises:
         InvalidArgumentError: A value outside its range.
@@ -56,6 +62,7 @@ class EmbeddingTable:
     is_pooled: bool = True
     dtype: str = "float32"
     name: str | None = None
+    alpha: float = 0.0
 
     def __post_init__(self) -> None:
         for word in ("rows", "dim"):
@@ -73,6 +80,10 @@ class EmbeddingTable:
             )
         if self.dtype not in DTYPES:
             raise InvalidArgumentError(f"{self._called}: dtype={self.dtype!r}; expected one of {', '.join(DTYPES)}.")
+        if not 0 <= self.alpha <= MOST_ALPHA:
+            raise InvalidArgumentError(
+                f"{self._called}: alpha={self.alpha!r}; expected an exponent of Zipf's law from 0 to {MOST_ALPHA:g}."
+            )
 
     @property
     def _called(self) -> str:
@@ -149,7 +160,7 @@ def tables_of_trace(trace: Trace) -> TracedTables:
     """
     found: dict[object, list[Operation]] = {}
     for position, operation in enumerate(trace.operations):
-        if operation.phase == "forward" and operation.name in LOOK_UPS and _has_shapes(operation):
+        if is_look_up(operation):
             found.setdefault(_weights(operation, position), []).append(operation)
     if not found:
         raise InvalidArgumentError(
@@ -165,8 +176,11 @@ def tables_of_trace(trace: Trace) -> TracedTables:
     return TracedTables(tables, samples // trace.batches)
 
 
-def _has_shapes(operation: Operation) -> bool:
+def is_look_up(operation: Operation) -> bool:
+    """Return whether a forward pass looks up rows of a table here."""
     inputs = operation.inputs
+    if operation.phase != "forward" or operation.name not in LOOK_UPS:
+        return False
     return len(inputs) > 1 and len(inputs[0].shape) == 2 and inputs[0].elements > 0 and inputs[1].elements > 0
 
 
@@ -208,4 +222,67 @@ def _table(operations: list[Operation], trace: Trace, samples: int) -> Embedding
         is_pooled=first.name != "aten::embedding",
         dtype=compute_dtype(weights),
         name=first.module,
+        alpha=float(first.arguments.get(ZIPF, 0.0)),
     )
+
+
+Skew = float | Mapping[str, float]
+"""How unevenly rows are asked for: one exponent of Zipf's law, or one for each table by its name."""
+
+BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
+
+
+def with_skew(trace: Trace, skew: Skew) -> Trace:
+    """Return a trace whose look-ups ask for rows by Zipf's law; a recording does not say how often each is asked for.
+
+    Args:
+        trace: The step.
+        skew: One exponent, or one by table; tables that are not named have equal chances.
+
+    Raises:
+        InvalidArgumentError: An exponent outside its range, or a name that no table has.
+    """
+    modules = {one.module for one in trace.operations if is_look_up(one) and one.module is not None}
+    named = dict.fromkeys(modules, float(skew)) if isinstance(skew, (int, float)) else dict(skew)
+    unknown = sorted(set(named) - modules)
+    if unknown:
+        raise InvalidArgumentError(
+            f"zipf_alpha names {unknown[0]!r}, which looks up no table; there are {', '.join(sorted(modules))}."
+        )
+    for name, alpha in named.items():
+        if not 0 <= alpha <= MOST_ALPHA:
+            raise InvalidArgumentError(f"zipf_alpha={alpha!r} of {name!r}; expected a number from 0 to {MOST_ALPHA:g}.")
+    return replace(
+        trace,
+        operations=tuple(
+            replace(one, arguments={**one.arguments, ZIPF: named[one.module]})
+            if one.module in named and (one.name in LOOK_UPS or one.name in BACKWARDS)
+            else one
+            for one in trace.operations
+        ),
+    )
+
+
+SAMPLE_COLUMNS: Final = ("table", "index")
+
+
+def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
+    """Fit Zipf's law to a sample of the indices of each table: the exponent with as many different rows.
+
+    Args:
+        path: CSV file with the columns `table` (the name of its module) and `index`.
+        trace: A step that looks the tables up, for their rows.
+
+    Raises:
+        InvalidArgumentError: A column or a value that is not as expected, or a table that the step does not look up.
+        OSError: The file cannot be read.
+    """
+    rows = {table.name: table.rows for table in tables_of_trace(trace).tables}
+    samples: dict[str, list[int]] = {}
+    for row in read_csv(path, InvalidArgumentError, columns=SAMPLE_COLUMNS):
+        name, index = row.member("table").text(), row.member("index").parsed().integer(minimum=0)
+        if name not in rows or index >= rows[name]:
+            known = ", ".join(f"{known} ({count:,} rows)" for known, count in rows.items())
+            raise InvalidArgumentError(f"{path} has index {index} of table {name!r}; the step looks up {known}.")
+        samples.setdefault(name, []).append(index)
+    return {name: zipf_exponent(len(set(found)), len(found), rows[name]) for name, found in samples.items()}

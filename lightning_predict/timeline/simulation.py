@@ -64,6 +64,7 @@ class Launching:
         recorded: Its overheads as they were recorded; None if the host model's count.
         library_seconds: What it takes beyond the host model's; without effect where they were recorded.
         python_seconds: Host work outside of operations before it.
+        operation: Its position in the trace; None if it is not there.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Launching:
     recorded: Overheads | None = None
     library_seconds: float = 0.0
     python_seconds: float = 0.0
+    operation: int | None = None
 
     @property
     def launches(self) -> int:
@@ -239,6 +241,7 @@ def _launching(
         recorded=host.overheads[index],
         library_seconds=0.0 if host.overheads[index] is not None else LIBRARY_SECONDS.get(operation.name, 0.0),
         python_seconds=host.python_seconds[index],
+        operation=index,
     )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.callbacks.predicting import strategy_of_trainer
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
+from tests.callbacks.small import Small
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -75,3 +79,27 @@ def test_the_callback_takes_layouts_and_a_strategy_and_refuses_what_cannot_be() 
         RuntimePredictor(["T4"], strategy="gossip")
     with pytest.raises(InvalidArgumentError, match="cores_per_node=0"):
         RuntimePredictor(["T4"], cores_per_node=0)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_callback_predicts_shared_tables(package: str, tmp_path: Path) -> None:
+    small = Small(package)
+    model = small.model()
+    model.network = Tables()
+    predictor = RuntimePredictor(["2xT4", "T4"], strategy="embedding=row_wise", warmup_steps=1)
+    small.trainer(tmp_path, max_steps=6, callbacks=[predictor]).fit(model, small.loader())
+    assert predictor.predictions is not None
+    assert "row_wise" in " ".join(predictor.predictions["2xT4"].notes)
+
+
+class Tables(nn.Module):
+    """Two bags of embeddings, asked for by the signs of the features, and a layer over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(1000, 16, mode="sum") for _ in range(2))
+        self.top = nn.Linear(32, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.top(torch.cat([table((rows > 0).long()) for table in self.tables], dim=1))
+        return found

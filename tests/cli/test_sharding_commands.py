@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,37 @@ def test_shard_refuses_what_cannot_be(options: list[str], problem: str, dlrm: Pa
 
 def test_shard_needs_tables(trace: Path, run: Run) -> None:
     assert "The trace has no look-up of an embedding table" in run("shard", trace).err
+
+
+def test_shard_writes_a_plan_that_predict_reads(dlrm: Path, run: Run, tmp_path: Path) -> None:
+    plan, timeline = tmp_path / "plan.json", tmp_path / "timeline.json"
+    ran = run("shard", dlrm, "--gpus", "4xA100-SXM-80GB", "--output", plan, "--timeline", timeline)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.endswith(f"Written: {plan}\nWritten: {timeline}\n")
+    assert "Critical path of a step on 4xA100-SXM-80GB, " in ran.out
+    whole = min(float(line.split()[-1]) for line in ran.out.splitlines() if line.startswith("4xA100-SXM-80GB  "))
+    words = ("predict", dlrm, "--gpus", "4xA100-SXM-80GB", "--strategy", f"embedding={plan}", "--json")
+    (found,) = run(*words).json["predictions"]
+    assert 1000 * found["iteration_seconds"] == pytest.approx(whole, rel=5e-3)  # three digits are printed
+    assert len(json.loads(timeline.read_text())["traceEvents"]) > 5
+
+
+def test_both_commands_take_uneven_rows(dlrm: Path, run: Run, tmp_path: Path) -> None:
+    sample = tmp_path / "sample.csv"
+    sample.write_text("table,index\n" + "tables.0,5\n" * 50)
+    shard = ("shard", dlrm, "--gpus", "4xA100-SXM-80GB", "--kinds", "row_wise", "--json")
+    (even,), (uneven,), (sampled,) = (
+        run(*shard, *more).json["layouts"]["4xA100-SXM-80GB"]["plans"]
+        for more in ((), ("--zipf-alpha", "1.2"), ("--indices", sample))
+    )
+    assert even["compute_seconds"] > sampled["compute_seconds"] > uneven["compute_seconds"]
+    predict = ("predict", dlrm, "--gpus", "4xA100-SXM-80GB", "--strategy", "embedding=row_wise", "--json")
+    (even,), (uneven,), (sampled,) = (
+        run(*predict, *more).json["predictions"] for more in ((), ("--zipf-alpha", "1.2"), ("--indices", sample))
+    )
+    assert even["iteration_seconds"] > sampled["iteration_seconds"] > uneven["iteration_seconds"]
+    for words in (shard, predict):
+        ran = run(*words[:-1], "--zipf-alpha", "1", "--indices", sample)
+        assert "Give one of --zipf-alpha and --indices" in ran.err
+    ran = run("shard", dlrm, "--batch-size", "4096", "--timeline", tmp_path / "no.json")
+    assert "--timeline shows the step as it was recorded; leave out --batch-size" in ran.err

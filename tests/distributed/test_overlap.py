@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from lightning_predict.distributed.overlap import FRICTION, MACHINE_SPREAD, Cutter, Links
+from lightning_predict.distributed.overlap import (
+    FRICTION,
+    MACHINE_SPREAD,
+    Cutter,
+    Links,
+    Piece,
+    Transfer,
+    events_of,
+    walk,
+)
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, RING_HOP_SECONDS, Interconnect, collective
@@ -72,3 +81,24 @@ def test_over_long_steps_paces_differ_less() -> None:
     moment, mean = FRICTION.spread(np.array([1e-4 * FRICTION.straggler_seconds, long]))
     assert moment == pytest.approx(FRICTION.straggler_spread, rel=1e-3)
     assert mean == pytest.approx(FRICTION.straggler_spread * math.sqrt(0.02 * 0.99), rel=1e-6)
+
+
+def test_events_and_the_path_that_decides() -> None:
+    # 6 s, then 1 s that waits for the second transfer: 4 s behind the first piece. 6 + 4 + 1; the first one is hidden.
+    pieces = [Piece(np.array([6.0]), name="backward"), Piece(np.array([1.0]), waits_for=1, name="update")]
+    transfers = [Transfer(np.array([3.0]), after=0, name="early"), Transfer(np.array([4.0]), after=1, name="late")]
+    events = events_of(pieces, transfers, 0)
+    assert [(one.name, one.is_transfer, one.start_seconds, one.seconds, one.is_critical) for one in events] == [
+        ("backward", False, 0.0, 6.0, True),
+        ("early", True, 0.0, 3.0, False),
+        ("late", True, 6.0, 4.0, True),
+        ("update", False, 10.0, 1.0, True),
+    ]
+    assert sum(one.seconds for one in events if one.is_critical) == walk(pieces, transfers).seconds[0]
+
+
+def test_a_transfer_behind_another_is_critical_through_it() -> None:
+    pieces = [Piece(np.array([1.0]), name="only")]
+    transfers = [Transfer(np.array([3.0]), after=0, name="first"), Transfer(np.array([4.0]), after=1, name="second")]
+    events = events_of(pieces, transfers, 0)
+    assert [one.name for one in events if one.is_critical] == ["first", "second"]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.kernels.families.embedding import EmbeddingModel, hit_rate
+from lightning_predict.kernels.families.embedding import EmbeddingModel, hit_rate, unique_rows, zipf_exponent
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from tests.example_gpu import BIG, SMALL
@@ -78,3 +78,42 @@ def test_rates_are_shares_and_times_keep_their_bound(bags: int, lookups: int, ro
     estimate = EmbeddingModel().estimate(batch, [SMALL, BIG])
     assert np.all(estimate.interval.low >= roofline_seconds(batch, [SMALL, BIG], least=True))
     assert np.all(np.isfinite(estimate.interval.high))
+
+
+def bags(rate_of: bool, **words: float) -> float:
+    columns = problem_batch("embedding_bag", "float32", **words).columns
+    return float(hit_rate(columns, [SMALL], whole_bags=rate_of)[0, 0])
+
+
+def test_a_bag_is_updated_from_l2_where_all_of_its_rows_are_there() -> None:
+    # 20,000 rows of 256 bytes, of which 0.9 MB hold X = 3,515.6; 4,096 bags of 3. C(X, 3) / C(E, 3) of the bags are all
+    # there, and X of the 12,288 look-ups fill the cache first.
+    held, rows, asked = 0.9 * 1e6 / 256, 20_000, 4096 * 3
+    product = held / rows * (held - 1) / (rows - 1) * (held - 2) / (rows - 2)
+    expected = 1 - (held + (asked - held) * (1 - product)) / asked
+    assert bags(True, bags=4096, lookups=3, rows=rows, dim=64) == pytest.approx(expected, rel=1e-6)
+    # Of a single row, that is what the look-up finds, too.
+    assert bags(True, bags=4096, lookups=1, rows=rows, dim=64) == pytest.approx(
+        bags(False, bags=4096, lookups=1, rows=rows, dim=64)
+    )
+    # A table that L2 holds is found whole.
+    assert bags(True, bags=4096, lookups=3, rows=100, dim=64) == bags(False, bags=4096, lookups=3, rows=100, dim=64)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.2])
+def test_zipf_asks_for_as_many_rows_as_the_sum_over_all_of_them(alpha: float) -> None:
+    rows, asked = 5000, 1000 * 7
+    chances = np.arange(1, rows + 1) ** -alpha
+    chances /= chances.sum()
+    expected = (1 - (1 - chances) ** asked).sum()
+    columns = problem_batch("embedding_bag", "float32", bags=1000, lookups=7, rows=rows, dim=64, alpha=alpha).columns
+    assert unique_rows(columns)[0] == pytest.approx(expected, rel=2e-3)
+    assert zipf_exponent(float(expected), asked, rows) == pytest.approx(alpha, abs=5e-3)
+
+
+def test_uneven_rows_are_found_more_often() -> None:
+    words = {"bags": 4096, "lookups": 20, "rows": 1e6, "dim": 64}
+    rates = [bags(False, **words, alpha=alpha) for alpha in (0, 1e-3, 0.6, 1.0, 1.4)]
+    assert rates == sorted(rates)
+    assert rates[0] == pytest.approx(rates[1], abs=5e-3)
+    assert bags(True, **words, alpha=1.4) < rates[-1]

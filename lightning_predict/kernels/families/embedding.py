@@ -8,6 +8,11 @@ HiPC 2022, section on embedding lookup):
     hit rate = 1 - U / (B·L)                                      if U <= X
                1 - (X + (B·L - X) · (E - X) / E) / (B·L)          otherwise
 
+In the backward pass the rows of a bag are updated together, and count as found where all of them are held: (X / E) is
+the product over i < L of (X - i) / (E - i), the sets of L rows among those held over all such sets. Rows need not be
+asked for alike: with `alpha` the chance of the r-th most frequent goes as 1 / r^alpha (Zipf), U is the sum of 1 - (1 -
+p_r)^(B·L), and L2 holds what was asked for in the last t look-ups (Che's approximation: t with X different rows).
+
 Traffic comes in sectors of 32 bytes: indices, offsets and the output from DRAM, rows from DRAM where L2 misses and
 through L2 always. Time is the later of the two, times 1.55 for rows of up to 32 numbers, 1.1 up to 64 (short rows leave
 lanes idle). Example::
@@ -24,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, final
 
 import numpy as np
@@ -63,6 +69,10 @@ SPREAD: Final = 1.35
 """Factor up and down. Lin et al. report errors below 10 % on the GPUs they fitted; ours are not fitted."""
 LAUNCH_SECONDS: Final = 2 * MICROSECOND
 
+ZIPF: Final = "zipf_alpha"
+"""Argument of a recorded look-up, and of its backward pass, that says how unevenly rows are asked for: the exponent of
+Zipf's law. No recorder writes it; see `sharding/tables.py`."""
+
 
 def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     if len(operation.inputs) < 2 or len(operation.inputs[0].shape) != 2:
@@ -84,8 +94,8 @@ register(
     *(
         OperationKind(
             name=name,
-            shape=("bags", "lookups", "rows", "dim"),
-            defaults={"lookups": 1},
+            shape=("bags", "lookups", "rows", "dim", "alpha"),
+            defaults={"lookups": 1, "alpha": 0},
             units="vector",
             flops=lambda c: c["bags"] * c["lookups"] * c["dim"],
             reads=reads,
@@ -122,24 +132,102 @@ register(
 )
 
 
+EXACT_RANKS: Final = 256
+"""Ranks of Zipf's law that stand for themselves; beyond, `RANKS_PER_DOUBLING` groups between a rank and its double."""
+RANKS_PER_DOUBLING: Final = 8
+BISECTIONS: Final = 60
+
+
+@lru_cache(maxsize=256)
+def _zipf(rows: float, alpha: float) -> tuple[Array, Array]:
+    """Return (rows in each group, chance of one of them): the r-th most frequent row is asked for as 1 / r^alpha."""
+    exact = int(min(rows, EXACT_RANKS))
+    doublings = math.log2(rows / exact)
+    groups = max(math.ceil(RANKS_PER_DOUBLING * doublings), 1) if rows > exact else 0
+    edges = np.concatenate([np.arange(exact) + 0.5, (exact + 0.5) * 2.0 ** (np.linspace(0, doublings, groups + 1))])
+    edges[-1] = rows + 0.5
+    masses = np.diff(np.log(edges)) if alpha == 1 else np.diff(edges ** (1 - alpha)) / (1 - alpha)
+    masses[:exact] = np.arange(1, exact + 1, dtype=np.float64)[: len(masses)] ** -alpha
+    counts = np.diff(edges)
+    return counts, masses / masses.sum() / counts
+
+
+def _different(asked: float, counts: Array, chances: Array) -> float:
+    """Count different rows among so many look-ups."""
+    return float((counts * -np.expm1(asked * np.log1p(-np.minimum(chances, 1 - 1e-12)))).sum())
+
+
+def zipf_exponent(different: float, asked: float, rows: float) -> float:
+    """Find the exponent of Zipf's law with which so many look-ups ask for so many different rows; 0 for equal chances.
+
+    Args:
+        different: Rows of a sample of indices, each counted once.
+        asked: Its indices.
+        rows: Rows of the table.
+    """
+    low, high = 0.0, 4.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _different(asked, *_zipf(rows, middle)) > different else (low, middle)
+    return low
+
+
 def unique_rows(c: Columns) -> Array:
     """Count different rows that a batch asks for, shape (problems,)."""
     asked = c["bags"] * c["lookups"]
     rows: Array = c["rows"] * -np.expm1(asked * np.log1p(-1 / np.maximum(c["rows"], 1 + 1e-9)))
+    for place in np.flatnonzero(c["alpha"]).tolist():
+        rows[place] = _different(float(asked[place]), *_zipf(float(c["rows"][place]), float(c["alpha"][place])))
     return np.minimum(rows, asked)
 
 
-def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4) -> Array:
-    """Estimate the share of look-ups that the L2 serves, shape (gpus, problems)."""
+def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_bags: bool = False) -> Array:
+    """Estimate the share of look-ups that the L2 serves, shape (gpus, problems).
+
+    Args:
+        c: The problems.
+        gpus: The GPUs.
+        value_bytes: Of a number.
+        whole_bags: A bag is served where all of its rows are there, as in the backward pass.
+    """
     asked = c["bags"] * c["lookups"]
     l2 = np.array([gpu.l2_bytes for gpu in gpus])[:, None]
     warps = np.array([gpu.streaming_multiprocessors * WARPS_PER_MULTIPROCESSOR for gpu in gpus])[:, None]
     tables = np.ceil(warps / c["bags"])
     held = np.minimum(np.minimum(USABLE_L2 * l2 / tables / (value_bytes * c["dim"]), c["rows"]), asked)
     unique = unique_rows(c)
-    misses = np.where(unique <= held, unique, held + (asked - held) * (c["rows"] - held) / c["rows"])
+    found = _product_of_sets(held, c["rows"], c["lookups"]) if whole_bags else held / c["rows"]  # (gpus, problems)
+    filled = held.copy()
+    for place in np.flatnonzero(c["alpha"]).tolist():
+        counts, chances = _zipf(float(c["rows"][place]), float(c["alpha"][place]))
+        for row in range(len(gpus)):
+            filled[row, place] = _look_ups_for(float(held[row, place]), float(asked[place]), counts, chances)
+            mass = float((counts * chances * -np.expm1(-chances * filled[row, place])).sum())
+            found[row, place] = mass ** float(max(c["lookups"][place], 1)) if whole_bags else mass
+    misses = np.where(unique <= held, unique, held + (asked - filled) * (1 - found))
     rate: Array = np.clip(1 - misses / asked, 0.0, 1.0)
     return rate
+
+
+def _look_ups_for(held: float, asked: float, counts: Array, chances: Array) -> float:
+    """Find after how many look-ups so many different rows were asked for; all of them where that never happens."""
+    low, high = 0.0, asked
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _different(middle, counts, chances) < held else (low, middle)
+    return high
+
+
+_log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
+
+
+def _product_of_sets(held: Array, rows: Array, lookups: Array) -> Array:
+    """Divide the sets of a bag's rows among those held by all such sets, C(X, L) / C(E, L); shape (gpus, problems)."""
+    rows, lookups = np.broadcast_to(rows, held.shape), np.broadcast_to(np.maximum(lookups, 1.0), held.shape)
+    size = np.minimum(lookups, held)
+    log_share = _log_gamma(held + 1) - _log_gamma(held - size + 1) - _log_gamma(rows + 1) + _log_gamma(rows - size + 1)
+    share: Array = np.where(held >= np.minimum(lookups, rows), np.exp(np.minimum(log_share, 0.0)), 0.0)
+    return share
 
 
 @final
@@ -165,12 +253,14 @@ class EmbeddingModel:
         value_bytes = COMPUTE_BYTES[batch.dtype]
         row_bytes = _sectors(value_bytes * c["dim"])
         rows = c["bags"] * c["lookups"] * row_bytes
-        if batch.operation.endswith("_backward"):
+        is_backward = batch.operation.endswith("_backward")
+        if is_backward:
             rows = BACKWARD_ROW_TRAFFIC * rows
         around = c["bags"] * (3 * SECTOR_BYTES + _sectors(INDEX_BYTES * c["lookups"]) + row_bytes)
         dram = np.array([gpu.dram_bytes_per_second for gpu in gpus])[:, None]
         cache = np.array([gpu.l2_bytes_per_second for gpu in gpus])[:, None]
-        from_dram = (around + (1 - hit_rate(c, gpus, value_bytes=value_bytes)) * rows) / dram
+        found = hit_rate(c, gpus, value_bytes=value_bytes, whole_bags=is_backward)
+        from_dram = (around + (1 - found) * rows) / dram
         through_l2 = (around + rows) / cache
         seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
         bound = roofline_seconds(batch, gpus, least=True)
@@ -200,7 +290,8 @@ def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
         bags -= 1
     if min(bags, indices.elements, *table.shape) < 1:
         return ()
-    dims = (bags, max(indices.elements / bags, 1.0), table.shape[0], table.shape[1])
+    lookups = max(indices.elements / bags, 1.0)
+    dims = (bags, lookups, table.shape[0], table.shape[1], operation.arguments.get(ZIPF, 0.0))
     return (Problem("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
 
 
@@ -231,6 +322,7 @@ def _bag_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | 
         return ()
     bags, dim = gradient.shape
     rows = int(operation.arguments["num_weights"])
+    alpha = float(operation.arguments.get(ZIPF, 0.0))
     row_bytes = gradient.size_bytes / bags
     index_bytes = float(indices.size_bytes)
     if operation.arguments.get("sparse"):
@@ -239,5 +331,7 @@ def _bag_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | 
     lookups = max(indices.elements / bags, 1.0)
     return (
         Problem("transfer", "float32", (index_bytes, rows * row_bytes + index_bytes, 0.0)),
-        Problem("embedding_bag_backward", compute_dtype(gradient), (float(bags), lookups, float(rows), float(dim))),
+        Problem(
+            "embedding_bag_backward", compute_dtype(gradient), (float(bags), lookups, float(rows), float(dim), alpha)
+        ),
     )
