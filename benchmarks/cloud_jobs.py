@@ -75,6 +75,7 @@ def main() -> None:
                 "gpu": offer.gpu,
                 "num_gpus": offer.num_gpus,
                 "usd_per_hour": offer.usd_per_hour,
+                **({} if offer.spot_usd_per_hour is None else {"spot_usd_per_hour": offer.spot_usd_per_hour}),
                 "date": offer.date,
             }
             for offer in offers

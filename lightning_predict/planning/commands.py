@@ -2,8 +2,8 @@
 
 Example::
 
-    plan(Path("jobs.yaml"), output=Path("plan"))        # table; plan/plan.json, gantt.png, gantt.html, sky/, slurm/
-    simulate(Path("study.yaml"), output=Path("study"))  # table; study/study.json, study.png
+    plan(Path("jobs.yaml"), output=Path("plan"))        # table; plan/plan.json, gantt.html, sky/, slurm/
+    simulate(Path("study.yaml"), output=Path("study"))  # table; study/study.json, study.svg
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from lightning_predict.planning.files import read_problem, read_situation
 from lightning_predict.planning.pictures import (
     comparison_figure,
     comparison_table,
-    gantt_figure,
     gantt_page,
     plan_table,
 )
@@ -51,7 +50,7 @@ def plan(
         PlanningFormatError: The file is malformed.
         InvalidArgumentError: A number out of its range, or an unknown method.
         InfeasiblePlanError: A job or a limit that no plan can satisfy.
-        MissingDependencyError: SciPy (for the MILP) or matplotlib (for the chart) is not installed.
+        MissingDependencyError: SciPy (for the MILP) is not installed.
     """
     console = Console() if console is None else console
     problem = read_problem(jobs)
@@ -62,7 +61,7 @@ def plan(
     console.print(plan_table(result))
     if output is not None:
         _write_plan(result, problem, output, since)
-        console.print(f"Written to {output}: plan.json, gantt.png, gantt.html, sky/, slurm/")
+        console.print(f"Written to {output}: plan.json, gantt.html, sky/, slurm/")
     return result
 
 
@@ -98,8 +97,8 @@ def simulate(
             "comparisons": [asdict(item) for item in comparisons],
         }
         (output / "study.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        comparison_figure(comparisons).savefig(output / "study.png")
-        console.print(f"Written to {output}: study.json, study.png")
+        comparison_figure(comparisons).savefig(output / "study.svg")
+        console.print(f"Written to {output}: study.json, study.svg")
     return runs
 
 
@@ -107,7 +106,6 @@ def _write_plan(result: Plan, problem: Problem, output: Path, since: Situation |
     output.mkdir(parents=True, exist_ok=True)
     (output / "plan.json").write_text(plan_json(result) + "\n", encoding="utf-8")
     (output / "gantt.html").write_text(gantt_page(result, problem.machines), encoding="utf-8")
-    gantt_figure(result, problem.machines).savefig(output / "gantt.png")
     for folder, files in (
         ("sky", skypilot_tasks(result, problem, since)),
         ("slurm", slurm_scripts(result, problem, since)),

@@ -71,7 +71,8 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
                 run=None,
                 accelerators=_accelerators(machine, machine.num_gpus),
                 cloud=cloud,
-                instance_type=None if cloud is None else sky_instance(cloud, machine.name),
+                instance_type=None if cloud is None else sky_instance(cloud, machine.instance or machine.name),
+                use_spot=True if machine.interruptions_per_hour is not None else None,
                 num_nodes=1,
                 comment=(_safe_comment(f"{machine.name}, ${machine.usd_per_hour:g} an hour"),),
             )

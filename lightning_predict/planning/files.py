@@ -8,9 +8,11 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
     machines:
       - g4dn.xlarge                       # an offer that ships with the package, or your own:
       - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
+      - {spot: g4dn.xlarge, interruptions_per_hour: 0.05}   # its spot price; how often it is taken away you say
+    checkpoint_seconds: 600               # with spot machines: what came after the last checkpoint is lost
     jobs:
       - name: resnet
-        hours: {g4dn.xlarge: {1: 9.5}, box: {1: 4.0, 2: 2.2, 4: 1.3}}
+        hours: {g4dn.xlarge: {1: 9.5}, g4dn.xlarge spot: {1: 9.5}, box: {1: 4.0, 2: 2.2, 4: 1.3}}
         deadline_hours: 8
         tardiness_usd_per_hour: 2
       - {name: bert, trace: bert.json, iterations: 200000, deadline_hours: 24}
@@ -30,6 +32,7 @@ from typing import Any, Final
 
 from lightning_predict.checked import Checked, File, read_csv, read_yaml, shown
 from lightning_predict.cost.offers import load_offers
+from lightning_predict.cost.price_files import at_spot_prices
 from lightning_predict.errors import PlanningFormatError
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.planning.problem import (
@@ -91,6 +94,7 @@ _TOP_OPTIONAL: Final = frozenset(
         "formulation",
         "period_seconds",
         "restart_seconds",
+        "checkpoint_seconds",
         "tardiness_factor",
         "postponement_factor",
     }
@@ -138,6 +142,7 @@ def read_problem(path: Path) -> Problem:
         tardiness_factor=_number(document, "tardiness_factor", 1.0),
         postponement_factor=_number(document, "postponement_factor", 1.0),
         restart_seconds=_number(document, "restart_seconds", RESTART_SECONDS),
+        checkpoint_seconds=document.optional("checkpoint_seconds", _float, None),
     )
     check_problem(problem)
     return problem
@@ -151,9 +156,12 @@ def read_situation(path: Path, problem: Problem) -> Situation:
         now_hours: 3.5
         spent_usd: 12.4                                          # on machines, so far
         jobs:
-          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2} # it runs
+          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2, measured_hours: 2.5} # it runs
           bert: {done: 0.1, machine: box, num_gpus: 1}            # it last ran so, and waits
           unet: {done: 1}                                         # it has ended
+
+    `measured_hours` is the time of the whole run where the job ran last, as its progress shows; what it takes elsewhere
+    is predicted anew from it.
 
     Args:
         path: The YAML file.
@@ -169,32 +177,40 @@ def read_situation(path: Path, problem: Problem) -> Situation:
     remaining = {job.name: 1.0 for job in problem.jobs if job.release_seconds <= now_seconds}
     running: dict[str, Placement] = {}
     started: dict[str, Configuration] = {}
+    measured: dict[str, dict[Configuration, float]] = {}
     for key, row in document.member("jobs").members().items():
         name = str(key)
-        row.check_keys({"done"}, {"node", "machine", "num_gpus"})
+        row.check_keys({"done"}, {"node", "machine", "num_gpus", "measured_hours"})
         remaining[name] = 1.0 - float(row.member("done").any_number())
         if remaining[name] == 0.0:
             del remaining[name]
             continue
-        if row.has("machine") or row.has("num_gpus") or row.has("node"):
+        if any(row.has(key) for key in ("machine", "num_gpus", "node", "measured_hours")):
             started[name] = Configuration(
                 machine=row.member("machine").words(), num_gpus=row.member("num_gpus").integer(minimum=1)
             )
         if row.has("node"):
             running[name] = Placement(node=row.member("node").integer(), configuration=started[name])
+        if row.has("measured_hours"):
+            measured[name] = {started[name]: hours_to_seconds(row.member("measured_hours").any_number())}
     situation = Situation(
         now_seconds=now_seconds,
         remaining=dict(sorted(remaining.items())),
         running=running,
         started=started,
+        measured=measured,
         spent_usd=_number(document, "spent_usd", 0.0),
     )
     check_situation(situation, problem)
     return situation
 
 
+def _float(value: Checked) -> float:
+    return float(value.any_number())
+
+
 def _number(row: Checked, key: str, default: float) -> float:
-    return row.optional(key, lambda value: float(value.any_number()), default)
+    return row.optional(key, _float, default)
 
 
 def _machine(row: Checked) -> MachineType:
@@ -202,23 +218,29 @@ def _machine(row: Checked) -> MachineType:
         return _offered(row, row.value)
     if not isinstance(row.value, dict):
         raise row.wrong("the name of an offer, or keys and values")
-    row.check_keys({"name", "gpu", "num_gpus", "usd_per_hour"}, {"provider"})
+    if row.has("spot"):
+        row.check_keys({"spot", "interruptions_per_hour"})
+        return _spot(row)
+    row.check_keys({"name", "gpu", "num_gpus", "usd_per_hour"}, {"provider", "instance", "interruptions_per_hour"})
     return MachineType(
         name=row.member("name").words(),
         gpu=row.member("gpu").words(),
         num_gpus=row.member("num_gpus").integer(minimum=1),
         usd_per_hour=float(row.member("usd_per_hour").any_number()),
-        provider=row.member("provider").words() if row.has("provider") else None,
+        provider=row.optional("provider", Checked.words, None),
+        instance=row.optional("instance", Checked.words, None),
+        interruptions_per_hour=row.optional("interruptions_per_hour", _float, None),
     )
 
 
-def _offered(row: Checked, instance: str) -> MachineType:
+def _offered(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
     """Return the newest offer of this instance that ships with the package."""
-    offers = [offer for offer in load_offers() if offer.instance == instance]
+    known = at_spot_prices(load_offers()) if spot else load_offers()
+    offers = [offer for offer in known if offer.instance == instance]
     if not offers:
         raise row.wrong(
-            "one of the offers that ship with the package, or a machine in full, as "
-            "{name: ..., gpu: ..., num_gpus: ..., usd_per_hour: ...}"
+            f"one of the offers that ship with the package{' and have a spot price' if spot else ''}, or a machine in "
+            "full, as {name: ..., gpu: ..., num_gpus: ..., usd_per_hour: ...}"
         )
     newest = max(offers, key=lambda offer: (offer.date, -offer.usd_per_hour))
     return MachineType(
@@ -227,6 +249,17 @@ def _offered(row: Checked, instance: str) -> MachineType:
         num_gpus=newest.num_gpus,
         usd_per_hour=newest.usd_per_hour,
         provider=newest.provider,
+    )
+
+
+def _spot(row: Checked) -> MachineType:
+    """Return an instance at the newest of its spot prices that ship with the package."""
+    machine = _offered(row.member("spot"), row.member("spot").words(), spot=True)
+    return replace(
+        machine,
+        name=f"{machine.name} spot",
+        instance=machine.name,
+        interruptions_per_hour=_float(row.member("interruptions_per_hour")),
     )
 
 

@@ -255,7 +255,7 @@ class MilpPlanner:
     """
 
     time_limit_seconds: float = 30.0
-    relative_gap: float = 1e-6
+    relative_gap: float = 1e-4
     name: str = "MILP"
 
     def decide(self, problem: Problem, situation: Situation) -> Decision:

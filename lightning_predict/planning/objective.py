@@ -26,7 +26,7 @@ often so slow that it drowns everything else. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -43,6 +43,7 @@ from lightning_predict.planning.problem import (
     Situation,
     usd,
 )
+from lightning_predict.units import seconds_to_hours
 
 HORIZON_GAPS: Final = 3.0
 """Events after which a machine is likely to be used otherwise. In the comparison with queue rules (a job every 45 s,
@@ -80,15 +81,61 @@ def restart_seconds(job: Job, problem: Problem, situation: Situation) -> float:
     return problem.restart_seconds if job.name in situation.started else 0.0
 
 
-def run_seconds(job: Job, configuration: Configuration, problem: Problem, situation: Situation) -> float:
-    """Return predicted time until the job's end if it starts on this configuration now, on a node new to it."""
-    return situation.remaining[job.name] * job.seconds[configuration] + restart_seconds(job, problem, situation)
+ELSEWHERE: Final = 0.24
+"""Where a job was measured to be slower than predicted on one GPU, it is expected to be slower on others by this power
+of the factor: the share that models have in the variance of measured over predicted whole steps, 0.148² of 0.041² +
+0.148² + 0.263² (by model, by GPU, and what is left; `weights/files/whole_steps.json`)."""
 
 
-def stay_seconds(job: Job, situation: Situation) -> float:
-    """Return predicted time until the end of a job that runs and stays where it is: what is left of a restart, too."""
-    seconds = situation.remaining[job.name] * job.seconds[situation.running[job.name].configuration]
-    return seconds + situation.restarting.get(job.name, 0.0)
+def working_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
+    """Return the time of a job's whole run without interruptions: as predicted, mended by what its progress shows.
+
+    Other configurations of a GPU that it was measured on are off by the same factor, other GPUs by a power of it.
+    """
+    measured = situation.measured.get(job.name)
+    if not measured:
+        return job.seconds
+    gpus = {machine.name: machine.gpu for machine in problem.machines}
+    factors = {gpus[item.machine]: seconds / job.seconds[item] for item, seconds in measured.items()}
+    elsewhere = math.prod(factors.values()) ** (ELSEWHERE / len(factors))
+    return {
+        item: measured.get(item, seconds * factors.get(gpus[item.machine], elsewhere))
+        for item, seconds in job.seconds.items()
+    }
+
+
+def interruption_factor(machine: MachineType, problem: Problem) -> float:
+    """Return how many times as long work takes on a machine type as without interruptions, on average.
+
+    A checkpoint is written after every C of work. Interruptions come at a constant rate λ, at any time; each loses what
+    was done since the last checkpoint and a restart R, which may be interrupted, too. Working off C then takes
+    (e^(λC) − 1) e^(λR) / λ (Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+    Future Generation Computer Systems 22, 2006).
+    """
+    if not machine.interruptions_per_hour or problem.checkpoint_seconds is None:
+        return 1.0
+    between = seconds_to_hours(problem.checkpoint_seconds) * machine.interruptions_per_hour
+    restart = seconds_to_hours(problem.restart_seconds) * machine.interruptions_per_hour
+    return math.expm1(between) * math.exp(restart) / between
+
+
+def expected_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
+    """Return the time of a job's whole run by configuration, with the interruptions that are to be expected."""
+    factors = {machine.name: interruption_factor(machine, problem) for machine in problem.machines}
+    whole = working_seconds(job, problem, situation)
+    return {item: seconds * factors[item.machine] for item, seconds in whole.items()}
+
+
+def run_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
+    """Return expected time until the job's end by the configuration on which it starts now, on a node new to it."""
+    remaining, restart = situation.remaining[job.name], restart_seconds(job, problem, situation)
+    return {item: remaining * seconds + restart for item, seconds in expected_seconds(job, problem, situation).items()}
+
+
+def stay_seconds(job: Job, problem: Problem, situation: Situation) -> float:
+    """Return expected time until the end of a job that runs and stays where it is: what is left of a restart, too."""
+    whole = expected_seconds(job, problem, situation)[situation.running[job.name].configuration]
+    return situation.remaining[job.name] * whole + situation.restarting.get(job.name, 0.0)
 
 
 def tardiness_usd(job: Job, end_seconds: float) -> float:
@@ -154,7 +201,8 @@ def row_of(job: Job, problem: Problem, situation: Situation) -> Row:
     machines = {machine.name: machine for machine in problem.machines}
     horizon = horizon_seconds(problem, situation)
     again = MOVES_TO_COME * restart_seconds(job, problem, situation)
-    seconds = {item: run_seconds(job, item, problem, situation) for item in _allowed(job, problem, situation)}
+    allowed = _allowed(job, problem, situation)
+    seconds = {item: t for item, t in sorted(run_seconds(job, problem, situation).items()) if item in allowed}
     price = {item: machines[item.machine].usd_per_hour for item in seconds}
     part = {item: share(machines[item.machine], item, problem.formulation) for item in seconds}
     shared_usd = {item: usd(seconds=t, usd_per_hour=price[item] * part[item]) for item, t in seconds.items()}
@@ -175,7 +223,7 @@ def row_of(job: Job, problem: Problem, situation: Situation) -> Row:
     tardiness = problem.postponement_factor * tardiness_usd(job, situation.now_seconds + worst)
     return Row(
         cells={} if is_fixed else {item: cell(item, t, again) for item, t in seconds.items()},
-        stays=None if current is None else cell(current.configuration, stay_seconds(job, situation), 0.0),
+        stays=None if current is None else cell(current.configuration, stay_seconds(job, problem, situation), 0.0),
         postponed_usd=math.inf
         if current is not None and not problem.formulation.preempts
         else run_later * (1 + TIE) + tardiness,
@@ -183,18 +231,18 @@ def row_of(job: Job, problem: Problem, situation: Situation) -> Row:
     )
 
 
-def _allowed(job: Job, problem: Problem, situation: Situation) -> list[Configuration]:
+def _allowed(job: Job, problem: Problem, situation: Situation) -> Collection[Configuration]:
     """Find where the job may run: everywhere, or, without migration, where it has started."""
     started = situation.started.get(job.name)
     if started is not None and not problem.formulation.migrates:
         return [started]
-    return sorted(job.seconds)
+    return job.seconds.keys()
 
 
-def cheapest_usd(job: Job, machines: Iterable[MachineType]) -> float:
+def cheapest_usd(job: Job, problem: Problem) -> float:
     """Cost the cheapest whole run of a job that has its machine alone."""
-    prices = {machine.name: machine.usd_per_hour for machine in machines}
-    return min(usd(seconds=seconds, usd_per_hour=prices[item.machine]) for item, seconds in job.seconds.items())
+    rates = {machine.name: machine.usd_per_hour * interruption_factor(machine, problem) for machine in problem.machines}
+    return min(usd(seconds=seconds, usd_per_hour=rates[item.machine]) for item, seconds in job.seconds.items())
 
 
 Table = npt.NDArray[np.float64]
@@ -306,4 +354,4 @@ def _budget_left(problem: Problem, situation: Situation, jobs: Iterable[Job]) ->
     if problem.limits.budget_usd is None:
         return math.inf
     later = sorted((job for job in jobs if job.release_seconds > situation.now_seconds), key=lambda job: job.name)
-    return problem.limits.budget_usd - situation.spent_usd - sum(cheapest_usd(job, problem.machines) for job in later)
+    return problem.limits.budget_usd - situation.spent_usd - sum(cheapest_usd(job, problem) for job in later)

@@ -1,23 +1,22 @@
-"""Show a plan as a table and a Gantt chart, for matplotlib and as one HTML page, and a study as a comparison.
+"""Show a plan as a table and a Gantt chart on an HTML page, and a study as a table and a figure.
 
-Each row is a GPU of a node, each bar a stretch of time that a job spends there. Figures go through matplotlib's object
-interface: no pyplot, no window. The page needs no script, style sheet or network; each bar shows its job, GPUs and
-times when the mouse rests on it.
-Example::
+Each row of the chart is a GPU of a node, each bar a stretch of time that a job spends there. The page needs no script,
+style sheet or network; each bar shows its job, GPUs and times when the mouse rests on it. Example::
 
     Console().print(plan_table(plan))
-    gantt_figure(plan, problem.machines).savefig("plan.png")
-    comparison_figure(compare(runs)).savefig("study.png")
     Path("plan.html").write_text(gantt_page(plan, problem.machines), encoding="utf-8")
+    comparison_figure(compare(runs)).savefig("study.svg")
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Final, final
 
+import numpy as np
 from rich.table import Table
 
 from lightning_predict.errors import MissingDependencyError
@@ -88,7 +87,7 @@ class Lane:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A laid-out Gantt chart, from which both the figure and the page are drawn.
+    """A laid-out Gantt chart.
 
     Attributes:
         lanes: One per node that was ever rented, from the top.
@@ -163,92 +162,42 @@ def _bars(segment: Segment, rows: Sequence[int], color: str) -> list[Bar]:
     ]
 
 
-_MACHINES: Final = "#4878a8"
-_TARDINESS: Final = "#d1733b"
-_DOTS_PER_INCH: Final = 120
-
-
-def gantt_figure(plan: Plan, machines: Sequence[MachineType]) -> Figure:
-    """Draw time in hours to the right, one row per GPU, one bar per stretch with the job's name.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    chart = chart_of(plan, machines)
-    figure = _figure(10.0, 1.2 + 0.22 * chart.rows)
-    axes = figure.add_subplot()
-    for bar in chart.bars:
-        start, end = seconds_to_hours(bar.start_seconds), seconds_to_hours(bar.end_seconds)
-        middle = bar.first_row + (bar.rows - 1) / 2
-        axes.barh(middle, end - start, left=start, height=bar.rows - 0.1, color=bar.color, edgecolor="white")
-        if bar.end_seconds - bar.start_seconds > 0.06 * chart.end_seconds:
-            axes.annotate(
-                bar.job,
-                ((start + end) / 2, middle),
-                horizontalalignment="center",
-                verticalalignment="center",
-                fontsize=7,
-                color="white",
-                parse_math=False,
-                clip_on=True,
-            )
-    for lane in chart.lanes:
-        axes.axhline(lane.first_row - 0.5, color="#cccccc", linewidth=0.8, zorder=0)
-    axes.set_yticks(
-        [lane.first_row + (lane.rows - 1) / 2 for lane in chart.lanes], [lane.label for lane in chart.lanes]
-    )
-    axes.tick_params(axis="y", labelsize=8)
-    axes.set_ylim(chart.rows - 0.5, -0.5)
-    axes.set_xlim(0, seconds_to_hours(chart.end_seconds))
-    axes.set_xlabel("hours")
-    axes.set_title(
-        f"{plan.policy}: machines ${plan.machine_usd:,.2f}, tardiness ${plan.tardiness_usd:,.2f}",
-        fontsize=10,
-        parse_math=False,
-    )
-    return figure
-
-
 def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw one panel per setting and one bar per policy: median machine cost with tardiness stacked on top.
+    """Draw what each policy saves against what a move costs, one panel per number of nodes and time between jobs.
+
+    A point is the median of the seeds, a bar goes from the worst seed to the best one.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    settings = list(dict.fromkeys((item.nodes, item.mean_gap_seconds) for item in comparisons))
-    figure = _figure(1.2 + 4.2 * len(settings), 4.2)
-    panels = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
-    for axes, setting in zip(panels, settings, strict=True):
-        rows = [item for item in comparisons if (item.nodes, item.mean_gap_seconds) == setting]
-        for position, item in enumerate(rows):
-            axes.bar(position, item.machine_usd, color=_MACHINES, label="machines")
-            axes.bar(position, item.tardiness_usd, bottom=item.machine_usd, color=_TARDINESS, label="tardiness")
-            if item.cut is not None:
-                axes.annotate(
-                    f"{-100 * item.cut:+.0f} %",
-                    (position, item.machine_usd + item.tardiness_usd),
-                    xytext=(0, 3),
-                    textcoords="offset points",
-                    horizontalalignment="center",
-                    fontsize=8,
-                )
-        axes.set_xticks(range(len(rows)), [item.policy for item in rows], rotation=30)
-        axes.set_title(f"{setting[0]} nodes, a job every {setting[1]:g} s", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("US dollars (median over the seeds)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles[:2], labels[:2], loc="outside upper right", ncols=2, fontsize=8)
-    return figure
-
-
-def _figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
             "The figure needs matplotlib, which is not installed: pip install lightning-predict[planning]"
         ) from error
-    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+    settings = list(dict.fromkeys((item.nodes, item.mean_gap_seconds) for item in comparisons))
+    policies = list(dict.fromkeys(item.policy for item in comparisons))
+    figure = Figure(figsize=(1.2 + 3.6 * len(settings), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
+    for axes, setting in zip(panels, settings, strict=True):
+        axes.axhline(0.0, color="#cccccc", linewidth=0.8)
+        for color, policy in zip(itertools.cycle(COLORS), policies):
+            rows = [
+                (item.restart_seconds, 100 * item.saved.median, 100 * item.saved.low, 100 * item.saved.high)
+                for item in comparisons
+                if (item.nodes, item.mean_gap_seconds, item.policy) == (*setting, policy) and item.saved is not None
+            ]
+            if rows:
+                restarts, middle, low, high = np.array(rows).T
+                bars = (middle - low, high - middle)
+                axes.errorbar(restarts, middle, bars, color=color, marker="o", markersize=4, capsize=2, label=policy)
+        axes.set_title(f"{setting[0]} nodes, a job every {setting[1]:g} s", fontsize=10)
+        axes.set_xlabel("seconds lost by a move")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("% saved against the best queue rule")
+    panels[0].legend(fontsize=8, frameon=False)
+    return figure
 
 
 _WIDTH: Final = 1000
@@ -327,8 +276,8 @@ def _row(outcome: Outcome) -> str:
 
 
 _TITLE: Final = (
-    "Medians over the seeds. saved: against the best of FIFO, EDF and PS on the same seed. "
-    "off: real cost from predicted cost. slowest: decision"
+    "Medians over the seeds. saved: against the best queue rule of the same seed, from the worst to the best seed. "
+    "possible: what no plan could surpass. off: real cost from predicted cost. slowest: decision"
 )
 
 
@@ -369,26 +318,29 @@ def plan_table(plan: Plan) -> Table:
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """Tabulate one row per setting and policy: medians over the seeds."""
     table = Table(title=_TITLE)
-    for name in ("nodes", "a job every"):
+    for name in ("nodes", "a job every", "restart"):
         table.add_column(name, justify="right")
-    table.add_column("policy")
-    for name in ("machines $", "tardiness $", "total $", "saved", "off", "slowest"):
-        table.add_column(name, justify="right")
+    table.add_column("policy", no_wrap=True)
+    for name in ("machines $", "late $", "total $", "saved %", "possible", "off %", "slowest"):
+        table.add_column(name, justify="right", no_wrap=True)
     previous = None
     for item in comparisons:
-        setting = (item.nodes, item.mean_gap_seconds)
+        setting = (item.nodes, item.mean_gap_seconds, item.restart_seconds)
+        saved = item.saved
         if previous is not None and setting != previous:
             table.add_section()
         previous = setting
         table.add_row(
             str(item.nodes),
             f"{item.mean_gap_seconds:g} s",
+            f"{item.restart_seconds:g} s",
             item.policy,
             f"{item.machine_usd:,.2f}",
             f"{item.tardiness_usd:,.2f}",
             f"{item.total_usd:,.2f}",
-            "" if item.cut is None else f"{100 * item.cut:.1f} %",
-            f"{100 * item.deviation:.1f} %",
+            "" if saved is None else f"{100 * saved.median:.0f} ({100 * saved.low:.0f} to {100 * saved.high:.0f})",
+            "" if saved is None else f"{100 * saved.possible:.0f}",
+            f"{100 * item.deviation:.0f}",
             f"{item.longest_decision_seconds:.2f} s",
         )
     return table

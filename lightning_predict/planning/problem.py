@@ -32,6 +32,9 @@ class MachineType:
         num_gpus: GPUs of one machine.
         usd_per_hour: Price of the whole machine, busy or not.
         provider: Who rents it out, as SkyPilot spells it; None if it does not matter.
+        instance: The provider's name of the machine, where `name` is another.
+        interruptions_per_hour: How often a spot machine is taken away, on average: an assumption of whoever plans. None
+            if it is not a spot machine.
     """
 
     name: str
@@ -39,6 +42,8 @@ class MachineType:
     num_gpus: int
     usd_per_hour: float
     provider: str | None = None
+    instance: str | None = None
+    interruptions_per_hour: float | None = None
 
 
 @final
@@ -138,6 +143,8 @@ class Problem:
         postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
         restart_seconds: Time that a job loses whenever it moves or goes on after a pause: a checkpoint is written and
             read, and a process started.
+        checkpoint_seconds: A job writes a checkpoint after so much work; an interruption of its machine loses what came
+            after it. None only without spot machines.
         horizon_seconds: How long a rented machine is counted in a decision; None takes it from the events so far (see
             `objective.py`).
     """
@@ -150,6 +157,7 @@ class Problem:
     tardiness_factor: float = 1.0
     postponement_factor: float = 1.0
     restart_seconds: float = RESTART_SECONDS
+    checkpoint_seconds: float | None = None
     horizon_seconds: float | None = None
 
 
@@ -178,6 +186,7 @@ class Situation:
         running: Where jobs run now.
         started: Last configuration of each job that has run, whether it runs now or not.
         restarting: Seconds until a job works that has moved, of those that run but do not work yet.
+        measured: Time of the whole run that a job's own progress shows, by job and by configuration that it ran on.
         spent_usd: Paid for machines so far.
         mean_gap_seconds: Mean time between two decisions so far; at most the period. None before the second decision.
     """
@@ -187,6 +196,7 @@ class Situation:
     running: Mapping[str, Placement] = field(default_factory=dict)
     started: Mapping[str, Configuration] = field(default_factory=dict)
     restarting: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, Mapping[Configuration, float]] = field(default_factory=dict)
     spent_usd: float = 0.0
     mean_gap_seconds: float | None = None
 

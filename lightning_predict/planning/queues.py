@@ -70,10 +70,11 @@ class QueueRule:
         """Order configurations: those that meet the deadline by cost, then the others by time."""
         machines = {machine.name: machine for machine in problem.machines}
         formulation = Formulation(shares_gpus=self.shares_gpus)
+        seconds_on = run_seconds(job, problem, situation)
 
         def rank(configuration: Configuration) -> tuple[bool, float, float, Configuration]:
             machine = machines[configuration.machine]
-            seconds = run_seconds(job, configuration, problem, situation)
+            seconds = seconds_on[configuration]
             price = machine.usd_per_hour * share(machine, configuration, formulation)
             cost = usd(seconds=seconds, usd_per_hour=price)
             late = situation.now_seconds + seconds > job.deadline_seconds

@@ -4,22 +4,25 @@ Events are the submission of a job, the end of a job, and a period without eithe
 works at its own speed; machines are paid from the decision that rents them to the one that gives them back, busy or
 not. Example::
 
-    plan = simulate(problem, HeuristicPlanner())
+    plan = simulate(problem, MilpPlanner())
     plan.machine_usd, plan.tardiness_usd
 
-Where `actual_seconds` gives other times than the predicted ones, jobs run by those, while the policy keeps believing
-the predictions: the plan is then what really happened, and the plan without them is what was expected.
+Where `actual_seconds` gives other times than the predicted ones, jobs run by those. The policy believes the predictions
+until a job has worked for a minute; from then on it is told what the job's progress shows. The plan is then what really
+happened, and the plan without them is what was expected.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Final, final
+
+import numpy as np
 
 from lightning_predict.errors import InfeasiblePlanError
-from lightning_predict.planning.objective import tardiness_usd
+from lightning_predict.planning.objective import expected_seconds, tardiness_usd, working_seconds
 from lightning_predict.planning.plan import Outcome, Plan, Rental, Segment
 from lightning_predict.planning.problem import (
     AbstractPolicy,
@@ -32,11 +35,16 @@ from lightning_predict.planning.problem import (
     usd,
 )
 from lightning_predict.planning.validation import check_problem, check_situation
+from lightning_predict.units import hours_to_seconds
 
 ActualSeconds = Mapping[str, Mapping[Configuration, float]]
 """Real time of the whole run, by job and configuration."""
 
-_TOLERANCE_SECONDS = 1e-6
+MEASURED_SECONDS: Final = 60.0
+"""Work after which a job's own speed is known: the mean of its steps is within a few percent of the rest of the run
+after some fifty of them."""
+
+_TOLERANCE_SECONDS: Final = 1e-6
 
 
 def simulate(
@@ -45,6 +53,7 @@ def simulate(
     *,
     actual_seconds: ActualSeconds | None = None,
     since: Situation | None = None,
+    interruptions: int | None = None,
     on_end: Callable[[str], None] | None = None,
 ) -> Plan:
     """Run all jobs to their end.
@@ -55,6 +64,8 @@ def simulate(
         actual_seconds: Real times; None takes the predicted ones.
         since: How far everything is; None starts at the beginning. Jobs that were submitted by then and are not in its
             `remaining` have ended. The plan has what comes after it.
+        interruptions: Seed of the moments at which spot machines are taken away; None makes jobs on them as slow as is
+            to be expected.
         on_end: Called with each job that ends, for a progress bar.
 
     Raises:
@@ -64,7 +75,9 @@ def simulate(
     check_problem(problem)
     if since is not None:
         check_situation(since, problem)
-    run = _Simulation(problem=problem, policy=policy, actual_seconds=actual_seconds, since=since)
+    run = _Simulation(
+        problem=problem, policy=policy, actual_seconds=actual_seconds, since=since, interruptions=interruptions
+    )
     if since is not None:
         run.decide()
     while run.arrivals or run.remaining:
@@ -72,6 +85,7 @@ def simulate(
         for name in run.end_jobs():
             if on_end is not None:
                 on_end(name)
+        run.interrupt()
         run.admit_jobs()
         run.decide()
     return run.plan()
@@ -95,6 +109,10 @@ class _Work:
     def remaining_at(self, now_seconds: float) -> float:
         return self.remaining - max(0.0, now_seconds - self.start_seconds) / self.seconds
 
+    def remaining_at_checkpoint(self, now_seconds: float, checkpoint_seconds: float) -> float:
+        worked = max(0.0, now_seconds - self.start_seconds)
+        return self.remaining - worked // checkpoint_seconds * checkpoint_seconds / self.seconds
+
 
 @final
 @dataclass(kw_only=True)
@@ -105,14 +123,17 @@ class _Simulation:
     policy: AbstractPolicy
     actual_seconds: ActualSeconds | None
     since: Situation | None
+    interruptions: int | None
     now_seconds: float = 0.0
     last_decision_seconds: float = 0.0
     remaining: dict[str, float] = field(default_factory=dict)
     work: dict[str, _Work] = field(default_factory=dict)
     started: dict[str, Configuration] = field(default_factory=dict)
+    measured: dict[str, dict[Configuration, float]] = field(default_factory=dict)
     first_start: dict[str, float] = field(default_factory=dict)
     machine_usd: dict[str, float] = field(default_factory=dict)
     rented: dict[int, tuple[str, float]] = field(default_factory=dict)
+    interrupted_at: dict[int, float] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     rentals: list[Rental] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -120,11 +141,20 @@ class _Simulation:
 
     def __post_init__(self) -> None:
         self.jobs: dict[str, Job] = {job.name: job for job in self.problem.jobs}
-        self.prices = {machine.name: machine.usd_per_hour for machine in self.problem.machines}
+        self.machines = {machine.name: machine for machine in self.problem.machines}
+        self.random = np.random.default_rng([self.interruptions or 0, 3])
         # The next to arrive is last.
         self.arrivals = sorted(self.problem.jobs, key=lambda job: (job.release_seconds, job.name), reverse=True)
         if self.since is not None:
             self._go_on_from(self.since)
+
+    def _seconds(self, job: Job, configuration: Configuration) -> float:
+        """Return the time of the job's whole run here, as it will be; of spot machines, interruptions come on top."""
+        known = self.since or Situation(now_seconds=0.0, remaining={})
+        real = job if self.actual_seconds is None else replace(job, seconds=self.actual_seconds[job.name])
+        known = known if self.actual_seconds is None else replace(known, measured={})
+        time_of = expected_seconds if self.interruptions is None else working_seconds
+        return time_of(real, self.problem, known)[configuration]
 
     def _go_on_from(self, since: Situation) -> None:
         """Take over how far everything is."""
@@ -132,9 +162,10 @@ class _Simulation:
         self.arrivals = [job for job in self.arrivals if job.release_seconds > since.now_seconds]
         self.remaining = dict(since.remaining)
         self.started = dict(since.started)
+        self.measured = {name: dict(seconds) for name, seconds in since.measured.items()}
+        self._rent({placement.node: placement.configuration.machine for placement in since.running.values()})
         for name, placement in since.running.items():
             self._start(name, placement, lost_seconds=since.restarting.get(name, 0.0))
-            self.rented.setdefault(placement.node, (placement.configuration.machine, since.now_seconds))
 
     def next_event_seconds(self) -> float:
         """Return the earliest of submission, end and period."""
@@ -144,7 +175,7 @@ class _Simulation:
         if not self.work and math.isinf(arrival) and self.now_seconds > patience + self.problem.period_seconds:
             raise self._stuck()
         period = self.last_decision_seconds + self.problem.period_seconds if self.remaining else math.inf
-        return max(self.now_seconds, min(ends, arrival, period))
+        return max(self.now_seconds, min(ends, arrival, period, *self.interrupted_at.values()))
 
     def advance(self, until_seconds: float) -> None:
         """Move the clock, and share out the price of each machine among the jobs on it, by their GPUs."""
@@ -153,7 +184,7 @@ class _Simulation:
             by_node.setdefault(self.work[name].placement.node, []).append(name)
         for node, names in by_node.items():
             machine, _ = self.rented[node]
-            price = usd(seconds=until_seconds - self.now_seconds, usd_per_hour=self.prices[machine])
+            price = usd(seconds=until_seconds - self.now_seconds, usd_per_hour=self.machines[machine].usd_per_hour)
             gpus = {name: self.work[name].placement.configuration.num_gpus for name in names}
             for name in names:
                 self.machine_usd[name] = self.machine_usd.get(name, 0.0) + price * gpus[name] / sum(gpus.values())
@@ -182,6 +213,15 @@ class _Simulation:
             )
         return ended
 
+    def interrupt(self) -> None:
+        """Take away the spot machines whose time has come; their jobs go back to their last checkpoints."""
+        for node in [node for node, at in self.interrupted_at.items() if at <= self.now_seconds + _TOLERANCE_SECONDS]:
+            for name in [name for name, work in self.work.items() if work.placement.node == node]:
+                between = self.problem.checkpoint_seconds or math.inf
+                self.remaining[name] = self.work[name].remaining_at_checkpoint(self.now_seconds, between)
+                self._close_segment(name)
+            self._give_back(node)
+
     def admit_jobs(self) -> None:
         """Take in the jobs that have been submitted by now."""
         while self.arrivals and self.arrivals[-1].release_seconds <= self.now_seconds:
@@ -191,6 +231,9 @@ class _Simulation:
         """Ask the policy, and do what it says."""
         for name, work in self.work.items():
             self.remaining[name] = max(work.remaining_at(self.now_seconds), 0.0)
+            if self.actual_seconds is not None and self.now_seconds - work.start_seconds >= MEASURED_SECONDS:
+                here = work.placement.configuration
+                self.measured.setdefault(name, {})[here] = self.actual_seconds[name][here]
         placements: Mapping[str, Placement] = {}
         if self.remaining:
             situation = Situation(
@@ -203,6 +246,7 @@ class _Simulation:
                     for name, work in sorted(self.work.items())
                     if work.start_seconds > self.now_seconds
                 },
+                measured={name: dict(self.measured[name]) for name in sorted(self.measured.keys() & self.remaining)},
                 spent_usd=self._spent_usd(),
                 mean_gap_seconds=self._mean_gap_seconds(),
             )
@@ -237,13 +281,12 @@ class _Simulation:
 
     def _start(self, name: str, placement: Placement, *, lost_seconds: float) -> None:
         """Begin a segment, in which the job first loses some time to its restart."""
-        source = self.jobs[name].seconds if self.actual_seconds is None else self.actual_seconds[name]
         self.work[name] = _Work(
             placement=placement,
             segment_start_seconds=self.now_seconds,
             start_seconds=self.now_seconds + lost_seconds,
             remaining=self.remaining[name],
-            seconds=source[placement.configuration],
+            seconds=self._seconds(self.jobs[name], placement.configuration),
         )
         self.started[name] = placement.configuration
         self.first_start.setdefault(name, self.now_seconds)
@@ -263,17 +306,24 @@ class _Simulation:
     def _rent(self, wanted: Mapping[int, str]) -> None:
         """Give back and rent machines so that each node is what is wanted."""
         for node in sorted(self.rented.keys() | wanted.keys()):
-            machine, since = self.rented.get(node, (None, self.now_seconds))
+            machine, _ = self.rented.get(node, (None, self.now_seconds))
             if machine == wanted.get(node):
                 continue
             if machine is not None:
-                del self.rented[node]
-                self.rentals.append(self._rental(node, machine, since))
+                self._give_back(node)
             if node in wanted:
                 self.rented[node] = (wanted[node], self.now_seconds)
+                rate = self.machines[wanted[node]].interruptions_per_hour
+                if rate and self.interruptions is not None:
+                    hours = float(self.random.exponential(1 / rate))
+                    self.interrupted_at[node] = self.now_seconds + hours_to_seconds(hours)
+
+    def _give_back(self, node: int) -> None:
+        self.rentals.append(self._rental(node, *self.rented.pop(node)))
+        self.interrupted_at.pop(node, None)
 
     def _rental(self, node: int, machine: str, since: float) -> Rental:
-        price = usd(seconds=self.now_seconds - since, usd_per_hour=self.prices[machine])
+        price = usd(seconds=self.now_seconds - since, usd_per_hour=self.machines[machine].usd_per_hour)
         return Rental(node=node, machine=machine, start_seconds=since, end_seconds=self.now_seconds, usd=price)
 
     def _mean_gap_seconds(self) -> float | None:

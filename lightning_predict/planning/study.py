@@ -4,9 +4,8 @@ Random instances draw jobs that arrive like customers from a fixed mix, with dea
 machines are those of a published study, derived in `job_times.toml`, and real times are off evenly by `error`; or
 (`setting: clouds`) machines that clouds rent out today, with the times that this package predicts (`cloud_jobs.json`),
 and real times as far off as its predictions were from published measurements. Each run simulates one policy on one
-random instance twice: with the predicted times, and with real times that differ from them within their interval. Runs
-are independent and go through joblib, so a study that is too large for one machine spreads over a cluster without a
-change::
+random instance twice: with the predicted times, and with the real ones. Runs are independent and go through joblib, so
+a study that is too large for one machine spreads over a cluster without a change::
 
     with joblib.parallel_config("dask"):
         result = run_study(Study(nodes=(10, 100)))
@@ -16,17 +15,19 @@ The same study gives the same numbers on any number of workers. Example of `stud
     setting: published
     nodes: [10]
     mean_gap_seconds: [30, 45]
-    seeds: 5
+    restart_seconds: [60]
+    seeds: [2, 3, 4, 5, 6]                # 0 and 1 served to choose constants of the planner (`objective.py`)
     error: 0.1
-    restart_seconds: 60
-    policies: [fifo, edf, ps, milp]
+    policies: [edf, edf-shared, milp]
+
+With `interruptions_per_hour` and `checkpoint_seconds`, the machines of clouds are offered at spot prices, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -39,6 +40,7 @@ from lightning_predict.checked import Checked, read_json, read_toml, read_yaml
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.planning.milp import check_scipy
+from lightning_predict.planning.objective import share, tardiness_usd
 from lightning_predict.planning.policies import PLANNERS, policy
 from lightning_predict.planning.problem import (
     RESTART_SECONDS,
@@ -48,8 +50,10 @@ from lightning_predict.planning.problem import (
     Limits,
     MachineType,
     Problem,
+    usd,
 )
 from lightning_predict.planning.simulator import ActualSeconds, simulate
+from lightning_predict.planning.validation import check_problem
 from lightning_predict.timeline.step_spread import SPREAD_FILE
 
 JOB_TIMES_FILE: Final = Path(__file__).with_name("job_times.toml")
@@ -64,17 +68,33 @@ _PASSES: Final = 3
 
 
 @cache
-def study_machines(setting: str = "published") -> tuple[MachineType, ...]:
+def study_machines(setting: str = "published", interruptions_per_hour: float | None = None) -> tuple[MachineType, ...]:
     """Return the machine types of a setting.
 
     Args:
         setting: `published` or `clouds`.
+        interruptions_per_hour: Of spot machines, which are then offered beside the others; None offers none.
 
     Raises:
         CatalogueError: The table breaks a rule.
     """
-    rows = _tables("machine") if setting == "published" else _cloud_jobs().member("machines").members()
-    return tuple(_machine(str(name), row) for name, row in rows.items())
+    if setting == "published":
+        return tuple(_machine(str(name), row) for name, row in _tables("machine").items())
+    rows = {str(name): row for name, row in _cloud_jobs().member("machines").members().items()}
+    on_demand = tuple(_machine(name, row) for name, row in rows.items())
+    if interruptions_per_hour is None:
+        return on_demand
+    spot = (
+        replace(
+            machine,
+            name=f"{machine.name} spot",
+            usd_per_hour=rows[machine.name].member("spot_usd_per_hour").positive(),
+            interruptions_per_hour=interruptions_per_hour,
+        )
+        for machine in on_demand
+        if rows[machine.name].has("spot_usd_per_hour")
+    )
+    return (*on_demand, *spot)
 
 
 @cache
@@ -83,18 +103,19 @@ def _cloud_jobs() -> Checked:
 
 
 @cache
-def cloud_job_seconds(kind: str) -> Mapping[Configuration, float]:
+def cloud_job_seconds(kind: str, machines: tuple[MachineType, ...]) -> Mapping[Configuration, float]:
     """Return the predicted time of a whole run of one of the six jobs on each machine type of the clouds.
 
     Counts of GPUs that are slower than a smaller one are not offered.
 
     Args:
         kind: `JJ1` to `JJ6`.
+        machines: Machine types of the clouds.
     """
     by_gpu = _cloud_jobs().member("step_seconds").member(kind).members()
     steps = _steps(_tables("job")[kind])
     seconds: dict[Configuration, float] = {}
-    for machine in study_machines("clouds"):
+    for machine in machines:
         fastest = math.inf
         for count, step in by_gpu[machine.gpu].members().items():
             if int(count) <= machine.num_gpus and step.positive() < fastest:
@@ -140,7 +161,7 @@ def job_seconds(kind: str, machines: tuple[MachineType, ...]) -> Mapping[Configu
 
 
 def _machine(name: str, row: Checked) -> MachineType:
-    row.check_keys({"gpu", "num_gpus", "usd_per_hour"}, {"date"})
+    row.check_keys({"gpu", "num_gpus", "usd_per_hour"}, {"date", "spot_usd_per_hour"})
     return MachineType(
         name=name,
         gpu=find_gpu(row.member("gpu").words()).name,
@@ -191,6 +212,8 @@ def random_problem(
     setting: str = "published",
     formulation: Formulation = WITH_ALL_FREEDOM,
     restart_seconds: float = RESTART_SECONDS,
+    interruptions_per_hour: float | None = None,
+    checkpoint_seconds: float | None = None,
 ) -> Problem:
     """Return an instance of the fixed setting: ρ = 1, H = 300 s.
 
@@ -202,6 +225,8 @@ def random_problem(
         setting: `published` or `clouds`.
         formulation: Freedom of the planner.
         restart_seconds: Time that a job loses when it moves or goes on after a pause.
+        interruptions_per_hour: Of spot machines of the clouds; None offers none.
+        checkpoint_seconds: Work between two checkpoints; see `Problem`.
     """
     random = np.random.default_rng([seed, nodes])
     number = JOBS_PER_NODE * nodes
@@ -210,10 +235,11 @@ def random_problem(
     slack = random.uniform(1.5, 4.0, size=number)
     weights = random.uniform(1.0, 5.0, size=number)
     digits = len(str(number - 1))
+    machines = study_machines(setting, interruptions_per_hour)
+    seconds_of = cloud_job_seconds if setting == "clouds" else job_seconds
     jobs = []
     for index in range(number):
-        kind = str(kinds[index])
-        seconds = cloud_job_seconds(kind) if setting == "clouds" else job_seconds(kind, study_machines())
+        seconds = seconds_of(str(kinds[index]), machines)
         job = Job(
             name=f"{index:0{digits}d}-{kinds[index]}",
             seconds=seconds,
@@ -226,10 +252,11 @@ def random_problem(
         jobs.append(job)
     return Problem(
         jobs=tuple(jobs),
-        machines=study_machines(setting),
+        machines=machines,
         limits=Limits(nodes=nodes),
         formulation=formulation,
         restart_seconds=restart_seconds,
+        checkpoint_seconds=checkpoint_seconds,
     )
 
 
@@ -279,6 +306,60 @@ def cloud_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
     }
 
 
+def least_usd(problem: Problem, seconds: ActualSeconds) -> float:
+    """Return what no plan costs less than.
+
+    Each job begins at its release and pays for no GPU that idles and no restart, on one configuration or, where that
+    just keeps its deadline, with a part of its work on each of two: what machines cost is linear in the parts, and what
+    tardiness costs has one bend.
+
+    Args:
+        problem: Jobs and machines.
+        seconds: Real time of the whole run, by job and configuration.
+    """
+    machines = {machine.name: machine for machine in problem.machines}
+    least = 0.0
+    for job in problem.jobs:
+        slack = job.deadline_seconds - job.release_seconds
+        ways = [
+            (time, usd(seconds=time, usd_per_hour=machine.usd_per_hour * share(machine, item, problem.formulation)))
+            for item, time in seconds[job.name].items()
+            for machine in [machines[item.machine]]
+        ]
+        alone = (cost + tardiness_usd(job, job.release_seconds + time) for time, cost in ways)
+        mixed = (
+            cheap + (dear - cheap) * (slow - slack) / (slow - fast)
+            for slow, cheap in ways
+            for fast, dear in ways
+            if fast <= slack < slow
+        )
+        least += min([*alone, *mixed])
+    return least
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """The numbers that make a random instance of a study.
+
+    Attributes:
+        nodes: Machines at one time.
+        mean_gap_seconds: Mean time between two arrivals.
+        restart_seconds: Time that a job loses when it moves or goes on after a pause.
+        seed: Of the random numbers.
+    """
+
+    nodes: int
+    mean_gap_seconds: float
+    restart_seconds: float
+    seed: int
+
+    @property
+    def setting(self) -> tuple[int, float, float]:
+        """All but the seed."""
+        return self.nodes, self.mean_gap_seconds, self.restart_seconds
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
@@ -288,30 +369,35 @@ class Study:
         setting: `published` or `clouds`.
         nodes: Numbers of nodes; an instance has ten jobs per node.
         mean_gap_seconds: Mean times between two arrivals.
-        seeds: Instances of each setting.
+        restart_seconds: Times that a job loses when it moves or goes on after a pause.
+        seeds: One instance of each; without 0 and 1, on which constants of the planner were chosen.
         error: Half width of the interval of the published times: 0.1 is ±10 %.
-        restart_seconds: Time that a job loses when it moves or goes on after a pause.
         policies: Names of `policies.py`.
+        interruptions_per_hour: Of spot machines, which clouds then offer, too: an assumption; None leaves them out.
+        checkpoint_seconds: Work between two checkpoints of a job; only with spot machines.
     """
 
     setting: str = "published"
     nodes: tuple[int, ...] = (10,)
     mean_gap_seconds: tuple[float, ...] = (30.0, 45.0)
-    seeds: int = 5
+    restart_seconds: tuple[float, ...] = (RESTART_SECONDS,)
+    seeds: tuple[int, ...] = (2, 3, 4, 5, 6)
     error: float = 0.1
-    restart_seconds: float = RESTART_SECONDS
-    policies: tuple[str, ...] = ("fifo", "edf", "ps", "milp")
+    policies: tuple[str, ...] = ("edf", "edf-shared", "milp")
+    interruptions_per_hour: float | None = None
+    checkpoint_seconds: float | None = None
 
     @property
-    def runs(self) -> list[tuple[int, float, int, str]]:
-        """Nodes, mean gap, seed and policy of every run; planners first, because they take longest."""
+    def runs(self) -> list[tuple[Instance, str]]:
+        """Instance and policy of every run; planners first, because they take longest."""
         order = sorted(self.policies, key=lambda name: name not in PLANNERS)
         return [
-            (n, gap, seed, name)
+            (Instance(nodes=nodes, mean_gap_seconds=gap, restart_seconds=restart, seed=seed), name)
             for name in order
-            for n in self.nodes
+            for nodes in self.nodes
             for gap in self.mean_gap_seconds
-            for seed in range(self.seeds)
+            for restart in self.restart_seconds
+            for seed in self.seeds
         ]
 
 
@@ -321,11 +407,10 @@ class StudyRun:
     """One policy on one instance.
 
     Attributes:
-        nodes: Of the instance.
-        mean_gap_seconds: Of the instance.
-        seed: Of the instance.
+        instance: What was planned.
         policy: Its name.
         predicted_usd: Machines and tardiness, had all times been as predicted.
+        least_usd: No plan costs less than this, with the real times (see `least_usd`).
         machine_usd: Machines, with the real times.
         tardiness_usd: Tardiness, with the real times.
         late_jobs: Jobs that ended after their deadline.
@@ -333,11 +418,10 @@ class StudyRun:
         longest_decision_seconds: The slowest; the only figure that depends on the computer.
     """
 
-    nodes: int
-    mean_gap_seconds: float
-    seed: int
+    instance: Instance
     policy: str
     predicted_usd: float
+    least_usd: float
     machine_usd: float
     tardiness_usd: float
     late_jobs: int
@@ -357,29 +441,49 @@ class StudyRun:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """The share of the cost that is saved against the best queue rule of the same seed, over the seeds.
+
+    Attributes:
+        low: Of the worst seed. From it to the best seed is a confidence interval of the median, whatever the
+            distribution: of n seeds, all lie on one side of it with a chance of 2^(1-n), 6 % of five.
+        median: Half of the seeds save more.
+        high: Of the best seed.
+        possible: Median of what a plan at `least_usd` would save.
+    """
+
+    low: float
+    median: float
+    high: float
+    possible: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """One policy in one setting, over the seeds.
 
     Attributes:
         nodes: Of the setting.
         mean_gap_seconds: Of the setting.
+        restart_seconds: Of the setting.
         policy: Its name.
         machine_usd: Median over the seeds.
         tardiness_usd: Median over the seeds.
         total_usd: Median over the seeds.
-        cut: Median over the seeds of the cost that it saves against the best queue rule of the same seed, as a share;
-            None if the study has no queue rules without sharing.
+        saved: Against queue rules; None if the study has none.
         deviation: Median over the seeds of how far real cost is from predicted cost, without sign.
         longest_decision_seconds: Over all seeds.
     """
 
     nodes: int
     mean_gap_seconds: float
+    restart_seconds: float
     policy: str
     machine_usd: float
     tardiness_usd: float
     total_usd: float
-    cut: float | None
+    saved: Saving | None
     deviation: float
     longest_decision_seconds: float
 
@@ -397,15 +501,13 @@ def read_study(path: Path) -> Study:
     study = Study(
         setting=get("setting", Checked.text, defaults.setting),
         nodes=get("nodes", lambda value: tuple(item.integer() for item in value.items()), defaults.nodes),
-        mean_gap_seconds=get(
-            "mean_gap_seconds",
-            lambda value: tuple(_float(item) for item in value.items()),
-            defaults.mean_gap_seconds,
-        ),
-        seeds=get("seeds", lambda value: value.integer(minimum=1), defaults.seeds),
+        mean_gap_seconds=get("mean_gap_seconds", _floats, defaults.mean_gap_seconds),
+        restart_seconds=get("restart_seconds", _floats, defaults.restart_seconds),
+        seeds=get("seeds", lambda value: tuple(item.integer() for item in value.items()), defaults.seeds),
         error=get("error", _float, defaults.error),
-        restart_seconds=get("restart_seconds", _float, defaults.restart_seconds),
         policies=get("policies", lambda value: tuple(item.text() for item in value.items()), defaults.policies),
+        interruptions_per_hour=get("interruptions_per_hour", _float, None),
+        checkpoint_seconds=get("checkpoint_seconds", _float, None),
     )
     check_study(study)
     return study
@@ -413,6 +515,10 @@ def read_study(path: Path) -> Study:
 
 def _float(value: Checked) -> float:
     return float(value.any_number())
+
+
+def _floats(value: Checked) -> tuple[float, ...]:
+    return tuple(_float(item) for item in value.items())
 
 
 def check_study(study: Study) -> None:
@@ -426,17 +532,36 @@ def check_study(study: Study) -> None:
     if study.setting not in SETTINGS:
         raise InvalidArgumentError(f"setting is {study.setting!r}; expected one of {', '.join(SETTINGS)}.")
     if not study.runs:
-        raise InvalidArgumentError("The study has no runs; expected at least one of nodes, gaps, seeds and policies.")
+        raise InvalidArgumentError(
+            "The study has no runs; expected at least one of nodes, gaps, restarts, seeds and policies."
+        )
     for number in study.nodes:
         if number < 1:
             raise InvalidArgumentError(f"nodes is {number}; expected 1 or more.")
     for gap in study.mean_gap_seconds:
         if not gap > 0:
             raise InvalidArgumentError(f"mean_gap_seconds is {gap}; expected seconds above 0.")
-    if not study.restart_seconds >= 0:
-        raise InvalidArgumentError(f"restart_seconds is {study.restart_seconds}; expected 0 or more.")
     if not 0 <= study.error < 1:
         raise InvalidArgumentError(f"error={study.error}; expected a share from 0 to below 1, such as 0.1.")
+    if study.interruptions_per_hour is not None and study.setting != "clouds":
+        raise InvalidArgumentError(
+            "interruptions_per_hour needs setting: clouds; the published machines have no spot price."
+        )
+    for instance in {instance.restart_seconds: instance for instance, _ in study.runs}.values():
+        check_problem(_problem(study, instance))
+
+
+def _problem(study: Study, instance: Instance) -> Problem:
+    return random_problem(
+        nodes=instance.nodes,
+        mean_gap_seconds=instance.mean_gap_seconds,
+        seed=instance.seed,
+        error=study.error,
+        setting=study.setting,
+        restart_seconds=instance.restart_seconds,
+        interruptions_per_hour=study.interruptions_per_hour,
+        checkpoint_seconds=study.checkpoint_seconds,
+    )
 
 
 def run_study(
@@ -463,28 +588,19 @@ def run_study(
         if on_run is not None:
             on_run(run)
     order = {name: number for number, name in enumerate(study.policies)}
-    return tuple(sorted(runs, key=lambda run: (run.nodes, run.mean_gap_seconds, order[run.policy], run.seed)))
+    return tuple(sorted(runs, key=lambda run: (run.instance.setting, order[run.policy], run.instance.seed)))
 
 
-def run_once(study: Study, nodes: int, mean_gap_seconds: float, seed: int, name: str) -> StudyRun:
+def run_once(study: Study, instance: Instance, name: str) -> StudyRun:
     """Run one policy on one instance, with predicted and with real times."""
-    problem = random_problem(
-        nodes=nodes,
-        mean_gap_seconds=mean_gap_seconds,
-        seed=seed,
-        error=study.error,
-        setting=study.setting,
-        restart_seconds=study.restart_seconds,
-    )
-    actual = cloud_actual_seconds if study.setting == "clouds" else random_actual_seconds
-    real = simulate(problem, policy(name), actual_seconds=actual(problem, seed=seed))
-    predicted = simulate(problem, policy(name))
+    problem, seed = _problem(study, instance), instance.seed
+    actual = (cloud_actual_seconds if study.setting == "clouds" else random_actual_seconds)(problem, seed=seed)
+    real = simulate(problem, policy(name), actual_seconds=actual, interruptions=seed)
     return StudyRun(
-        nodes=nodes,
-        mean_gap_seconds=mean_gap_seconds,
-        seed=seed,
+        instance=instance,
         policy=name,
-        predicted_usd=predicted.total_usd,
+        predicted_usd=simulate(problem, policy(name)).total_usd,
+        least_usd=least_usd(problem, actual),
         machine_usd=real.machine_usd,
         tardiness_usd=real.tardiness_usd,
         late_jobs=sum(outcome.tardiness_seconds > 0 for outcome in real.outcomes),
@@ -495,27 +611,31 @@ def run_once(study: Study, nodes: int, mean_gap_seconds: float, seed: int, name:
 
 def compare(runs: Sequence[StudyRun]) -> tuple[Comparison, ...]:
     """Take medians over the seeds, one row per setting and policy, in the order of the runs."""
-    groups: dict[tuple[int, float, str], list[StudyRun]] = {}
+    groups: dict[tuple[tuple[int, float, float], str], list[StudyRun]] = {}
+    best: dict[Instance, float] = {}
     for run in runs:
-        groups.setdefault((run.nodes, run.mean_gap_seconds, run.policy), []).append(run)
-    return tuple(_comparison(key, group, runs) for key, group in groups.items())
+        groups.setdefault((run.instance.setting, run.policy), []).append(run)
+        if run.policy not in PLANNERS:
+            best[run.instance] = min(run.total_usd, best.get(run.instance, run.total_usd))
+    return tuple(_comparison(group, best) for group in groups.values())
 
 
-def _comparison(key: tuple[int, float, str], group: Sequence[StudyRun], runs: Sequence[StudyRun]) -> Comparison:
-    nodes, gap, name = key
-    best: dict[int, float] = {}
-    for run in runs:
-        if (run.nodes, run.mean_gap_seconds) == (nodes, gap) and run.policy in ("fifo", "edf", "ps"):
-            best[run.seed] = min(run.total_usd, best.get(run.seed, run.total_usd))
-    cuts = [1 - run.total_usd / best[run.seed] for run in group if run.seed in best]
+def _comparison(group: Sequence[StudyRun], best: Mapping[Instance, float]) -> Comparison:
+    nodes, gap, restart = group[0].instance.setting
+    compared = [(run, best[run.instance]) for run in group if run.instance in best]
+    saved = [1 - run.total_usd / rule for run, rule in compared]
+    possible = [1 - run.least_usd / rule for run, rule in compared]
     return Comparison(
         nodes=nodes,
         mean_gap_seconds=gap,
-        policy=name,
+        restart_seconds=restart,
+        policy=group[0].policy,
         machine_usd=median(run.machine_usd for run in group),
         tardiness_usd=median(run.tardiness_usd for run in group),
         total_usd=median(run.total_usd for run in group),
-        cut=median(cuts) if cuts else None,
+        saved=Saving(low=min(saved), median=median(saved), high=max(saved), possible=median(possible))
+        if saved
+        else None,
         deviation=median(abs(run.deviation) for run in group),
         longest_decision_seconds=max(run.longest_decision_seconds for run in group),
     )

@@ -51,7 +51,7 @@ def check_situation(situation: Situation, problem: Problem) -> None:
         InvalidArgumentError: An unknown job or configuration, a share out of its range, or more on a node than it has.
     """
     jobs = {job.name: job for job in problem.jobs}
-    for name in sorted({*situation.remaining, *situation.running, *situation.started}):
+    for name in sorted({*situation.remaining, *situation.running, *situation.started, *situation.measured}):
         if name not in jobs:
             raise InvalidArgumentError(
                 f"The state has a job {name!r}, which the problem does not list; known: {sorted(jobs)}."
@@ -69,6 +69,13 @@ def check_situation(situation: Situation, problem: Problem) -> None:
                 f"Job {name!r} has run on {configuration.num_gpus} GPUs of {configuration.machine!r}, where it has no "
                 "time; state one."
             )
+    for name, measured in sorted(situation.measured.items()):
+        for configuration, seconds in measured.items():
+            if not (math.isfinite(seconds) and seconds > 0) or configuration not in jobs[name].seconds:
+                raise InvalidArgumentError(
+                    f"Job {name!r} was measured to take {seconds:g} s on {configuration.num_gpus} GPUs of "
+                    f"{configuration.machine!r}; expected seconds above 0 where it has a predicted time."
+                )
     _check_nodes(situation, problem)
 
 
@@ -111,6 +118,12 @@ def _check_machine(machine: MachineType) -> None:
         raise InvalidArgumentError(
             f"Machine type {machine.name!r} has usd_per_hour={machine.usd_per_hour}; expected a price of 0 or more."
         )
+    rate = machine.interruptions_per_hour
+    if rate is not None and not (math.isfinite(rate) and rate >= 0):
+        raise InvalidArgumentError(
+            f"Machine type {machine.name!r} has interruptions_per_hour={rate}; expected 0 or more, such as 0.05 for "
+            "one in twenty hours, or None where it cannot be taken away."
+        )
 
 
 def _check_limits(limits: Limits, machines: Iterable[MachineType]) -> None:
@@ -139,6 +152,16 @@ def _check_settings(problem: Problem) -> None:
         raise InvalidArgumentError(
             f"horizon_seconds={problem.horizon_seconds} is not a horizon; expected seconds above 0, or None."
         )
+    spot = [machine.name for machine in problem.machines if machine.interruptions_per_hour is not None]
+    if spot and problem.checkpoint_seconds is None:
+        raise InvalidArgumentError(
+            f"{spot[0]!r} may be interrupted, and checkpoint_seconds is not given; say how often jobs write a "
+            "checkpoint, because what came after the last one is lost."
+        )
+    if problem.checkpoint_seconds is not None and not (
+        math.isfinite(problem.checkpoint_seconds) and problem.checkpoint_seconds > 0
+    ):
+        raise InvalidArgumentError(f"checkpoint_seconds={problem.checkpoint_seconds}; expected seconds above 0.")
     for name in ("tardiness_factor", "postponement_factor", "restart_seconds"):
         value = getattr(problem, name)
         if not (math.isfinite(value) and value >= 0):
@@ -203,7 +226,7 @@ def _check_budget(problem: Problem) -> None:
         return
     needed = 0.0
     for job in sorted(problem.jobs, key=lambda job: (job.release_seconds, job.name)):
-        needed += cheapest_usd(job, problem.machines)
+        needed += cheapest_usd(job, problem)
         if needed > budget:
             raise InfeasiblePlanError(
                 f"The budget of ${budget:.2f} is too small: job {job.name!r} brings the cheapest runs of the jobs, one "

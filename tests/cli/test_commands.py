@@ -264,7 +264,7 @@ def test_plan_plans_jobs_with_stated_and_with_predicted_times(trace: Path, run: 
 
 def test_simulate_compares_policies(run: Run, tmp_path: Path) -> None:
     study = tmp_path / "study.yaml"
-    study.write_text("nodes: [2]\nmean_gap_seconds: [30]\nseeds: 1\npolicies: [fifo, edf]\n")
+    study.write_text("nodes: [2]\nmean_gap_seconds: [30]\nseeds: [0]\npolicies: [fifo, edf]\n")
     found = run("simulate", study, "--json").json
     assert [row["policy"] for row in found["comparisons"]] == ["fifo", "edf"]
     assert len(found["runs"]) == 2

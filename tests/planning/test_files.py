@@ -276,3 +276,41 @@ def test_a_state_that_cannot_be_is_refused(tmp_path: Path, text: str, error: typ
     path.write_text(text, encoding="utf-8")
     with pytest.raises(error, match=message):
         read_situation(path, TWO_JOBS)
+
+
+def test_a_spot_machine_has_its_spot_price_and_the_rate_that_the_file_says(tmp_path: Path) -> None:
+    spot = {"spot": "g5.xlarge", "interruptions_per_hour": 0.05}
+    own = {**MACHINES[0], "name": "box", "instance": "box.small", "interruptions_per_hour": 0}
+    jobs = [JOB | {"hours": {"g5.xlarge": {1: 4}, "g5.xlarge spot": {1: 4}, "box": {1: 5}}}]
+    document = {"nodes": 2, "machines": ["g5.xlarge", spot, own], "checkpoint_seconds": 600, "jobs": jobs}
+    problem = read_problem(written(tmp_path, document))
+    on_demand, found, box = problem.machines
+    assert (found.name, found.instance, found.gpu) == ("g5.xlarge spot", "g5.xlarge", "A10G")
+    assert found.usd_per_hour < on_demand.usd_per_hour
+    assert (on_demand.interruptions_per_hour, found.interruptions_per_hour) == (None, 0.05)
+    assert (box.instance, box.interruptions_per_hour) == ("box.small", 0.0)
+    assert problem.checkpoint_seconds == 600
+    with pytest.raises(PlanningFormatError, match="interruptions_per_hour"):  # nobody can know the rate for you
+        read_problem(written(tmp_path, document | {"machines": [{"spot": "g5.xlarge"}]}))
+    with pytest.raises(PlanningFormatError, match="that ship with the package and have a spot price, or a machine in"):
+        read_problem(written(tmp_path, document | {"machines": [spot | {"spot": "gpu_1x_a10"}]}))
+    with pytest.raises(InvalidArgumentError, match="'g5.xlarge spot' may be interrupted, and checkpoint_seconds"):
+        read_problem(written(tmp_path, {key: value for key, value in document.items() if key != "checkpoint_seconds"}))
+
+
+def test_a_state_says_how_fast_a_job_turned_out(tmp_path: Path) -> None:
+    path = tmp_path / "state.yaml"
+    path.write_text(
+        "{now_hours: 1, jobs: {a: {done: 0.2, node: 0, machine: large, num_gpus: 1, measured_hours: 5}}}",
+        encoding="utf-8",
+    )
+    problem = read_problem(written(tmp_path, DOCUMENT))
+    assert read_situation(path, problem).measured == {"a": {on("large", 1): 5 * HOUR}}
+    path.write_text("{now_hours: 1, jobs: {a: {done: 0.2, measured_hours: 5}}}", encoding="utf-8")
+    with pytest.raises(PlanningFormatError, match="machine"):  # where it took so long
+        read_situation(path, problem)
+    path.write_text(
+        "{now_hours: 1, jobs: {a: {done: 0.2, machine: large, num_gpus: 1, measured_hours: 0}}}", encoding="utf-8"
+    )
+    with pytest.raises(InvalidArgumentError, match="'a' was measured to take 0 s on 1 GPUs of 'large'; expected"):
+        read_situation(path, problem)

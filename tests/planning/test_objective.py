@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 from lightning_predict.planning.objective import (
+    ELSEWHERE,
     HORIZON_GAPS,
     HORIZON_RESTARTS,
     horizon_seconds,
+    interruption_factor,
     options_of,
     run_seconds,
     stay_seconds,
     tardiness_usd,
+    working_seconds,
     worth_renting,
 )
 from lightning_predict.planning.problem import Formulation, Placement, Situation
@@ -62,13 +65,52 @@ def test_a_job_that_moves_loses_time_and_one_that_stays_does_not() -> None:
     a = problem.jobs[0]
     here = Placement(node=0, configuration=on("small", 1))
     running = Situation(now_seconds=HOUR, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
-    assert stay_seconds(a, running) == 2 * HOUR
-    assert stay_seconds(a, replace(running, restarting={"a": 20.0})) == 2 * HOUR + 20
-    assert run_seconds(a, on("small", 1), problem, running) == 2 * HOUR + 60  # on another node
-    assert run_seconds(a, on("large", 4), problem, running) == 0.5 * HOUR + 60
-    paused = replace(running, running={})
-    assert run_seconds(a, on("small", 1), problem, paused) == 2 * HOUR + 60
-    assert run_seconds(a, on("small", 1), problem, at_start(problem)) == 4 * HOUR
+    assert stay_seconds(a, problem, running) == 2 * HOUR
+    assert stay_seconds(a, problem, replace(running, restarting={"a": 20.0})) == 2 * HOUR + 20
+    elsewhere = {on("small", 1): 2 * HOUR + 60, on("large", 4): 0.5 * HOUR + 60}
+    assert run_seconds(a, problem, running) == elsewhere
+    assert run_seconds(a, problem, replace(running, running={})) == elsewhere
+    assert run_seconds(a, problem, at_start(problem)) == {on("small", 1): 4 * HOUR, on("large", 4): HOUR}
+
+
+def test_what_was_measured_holds_and_other_places_are_off_as_much_or_in_part() -> None:
+    a = job("a", hours={on("small", 1): 4.0, on("large", 2): 2.0, on("large", 4): 1.0}, deadline=9.0)
+    problem = replace(TWO_JOBS, jobs=(a,))
+    situation = replace(at_start(problem), measured={"a": {on("large", 2): 3.0 * HOUR}})
+    # Half as slow again on two A10; so it is on four, and on a T4 by 1.5 to the power of a quarter or so.
+    assert working_seconds(a, problem, situation) == pytest.approx(
+        {on("large", 2): 3.0 * HOUR, on("large", 4): 1.5 * HOUR, on("small", 1): 4.0 * 1.5**ELSEWHERE * HOUR}
+    )
+    assert pytest.approx(0.148**2 / (0.041**2 + 0.148**2 + 0.263**2), abs=0.005) == ELSEWHERE
+    both = replace(situation, measured={"a": {on("large", 2): 3.0 * HOUR, on("small", 1): 2.0 * HOUR}})
+    assert working_seconds(a, problem, both)[on("small", 1)] == 2.0 * HOUR
+    assert run_seconds(a, problem, replace(both, remaining={"a": 0.5}))[on("large", 4)] == pytest.approx(0.75 * HOUR)
+
+
+def test_interruptions_lose_what_came_after_the_checkpoint_and_a_restart() -> None:
+    spot = replace(SMALL, interruptions_per_hour=1.0)
+    problem = replace(TWO_JOBS, machines=(spot,), checkpoint_seconds=HOUR)
+    # An hour without an interruption has the chance 1/e. Until one comes, e − 1 hours pass on average.
+    assert interruption_factor(spot, problem) == pytest.approx(math.e - 1)
+    # A restart of six minutes must pass without one, too.
+    slow = replace(problem, restart_seconds=360.0)
+    assert interruption_factor(spot, slow) == pytest.approx((math.e - 1) * math.exp(0.1))
+    # Rare ones: each loses half the time between two checkpoints and the restart, 0.5 h + 0.1 h.
+    rare = replace(spot, interruptions_per_hour=0.001)
+    assert interruption_factor(rare, slow) == pytest.approx(1 + 0.001 * 0.6, abs=1e-6)
+    assert interruption_factor(replace(spot, interruptions_per_hour=0.0), slow) == interruption_factor(SMALL, slow) == 1
+
+
+def test_a_spot_machine_is_worth_its_price_until_interruptions_make_it_late() -> None:
+    spot = replace(SMALL, name="spot", usd_per_hour=0.5, interruptions_per_hour=1.0)
+    a = job("a", hours={on("small", 1): 2.0, on("spot", 1): 2.0}, deadline=3.0, weight=2.0)
+    problem = replace(HOURLY, jobs=(a,), machines=(SMALL, spot), checkpoint_seconds=HOUR)
+    options = options_of(problem, at_start(problem))
+    hours = 2 * (math.e - 1)  # 3.44 of wall time, 0.44 late
+    assert options.configurations == (on("small", 1), on("spot", 1))
+    assert options.cost_usd[0] == pytest.approx([1.0, 0.5 * (hours - 1) + 2 * (hours - 3)])
+    assert options.machine_usd[0] == pytest.approx([2.0, 0.5 * hours])
+    assert options.reserved_usd == pytest.approx([0.5 * hours])
 
 
 def test_the_horizon_is_some_gaps_between_events_and_at_most_the_period() -> None:

@@ -23,14 +23,13 @@ from lightning_predict.planning.pictures import (
     chart_of,
     comparison_figure,
     comparison_table,
-    gantt_figure,
     gantt_page,
     plan_table,
 )
 from lightning_predict.planning.plan import Plan
 from lightning_predict.planning.problem import Problem, Situation
 from lightning_predict.planning.simulator import simulate
-from lightning_predict.planning.study import Comparison, random_problem
+from lightning_predict.planning.study import Comparison, Saving, random_problem
 from tests.planning.example import HOUR, LARGE, TWO_JOBS, job, on
 from tests.planning.test_simulator import ONE_EVENT, Script, at
 
@@ -85,14 +84,6 @@ def test_bars_never_overlap_and_show_every_gpu(seed: int) -> None:
     drawn = sum((bar.end_seconds - bar.start_seconds) * bar.rows for bar in chart.bars)
     ran = sum((item.end_seconds - item.start_seconds) * item.placement.configuration.num_gpus for item in plan.segments)
     assert drawn == pytest.approx(ran)
-
-
-def test_the_figure_has_the_bars_of_the_chart_in_hours() -> None:
-    figure = gantt_figure(PLAN, TWO_JOBS.machines)
-    (axes,) = figure.axes
-    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0.0, 1.0), (0.0, 2.0)]  # type: ignore[attr-defined]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["node 0: large", "node 1: small"]
-    assert "machines $8.00, tardiness $0.00" in axes.get_title()
 
 
 class _Closed(HTMLParser):
@@ -187,6 +178,21 @@ def test_a_task_spells_gpu_and_cloud_as_skypilot_does() -> None:
     assert yaml.safe_load(tasks["a.yaml"])["resources"] == {"accelerators": "A100-80GB:4"}
 
 
+def test_a_spot_machine_is_rented_as_one() -> None:
+    large = replace(
+        LARGE, name="cheap", instance="g5.12xlarge", gpu="A10G", provider="AWS", interruptions_per_hour=0.05
+    )
+    jobs = (job("a", hours={on("cheap", 4): 1.0}, deadline=2.0),)
+    problem = replace(ONE_EVENT, jobs=jobs, machines=(large,), checkpoint_seconds=600.0)
+    files = skypilot_tasks(simulate(problem, Script(({"a": at(0, "cheap", 4)},), [])), problem)
+    assert yaml.safe_load(files["node-0.yaml"])["resources"] == {
+        "cloud": "aws",
+        "instance_type": "g5.12xlarge",
+        "accelerators": "A10G:4",
+        "use_spot": True,
+    }
+
+
 def test_a_job_that_moves_has_a_file_a_stay() -> None:
     assert list(skypilot_tasks(MOVED, TWO_JOBS)) == [
         *("node-0.yaml", "node-1.yaml", "node-0-2.yaml"),
@@ -278,34 +284,41 @@ def test_the_table_has_a_row_a_job_and_the_sums() -> None:
     assert footer.split() == ["│", "all", "│", "│", "│", "2.00", "│", "│", "│", "8.00", "│", "0.00", "│"]
 
 
-def comparison(policy: str, gap: float, cut: float | None) -> Comparison:
+def comparison(policy: str, restart: float, saved: Saving | None) -> Comparison:
     return Comparison(
         nodes=10,
-        mean_gap_seconds=gap,
+        mean_gap_seconds=30.0,
+        restart_seconds=restart,
         policy=policy,
         machine_usd=8.0,
         tardiness_usd=2.0,
         total_usd=10.0,
-        cut=cut,
+        saved=saved,
         deviation=0.021,
         longest_decision_seconds=0.5,
     )
 
 
-def test_the_comparison_is_shown_by_setting() -> None:
-    rows = [comparison(name, gap, cut) for gap in (30.0, 45.0) for name, cut in (("fifo", None), ("milp", 0.5))]
-    figure = comparison_figure(rows)
-    assert [axes.get_title() for axes in figure.axes] == ["10 nodes, a job every 30 s", "10 nodes, a job every 45 s"]
-    assert [bar.get_height() for bar in figure.axes[0].patches] == [8.0, 2.0, 8.0, 2.0]  # type: ignore[attr-defined]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["-50 %"]
-    console = Console(file=StringIO(), width=160)
-    console.print(comparison_table(rows))
+def test_the_comparison_is_shown_by_what_a_move_costs() -> None:
+    half = Saving(low=0.4, median=0.5, high=0.7, possible=0.8)
+    rows = [comparison(name, restart, half) for restart in (0.0, 60.0) for name in ("edf", "milp")]
+    (axes,) = comparison_figure(rows).axes
+    assert axes.get_title() == "10 nodes, a job every 30 s"
+    assert [container.get_label() for container in axes.containers] == ["edf", "milp"]
+    (line, _, (bars,)) = axes.containers[1]
+    assert line.get_xydata().tolist() == [[0.0, 50.0], [60.0, 50.0]]
+    assert [segment.tolist() for segment in bars.get_segments()] == [
+        [[0.0, 40.0], [0.0, 70.0]],
+        [[60.0, 40.0], [60.0, 70.0]],
+    ]
+    console = Console(file=StringIO(), width=120)
+    console.print(comparison_table([*rows, comparison("milp", 90.0, None)]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count("50.0 %") == 2
-    assert text.count("2.1 %") == 4
+    assert text.count("50 (40 to 70)") == 4
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"pip install lightning-predict\[planning\]"):
-        gantt_figure(PLAN, TWO_JOBS.machines)
+        comparison_figure([])

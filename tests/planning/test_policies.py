@@ -3,12 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.policies import candidates, cheapest_plan
 from lightning_predict.planning.problem import Formulation, Limits
-from lightning_predict.planning.queues import BASELINES
+from lightning_predict.planning.queues import BASELINES, SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
+from lightning_predict.planning.study import least_usd, random_problem
 from tests.planning.example import TWO_JOBS, job, on
 
 STAYING = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))
@@ -18,6 +21,30 @@ def test_the_plan_is_never_dearer_than_a_queue_rule() -> None:
     plan = cheapest_plan(STAYING)
     assert plan.total_usd == pytest.approx(8.0)  # a on large 6 $, b on small 2 $: nothing in time is cheaper
     assert all(plan.total_usd <= simulate(STAYING, rule).total_usd + 1e-9 for rule in BASELINES)
+
+
+@given(
+    st.integers(0, 99),
+    st.sampled_from([0.0, 60.0, 300.0, 3600.0]),
+    st.booleans(),
+    st.sampled_from(["published", "clouds"]),
+)
+@settings(max_examples=8, deadline=None)
+def test_no_queue_rule_is_cheaper_whatever_a_move_costs(seed: int, restart: float, shares: bool, setting: str) -> None:
+    # A queue rule starts each job once, so that among near equals no plan with fewer moves can be preferred to it.
+    problem = random_problem(
+        nodes=1,
+        mean_gap_seconds=60.0,
+        seed=seed,
+        setting=setting,
+        formulation=Formulation(shares_gpus=shares),
+        restart_seconds=restart,
+    )
+    problem = replace(problem, jobs=problem.jobs[:5], limits=Limits(nodes=2))
+    rules = (*BASELINES, *SHARING_BASELINES) if shares else BASELINES
+    best = min(simulate(problem, rule).total_usd for rule in rules)
+    assert least_usd(problem, {job.name: job.seconds for job in problem.jobs}) <= best
+    assert cheapest_plan(problem).total_usd <= best + 1e-9
 
 
 def test_a_job_that_may_move_is_moved_where_that_is_cheaper_and_in_time() -> None:

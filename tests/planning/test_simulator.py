@@ -4,10 +4,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.objective import interruption_factor
 from lightning_predict.planning.problem import (
     AbstractPolicy,
     Decision,
@@ -113,6 +115,64 @@ def test_real_times_differ_while_the_policy_believes_the_predicted_ones() -> Non
     actual = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
     plan = simulate(ONE_EVENT, script, actual_seconds=actual)
     assert plan.machine_usd == pytest.approx(1.5 * 6 + 2)
+
+
+def test_a_job_tells_its_own_speed_after_a_minute() -> None:
+    script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), [])
+    actual = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
+    simulate(replace(TWO_JOBS, period_seconds=59.0), script, actual_seconds=actual)
+    known = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
+    assert [situation.measured for situation in script.seen[:3]] == [{}, {}, known]  # at 0, 59 and 118 s
+    assert script.seen[-1].measured.keys() == {"b"}  # a has ended
+
+
+def test_a_plan_from_a_state_takes_the_speed_that_was_measured() -> None:
+    here = at(0, "large", 4)
+    since = Situation(
+        now_seconds=0.0,
+        remaining={"a": 0.5},
+        running={"a": here},
+        started={"a": here.configuration},
+        measured={"a": {here.configuration: 3 * HOUR}},
+    )
+    script = Script(({"a": here},), [])
+    plan = simulate(replace(ONE_EVENT, jobs=ONE_EVENT.jobs[:1]), script, since=since)
+    assert plan.makespan_seconds == pytest.approx(1.5 * HOUR)
+    assert script.seen[0].measured == since.measured
+
+
+SPOT = replace(SMALL, name="spot", interruptions_per_hour=0.2)
+ON_SPOT = replace(
+    ONE_EVENT,
+    jobs=(job("a", hours={on("spot", 1): 4.0}, deadline=9.0),),
+    machines=(SPOT,),
+    restart_seconds=360.0,
+    checkpoint_seconds=HOUR,
+)
+
+
+def test_an_interruption_throws_a_job_back_to_its_checkpoint_by_hand() -> None:
+    script = Script(({"a": at(0, "spot", 1)},), [])
+    first, second = np.random.default_rng([18, 3]).exponential(5.0, size=2)  # hours until each machine is taken away
+    assert 1 < first < 4  # after some checkpoints
+    left = 4 - int(first)
+    assert second > left + 0.1  # the second machine lasts
+    plan = simulate(ON_SPOT, script, interruptions=18)
+    # The machine is taken away and rented again; the job restarts for 0.1 h and does what no checkpoint has.
+    assert [item.start_seconds / HOUR for item in plan.segments] == pytest.approx([0.0, first])
+    assert plan.makespan_seconds / HOUR == pytest.approx(first + 0.1 + left)
+    assert [item.end_seconds / HOUR for item in plan.rentals] == pytest.approx([first, first + 0.1 + left])
+    assert plan.machine_usd == pytest.approx(first + 0.1 + left)
+    assert script.seen[1].remaining["a"] == pytest.approx(left / 4)
+    assert not script.seen[1].running
+
+
+def test_interruptions_cost_on_average_what_is_expected() -> None:
+    ends = [simulate(ON_SPOT, FIFO, interruptions=seed).makespan_seconds for seed in range(400)]
+    expected = 4 * HOUR * interruption_factor(SPOT, ON_SPOT)
+    assert simulate(ON_SPOT, FIFO).makespan_seconds == pytest.approx(expected)  # 4.53 h
+    deviation = float(np.std(ends)) / len(ends) ** 0.5
+    assert abs(float(np.mean(ends)) - expected) < 3 * deviation < 0.05 * expected
 
 
 def test_jobs_that_are_never_started_are_an_error_that_names_them() -> None:

@@ -31,7 +31,7 @@ for path in sys.argv[1:]:
     common_utils.validate_schema(document, schemas.get_task_schema(), path)
     common_utils.validate_schema(document["resources"], schemas.get_resources_schema(), path)
     (resources,) = sky.Task.from_yaml(path).resources
-    print(resources.cloud, resources.instance_type, resources.accelerators)
+    print(resources.cloud, resources.instance_type, resources.accelerators, resources.use_spot)
 """
 
 
@@ -48,8 +48,11 @@ def test_skypilot_reads_every_task(tmp_path: Path) -> None:
         )
         for name in ("g5.12xlarge", "NC4as T4 v3", "gpu_1x_a100_sxm4", "a2-highgpu-1g", "1x H100 SXM")
     )
+    spot = replace(machines[0], name="spot", instance=machines[0].name, interruptions_per_hour=0.05)
+    machines = (*machines, spot)
     jobs = tuple(job(machine.name, hours={on(machine.name, 1): 1.0}, deadline=9.0) for machine in machines)
     problem = replace(TWO_JOBS, jobs=jobs, machines=machines, limits=Limits(nodes=len(machines)))
+    problem = replace(problem, checkpoint_seconds=600.0)
     files = skypilot_tasks(simulate(problem, SHARING_BASELINES[0]), problem)
     files |= {"predicted.yaml": sky_task(machine_to_rent("L4"))}
     for name, text in files.items():
@@ -66,4 +69,5 @@ def test_skypilot_reads_every_task(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.splitlines()) == len(paths)
-    assert "AWS g5.12xlarge" in ran.stdout
+    assert "AWS g5.12xlarge {'A10G': 4} False" in ran.stdout
+    assert "AWS g5.12xlarge {'A10G': 4} True" in ran.stdout

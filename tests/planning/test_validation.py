@@ -57,6 +57,12 @@ def test_infeasible_problems_say_which_job_and_which_constraint(problem: Problem
         (replace(TWO_JOBS, machines=(SMALL, SMALL)), "Two machine types have the name 'small'"),
         (replace(TWO_JOBS, machines=(replace(SMALL, num_gpus=0),)), "'small' has num_gpus=0"),
         (replace(TWO_JOBS, machines=(replace(SMALL, usd_per_hour=-1.0),)), "'small' has usd_per_hour=-1.0"),
+        (replace(TWO_JOBS, machines=(replace(SMALL, interruptions_per_hour=-1.0),)), "interruptions_per_hour=-1.0"),
+        (
+            replace(TWO_JOBS, machines=(replace(SMALL, interruptions_per_hour=0.1),)),
+            "'small' may be interrupted, and checkpoint_seconds is not given; say how often",
+        ),
+        (replace(TWO_JOBS, checkpoint_seconds=0.0), "checkpoint_seconds=0.0; expected seconds above 0"),
         (replace(TWO_JOBS, limits=Limits(nodes=1, quotas={"tiny": 1})), "for 'tiny', which is not a machine type"),
         (replace(TWO_JOBS, limits=Limits(nodes=1, quotas={"small": -1})), "quota of 'small' is -1"),
         (replace(TWO_JOBS, limits=Limits(nodes=1, budget_usd=math.nan)), "budget_usd=nan is not a budget"),
