@@ -294,7 +294,7 @@ def test_a_spot_machine_has_its_spot_price_and_the_rate_that_the_file_says(tmp_p
         read_problem(written(tmp_path, document | {"machines": [{"spot": "g5.xlarge"}]}))
     with pytest.raises(PlanningFormatError, match="that ship with the package and have a spot price, or a machine in"):
         read_problem(written(tmp_path, document | {"machines": [spot | {"spot": "gpu_1x_a10"}]}))
-    with pytest.raises(InvalidArgumentError, match="'g5.xlarge spot' may be interrupted, and checkpoint_seconds"):
+    with pytest.raises(InvalidArgumentError, match=r"'g5\.xlarge spot' may be interrupted, and checkpoint_seconds"):
         read_problem(written(tmp_path, {key: value for key, value in document.items() if key != "checkpoint_seconds"}))
 
 

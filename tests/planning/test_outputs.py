@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -246,6 +247,38 @@ def test_a_slurm_script_has_gpus_begin_and_limit() -> None:
     assert re.search(r"#SBATCH --time=00:49:3[01]\n", script)
     assert script.startswith("#!/bin/bash\n")
     assert script.endswith("srun python train.py\n")
+
+
+SBATCH = {
+    "job-name": r"[A-Za-z0-9._-]+",
+    "nodes": r"[1-9]\d*",
+    "gres": r"gpu:[a-z0-9._-]+:[1-9]\d*",
+    "time": r"\d{2,}:[0-5]\d:[0-5]\d",
+    "begin": r"now\+\d+seconds",
+}
+"""The directives that scripts use, as the manual of sbatch documents their values; sbatch 22.05 (`--test-only`) accepts
+such scripts and refuses `--time=1h`, `--begin=soonish` and `--gres=gpu:a10:four`."""
+
+
+@pytest.mark.parametrize("name", ["a", "two words", "$(touch x); `id`", 'it\'s "quoted" & more', "größer\nzwei"])
+@pytest.mark.parametrize("command", [None, "srun python train.py --name 'a b'"])
+def test_every_slurm_script_is_one_that_bash_and_sbatch_read(name: str, command: str | None) -> None:
+    first = replace(TWO_JOBS.jobs[0], name=name, command=command)
+    problem = replace(ONE_EVENT, jobs=(first,), period_seconds=HOUR)
+    plan = simulate(problem, Script(({name: at(0, "small", 1)}, {name: at(0, "large", 4)}), []))
+    scripts = slurm_scripts(plan, problem)
+    assert len(scripts) == 2
+    for script in scripts.values():
+        lines = script.splitlines()
+        directives = [line for line in lines if line.startswith("#SBATCH")]
+        assert lines[0] == "#!/bin/bash"
+        assert lines[1 : 1 + len(directives)] == directives  # sbatch stops reading them at the first command
+        found = (re.fullmatch(r"#SBATCH --([a-z-]+)=(\S+)", line) for line in directives)
+        options = {match[1]: match[2] for match in found if match is not None}
+        assert len(options) == len(directives)
+        assert options.keys() == SBATCH.keys()
+        assert all(re.fullmatch(SBATCH[option], value) for option, value in options.items())
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_without_a_command_the_script_says_what_is_missing_and_fails() -> None:
