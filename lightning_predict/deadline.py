@@ -36,11 +36,7 @@ class Background(Generic[Result]):
         self._thread.start()
 
     def is_done(self, *, wait_seconds: float = 0.0) -> bool:
-        """Return whether the work has ended.
-
-        Args:
-            wait_seconds: The longest wait for it.
-        """
+        """Return whether the work has ended."""
         self._thread.join(wait_seconds)
         return not self._thread.is_alive()
 
@@ -59,10 +55,6 @@ class Background(Generic[Result]):
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:
     """Return the result of some work, or raise its error.
-
-    Args:
-        seconds: The longest wait.
-        work: What to do.
 
     Raises:
         TimeoutError: It is not done; its thread goes on.

@@ -44,11 +44,7 @@ Guarded = TypeVar("Guarded", bound=GivesUp)
 def never_raises(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """Return the hook with its errors handed to `give_up`; only exceptions with which a budget ends a run pass.
-
-    Args:
-        hook: A method of a callback.
-    """
+    """Return the hook with its errors handed to `give_up`; only exceptions with which a budget ends a run pass."""
 
     @wraps(hook)
     def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:

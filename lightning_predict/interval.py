@@ -44,54 +44,29 @@ class Interval(Generic[Value]):
 
     @classmethod
     def around(cls, middle: Value, spread: Value | float) -> Interval[Value]:
-        """Make an interval from a value and the factor between it and either end.
-
-        Args:
-            middle: The prediction.
-            spread: At least 1.
-        """
+        """Make an interval from a value and the factor between it and either end."""
         return cls(middle, middle, middle).widened(spread)
 
     def widened(self, spread: Value | float) -> Interval[Value]:
-        """Move both ends away from the value by a factor.
-
-        Args:
-            spread: At least 1.
-        """
+        """Move both ends away from the value by a factor."""
         return Interval(self.low / spread, self.middle, self.high * spread)
 
     def scaled(self, factor: Value | float) -> Interval[Value]:
-        """Multiply the value and its ends by a factor.
-
-        Args:
-            factor: At least 0, so that the ends stay in order.
-        """
+        """Multiply the value and its ends by a factor."""
         return self.each(lambda value: value * factor)
 
     def added(self, amount: Value | float | Interval[Value]) -> Interval[Value]:
-        """Add an amount: a certain one to all three, or, end by end, an interval whose error is fully correlated.
-
-        Args:
-            amount: In the unit of the value.
-        """
+        """Add an amount: a certain one to all three, or, end by end, an interval whose error is fully correlated."""
         if isinstance(amount, Interval):
             return self.each(operator.add, amount)
         return self.each(lambda value: value + amount)
 
     def at_most(self, limit: Value | float) -> Interval[Value]:
-        """Cap the value and its ends.
-
-        Args:
-            limit: In the unit of the value.
-        """
+        """Cap the value and its ends."""
         return self.each(lambda value: _chosen(value, limit, takes_smaller=True))
 
     def at_least(self, limit: Value | float) -> Interval[Value]:
-        """Raise the value and its ends to a limit.
-
-        Args:
-            limit: In the unit of the value.
-        """
+        """Raise the value and its ends to a limit."""
         return self.each(lambda value: _chosen(value, limit, takes_smaller=False))
 
     def holds(self, value: float) -> bool:

@@ -124,10 +124,6 @@ def predict(
 def steps_to_come(trace: Trace, iterations: int | None) -> Workload:
     """Describe a run of so many of the recorded steps, with the waits for the loader that were recorded.
 
-    Args:
-        trace: One training step.
-        iterations: Steps still to come; None if their number is unknown.
-
     Raises:
         InvalidArgumentError: A negative number.
     """

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_predict.cost.offers import load_offers
-from lightning_predict.cost.price_files import read_offers
+from lightning_predict.cost.price_files import read_offer_file
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.gpus.own import read_gpus
@@ -235,8 +235,8 @@ READERS = {
     ),
     "profile": Reader("k.json", profile, lambda folder: import_trace(folder / "k.json")),
     "execution trace": Reader("e.json", execution_trace, lambda folder: import_trace(folder / "e.json")),
-    "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offers(folder / "p.yaml")),
-    "SkyPilot": Reader("vms.csv", text("vms.csv", CATALOGUE), lambda folder: read_offers(folder / "vms.csv")),
+    "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offer_file(folder / "p.yaml")),
+    "SkyPilot": Reader("vms.csv", text("vms.csv", CATALOGUE), lambda folder: read_offer_file(folder / "vms.csv")),
     "price lists": Reader("o.toml", text("o.toml", GOOD), lambda folder: load_offers(folder / "o.toml")),
     "jobs": Reader("jobs.yaml", text("jobs.yaml", JOBS), lambda folder: read_problem(folder / "jobs.yaml")),
     "jobs as CSV": Reader("jobs.csv", csv_jobs, lambda folder: read_problem(folder / "jobs.yaml")),

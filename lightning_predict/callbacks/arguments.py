@@ -21,10 +21,6 @@ from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_
 def check_steps(name: str, steps: int) -> None:
     """Refuse a number of steps that is not at least 1.
 
-    Args:
-        name: The argument.
-        steps: Its value.
-
     Raises:
         InvalidArgumentError: It is not.
     """
@@ -34,10 +30,6 @@ def check_steps(name: str, steps: int) -> None:
 
 def amount_of(name: str, amount: object) -> float:
     """Return the given number: an int, float, Decimal, Fraction or numpy number.
-
-    Args:
-        name: The argument.
-        amount: Its value.
 
     Raises:
         InvalidArgumentError: It is none of these, not above 0, or too large for a float.
@@ -51,10 +43,6 @@ def amount_of(name: str, amount: object) -> float:
 def hours_of(name: str, hours: object) -> float:
     """Return the hours that were given: a number, or a timedelta.
 
-    Args:
-        name: The argument.
-        hours: Its value.
-
     Raises:
         InvalidArgumentError: It is neither, or not above 0.
     """
@@ -66,11 +54,6 @@ def hours_of(name: str, hours: object) -> float:
 def check_name(name: str, text: object, example: str) -> None:
     """Refuse a name that is not a string; None means no name.
 
-    Args:
-        name: The argument.
-        text: Its value.
-        example: An acceptable name.
-
     Raises:
         InvalidArgumentError: It is not.
     """
@@ -80,10 +63,6 @@ def check_name(name: str, text: object, example: str) -> None:
 
 def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) -> None:
     """Refuse epoch lengths below 1, and two lengths at once.
-
-    Args:
-        batches_per_epoch: Batches; None if not given.
-        samples_per_epoch: Samples; None if not given.
 
     Raises:
         InvalidArgumentError: A length is below 1, or both are given.
@@ -100,9 +79,6 @@ def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) ->
 
 def check_weights(weights: AnyWeights) -> WeightsSource:
     """Refuse a file or folder of weights that does not exist; None takes those that come with the package.
-
-    Args:
-        weights: Where they are.
 
     Raises:
         WeightsNotFoundError: It does not exist.
@@ -121,12 +97,6 @@ def check_file(
     name: str, path: str | PathLike[str] | None, *, endings: tuple[str, ...] = (".json", ".json.gz"), example: str
 ) -> None:
     """Refuse what cannot name a file to write; None means no file. Missing folders will be created.
-
-    Args:
-        name: The argument.
-        path: Its value.
-        endings: Suffixes that the name may have.
-        example: A valid name, for the message.
 
     Raises:
         InvalidArgumentError: Not a local path, a wrong suffix, or a place where no file can be written.
@@ -149,11 +119,6 @@ def check_file(
 
 def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
     """Refuse what is not among the choices.
-
-    Args:
-        name: The argument.
-        choice: Its value.
-        choices: What it may be.
 
     Raises:
         InvalidArgumentError: It is none of them.

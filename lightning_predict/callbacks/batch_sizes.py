@@ -41,11 +41,6 @@ MetaStep = Callable[[int], Callable[[], object]]
 def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
     """Return the largest batch size that fits on each GPU; the run's random state and gradients stay untouched.
 
-    Args:
-        meta_step: Makes the step.
-        trace: The recorded step, for the batch size in use.
-        question: What the user wants to know.
-
     Raises:
         CaptureError: The batch size in use is not known, or a step ran elsewhere than on the meta device.
         LightningPredictError: As `batch_sizes_that_fit`.
@@ -66,13 +61,7 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
 
 
 def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
-    """Find the largest batch sizes, or none with a warning if that fails, so that the predictions stay.
-
-    Args:
-        meta_step: Makes the step.
-        trace: The recorded step.
-        question: What the user wants to know.
-    """
+    """Find the largest batch sizes, or none with a warning if that fails, so that the predictions stay."""
     try:
         return batch_sizes_on_meta(meta_step, trace, question)
     except Exception as error:
@@ -83,14 +72,7 @@ def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tu
 def show_batch_sizes(
     options: Sequence[BatchSizeOption], trainer: Trainer, pl_module: LightningModule, *, with_table: bool
 ) -> None:
-    """Print the options, and log them at the current step.
-
-    Args:
-        options: What to show.
-        trainer: The Trainer that is fitting.
-        pl_module: Its module, which prints.
-        with_table: Whether to print.
-    """
+    """Print the options, and log them at the current step."""
     if not options:
         return
     lines = batch_size_lines(options)

@@ -78,11 +78,7 @@ def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Find the catalogue name of the GPU in use; None without CUDA, and for a GPU that the catalogue lacks.
-
-    Args:
-        device: The device that trains.
-    """
+    """Find the catalogue name of the GPU in use; None without CUDA, and for a GPU that the catalogue lacks."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -225,24 +221,12 @@ class Limit:
 
 
 def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
-    """Return a limit that time uses up at a price.
-
-    Args:
-        usd: US dollars that there are.
-        per_second: Dollars that a second of the run costs.
-        before: Dollars used up before this fit.
-    """
+    """Return a limit that time uses up at a price."""
     return Limit(name="usd", total=usd, per_second=per_second, show=dollars, before=before)
 
 
 def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
-    """Return a limit in hours: an hour of the run uses up one hour of it.
-
-    Args:
-        name: The argument that set it.
-        hours: How many there are.
-        before: Hours used up before this fit.
-    """
+    """Return a limit in hours: an hour of the run uses up one hour of it."""
     return Limit(name=name, total=hours, per_second=seconds_to_hours(1.0), show=_hours_in_words, before=before)
 
 
@@ -253,14 +237,7 @@ def _hours_in_words(hours: float) -> str:
 def limits_of_fit(
     ledger: Ledger, *, usd: float | None, hours: float | None, deadline: datetime | None
 ) -> tuple[Limit, ...]:
-    """Return the limits of a fit that has begun; dollars only where the ledger has a price.
-
-    Args:
-        ledger: What was used before, and the price.
-        usd: Dollars; None means no limit.
-        hours: Hours; None means no limit.
-        deadline: A time with a zone; None means no limit.
-    """
+    """Return the limits of a fit that has begun; dollars only where the ledger has a price."""
     limits = []
     if usd is not None and ledger.usd_per_second > 0:
         limits.append(usd_limit(usd, per_second=ledger.usd_per_second, before=ledger.usd_before))
@@ -307,13 +284,7 @@ def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interv
 
 
 def judge_forecast(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float]) -> Verdict:
-    """Stop where even the low end of the forecast breaks a limit, warn where its middle does.
-
-    Args:
-        limits: The limits.
-        elapsed_seconds: Of this fit.
-        forecast: The rest of it.
-    """
+    """Stop where even the low end of the forecast breaks a limit, warn where its middle does."""
     verdict = GO_ON
     for limit in limits:
         low = limit.used(elapsed_seconds + forecast.low)
@@ -435,9 +406,6 @@ class BudgetWatch:
     def batch_ends(self, *, optimizer_steps_done: int) -> Question | None:
         """Note that a batch was trained.
 
-        Args:
-            optimizer_steps_done: `trainer.global_step`.
-
         Returns:
             What is to be judged now; None within a window and between checks.
         """
@@ -461,11 +429,7 @@ class BudgetWatch:
         return "forecast"
 
     def pace(self, *, is_manual: bool) -> Pace:
-        """Return the pace of the windows.
-
-        Args:
-            is_manual: The module uses manual optimization.
-        """
+        """Return the pace of the windows."""
         if not is_manual or not self._timed:
             return Pace()
         steps = statistics.mean(window.optimizer_steps for window in self._timed)
@@ -484,11 +448,7 @@ class BudgetWatch:
         return judge_use(self.limits, self._ledger.elapsed_seconds, 0.0 if at_end else self.end_seconds)
 
     def judge_forecast(self, forecast: Interval[float] | None) -> Verdict:
-        """Judge what the rest of the run will take, and be quiet until the next forecast is due.
-
-        Args:
-            forecast: The rest of the run; None if its length is unknown.
-        """
+        """Judge what the rest of the run will take, and be quiet until the next forecast is due."""
         self._sleep()
         if forecast is None:
             return GO_ON
@@ -496,11 +456,7 @@ class BudgetWatch:
         return judge_forecast(self.limits, self._ledger.elapsed_seconds, forecast)
 
     def ends_in(self, seconds: float) -> None:
-        """Note how long the run takes once it is told to stop.
-
-        Args:
-            seconds: Length of a validation run.
-        """
+        """Note how long the run takes once it is told to stop."""
         self.end_seconds = seconds
         if not self.is_warming_up:
             self._wake_seconds = min(self._wake_seconds, self._narrow_seconds())

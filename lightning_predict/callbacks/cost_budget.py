@@ -99,12 +99,7 @@ class Machine:
 
 
 def say_if_moved(before: Machine | None, now: Machine) -> None:
-    """Warn if a run resumes on another machine.
-
-    Args:
-        before: The machine before; None if there was none, or it is not known.
-        now: The machine now.
-    """
+    """Warn if a run resumes on another machine."""
     if before is not None and before != now:
         warn(
             f"CostBudget: this run was on {before} before, and is on {now} now. What was used counts as it was paid "
@@ -131,11 +126,7 @@ def save_where_it_stands(trainer: Trainer) -> str | None:
 
 
 def where_it_is(trainer: Trainer) -> str:
-    """Describe where the checkpoint is, and in which order data arrive after a resume.
-
-    Args:
-        trainer: The Trainer that is fitting.
-    """
+    """Describe where the checkpoint is, and in which order data arrive after a resume."""
     path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
     if trainer.is_last_batch or resumes_data(trainer):
         return f" Its checkpoint is {path}."
@@ -598,10 +589,6 @@ class CostBudget(Callback):
 def amount_before(state: dict[str, Any], name: str) -> float:
     """Read what was used from a checkpoint.
 
-    Args:
-        state: What `state_dict` returned once.
-        name: Name of the amount.
-
     Raises:
         InvalidArgumentError: It is not a number of at least 0.
     """
@@ -647,13 +634,6 @@ class Terms:
     ) -> Terms:
         """Return the terms that the arguments of `CostBudget` set.
 
-        Args:
-            usd: US dollars.
-            hours: Hours.
-            deadline: A time in ISO format.
-            usd_per_hour: The user's own price.
-            offer: Name of a listed offer.
-
         Raises:
             InvalidArgumentError: No limit, or one that is not positive or has passed.
             UnknownOfferError: No offer of that name is listed.
@@ -671,12 +651,7 @@ class Terms:
         )
 
     def limits_of(self, trainer: Trainer, ledger: Ledger) -> tuple[Limit, ...]:
-        """Return the limits of a fit that begins; the ledger gets the price of what it runs on.
-
-        Args:
-            trainer: The Trainer that is fitting.
-            ledger: What the run has taken.
-        """
+        """Return the limits of a fit that begins; the ledger gets the price of what it runs on."""
         if self.usd is not None:
             price = price_of_run(
                 usd_per_hour=self.usd_per_hour,
@@ -694,13 +669,7 @@ class Terms:
 
 
 def judge_first_forecast(trainer: Trainer, watch: BudgetWatch, rest: Rest) -> Verdict:
-    """Judge the forecast after the warm-up; where early stopping may end the run, a forecast alone does not stop it.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        watch: The limits, and what was used of them.
-        rest: What is still to come.
-    """
+    """Judge the forecast after the warm-up; where early stopping may end the run, a forecast alone does not stop it."""
     if rest.left.batches is None:
         rank_zero_info("CostBudget: the length of this run is not known; it ends once the budget is used up.")
     verdict = watch.judge_forecast(rest.forecast)
@@ -717,12 +686,6 @@ def judge_later_use(trainer: Trainer, watch: BudgetWatch, rest: Callable[[], Res
 
     A forecast that breaks the budget is reported once and does not end the run; only actual use does, so that a
     temporary slowdown does not waste what was spent.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        watch: The limits, and what was used of them.
-        rest: Computes what is still to come.
-        warned: What was warned about; a new forecast is noted there.
     """
     verdict = watch.judge_use()
     if verdict.action == "stop" or not watch.refresh_is_due:
@@ -736,14 +699,7 @@ def judge_later_use(trainer: Trainer, watch: BudgetWatch, rest: Callable[[], Res
 
 
 def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:
-    """Log what is used, allowed and forecast, and the reason in words where the budget is exceeded.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        watch: What is known.
-        exceeded: The budget is.
-        reason: Why.
-    """
+    """Log what is used, allowed and forecast, and the reason in words where the budget is exceeded."""
     refusals = log_values(trainer, "budget", watch.metrics() | {"exceeded": float(exceeded)})
     if exceeded:
         refusals += log_event(trainer, "budget", "exceeded", reason)
@@ -752,12 +708,7 @@ def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: 
 
 
 def warn_and_log(trainer: Trainer, reason: str) -> None:
-    """Warn, and note it in the loggers.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        reason: Why.
-    """
+    """Warn, and note it in the loggers."""
     warn(f"CostBudget: {reason}.")
     refusals = log_values(trainer, "budget", {"warned": 1.0})
     for refusal in refusals + log_event(trainer, "budget", "warned", reason):

@@ -116,9 +116,6 @@ class FitRecording:
     def batch_starts(self, trainer: Trainer) -> None:
         """Time or record the step that begins.
 
-        Args:
-            trainer: The Trainer that is fitting.
-
         Raises:
             CaptureError: The recording cannot start.
         """
@@ -130,21 +127,12 @@ class FitRecording:
         self._steps.batch_starts(full_windows_after=after, next_is_short=is_short)
 
     def optimizer_steps(self, optimizer: object) -> None:
-        """Note that an optimizer's update is due.
-
-        Args:
-            optimizer: One of the Trainer's.
-        """
+        """Note that an optimizer's update is due."""
         if self._steps is not None:
             self._steps.optimizer_steps(optimizer)
 
     def batch_ends(self, trainer: Trainer, batch: Any) -> Trace | None:
-        """End the step; give the trace once every kind is recorded, and again where another kind turned up since.
-
-        Args:
-            trainer: The Trainer that is fitting.
-            batch: What was trained on.
-        """
+        """End the step; give the trace once every kind is recorded, and again where another kind turned up since."""
         if self._steps is None:
             return None
         trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples_of(batch))
@@ -170,9 +158,6 @@ class FitRecording:
     def validation_batch_starts(self, trainer: Trainer) -> bool:
         """Record a batch of the sanity check, or of the first validation where there was none.
 
-        Args:
-            trainer: The Trainer that is fitting.
-
         Returns:
             This batch is recorded, and takes longer than others.
 
@@ -186,11 +171,7 @@ class FitRecording:
         return self._validation.is_recording
 
     def validation_batch_ends(self, batch: Any) -> None:
-        """End the recording of a batch of validation.
-
-        Args:
-            batch: What was validated.
-        """
+        """End the recording of a batch of validation."""
         if self._validation is not None:
             self._validation.batch_ends(samples=samples_of(batch))
 

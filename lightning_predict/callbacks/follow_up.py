@@ -99,13 +99,6 @@ class FollowUp:
     ) -> Predictions:
         """Predict what is left; arguments left out keep their last value.
 
-        Args:
-            trainer: The Trainer that is fitting.
-            trace: The recorded step; needed the first time.
-            validation: The recorded validation batch; None if there is none yet.
-            pace: How windows go by.
-            moment: The hook that asks.
-
         Raises:
             LightningPredictError: As `predict`.
         """
@@ -142,10 +135,6 @@ class FollowUp:
 
     def renew(self, trainer: Trainer, *, moment: Moment) -> Predictions | None:
         """Recompute the rest of the run, and predict again if it changed noticeably.
-
-        Args:
-            trainer: The Trainer that is fitting.
-            moment: The hook that asks.
 
         Returns:
             The new predictions, which were logged; None if no total has moved noticeably.
@@ -243,12 +232,7 @@ def _news(answer: Answer, instead_of_seconds: float | None) -> str:
 
 
 def host_has_moved(answer: Answer, now: Workload) -> bool:
-    """Return whether the host's part of every total differs noticeably from the prediction.
-
-    Args:
-        answer: What was predicted.
-        now: What is still to come, as measured since.
-    """
+    """Return whether the host's part of every total differs noticeably from the prediction."""
     totals = [one.total_seconds for one in answer.predictions.values() if one.total_seconds is not None]
     before = answer.rest.workload
     if not totals or before.training is None or now.training is None or not before.training.batches:

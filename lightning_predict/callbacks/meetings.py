@@ -219,11 +219,7 @@ class BroadcastMeetings:
 
 
 def meetings_of(trainer: Any) -> Meetings:
-    """Return the means by which the ranks of a fit decide together; must be called on every rank.
-
-    Args:
-        trainer: The Trainer that is fitting.
-    """
+    """Return the means by which the ranks of a fit decide together; must be called on every rank."""
     number = next(_NUMBERS)
     if trainer.world_size == 1:
         return Alone()
@@ -276,18 +272,11 @@ class Schedule:
         self._steps_at_start = self._steps = optimizer_steps_done
 
     def meet_after(self, windows: int) -> None:
-        """Agree on the next meeting.
-
-        Args:
-            windows: Windows until then.
-        """
+        """Agree on the next meeting."""
         self._left = max(1, windows)
 
     def batch_ends(self, *, optimizer_steps_done: int) -> bool:
         """Note that a batch was trained.
-
-        Args:
-            optimizer_steps_done: `trainer.global_step`.
 
         Returns:
             The ranks meet now.

@@ -64,12 +64,7 @@ class Expected:
 
 
 def with_tempo(trace: Trace, tempo: Tempo | None) -> Trace:
-    """Scale the times of the steps so that their mean, over all kinds, is what a step takes now.
-
-    Args:
-        trace: The recorded step.
-        tempo: What a batch takes; None leaves the times alone.
-    """
+    """Scale the times of the steps so that their mean, over all kinds, is what a step takes now."""
     if tempo is None:
         return trace
     seconds, before = tempo.step_seconds * trace.batches, measured_seconds(trace)
@@ -80,14 +75,7 @@ def with_tempo(trace: Trace, tempo: Tempo | None) -> Trace:
 
 
 def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus: int) -> Expected | None:
-    """Say what is expected of the machine in use; None if no step was timed.
-
-    Args:
-        trace: The recorded step.
-        rest: What is left of the run.
-        predictions: What is shown.
-        num_gpus: GPUs that share the run.
-    """
+    """Say what is expected of the machine in use; None if no step was timed."""
     if rest.tempo is None or rest.tempo.step_seconds <= 0:
         return None
     shown, machine = predictions.get(predictions.used_gpu or ""), predictions.machine
@@ -207,11 +195,7 @@ class OutcomeTimer:
         self._left_out = 0.0
 
     def leaves_out(self, *, since: float) -> None:
-        """Exclude what was not training: a prediction and its table.
-
-        Args:
-            since: When it began on the clock.
-        """
+        """Exclude what was not training: a prediction and its table."""
         self._left_out += self._clock() - max(since, self._start)
 
     def ends(self, *, batches_seen: int) -> Outcome | None:
@@ -219,9 +203,6 @@ class OutcomeTimer:
 
         Where more or fewer batches were trained than expected, or their number was unknown, the expectation is that of
         the batches that were.
-
-        Args:
-            batches_seen: Training batches of the run so far.
         """
         batches, expected = batches_seen - self._batches_seen, self._expected
         actual = self._clock() - self._start - self._left_out

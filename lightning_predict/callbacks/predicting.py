@@ -52,11 +52,7 @@ _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", 
 
 
 def strategy_of_trainer(trainer: Any) -> Strategy:
-    """Find the strategy that the Trainer would use on several GPUs; DDP if it trains on one.
-
-    Args:
-        trainer: The Trainer that is fitting.
-    """
+    """Find the strategy that the Trainer would use on several GPUs; DDP if it trains on one."""
     strategy = trainer.strategy
     names = [parent.__name__ for parent in type(strategy).__mro__]
     if "DeepSpeedStrategy" in names:
@@ -139,16 +135,6 @@ def predict_rest(
 ) -> Answer:
     """Predict what is left of a fit.
 
-    Args:
-        trainer: The Trainer that is fitting.
-        question: What the user wants to know.
-        trace: The recorded step.
-        validation: The recorded validation batch; None if there is none yet.
-        pace: How windows go by.
-        clock: What the fit took so far.
-        moment: The hook that asks.
-        is_renewed: Whether this is not the first prediction of the fit.
-
     Raises:
         LightningPredictError: As `predict`, and where it takes too long.
     """
@@ -214,12 +200,7 @@ def _heading(predictions: Predictions, trainer: Trainer) -> str | None:
 
 
 def of_processes(step: Trace, trainer: Trainer) -> Trace:
-    """Return the step as that of one process among those of the Trainer.
-
-    Args:
-        step: As this process recorded it.
-        trainer: The Trainer that is fitting.
-    """
+    """Return the step as that of one process among those of the Trainer."""
     return replace(step, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
 
 

@@ -166,11 +166,7 @@ class WindowWatch:
         return window
 
     def resume(self, *, optimizer_steps_done: int) -> None:
-        """Start a new window at the next update, after batches that were trained but not reported.
-
-        Args:
-            optimizer_steps_done: `trainer.global_step`.
-        """
+        """Start a new window at the next update, after batches that were trained but not reported."""
         self.batches_seen += 1
         self._steps_before_window = optimizer_steps_done
         self._batch_start = self._last_end = None
@@ -212,10 +208,6 @@ def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
 
     The period is the shortest time between two windows of the kind. Where it came once, as number i of all windows
     counted from 0, the period is at least i + 1: it would have come before otherwise.
-
-    Args:
-        windows: The kinds of all windows so far.
-        kind: One of them.
     """
     at = [number for number, window in enumerate(windows) if window == kind]
     period = min((after - before for before, after in pairwise(at)), default=at[0] + 1)
@@ -291,11 +283,7 @@ def next_action(
 
 
 def steady_seconds(step_seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the times without the slow ones at the beginning: those over 1.5 × the median of all that follow.
-
-    Args:
-        step_seconds: Times of windows in their order.
-    """
+    """Return the times without the slow ones at the beginning: those over 1.5 × the median of all that follow."""
     for start in range(len(step_seconds) - 1):
         if step_seconds[start] <= SLOW_RATIO * statistics.median(step_seconds[start + 1 :]):
             return tuple(step_seconds[start:])
@@ -340,11 +328,7 @@ class Session(Protocol):
 
 
 def stop_for_sure(session: Session) -> None:
-    """End a recording, retrying once: a recorder that stays open harms what follows.
-
-    Args:
-        session: May have been stopped before.
-    """
+    """End a recording, retrying once: a recorder that stays open harms what follows."""
     try:
         session.stop()
     except BaseException:

@@ -162,12 +162,6 @@ def workload(left: Remaining, position: Position, *, batches_per_window: int, sa
 
     Where accumulation changes between epochs, windows are not alike: there the batches are divided into windows of the
     recorded size.
-
-    Args:
-        left: What is still to come.
-        position: Where the fit stands.
-        batches_per_window: Batches of the recorded window.
-        samples: Samples of the recorded window; None if unknown.
     """
     windows, share, per_epoch = left.windows, position.last_batch_share, position.batches_per_epoch
     if left.batches is not None and len(set(position.accumulation.values())) > 1:
@@ -289,12 +283,7 @@ class Saving:
 
 
 def files_left(savings: Sequence[Saving], position: Position) -> int | None:
-    """Count checkpoint files still to be written, at most: with a monitor only the best are; None if unknown.
-
-    Args:
-        savings: What writes them.
-        position: Where the fit stands.
-    """
+    """Count checkpoint files still to be written, at most: with a monitor only the best are; None if unknown."""
     counts = [0 if saving.files == 0 else _times_left(saving, position) for saving in savings]
     known = [count * saving.files for count, saving in zip(counts, savings, strict=True) if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -303,14 +292,7 @@ def files_left(savings: Sequence[Saving], position: Position) -> int | None:
 def checkpoints_left(
     savings: Sequence[Saving], position: Position, *, seconds: float | None, memory: Memory
 ) -> Checkpoints:
-    """Count the checkpoints still to come and time one: as measured, else by its parameters and optimizer state.
-
-    Args:
-        savings: What writes them.
-        position: Where the fit stands.
-        seconds: Of one file as timed; None if none was.
-        memory: Sizes of what a checkpoint holds.
-    """
+    """Count the checkpoints still to come and time one: as measured, else by its parameters and optimizer state."""
     estimate = None
     if memory.parameter_bytes is not None:
         estimate = (memory.parameter_bytes + (memory.optimizer_state_bytes or 0)) / WRITING_BYTES_PER_SECOND

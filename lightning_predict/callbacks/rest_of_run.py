@@ -123,13 +123,7 @@ def rest_of_run(
 
 
 def end_seconds(trainer: Trainer, clock: RunClock, tempo: Tempo | None) -> float:
-    """Estimate the seconds that a run takes once it is told to stop: Lightning validates once more.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        clock: What the fit took so far.
-        tempo: What a batch takes; None before a step was timed.
-    """
+    """Estimate the seconds that a run takes once it is told to stop: Lightning validates once more."""
     batches = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
     if not 0 < batches < math.inf:
         return 0.0

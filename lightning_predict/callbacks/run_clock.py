@@ -65,11 +65,7 @@ def ledger_clock() -> Callable[[], float]:
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
-    """Return a clock in seconds that waits for the device, so that what it times is done and not just queued.
-
-    Args:
-        device: The device that trains.
-    """
+    """Return a clock in seconds that waits for the device, so that what it times is done and not just queued."""
     shown = _SHOWN.get()
     if shown is not None:
         return shown[1]
@@ -333,11 +329,7 @@ class RunClock:
         self._pauses()
 
     def checkpoint_is_collected(self, caller: object) -> None:
-        """Note that a checkpoint's state is being collected; writing it follows.
-
-        Args:
-            caller: The callback that tells.
-        """
+        """Note that a checkpoint's state is being collected; writing it follows."""
         self.checkpoints.is_collected(self._clock(), caller)
 
     # Events of validation.
@@ -348,11 +340,7 @@ class RunClock:
         self._paused_from = self._clock()
 
     def validation_starts(self, *, is_check: bool) -> None:
-        """Note that a validation run, or the sanity check, begins.
-
-        Args:
-            is_check: It is the sanity check.
-        """
+        """Note that a validation run, or the sanity check, begins."""
         self.has_begun = True
         if self._validation is not None:
             return
@@ -427,10 +415,6 @@ class RunClock:
 
         Of a few early steps the first is left out and the lower median counts, as they are rather too slow than too
         fast: allocators grow, and workers start beside them.
-
-        Args:
-            batches_per_window: Batches of a step.
-            overlaps: Workers make the batches.
         """
         wait = self.wait_seconds(overlaps=overlaps)
         if self._steps.count < STEPS_THAT_SETTLE * batches_per_window:
@@ -511,12 +495,7 @@ _CLOCKS: WeakKeyDictionary[Trainer, RunClock] = WeakKeyDictionary()
 
 
 def run_clock_of(trainer: Trainer, *, device_clock: Callable[[], float]) -> RunClock:
-    """Return the clock of the fit that begins, the same for all callbacks of the Trainer; to be asked for in `setup`.
-
-    Args:
-        trainer: The Trainer that is about to fit.
-        device_clock: Clock in seconds that waits for the device.
-    """
+    """Return the clock of the fit that begins, one for all callbacks of the Trainer; to be asked for in `setup`."""
     found = _CLOCKS.get(trainer)
     if found is None or found.has_begun:
         found = _CLOCKS[trainer] = RunClock(host_clock(), device_clock)

@@ -50,15 +50,7 @@ def show(
     manner: Manner,
     reason: str | None = None,
 ) -> None:
-    """Print the table and the ranking, and log both at the current step.
-
-    Args:
-        predictions: What to show.
-        trainer: The Trainer that is fitting.
-        pl_module: The module that it fits, whose `print` keeps the progress bar whole.
-        manner: What is shown, and where.
-        reason: Why there is another table, in a sentence; None for the first.
-    """
+    """Print the table and the ranking, and log both at the current step."""
     ranking, step = rank(predictions, deadline_hours=manner.deadline_hours), trainer.global_step
     if manner.with_table:
         pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
@@ -70,12 +62,7 @@ def show(
 
 
 def write_file(predictions: Predictions, manner: Manner) -> None:
-    """Write the file that was asked for; one that cannot be written is one warning.
-
-    Args:
-        predictions: What to write.
-        manner: Where to.
-    """
+    """Write the file that was asked for; one that cannot be written is one warning."""
     if manner.json_file is None:
         return
     try:
@@ -85,12 +72,7 @@ def write_file(predictions: Predictions, manner: Manner) -> None:
 
 
 def say(trainer: Trainer, sentence: str) -> None:
-    """Say a sentence beside the progress bar, which only the bar can do without breaking it; without one, log it.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        sentence: What to say.
-    """
+    """Say a sentence beside the progress bar, which only the bar can do without breaking it; without one, log it."""
     bar = trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", True):
         trainer.lightning_module.print(sentence)
@@ -100,11 +82,6 @@ def say(trainer: Trainer, sentence: str) -> None:
 
 def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> list[str]:
     """Log values at the current step to every logger, on rank zero.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        group: Put before each name.
-        values: By name.
 
     Returns:
         A sentence for every logger that did not take them.
@@ -121,12 +98,6 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
 
 def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str]:
     """Log an event with its reason in words to the loggers that take words, on rank zero.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        group: Put before the event's name.
-        event: One word.
-        reason: A sentence.
 
     Returns:
         A sentence for every logger that did not take it.

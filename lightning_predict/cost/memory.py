@@ -114,12 +114,7 @@ def memory_need(layout: Layout, needed_bytes: float | None, *, reported_bytes: f
 
 
 def memory_fit(needed_bytes: float, usable: float) -> MemoryFit:
-    """Judge whether a step fits.
-
-    Args:
-        needed_bytes: Peak memory of a step.
-        usable: See `usable_bytes`.
-    """
+    """Judge whether a step fits."""
     if needed_bytes * (1 + MARGIN) <= usable:
         return "fits"
     return "tight" if needed_bytes <= usable else "exceeds"
@@ -162,19 +157,11 @@ class StepMemory:
     cublas_handles: int = 0
 
     def bytes_on(self, gpu: Gpu) -> int:
-        """Sum all of it on one GPU.
-
-        Args:
-            gpu: Decides how large a workspace is.
-        """
+        """Sum all of it on one GPU."""
         return max(self.moments_on(gpu))
 
     def moments_on(self, gpu: Gpu) -> tuple[int, int]:
-        """Sum all of it in the passes, which grows with the batch, and in the update, which hardly does.
-
-        Args:
-            gpu: Decides how large a workspace is.
-        """
+        """Sum all of it in the passes, which grows with the batch, and in the update, which hardly does."""
         is_large = gpu.compute_capability >= (9, 0)
         workspace = LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES
         always = self.lasting_bytes + self.slack_bytes + self.cublas_handles * workspace
@@ -205,11 +192,7 @@ def step_memory(trace: Trace) -> StepMemory | None:
 
 
 def slack_bytes(blocks: Sequence[int]) -> int:
-    """Sum what torch's CUDA allocator takes beyond these blocks where it places them as closely as it can.
-
-    Args:
-        blocks: Bytes of each.
-    """
+    """Sum what torch's CUDA allocator takes beyond these blocks where it places them as closely as it can."""
     rounded = [_up(block, BLOCK_BYTES) for block in blocks]
     small = sum(block for block in rounded if block <= SMALL_BYTES)
     medium = sum(block for block in rounded if SMALL_BYTES < block < MEDIUM_BYTES)

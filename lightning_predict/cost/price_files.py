@@ -24,7 +24,7 @@ Google's catalogue prices host and GPUs apart: hosts have no accelerator, GPUs n
 carries one kind of GPU, the two are added up by zone; GPUs that a user attaches to a machine of choice are left out.
 Example::
 
-    own = read_offers("our-prices.yaml")
+    own = read_offer_file("our-prices.yaml").offers
     result = lp.predict(trace, gpus=["T4", "L4"], iterations=1000, offers=with_listed(own))
 
     >>> round(own_machine_offer("RTX-4090", watts=600, usd_per_kwh=0.30).usd_per_hour, 3)  # 0.6 kW x $0.30
@@ -361,10 +361,8 @@ CSV_SUFFIX: Final = ".csv"
 OWN_MACHINE: Final = "own machine"
 
 
-def read_offers(
-    path: str | os.PathLike[str], *, region: str | None = None, date: str | None = None
-) -> tuple[Offer, ...]:
-    """Return the offers of a price file; `read_offer_file` also says what was left out of them.
+def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, date: str | None = None) -> OfferFile:
+    """Return the offers of a price file, and what was left out of them.
 
     Args:
         path: A YAML file (`user_offers_yaml` has an example) or a SkyPilot catalogue as CSV.
@@ -375,11 +373,6 @@ def read_offers(
         CatalogueError: The file is missing, malformed or breaks a rule; with line and column.
         UnknownGpuError: A YAML file names a GPU that the catalogue does not hold; with the nearest names.
     """
-    return read_offer_file(path, region=region, date=date).offers
-
-
-def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, date: str | None = None) -> OfferFile:
-    """Return the offers of a price file, and what was left out of them; arguments and errors as for `read_offers`."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise CatalogueError(f"{os.fspath(path)} does not exist; give a YAML file of offers or a SkyPilot CSV.")

@@ -39,9 +39,6 @@ def routed_bytes(trace: Trace) -> dict[str, float]:
     """Return the bytes that the tokens of a batch have on their way to the experts, by the module that holds these.
 
     They are the inputs of each expert's first product; of a grouped product, all of them.
-
-    Args:
-        trace: The step of one GPU.
     """
     first: dict[str, tuple[str, float]] = {}
     for operation in trace.operations:

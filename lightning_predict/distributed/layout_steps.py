@@ -582,12 +582,7 @@ class SingleSteps:
 
 
 def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
-    """Return the step on one of each GPU.
-
-    Args:
-        trace: As it was recorded.
-        setting: What it is predicted with.
-    """
+    """Return the step on one of each GPU."""
     alone = without_collectives(trace)
     check = same_gpu_check(alone, setting.origin, setting.models)
     timed = timed_work(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
@@ -602,13 +597,6 @@ def shared_steps(
     single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout], strategy: Strategy, setting: Setting
 ) -> tuple[Iteration, ...]:
     """Return the step on layouts.
-
-    Args:
-        single: The step on one of each GPU.
-        steps: The same, corrected by what else is known.
-        layouts: Layouts of the setting's GPUs.
-        strategy: How their GPUs share the work.
-        setting: What the step is predicted with.
 
     Raises:
         InvalidArgumentError: As `on_layouts`.

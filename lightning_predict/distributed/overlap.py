@@ -212,11 +212,7 @@ class Friction:
     framework_host: float = 2.35
 
     def spread(self, seconds: Array) -> Array:
-        """Compute the deviation of a GPU's mean pace over a step, whose correlation falls exponentially.
-
-        Args:
-            seconds: Of the step.
-        """
+        """Compute the deviation of a GPU's mean pace over a step, whose correlation falls exponentially."""
         times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
         variance = 2 / times * (1 + np.expm1(-times) / times)
         found: Array = self.straggler_spread * np.sqrt(variance)
@@ -255,11 +251,7 @@ So both tables are training data for it; all of the papers' rows, which are not,
 
 
 def narrowed(ends: Ends) -> Ends:
-    """Return the ends of a single step's interval drawn together to those of a step on many GPUs.
-
-    Args:
-        ends: Low end, middle and high end.
-    """
+    """Return the ends of a single step's interval drawn together to those of a step on many GPUs."""
     middle = ends[1]
     if middle <= 0:
         return ends

@@ -61,11 +61,6 @@ def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
 
     Under 1F1B as many as there are stages from it on; interleaved, (p - 1) / (p v) of that more on the first stage
     (Narayanan et al., 2021); with GPipe all of them. Zero-bubble's schedule H1 takes no more than 1F1B.
-
-    Args:
-        strategy: How the GPUs share the model.
-        stage: Position of the stage.
-        micro_batches: Micro-batches of a step.
     """
     if strategy.schedule == "gpipe":
         return float(micro_batches)
@@ -150,12 +145,6 @@ def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, i
 
     Stages lie one behind the other in the layout, so that between machines all GPUs of one send at once. GPUs that
     share a block hold the same output: each sends its part, and the receivers gather them (Narayanan et al., 2021).
-
-    Args:
-        stream_bytes: Residual stream of a micro-batch.
-        layout: All GPUs.
-        strategy: How they share.
-        interconnect: What is known of the links.
     """
     link = Links(Layout(layout.gpu, 2), interconnect, slowdown=1.0)
     if layout.nodes > 1:

@@ -29,12 +29,7 @@ BACKWARD_PRODUCTS: Final = 2
 
 
 def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
-    """Count, by block, the linear layers whose forward pass the recorded backward pass repeats, from the first one on.
-
-    Args:
-        trace: The step.
-        model: Its blocks.
-    """
+    """Count, by block, the linear layers whose forward pass the recorded backward pass repeats, from the first on."""
     forward, backward = (dict.fromkeys((block.name for block in model.blocks), 0) for _ in range(2))
     for operation in trace.operations:
         if operation.phase not in ("forward", "backward"):

@@ -248,12 +248,7 @@ class Bounds:
         self._kinds: tuple[dict[int, int], TimedWork, list[int | None]] | None = None
 
     def seconds(self, strategy: Strategy, layout: Layout) -> float:
-        """Bound the seconds of a step from below: its longest stage's blocks, and the others as equal as can be.
-
-        Args:
-            strategy: How the GPUs share.
-            layout: The GPUs.
-        """
+        """Bound the seconds of a step from below: its longest stage's blocks, and the others as equal as can be."""
         own = Strategy(tensor=strategy.tensor, micro_batches=strategy.micro_batches, sequence=strategy.sequence)
         if own not in self._known:
             self._known[own] = self._least(own)

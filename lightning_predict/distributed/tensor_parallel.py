@@ -14,7 +14,7 @@ What is decided by shapes: a linear layer is split along the side that is not th
 where both are; other work is whole where its largest tensor is as large as the residual stream. Example::
 
     model = split_model(trace)
-    cut_work(trace, timed, model, gpus, models, Cut(tensor=8)).seconds.sum(axis=1)
+    WorkCutter(trace, timed, model, ProblemClock(gpus, models)).cut(Cut(tensor=8)).seconds.sum(axis=1)
 """
 
 from __future__ import annotations
@@ -133,12 +133,7 @@ def numbered_modules(module: str) -> Iterator[str]:
 
 
 def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
-    """Find the block that a module is or lies in, by position; None outside of all.
-
-    Args:
-        module: Name of the module.
-        positions: Position of each block by its name.
-    """
+    """Find the block that a module is or lies in, by position; None outside of all."""
     found = (positions.get(name) for name in numbered_modules(module or ""))
     return next((position for position in found if position is not None), None)
 
@@ -435,25 +430,6 @@ def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
     )
 
 
-def cut_work(
-    trace: Trace, timed: TimedWork, model: SplitModel, gpus: Sequence[Gpu], models: KernelModels | None, cut: Cut
-) -> TimedWork:
-    """Return the work of one GPU on one micro-batch, and its update.
-
-    Args:
-        trace: The step of one GPU.
-        timed: Its work with device seconds, rows in the order of `gpus`.
-        model: The model of the trace.
-        gpus: The GPUs.
-        models: Trained models; None uses rooflines instead.
-        cut: The parts.
-
-    Raises:
-        InvalidArgumentError: `cut.tensor` does not divide the heads.
-    """
-    return WorkCutter(trace, timed, model, ProblemClock(gpus, models)).cut(cut)
-
-
 @final
 class ProblemClock:
     """Times problems on GPUs, each once.
@@ -517,9 +493,6 @@ class WorkCutter:
 
     def cut(self, cut: Cut) -> TimedWork:
         """Return the work of one GPU on one micro-batch, and its update.
-
-        Args:
-            cut: The parts.
 
         Raises:
             InvalidArgumentError: `cut.tensor` does not divide the heads.
@@ -678,12 +651,7 @@ the bags go by it, and the rows of the table do not."""
 
 
 def thinned(problem: Problem, share: float) -> Problem:
-    """Return a share of the rows, of the parameters or of the bytes.
-
-    Args:
-        problem: All of it.
-        share: How much of it, up to 1.
-    """
+    """Return a share of the rows, of the parameters or of the bytes."""
     words = operation_kind(problem.operation).shape
     dims = dict(zip(words, problem.dims, strict=True))
     for word in words:

@@ -118,9 +118,6 @@ _OWN: Final[dict[str, Gpu]] = {}
 def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
     """Add GPUs of the user's own; those of the same names that were added before are replaced.
 
-    Args:
-        gpus: What to add.
-
     Raises:
         InvalidArgumentError: A GPU of the catalogue has one of the names.
     """

@@ -156,11 +156,7 @@ class RuntimePredictorCallback(TrainerCallback):
             )
 
     def give_up(self, error: Exception) -> None:
-        """Stop recording and say once what went wrong; training goes on.
-
-        Args:
-            error: What went wrong.
-        """
+        """Stop recording and say once what went wrong; training goes on."""
         self._deactivate()
         words = f"RuntimePredictorCallback stopped, training goes on: {type(error).__name__}: {error}"
         try:

@@ -309,11 +309,7 @@ def register(*kinds: OperationKind) -> None:
 
 
 def by_bytes(name: str) -> OperationKind:
-    """Make an operation that is known by the bytes that it reads and writes and by its FLOPs, whatever its tensors are.
-
-    Args:
-        name: Its name.
-    """
+    """Make an operation that is known by its FLOPs and the bytes that it moves, whatever its tensors are."""
     return OperationKind(
         name=name,
         shape=("read_bytes", "write_bytes", "flops"),

@@ -113,12 +113,7 @@ def layer_operations(trace: Trace) -> tuple[tuple[Operation, Layer], ...]:
 
 
 def layer_of(operation: Operation, flags: Flags = Flags()) -> Layer | None:  # noqa: B008  # frozen
-    """Return the layer of an operation; None if it computes nothing.
-
-    Args:
-        operation: Of a trace.
-        flags: Of the trace.
-    """
+    """Return the layer of an operation; None if it computes nothing."""
     if is_free(operation):
         return None
     direction = _direction(operation.phase)

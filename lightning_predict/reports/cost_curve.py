@@ -93,9 +93,6 @@ class CostCurve:
 def names_up_to(layout: str | Layout) -> tuple[str, ...]:
     """Name the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first.
 
-    Args:
-        layout: The largest.
-
     Raises:
         LightningPredictError: It is none.
     """

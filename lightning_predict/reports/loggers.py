@@ -194,10 +194,6 @@ def _refusal(logger: Any, what: str, error: Exception) -> str:
 def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
     """Write all predictions to a file, whole or not at all; an older file is replaced.
 
-    Args:
-        predictions: What to write.
-        path: The file; folders are made where they are missing.
-
     Raises:
         OSError: The file cannot be written.
     """
@@ -251,11 +247,6 @@ def ranking_table(ranking: Ranking) -> LoggedTable:
 
 def log_table(loggers: Iterable[Any], table: LoggedTable, *, step: int) -> tuple[str, ...]:
     """Log to every logger that takes tables; what one of them refuses does not keep the others from it.
-
-    Args:
-        loggers: Lightning loggers, of either of its packages.
-        table: What to log.
-        step: Step to log it at.
 
     Returns:
         One warning for everything that could not be logged, for the caller to show.

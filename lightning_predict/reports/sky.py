@@ -179,12 +179,7 @@ def write_sky_task(
 
 
 def sky_accelerator(gpu: str, provider: str = "") -> str:
-    """Spell the name of a GPU as SkyPilot's catalogue of a provider does.
-
-    Args:
-        gpu: Our name of the GPU.
-        provider: Who rents it out.
-    """
+    """Spell the name of a GPU as SkyPilot's catalogue of a provider does."""
     if provider.casefold() == "runpod" and gpu in RUNPOD_ACCELERATORS:
         return RUNPOD_ACCELERATORS[gpu]
     return ACCELERATORS.get(gpu, _GEFORCE.sub("RTX", gpu))
@@ -245,12 +240,7 @@ def _instance(cloud: str, offer: Offer) -> str | None:
 
 
 def sky_instance(cloud: str, instance: str) -> str | None:
-    """Spell the name of a machine as SkyPilot does; None if it is known by its GPUs alone.
-
-    Args:
-        cloud: SkyPilot's name of the cloud.
-        instance: The provider's name of the machine.
-    """
+    """Spell the name of a machine as SkyPilot does; None if it is known by its GPUs alone."""
     if cloud in _SAME_INSTANCE_NAMES:  # but not "n1-highmem-8 + 1x V100", a machine with a card attached
         return None if " " in instance else instance
     if cloud == "azure":

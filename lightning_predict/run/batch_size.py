@@ -88,12 +88,7 @@ def line_through(values: Mapping[int, float]) -> Line:
 
 
 def largest_power_of_two(memory: Line, available_bytes: float) -> int | None:
-    """Return the largest power of two as batch size that fits; None if not even 1 does.
-
-    Args:
-        memory: Bytes by batch size.
-        available_bytes: Bytes that are available.
-    """
+    """Return the largest power of two as batch size that fits; None if not even 1 does."""
     if memory.at(1) > available_bytes:
         return None
     if memory.at(LARGEST) <= available_bytes:

@@ -133,10 +133,6 @@ def history_path(path: str | Path | None = None) -> Path:
 def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path:
     """Add a run in one write to the end of the file, so that runs which end together do not mix their lines.
 
-    Args:
-        record: The run.
-        path: The file; see `history_path`.
-
     Returns:
         Where it was written.
 
@@ -158,9 +154,6 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
 
 def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
     """Read the runs in the file, the oldest first; none where there is no file. Warn about a line that is damaged.
-
-    Args:
-        path: The file; see `history_path`.
 
     Raises:
         OSError: The file is there and cannot be read.

@@ -132,13 +132,7 @@ GATHERED_UNITS = 2
 
 
 def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
-    """Take one replica's part of what is still to come; the last step may be short, and counts.
-
-    Args:
-        workload: What each of the recorded replicas has still to do.
-        replicas: Replicas that shall do it.
-        recorded: Replicas of the run that was recorded.
-    """
+    """Take one replica's part of what is still to come; the last step may be short, and counts."""
     if replicas == recorded:
         return workload
 
@@ -185,12 +179,6 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     from the first micro-batch to the last one. Copies of the parameters that the optimizer updates are part of its
     state; what is offloaded is not there. A part of the model comes first, see `distributed/memory.py`.
 
-    Args:
-        single_bytes: Peak memory of the step on one GPU.
-        trace: The step, for the sizes of what is shared.
-        layout: The GPUs.
-        strategy: How they share.
-
     Raises:
         InvalidArgumentError: The layout's GPUs cannot share the model so.
     """
@@ -201,11 +189,6 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
 
 def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
     """Compute each GPU's peak memory on a layout, from what the fullest holds before replicas share anything.
-
-    Args:
-        held: See `distributed/memory.py`.
-        layout: The GPUs.
-        strategy: How they share.
 
     Raises:
         InvalidArgumentError: The GPUs cannot be divided so.

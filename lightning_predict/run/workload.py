@@ -174,11 +174,7 @@ class Run:
         return None if self.total is None else self.total.middle
 
     def scaled(self, factor: float) -> Run:
-        """Multiply the time of training, of validation and of all together by a factor.
-
-        Args:
-            factor: Measured time over the predicted one.
-        """
+        """Multiply the time of training, of validation and of all together by a factor."""
         training, validation = (
             None if seconds is None else seconds * factor
             for seconds in (self.training_seconds, self.validation_seconds)
@@ -258,11 +254,6 @@ def training_seconds(step: Iteration, work: Batches, *, batches_per_step: int) -
 
     An update takes its share of a step whatever the window holds; the rest of a step goes by batches. A batch with
     fewer samples takes its share of the device's time, but no less than the host needs to launch it.
-
-    Args:
-        step: One whole step.
-        work: The batches.
-        batches_per_step: Batches of that step.
     """
     update = step.seconds * min(1.0, step.optimizer_seconds / step.device_seconds) if step.device_seconds > 0 else 0.0
     batch = (step.seconds - update) / batches_per_step

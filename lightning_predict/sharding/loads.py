@@ -183,16 +183,7 @@ def loads_of(
     optimizer: OptimizerState,
     models: KernelModels | None,
 ) -> tuple[Mapping[str, Load], ...]:
-    """Return the load of each table by kind; a whole table is on the first GPU.
-
-    Args:
-        tables: The tables.
-        kinds: Keys of `KINDS`.
-        layout: The GPUs.
-        samples: Of all GPUs together.
-        optimizer: What it keeps.
-        models: Kernel models.
-    """
+    """Return the load of each table by kind; a whole table is on the first GPU."""
     parts = {(table, kind): KINDS[kind].parts(table, layout.count, samples) for table in tables for kind in kinds}
     problems = list(
         dict.fromkeys(

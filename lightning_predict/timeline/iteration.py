@@ -98,12 +98,7 @@ class Iteration:
         return "host" if self.host_seconds > self.device_seconds else "device"
 
     def scaled(self, factor: float, *, note: str) -> Iteration:
-        """Multiply all of its times by a factor.
-
-        Args:
-            factor: Measured time over the predicted one.
-            note: The correction in words for the user.
-        """
+        """Multiply all of its times by a factor."""
         return replace(
             self,
             interval=self.interval.scaled(factor),
@@ -115,11 +110,7 @@ class Iteration:
         )
 
     def as_measured(self, step_seconds: Sequence[float]) -> Iteration:
-        """Take the steps that were timed on this very machine for the prediction; without any it stays as it is.
-
-        Args:
-            step_seconds: Seconds of each step that was timed.
-        """
+        """Take the steps that were timed on this very machine for the prediction; without any it stays as it is."""
         if not step_seconds:
             return self
         return replace(self, interval=Interval(min(step_seconds), statistics.median(step_seconds), max(step_seconds)))
@@ -248,14 +239,7 @@ def _spread(timed: TimedWork, correlation: float) -> tuple[Array, Array]:
 
 
 def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> tuple[float, float]:
-    """Compute the ends of the host's time; only a profiler that keeps stacks slows Python code between operations.
-
-    Args:
-        trace: What was recorded.
-        host: The host.
-        seconds: Its whole time.
-        python: The part of it outside of operations.
-    """
+    """Compute the ends of the host's time; only a profiler that keeps stacks slows Python code between operations."""
     low = host.low_factor if trace.has_python_stacks else max(host.low_factor, 1 / MACHINE_SPREAD)
     high = min(host.high_factor, MACHINE_SPREAD)
     launching = seconds - python

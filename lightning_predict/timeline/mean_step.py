@@ -26,9 +26,6 @@ def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
     different numbers of batches, the mean keeps the time of a batch right: with `batches = trace.batches`,
 
         weight = share * batches / sum(share * batches of the kind, over all kinds)
-
-    Args:
-        trace: One or several kinds of step.
     """
     traces = tuple(kind.trace for kind in trace.kinds)
     batches = sum(kind.share * kind.trace.batches for kind in trace.kinds)
@@ -36,11 +33,7 @@ def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
 
 
 def measured_seconds(trace: Trace) -> float | None:
-    """Return the seconds of the mean step as measured without a recorder; None if a kind was not timed.
-
-    Args:
-        trace: One or several kinds of step.
-    """
+    """Return the seconds of the mean step as measured without a recorder; None if a kind was not timed."""
     kinds, weights = weighted_kinds(trace)
     if not all(kind.step_seconds for kind in kinds):
         return None

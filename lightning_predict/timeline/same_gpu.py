@@ -81,13 +81,7 @@ class SameGpuCheck:
 
 
 def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None) -> SameGpuCheck | None:
-    """Return the check; None if the GPU is not known, its step was not timed, or compiled code hides what it computes.
-
-    Args:
-        trace: A step as it ran.
-        origin: The GPU that it ran on.
-        models: Trained models.
-    """
+    """Return the check; None if the GPU is unknown, its step was not timed, or compiled code hides what it computes."""
     if origin is None or not trace.step_seconds or trace.compiled:
         return None
     shapes = replace(
@@ -115,14 +109,6 @@ def corrected_iterations(
     """Return one Iteration a GPU, with the check's correction where nothing better is known.
 
     Measured kernels are better: each is scaled from its own measurement, and the host is anchored at the step.
-
-    Args:
-        trace: See `iterations`.
-        timed: See `iterations`.
-        gpus: See `iterations`.
-        origin: See `iterations`.
-        check: The check of this step; None without.
-        host_factor: See `iterations`.
     """
     work, factor = corrected_work(trace, timed, check)
     is_corrected = check is not None and not trace.has_measured_kernels
@@ -142,13 +128,7 @@ def corrected_iterations(
 
 
 def corrected_work(trace: Trace, timed: TimedWork, check: SameGpuCheck | None) -> tuple[TimedWork, float]:
-    """Correct the work, and give the factor of the host's time; both as they are without a correction.
-
-    Args:
-        trace: See `iterations`.
-        timed: See `iterations`.
-        check: The check of this step; None without.
-    """
+    """Correct the work, and give the factor of the host's time; both as they are without a correction."""
     if check is None or trace.has_measured_kernels:
         return timed, 1.0
     return replace(timed, interval=timed.interval.scaled(check.device_factor)), check.host_factor

@@ -67,13 +67,7 @@ class Verdict:
 
 
 def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> tuple[Verdict, ...]:
-    """Return one Verdict a GPU.
-
-    Args:
-        work: What was simulated.
-        step: Its simulation.
-        faster: The same with every kernel `FASTER` times as fast.
-    """
+    """Return one Verdict a GPU."""
     time = step.busy + step.waiting  # (gpus, operations)
     parts = _parts(work, time)
     names = list(dict.fromkeys(parts))
@@ -104,9 +98,6 @@ def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
         >>> module_groups({f"net.blocks.{n}.{part}": parts[part] for n in range(12) for part in parts})[
         ...     "net.blocks.3.mlp"]
         'blocks.*.mlp'
-
-    Args:
-        seconds: Time of each module by its qualified name.
     """
     parts = {module: module.split(".") for module in seconds}
     shared = len(list(takewhile(lambda column: len(set(column)) == 1, zip(*parts.values(), strict=False))))

@@ -33,11 +33,6 @@ _TENSOR: Final = re.compile(r"Tensor\(([^()]*)\)")
 def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
     """Read one step of an execution trace. Operations have tensors and outputs, but neither kernels nor times.
 
-    Args:
-        parsed: The parsed JSON.
-        source: Name of the file, for errors.
-        step: As in `import_trace`.
-
     Raises:
         TraceVersionError: A file of another version of the format.
         TraceFormatError: Not such a file, or it has no such step.

@@ -55,12 +55,6 @@ def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | 
     file does not say how many GPUs took part. A GPU that is not in the catalogue is warned of: without it, the measured
     kernels are of no use.
 
-    Args:
-        document: The parsed JSON.
-        source: Name of the file, for errors.
-        step: As in `import_trace`.
-        gpu: As in `import_trace`.
-
     Raises:
         TraceFormatError: Not such a file, it has no such step, or it was not recorded on an NVIDIA GPU.
         UnknownGpuError: `gpu` is not in the catalogue.
@@ -102,12 +96,7 @@ def _refuse_other_vendors(profile: Profile, source: str) -> None:
 
 
 def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
-    """Say which part of a file was taken.
-
-    Args:
-        profile: What was taken.
-        asked: Number of the step that the user asked for; None if none was asked for.
-    """
+    """Say which part of a file was taken."""
     marked = profile.marked_steps
     if profile.step is None:
         updates = len(_updates(profile))

@@ -49,11 +49,7 @@ class _Life:
 
 
 def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
-    """List bytes of each storage written by the step and still needed when these take the most together.
-
-    Args:
-        operations: Of the step, in the order of the host.
-    """
+    """List bytes of each storage written by the step and still needed when these take the most together."""
     written = [life for life in _lives(operations) if not life.outlives_step]
     changes = [0] * (len(operations) + 1)
     for life in written:
@@ -65,12 +61,7 @@ def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
 
 
 def input_tensors(operations: Sequence[Operation], parameters: Iterable[Parameter]) -> tuple[int, ...]:
-    """List bytes of each storage that the forward pass reads and none wrote: the batch, which always lives.
-
-    Args:
-        operations: Of the step.
-        parameters: The model's parameters, which are not inputs.
-    """
+    """List bytes of each storage that the forward pass reads and none wrote: the batch, which always lives."""
     given = [life for life in _lives(operations) if life.is_given and life.phase == "forward"]
     frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)
     frozen.subtract(life.kind for life in given if life.is_for_optimizer)
@@ -86,11 +77,7 @@ def input_tensors(operations: Sequence[Operation], parameters: Iterable[Paramete
 
 
 def update_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
-    """List bytes of each storage that the optimizer writes in passing.
-
-    Args:
-        operations: Of the step.
-    """
+    """List bytes of each storage that the optimizer writes in passing."""
     return tuple(life.size_bytes for life in _lives(operations) if life.phase == "optimizer" and not life.is_given)
 
 

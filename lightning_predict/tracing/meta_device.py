@@ -54,13 +54,7 @@ _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def as_on_cuda(name: str, args: tuple[Any, ...], output: Any) -> Any:
-    """Return the result of an operation on meta tensors with the strides that it would have on a GPU.
-
-    Args:
-        name: Qualified name of the operation.
-        args: Its arguments by position.
-        output: Its result.
-    """
+    """Return the result of an operation on meta tensors with the strides that it would have on a GPU."""
     if name in _FORWARD and _is_meta(output) and _is_last(args[:2]):
         return _laid_out(output)
     if name == _BACKWARD and isinstance(output, tuple) and _is_meta(output[0]) and _is_last(args[1:3]):
@@ -212,12 +206,7 @@ class AutocastOnMeta:
         return args, kwargs
 
     def cast_whole(self, name: str, values: Any) -> tuple[Any, torch.dtype | None]:
-        """Cast the arguments of a call that is recorded whole, above autograd, and give the dtype that it computes in.
-
-        Args:
-            name: Qualified name of the call.
-            values: Its arguments: a tuple or a dictionary.
-        """
+        """Cast the arguments of a call that is recorded whole, above autograd; return the dtype that it computes in."""
         lower = self.dtype
         if lower is None or lower not in _CASTABLE:
             return values, None
@@ -230,13 +219,7 @@ class AutocastOnMeta:
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Yield the arguments of a function that torch takes apart above the level of `cast`, while it runs.
-
-        Args:
-            func: The function.
-            args: Its arguments by position.
-            kwargs: Its arguments by name.
-        """
+        """Yield the arguments of a function that torch takes apart above the level of `cast`, while it runs."""
         if func in _LOWER_FUNCTIONS and self.dtype is not None:
             yield self._above_autograd(args, self.dtype), self._above_autograd(kwargs, self.dtype)
         elif func in _FLOAT32_FUNCTIONS:

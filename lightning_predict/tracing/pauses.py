@@ -77,11 +77,7 @@ class Pauses:
         self.begins()
 
     def close(self, *, after: int) -> None:
-        """Stop measuring; closing twice is harmless.
-
-        Args:
-            after: Number of operations that were recorded.
-        """
+        """Stop measuring; closing twice is harmless."""
         self.ends(before=after)
         if self._collects in gc.callbacks:
             gc.callbacks.remove(self._collects)
@@ -102,11 +98,7 @@ class Pauses:
         self._own_since = now - self._waited - self._collected
 
     def ends(self, *, before: int) -> None:
-        """Note that an operation begins, or the recording ends.
-
-        Args:
-            before: Position of the operation among those that are recorded.
-        """
+        """Note that an operation begins, or the recording ends."""
         since, self._since = self._since, None
         if since is None or self._clock() - since < SHORTEST_PAUSE_SECONDS:
             return

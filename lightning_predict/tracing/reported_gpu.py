@@ -32,10 +32,6 @@ def gpu_in_use(trace: Trace) -> Gpu | None:
 def with_named_gpu(trace: Trace, name: str | None) -> Trace:
     """Say which GPU a recording is from, where its file does not, or in a way that the catalogue does not know.
 
-    Args:
-        trace: The recording.
-        name: Name of a GPU in any known spelling; None leaves the trace as it is.
-
     Raises:
         UnknownGpuError: A name that the catalogue does not hold.
     """

@@ -347,10 +347,6 @@ VERSION: Final = 1
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a Trace; the file appears whole or not at all.
 
-    Args:
-        trace: What to write.
-        path: Where; gzip where it ends in `.gz`.
-
     Raises:
         TraceFormatError: A value that JSON cannot hold.
         OSError: The file cannot be written.

@@ -125,9 +125,6 @@ def derived_curves(curves: Mapping[Key, FloatArray]) -> dict[Key, FloatArray]:
 
     Each is the GPU's all_reduce plus the mean distance, in log time, of that collective from all_reduce on the GPUs
     where both were measured, at the nearest number of GPUs.
-
-    Args:
-        curves: As `fit_curves` gives them.
     """
     operations = sorted({operation for _, operation, _ in curves} - {MEASURED_ALONE})
     derived: dict[Key, FloatArray] = {}

@@ -49,12 +49,6 @@ def interval_of(
 
     An operation is not known better on new problems than on those that were fitted to, and those are ten times as
     many: where few rows calibrate it and happen to be easy ones, the width of the fitted rows stands.
-
-    Args:
-        tested: By GPU, the network and the measurements there.
-        recipe: The family's recipe.
-        gpus: GPUs by name.
-        seed: Seed of the split.
     """
     calibration: dict[str, list[Array]] = {}
     fitted: dict[str, list[Array]] = {}

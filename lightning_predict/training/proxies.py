@@ -170,10 +170,6 @@ def published_times(folder: Path) -> Iterator[Published]:
 def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
     """Find what one's own micro-benchmarks (`measuring/`) timed that no network serves.
 
-    Args:
-        folder: Where their tables are; none where it has none of them.
-        models: Trained models.
-
     Raises:
         MeasurementTableError: A table lacks a column, or a cell is not a number.
     """
@@ -192,10 +188,6 @@ def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
 
 def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
     """Score by operation, dtype and GPU, in that order, then over all GPUs.
-
-    Args:
-        folder: Where the tables are.
-        models: Trained models.
 
     Raises:
         MeasurementTableError: As `published_times`.

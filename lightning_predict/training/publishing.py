@@ -76,14 +76,6 @@ def publish(
 ) -> tuple[Score, ...]:
     """Write all files into the folder, score what was written and describe it; old weights files there are removed.
 
-    Args:
-        results: What was trained, by family.
-        groups: The measurements.
-        gpus: GPUs by name.
-        folder: Where to write.
-        seed: Seed of the split.
-        raw_networks: Networks to compare with, as for `score_groups`.
-
     Raises:
         OSError: The folder cannot be written.
     """

@@ -157,12 +157,7 @@ def evaluate(
 
 
 def evaluate_proxies(tables: Path, *, weights: Path | None = None) -> tuple[ProxyScore, ...]:
-    """Score operations that are predicted through others; errors as for `proxy_scores`.
-
-    Args:
-        tables: Folder of the measurement tables.
-        weights: A folder or file of weights; None searches.
-    """
+    """Score operations that are predicted through others; errors as for `proxy_scores`."""
     return proxy_scores(tables, kernel_models((), None if weights is None else str(weights)))
 
 

@@ -100,10 +100,6 @@ class Download:
     def file(self, name: str, entry: ManifestEntry) -> bytes:
         """Fetch a file and check its size and hash.
 
-        Args:
-            name: Of the file.
-            entry: What the manifest says of it.
-
         Raises:
             WeightsDownloadError: It could not be fetched, or is larger than the manifest says.
             WeightsHashError: It has another hash.
@@ -123,10 +119,6 @@ class Download:
 
     def content(self, name: str, limit: int) -> bytes:
         """Return the content of a file, unchecked, with as many attempts as there is time for.
-
-        Args:
-            name: Of the file.
-            limit: Most bytes that it may have.
 
         Raises:
             LightningPredictError: It could not be fetched, or has more bytes; of the class `error`.

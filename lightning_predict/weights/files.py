@@ -89,10 +89,6 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
 def parse_weights(content: bytes, path: Path | str) -> GpuWeights:
     """Read and check the content of one file.
 
-    Args:
-        content: All of it.
-        path: Where it comes from, for messages.
-
     Raises:
         WeightsFormatError: As `read_weights`.
     """

@@ -95,10 +95,6 @@ def file_name(gpu: str) -> str:
 def parse_manifest(text: str, *, where: str) -> Manifest:
     """Read a manifest.
 
-    Args:
-        text: Content of `manifest.json`.
-        where: Its place, for error messages.
-
     Raises:
         WeightsFormatError: Not JSON, of another version, or with a missing or wrong field.
     """

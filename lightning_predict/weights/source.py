@@ -47,11 +47,7 @@ class Address:
         return shown_url(self.parts)
 
     def of(self, name: str) -> str:
-        """Return the address of a file in the folder.
-
-        Args:
-            name: Of the file.
-        """
+        """Return the address of a file in the folder."""
         return urlunsplit(self.parts._replace(path=f"{self.parts.path}/{name}"))
 
 
@@ -158,11 +154,7 @@ def address_of(
 
 
 def shown_url(parts: SplitResult) -> str:
-    """Return an address for messages: without a user, a password, a query and a fragment.
-
-    Args:
-        parts: Of the address.
-    """
+    """Return an address for messages: without a user, a password, a query and a fragment."""
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 

@@ -171,10 +171,6 @@ class CachePlace:
     def keep(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
         """Keep files, and then the manifest that names them; each is there as a whole or not at all.
 
-        Args:
-            manifest: What the address names.
-            contents: Files by their hash.
-
         Raises:
             OSError: The folder cannot be written.
         """

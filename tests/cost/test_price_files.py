@@ -17,7 +17,6 @@ from lightning_predict.cost.price_files import (
     outdated,
     own_machine_offer,
     read_offer_file,
-    read_offers,
     with_listed,
 )
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
@@ -42,6 +41,10 @@ def written(folder: Path, text: str, name: str = "prices.yaml") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def read_offers(path: Path, *, region: str | None = None, date: str | None = None) -> tuple[Offer, ...]:
+    return read_offer_file(path, region=region, date=date).offers
 
 
 def test_yaml_offers_are_read_with_names_of_any_spelling(tmp_path: Path) -> None:

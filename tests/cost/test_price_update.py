@@ -9,7 +9,7 @@ import pytest
 
 from lightning_predict.cost import price_update
 from lightning_predict.cost.offers import cheapest_offer
-from lightning_predict.cost.price_files import read_offers, with_listed
+from lightning_predict.cost.price_files import read_offer_file, with_listed
 from lightning_predict.cost.price_update import prices_folder, update_prices
 from lightning_predict.errors import CatalogueError, InvalidArgumentError
 from lightning_predict.weights import fetch
@@ -50,7 +50,7 @@ def test_a_file_is_kept_under_its_provider_with_its_day(source: Path, tmp_path: 
 
 
 def test_later_predictions_take_the_prices(source: Path) -> None:
-    offers = with_listed(read_offers(update_prices(source).path))
+    offers = with_listed(read_offer_file(update_prices(source).path).offers)
     cheapest = cheapest_offer("L4", offers)
     assert cheapest is not None
     assert (cheapest.instance, cheapest.usd_per_hour) == ("g6.xlarge", 0.20)
@@ -75,7 +75,7 @@ def test_a_newer_list_replaces_the_older_and_a_broken_one_does_not(source: Path)
     source.write_text("no,catalogue\n1,2\n", encoding="utf-8")
     with pytest.raises(CatalogueError, match="InstanceType is not a column of this file"):
         update_prices(source)
-    assert read_offers(path)[0].usd_per_hour == 0.25
+    assert read_offer_file(path).offers[0].usd_per_hour == 0.25
     assert [one.name for one in prices_folder().iterdir()] == ["aws.csv"]
 
 

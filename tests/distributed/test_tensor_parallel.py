@@ -14,7 +14,8 @@ from lightning_predict.distributed.tensor_parallel import (
     COUNTED,
     MEASURED,
     Cut,
-    cut_work,
+    ProblemClock,
+    WorkCutter,
     part_of,
     split_model,
     thinned,
@@ -200,7 +201,9 @@ def test_thirty_two_heads_over_three_gpus() -> None:
 
 def cut(degree: int, micro_batches: int = 1, updated: float = 1.0) -> list[float]:
     timed = timed_as(TRACE, SECONDS)
-    found = cut_work(TRACE, timed, split_model(TRACE), [A100], MODELS, Cut(degree, micro_batches, updated))
+    found = WorkCutter(TRACE, timed, split_model(TRACE), ProblemClock([A100], MODELS)).cut(
+        Cut(degree, micro_batches, updated)
+    )
     low_by_middle = found.interval.low / found.seconds
     np.testing.assert_allclose(low_by_middle, timed.interval.low / timed.seconds)
     seconds: list[float] = found.seconds[0].tolist()
@@ -258,7 +261,7 @@ def test_more_gpus_never_raise_the_work_of_one(
     models = kernel_models((target.name,)) if with_models else None
     timed = timed_as(trace, [1.0] * len(operations))
     found = [
-        cut_work(trace, timed, split_model(trace), [target], models, Cut(degree, parts)).seconds[0]
+        WorkCutter(trace, timed, split_model(trace), ProblemClock([target], models)).cut(Cut(degree, parts)).seconds[0]
         for degree in (1, 2, 3, 4, 6, 12)
     ]
     assert (found[0] <= 1).all()
