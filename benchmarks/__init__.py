@@ -1,1 +1,1 @@
-"""Speed, each beside a baseline; run with `python -m benchmarks.<name>`."""
+"""Speed, each with a baseline; run with `python -m benchmarks.<name>`."""

@@ -186,7 +186,7 @@ def _found(
 
 
 def _with_shared_tables(kind: Trace, single: SingleSteps, layout: Layout, setting: Setting) -> tuple[Found, ...]:
-    """Return the fastest way to share a step's bags of embeddings; none where it has none, or nothing fits."""
+    """Return the fastest way to share a step's bags of embeddings; none if it has none, or nothing fits."""
     if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in kind.operations):
         return ()
     strategy = Strategy(embedding=AUTO)

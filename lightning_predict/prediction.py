@@ -234,7 +234,7 @@ def _machine_name(trace: Trace, in_use: Layout | None) -> str:
 def _machine_in_use(
     trace: Trace, in_use: Layout | None, workload: Workload, assumptions: Assumptions, memory_bytes: float | None
 ) -> MachineInUse | None:
-    """Time the run on the machine that the step was recorded on, by its own steps; None where none was timed."""
+    """Time the run on the machine that the step was recorded on, by its own steps; None if none was timed."""
     seconds = measured_seconds(trace)
     if seconds is None or seconds <= 0 or trace.device == "meta":
         return None

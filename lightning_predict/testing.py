@@ -8,6 +8,8 @@ Example::
     lightning_predict.predict(example_trace(), gpus=[SMALL_GPU], offers=[example_offer("T4", 0.35)])
     one = example_prediction("T4", cost_usd=1.12)
     changed(one, fits=False, memory_fit="exceeds").memory_fit
+    with registrations():
+        register(OperationKind(name="mine", ...))  # in `kernels.operations`; forgotten afterwards
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.gpus.records import Gpu, Source
 from lightning_predict.interval import Interval
+from lightning_predict.kernels.operations import registrations as registrations
 from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace

@@ -41,7 +41,7 @@ MOST_SECONDS: Final = 2e-3
 """Of KernelBench's modules, which are a few operations each: a longer one was predicted wrongly, or the device's."""
 
 FROM_IDLE_SECONDS: Final = 12e-6
-"""What a call from an idle device takes beside its operations: events, the start and the end of its last kernel, and
+"""What a call from an idle device takes besides its operations: events, the start and the end of its last kernel, and
 the call of the module. Fitted to KernelBench's rows of a single operation together with the table of overheads."""
 
 QUEUED: Final = frozenset({"RTX_3090_Ti"})

@@ -147,7 +147,7 @@ Key = tuple[str, str, str, str]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingCase:
-    """A row of several GPUs beside that of one.
+    """A row of several GPUs with that of one.
 
     Attributes:
         gpu: Our name of the GPU.
@@ -356,7 +356,7 @@ class ScalingResult:
         low: Lower end of its 90 % interval.
         high: Upper end.
         left_out: As predicted with the friction that suits the other GPUs' rows.
-        calibrated: As predicted at the bus bandwidth that suits the machine's other benchmarks; None where it has none.
+        calibrated: As predicted at the bus bandwidth that suits the machine's other benchmarks; None if it has none.
         link_share: That bandwidth over the one that the GPU's name promises; None likewise.
     """
 

@@ -1,4 +1,4 @@
-"""Scores of single operators and small modules on published times, beside the roofline and the untrained fallback.
+"""Scores of single operators and small modules on published times, with the roofline and the untrained fallback.
 
 Two tables: KernelBench (`kernelbench/times.csv.gz`, modules in eager mode and compiled, with the recorded steps beside
 it) and Liger's operators (`liger_operators.csv`, forward and backward). A row counts where the device bounds it: it
@@ -75,7 +75,7 @@ class OperatorResult:
         high: High end of it.
         roofline: Sum of the rooflines of its problems.
         fallback: What the package predicts without any trained weights.
-        speed_up: Measured time of the eager call over that of the compiled one; None where it is not compiled.
+        speed_up: Measured time of the eager call over that of the compiled one; None if it is not compiled.
         predicted_speed_up: The same, predicted.
     """
 

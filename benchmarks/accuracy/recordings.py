@@ -41,15 +41,15 @@ class RecordingScore:
 
     Attributes:
         file: Name of the file.
-        gpu: GPU that it was recorded on; None where it is not known.
+        gpu: GPU that it was recorded on; None if it is not known.
         operations: Operations of the step.
         kernels: Kernels of the step, collectives of an unknown number of GPUs left out.
-        step_seconds: The step as it ran, profiler included; None where it has no times.
+        step_seconds: The step as it ran, profiler included; None if it has no times.
         busy_seconds: Time in which the device worked on it; None without kernels.
         from_kernels: Predicted on its own GPU from its kernels.
-        from_shapes: Predicted on its own GPU from shapes alone; None where it has none.
+        from_shapes: Predicted on its own GPU from shapes alone; None if it has none.
         exchanges: It exchanged data with other GPUs, whose waits are part of `step_seconds`.
-        refusal: Why it cannot be used; None where it can.
+        refusal: Why it cannot be used; None if it can.
     """
 
     file: str

@@ -1,6 +1,6 @@
 """Score the regressions: of layers on published measurements, of whole runs beyond the fitted ones.
 
-Published errors of the same kind stand beside them for context: they were measured on other GPUs, frameworks and
+Published errors of the same kind stand next to them for context: they were measured on other GPUs, frameworks and
 settings.
 
 A sweep is simulated: each step is recorded on the meta device and predicted by this package, on one GPU and on several.
@@ -76,7 +76,7 @@ class ExtrapolationScore:
         limit: Largest value that was fitted.
         fitted: Runs that were fitted.
         errors: predicted / actual - 1 of each run beyond; -1 where the regression fell to 0 or below.
-        inside: Share of the runs beyond that lie in the 90 % interval; None where there was none.
+        inside: Share of the runs beyond that lie in the 90 % interval; None if there was none.
         formula: The regression.
     """
 

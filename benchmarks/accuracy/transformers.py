@@ -1,4 +1,4 @@
-"""Predict the cases of `transformers_fp32.csv`, recorded on the meta device, beside what the peers said.
+"""Predict the cases of `transformers_fp32.csv`, recorded on the meta device, next to what the peers said.
 
 Columns read: gpu, model, mode, seq, batch, variant, iteration_ms, and `<peer>_predicted_ms` for each peer. Example::
 
@@ -133,7 +133,7 @@ class TransformerResult:
         return self.high_seconds / self.low_seconds
 
     def peer_error(self, peer: str) -> float | None:
-        """Error of a peer on this case; None where it said nothing."""
+        """Error of a peer on this case; None if it said nothing."""
         seconds = self.case.peers.get(peer)
         return None if seconds is None else seconds / self.case.measured_seconds - 1
 

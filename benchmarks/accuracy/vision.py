@@ -1,6 +1,6 @@
 """Whole steps of vision models that others timed: `timm.csv.gz` and `torchvision_step.csv`.
 
-Each step is recorded on the meta device and predicted from shapes alone, beside two baselines: the bare roofline, and
+Each step is recorded on the meta device and predicted from shapes alone, next to two baselines: the bare roofline, and
 the package's own fallback without trained networks. Of each model, GPU, mode and layout the newest software counts.
 Example::
 
@@ -243,7 +243,7 @@ def _rooflines(trace: Trace, gpus: Sequence[Gpu]) -> np.ndarray[tuple[int, ...],
 
 
 def summary_tables(results: Sequence[VisionResult]) -> tuple[Table, ...]:
-    """Errors and intervals by family, GPU, mode, layout and precision, with the baselines beside them."""
+    """Errors and intervals by family, GPU, mode, layout and precision, with the baselines."""
     cuts: Mapping[str, Callable[[VisionResult], str]] = {
         "family": lambda one: one.family,
         "GPU": lambda one: one.case.gpu,

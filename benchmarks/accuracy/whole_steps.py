@@ -94,7 +94,7 @@ class PublishedStep:
         model: Model, precision, layout and mode.
         file: Name of the recorded step.
         measured_seconds: One step.
-        record: Records the step; None where it cannot.
+        record: Records the step; None if it cannot.
     """
 
     table: str
@@ -334,10 +334,10 @@ def _table(title: str, cases: Sequence[StepCase]) -> Table:
 
 
 def _baseline_table(cases: Sequence[StepCase]) -> Table:
-    """Median errors by table beside simpler predictors of the device's time: seen GPUs, as no weight was fitted."""
+    """Median errors by table with simpler predictors of the device's time: seen GPUs, as no weight was fitted."""
     names = tuple(dict.fromkeys(name for case in cases for name in case.baselines))
     headings = [f"{name} {what} %" for name in ("predicted", *names) for what in ("median", "bias")]
-    table = report_table("Whole steps beside simpler predictors of the device's time", ("table",), ("n", *headings))
+    table = report_table("Whole steps and simpler predictors of the device's time", ("table",), ("n", *headings))
     for name in _tables(cases):
         members = [case for case in cases if case.table == name]
         row = [name, str(len(members))]

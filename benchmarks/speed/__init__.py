@@ -1,1 +1,1 @@
-"""How fast recording, prediction, planning and training with the callbacks are, each beside a baseline."""
+"""How fast recording, prediction, planning and training with the callbacks are, each with a baseline."""

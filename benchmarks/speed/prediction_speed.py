@@ -1,4 +1,4 @@
-"""How long a prediction takes, beside the loop that it replaces.
+"""How long a prediction takes, and the loop that it replaces.
 
     python -m benchmarks.speed.prediction_speed
 

@@ -1,4 +1,4 @@
-"""How long it takes to record a step on the CPU, beside the step itself and two other dispatch modes.
+"""How long it takes to record a step on the CPU, next to the step itself and two other dispatch modes.
 
     python -m benchmarks.speed.recording_speed [--large]
 

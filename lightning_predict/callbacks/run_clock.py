@@ -346,7 +346,7 @@ class RunClock:
             return
         now = self._clock()
         before = self._batch_end if self._batch_end is not None else self._paused_from
-        if self.checkpoints.is_pending:  # Written after the last batch; what starts with validation is short beside it.
+        if self.checkpoints.is_pending:  # Written after the last batch; what validation starts is short.
             self.checkpoints.hook_begins(now)
             before = now
         self._batch_start = self._batch_end = None
@@ -414,7 +414,7 @@ class RunClock:
         """Find what a batch takes; None before any step was timed.
 
         Of a few early steps the first is left out and the lower median counts, as they are rather too slow than too
-        fast: allocators grow, and workers start beside them.
+        fast: allocators grow, and workers start meanwhile.
         """
         wait = self.wait_seconds(overlaps=overlaps)
         if self._steps.count < STEPS_THAT_SETTLE * batches_per_window:
@@ -454,7 +454,7 @@ class RunClock:
         )
 
     def epoch_seconds(self, *, starts_workers: bool) -> float:
-        """Find what lies between two epochs, beside validation, checkpoints and the wait for a batch.
+        """Find what lies between two epochs, apart from validation, checkpoints and the wait for a batch.
 
         Args:
             starts_workers: Each epoch restarts the loader's workers; the first epoch then stands for the others.

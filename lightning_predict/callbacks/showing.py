@@ -1,4 +1,4 @@
-"""Shows predictions in a running fit: beside the progress bar, in the loggers, and in a file where one was asked for.
+"""Shows predictions in a running fit: next to the progress bar, in the loggers, and in a file where one was asked for.
 
 Example::
 
@@ -72,7 +72,7 @@ def write_file(predictions: Predictions, manner: Manner) -> None:
 
 
 def say(trainer: Trainer, sentence: str) -> None:
-    """Say a sentence beside the progress bar, which only the bar can do without breaking it; without one, log it."""
+    """Say a sentence next to the progress bar, which only the bar can do without breaking it; without one, log it."""
     bar = trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", True):
         trainer.lightning_module.print(sentence)

@@ -148,7 +148,7 @@ def _loaders(trainer: Any) -> list[Any]:
 
 
 def has_workers(trainer: Any) -> bool:
-    """Return whether workers make the training batches beside the training."""
+    """Return whether workers make the training batches while it trains."""
     loaders = _loaders(trainer)
     return bool(loaders) and all(getattr(loader, "num_workers", 0) > 0 for loader in loaders)
 

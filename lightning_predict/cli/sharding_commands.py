@@ -150,7 +150,7 @@ class _Shardings:
     wholes: Mapping[tuple[str, str], WholeStep]
 
     def whole(self, plan: ShardingPlan) -> WholeStep | None:
-        """Return the whole step under a plan; None where it is not known."""
+        """Return the whole step under a plan; None if it is not known."""
         return self.wholes.get((plan.layout, plan.name))
 
     def seconds(self, plan: ShardingPlan) -> float:

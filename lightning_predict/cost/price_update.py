@@ -89,7 +89,7 @@ def prices_folder() -> Path:
 
 
 def _kept(content: bytes, provider: str, changed: float | None, source: str) -> UpdatedPrices:
-    """Write the file beside its place, read it as every prediction will, and only then put it there."""
+    """Write the file next to its place, read it as every prediction will, and only then put it there."""
     folder = prices_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as beside:

@@ -2,7 +2,7 @@
 
 Each GPU runs the recorded step on samples of its own. The simulated step of one GPU is cut where gradients become ready
 (DDP, ZeRO) or where another unit's parameters are needed (FSDP); `overlap.py` walks through the pieces with the
-collectives beside them. Where several GPUs hold the model once, a replica is the slowest stage of it
+collectives at the same time. Where several GPUs hold the model once, a replica is the slowest stage of it
 (`model_parallel.py`). An optimizer whose state lies in the memory of the host is `update_seconds`. A layout of one GPU
 is the step itself, exactly. Example::
 
@@ -135,7 +135,7 @@ def on_layouts(
         interconnect: What is known of the links.
         origin: GPU that the trace was recorded on.
         models: Trained models, which time the parts of a model that several GPUs hold; None uses rooflines instead.
-        host_factor: Time of the host beside the GPUs over that of the host in use, as in `steps`.
+        host_factor: Time of the GPUs' host over that of the host in use, as in `steps`.
 
     Raises:
         InvalidArgumentError: The layout's GPUs cannot share the work so, or the trace knows no parameters.
@@ -230,7 +230,7 @@ class SharedStep:
         *,
         friction: Friction = FRICTION,
     ) -> Walked:
-        """Return the step's pieces with the collectives beside them, at the low end, the middle and the high end.
+        """Return the step's pieces with the collectives that overlap them, at the low end, the middle and the high end.
 
         Raises:
             InvalidArgumentError: The layout's GPUs cannot share the work so.
@@ -296,7 +296,7 @@ class SharedStep:
         return self._work
 
     def host(self, strategy: Strategy, friction: Friction = FRICTION) -> HostModel:
-        """Return the host beside each GPU; of a step that a framework divides, a slower one."""
+        """Return the host of each GPU; of a step that a framework divides, a slower one."""
         if strategy.is_whole or self._trace.has_measured_kernels:
             return self._host
         return replace(self._host, factor=self._host.factor * friction.framework_host)
@@ -364,7 +364,7 @@ def _ends(step: Iteration) -> Ends:
 
 
 def _exchanged(trace: Trace, work: Sequence[Launching], cutter: Cutter, links: Links, strategy: Strategy) -> Walked:
-    """Return the work with what the replicas exchange beside it; without a backward pass that is nothing."""
+    """Return the work with what the replicas exchange meanwhile; without a backward pass that is nothing."""
     if not has_backward(work):
         (whole,) = cutter.pieces([])
         return Walked(whole, np.zeros(3), np.zeros(3))
@@ -547,7 +547,7 @@ class Setting:
         origin: GPU that the steps were recorded on; None off CUDA and where the catalogue lacks it.
         models: Trained models; None uses rooflines instead.
         method: How kernels are predicted, see `kernels/choice.py`.
-        host_factor: Time of the processor beside the GPUs over that of the one in use.
+        host_factor: Time of the processor of the GPUs' machine over that of the one in use.
         interconnect: What is known of the links between GPUs.
     """
 
@@ -568,7 +568,7 @@ class SingleSteps:
         recorded: The step as it was recorded.
         trace: The step without what processes exchanged.
         timed: Its work with device seconds as the check corrects them, rows in the order of the setting's GPUs.
-        host_factor: Time of the host beside them over that of the one that the overheads describe.
+        host_factor: Time of their host over that of the one that the overheads describe.
         steps: One Iteration per GPU.
         check: The GPU in use, predicted too; None if nothing was measured on it.
     """

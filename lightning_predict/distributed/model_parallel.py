@@ -115,7 +115,7 @@ def model_stages(
         trace: The step of one GPU.
         timed: Its work with device seconds, rows in the order of `gpus`.
         gpus: The GPUs.
-        host: The host beside each of them.
+        host: The host of each of them.
         models: Trained models; None uses rooflines instead.
         strategy: How they share.
         model: The model of the trace, where it is known already.
@@ -370,7 +370,7 @@ class Pace:
     exposed: Ends
 
     def repeated(self, last: Walked, turns: float, *, before: Sequence[Walked] = ()) -> Walked:
-        """Add up a whole step: micro-batches, and the last one and the update with what replicas exchange beside them.
+        """Add up a whole step: micro-batches, and the last one and the update with what replicas exchange meanwhile.
 
         Args:
             last: The last micro-batch and the update.
@@ -393,7 +393,7 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
         stage: The stage.
         row: The layout's GPU.
         factors: Ends of the device's time over its middle.
-        host: The host beside each GPU.
+        host: The host of each GPU.
     """
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
     exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in turn

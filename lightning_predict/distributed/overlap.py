@@ -4,8 +4,8 @@ Each queue works in order. A transfer begins when the link is free and the piece
 gradients are there); a piece may wait for a transfer (parameters that were gathered). Exposed transfers make the step
 longer. All values are arrays over rows (GPUs, layouts).
 
-Training together costs more than its collectives: they disturb the work beside them, and all GPUs wait for the slowest.
-`Cutter` cuts the simulated step into segments, and `Links` times collectives on a layout. Example::
+Training together costs more than its collectives: they slow the work that they overlap, and all GPUs wait for the
+slowest. `Cutter` cuts the simulated step into segments, and `Links` times collectives on a layout. Example::
 
     >>> import numpy as np
     >>> backward, update = Piece(np.array([6.0])), Piece(np.array([1.0]), waits_for=1)

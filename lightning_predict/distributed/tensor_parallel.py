@@ -98,7 +98,7 @@ class _Unit:
         )
 
     def is_block(self) -> bool:
-        """Return whether it holds attention, and linear layers beside it."""
+        """Return whether it holds attention, and linear layers next to it."""
         return bool(self.linears) and any(_attentions(self.problems()))
 
 
@@ -155,7 +155,7 @@ def _units(trace: Trace) -> dict[str, _Unit]:
 
 
 def _repeated(units: Mapping[str, _Unit]) -> set[str]:
-    """Select modules beside equal ones, the outermost such."""
+    """Select modules next to equal ones, the outermost such."""
     counts = Counter((_container(name), unit.signature()) for name, unit in units.items())
     containers = {container for (container, _), count in counts.items() if count > 1}
     inside = {name for name in units if _container(name) in containers}

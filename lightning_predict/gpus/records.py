@@ -64,7 +64,7 @@ class Gpu:
         l2_bytes_per_second: Bandwidth of the last-level cache.
         memory_bytes: Size of the device memory as sold (2**30 bytes per GB on the box; what the driver reports where
             the box counts 10**9). What a program can use is up to 8 % less.
-        memory_kind: `GDDR5`, `GDDR6X`, `HBM2e` and so on; `HBM` is stacked beside the die.
+        memory_kind: `GDDR5`, `GDDR6X`, `HBM2e` and so on; `HBM` is stacked next to the die.
         has_inline_ecc: As shipped, codes that correct errors are kept in the memory itself and take some of its
             bandwidth: data-centre boards with GDDR. HBM has wires of its own for them.
         max_threads_per_multiprocessor: Resident threads of one SM.
@@ -120,7 +120,7 @@ class Gpu:
 
     @property
     def has_stacked_memory(self) -> bool:
-        """Whether the memory is stacked beside the die (HBM), with a bus of thousands of wires."""
+        """Whether the memory is stacked next to the die (HBM), with a bus of thousands of wires."""
         return self.memory_kind.startswith("HBM")
 
     def peak(self, dtype: str) -> float | None:

@@ -83,7 +83,7 @@ class TimedWork:
         interval: Device seconds.
         shares: Share of each item's time by method: those of `estimates.TimedBy`, `wave` and `measured`; they add up
             to 1 where an item takes time.
-        base_share: Share of each item's time by networks that saw no measurement of the GPU; None where not said.
+        base_share: Share of each item's time by networks that saw no measurement of the GPU; None if not said.
     """
 
     items: tuple[WorkItem, ...]
@@ -119,7 +119,7 @@ def timed_work(
     Args:
         trace: What one step did.
         gpus: GPUs to predict.
-        origin: GPU that the trace's kernels were measured on; None where there are none, or its GPU is not known.
+        origin: GPU that the trace's kernels were measured on; None if there are none, or its GPU is not known.
         models: Trained models; None uses rooflines instead.
         method: `auto`, `mlp` or `wave`.
 

@@ -68,7 +68,7 @@ TREE_SHARE: Final = 0.92
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """The links as a user knows them, in bytes per second; None where the catalogue's figures shall count.
+    """The links as a user knows them, in bytes per second; None if the catalogue's figures shall count.
 
     Attributes:
         intra_node_bytes_per_second: Bus bandwidth among the GPUs of one machine, as nccl-tests print it ("busbw").

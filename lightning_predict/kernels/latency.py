@@ -1,6 +1,6 @@
 """Kernels that memory alone does not bound: too few blocks, too many instructions per element, rows that leave the L2.
 
-Three limits stand beside the bandwidth. A multiprocessor issues so many instructions in a clock, so kernels that load
+Three limits apply besides the bandwidth. A multiprocessor issues so many instructions in a clock, so kernels that load
 one element at a time or compute indices take a time by their elements, not by their bytes: half of the bandwidth in 16
 bits where float32 reaches all of it, and the more so on GPUs with HBM, which have twice the bytes per clock and
 multiprocessor. A block waits for what it loads, so a kernel with one block per row or channel leaves a GPU idle where

@@ -1,4 +1,4 @@
-"""The forward pass of many small networks over many rows, beside a training that wants the same cores.
+"""The forward pass of many small networks over many rows, while a training wants the same cores.
 
 Rows pass in blocks that stay in the cache, cut into strips of a few rows: products so small that BLAS computes each in
 the thread that asks. BLAS's own threads wait for each other in a loop, so on cores that are busy they make a product

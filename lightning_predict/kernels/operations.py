@@ -14,10 +14,11 @@ is many shapes of one operation and dtype, which is what every kernel model take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Final, Literal, final
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -184,18 +185,18 @@ class OperationKind:
             that compute several operations are registered by `translates` instead.
         families: Networks that serve it, each in its own dtypes.
         reduces_rows: Its kernels keep a whole row of (rows, cols) together.
-        proxy: Problems whose times add up to its own, for want of a network.
+        proxy: Problems whose times add up to its own, where it has no network.
         proxy_spread: Factor by which the proxy widens the interval; the usual one where None.
         alternative: Another algorithm that libraries always have; it may give None for a problem without one.
         alternative_since: Compute capability from which they have it.
         formula: Seconds and the factor up and down around them, each of shape (gpus, problems), by a formula that comes
-            before the proxy; used beside trained networks only.
+            before the proxy; used with trained networks only.
         beyond_networks: Problems that its networks never saw, so that the formula times them even where there are some.
         typical_utilisation: Share of the roofline that its kernels reach, where no model was trained and it is not
-            what is typical of its units; None where it is.
+            what is typical of its units; None if it is.
         typical_spread: Factor up and down around a time from that utilisation; None for the usual one.
         sequential_kernels: Kernels that must wait for each other, each at least the shortest there is; None for one.
-        latency: Seconds on a GPU that instructions and waiting take at least (`latency.py`); None where memory and
+        latency: Seconds on a GPU that instructions and waiting take at least (`latency.py`); None if memory and
             arithmetic alone bound it.
         rereads: What a problem moves that reads its input again and again; it may give None for a problem that does
             not, and is None for an operation that never does.
@@ -308,6 +309,21 @@ def register(*kinds: OperationKind) -> None:
         _KINDS[kind.name] = kind
 
 
+@contextmanager
+def registrations() -> Iterator[None]:
+    """Forget at the end what was registered within: a test's operations are no other test's."""
+    tables: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+        (_KINDS, dict(_KINDS)),
+        (_TRANSLATORS, dict(_TRANSLATORS)),
+    )
+    try:
+        yield
+    finally:
+        for table, before in tables:
+            table.clear()
+            table.update(before)
+
+
 def by_bytes(name: str) -> OperationKind:
     """Make an operation that is known by its FLOPs and the bytes that it moves, whatever its tensors are."""
     return OperationKind(
@@ -340,7 +356,7 @@ def translates(*calls: str) -> Callable[[Translator], Translator]:
 
 
 def translator_of(call: str) -> Translator | None:
-    """Find the translator of one of the dispatcher's calls; None where its bytes are all that is known."""
+    """Find the translator of one of the dispatcher's calls; None if its bytes are all that is known."""
     return _TRANSLATORS.get(call)
 
 
@@ -350,13 +366,13 @@ def families() -> Mapping[str, Family]:
 
 
 def family_of(operation: str, dtype: str) -> Family | None:
-    """Find the family that serves an operation in a dtype; None where there is none."""
+    """Find the family that serves an operation in a dtype; None if there is none."""
     kind = _KINDS.get(operation)
     return None if kind is None else next((family for family in kind.families if dtype in family.dtypes), None)
 
 
 def proxies_of(problem: Problem) -> tuple[Part, ...]:
-    """Find the parts whose times add up to the problem's; none where it is timed by a model or not at all."""
+    """Find the parts whose times add up to the problem's; none if it is timed by a model or not at all."""
     proxy = operation_kind(problem.operation).proxy
     return () if proxy is None else proxy(problem)
 

@@ -45,7 +45,7 @@ COMPLEX_PRODUCTS: Final = 4
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
-    """Find the problems that an operation computes on a GPU; none where it only changes metadata.
+    """Find the problems that an operation computes on a GPU; none if it only changes metadata.
 
     Raises:
         Exception: What a translator raised, and only where `STRICT_VARIABLE` asks for it.
@@ -95,7 +95,7 @@ def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False)
     """Find the dtype that a call recorded whole computes in.
 
     Args:
-        inside: The call's argument `compute_dtype`: what autocast cast to inside it; None where it cast nothing.
+        inside: The call's argument `compute_dtype`: what autocast cast to inside it; None if it cast nothing.
         data: What the call was given.
         tf32: The flags allow TF32.
     """
@@ -123,8 +123,8 @@ class WorkItem:
         operations: Indices of the trace's operations that it stands for (several where the GPU would run them as one).
         problems: What they compute.
         launches: Kernels that the host launches for it.
-        unknown: Names of its operations that are timed by their bytes for want of anything better, each once.
-        error: What the translator of one of them raised, in words; None where none failed.
+        unknown: Names of its operations that are timed by their bytes, as no more is known of them, each once.
+        error: What the translator of one of them raised, in words; None if none failed.
     """
 
     operations: tuple[int, ...]

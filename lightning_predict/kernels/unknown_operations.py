@@ -34,7 +34,7 @@ def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasure
         unmeasured: Share of each item's time that no measured kernel gave, shape (gpus, items).
 
     Returns:
-        One sentence, with shares over all GPUs; none where every operation is known.
+        One sentence, with shares over all GPUs; none if every operation is known.
     """
     total = seconds.sum(axis=1)
     spent: dict[str, Array] = {}

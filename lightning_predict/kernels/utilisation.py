@@ -51,7 +51,7 @@ class Estimate:
 
     Attributes:
         interval: Seconds.
-        by_base: True where the network that served saw no measurement of the GPU; None where no network did.
+        by_base: True where the network that served saw no measurement of the GPU; None if no network did.
     """
 
     interval: Interval[Array]

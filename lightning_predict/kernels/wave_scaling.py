@@ -136,7 +136,7 @@ def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -
 def _clocks(one: Gpu, other: Gpu) -> dict[str, float]:
     """Return boost clocks by name; that of a GPU with fewer SMs and less bandwidth is not above the other's.
 
-    Small cards reach their high boost clocks only while they have little to do: a T4 boosts to 1.59 GHz beside a V100's
+    Small cards reach their high boost clocks only while they have little to do: a T4 boosts to 1.59 GHz, above a V100's
     1.53, but 70 W and a base clock of 0.585 GHz do not keep it there in a training.
     """
     small, large = sorted((one, other), key=lambda gpu: gpu.dram_bytes_per_second)

@@ -1,4 +1,4 @@
-"""Problems from files: a YAML file of machines, limits and jobs, the jobs perhaps in a CSV beside it.
+"""Problems from files: a YAML file of machines, limits and jobs, the jobs perhaps in a CSV next to it.
 
 Example of `jobs.yaml`; times are in hours, as people write them, and become seconds here::
 

@@ -170,7 +170,7 @@ class Cell:
     """A job on a configuration.
 
     Attributes:
-        cost_usd: What it costs beside the machine until the horizon.
+        cost_usd: What it costs in addition to the machine until the horizon.
         machine_usd: Its share of the machine until its end, for the budget.
     """
 

@@ -47,7 +47,7 @@ def policy(name: str) -> AbstractPolicy:
 
 
 HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Horizons that are tried beside the planner's own, in typical run times."""
+"""Horizons that are tried in addition to the planner's own, in typical run times."""
 
 
 WORTH_A_MOVE: Final = 0.01

@@ -388,7 +388,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
         only_inverted=options.only_inverted,
     )
     target = np.array([run.seconds_per_iteration for run in chosen])  # (runs,)
-    # scikit-learn refuses a table without columns; one of ones is never selected beside the intercept.
+    # scikit-learn refuses a table without columns; one of ones is never selected next to the intercept.
     matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])  # (runs, terms)
     # Divided by their size, so that rounding treats 1e14 FLOP/s like 4 GPUs; the intercept stands for their means.
     scales = np.sqrt((matrix**2).mean(axis=0))  # (terms,)

@@ -35,7 +35,7 @@ FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 
 COLLINEAR: Final = 1e-10
-"""Share of a feature's sum of squares that must be left beside the model; less is rounding."""
+"""Share of a feature's sum of squares that the others must leave unexplained; less is rounding."""
 
 EXACT: Final = 1e-20
 """Share of the target's sum of squares that counts as nothing left to explain."""

@@ -48,7 +48,7 @@ OTHER: Final = "other"
 @final
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a chart: its name, middle, interval, the text beside it, and the class of its style."""
+    """A bar of a chart: its name, middle, interval, the text next to it, and the class of its style."""
 
     name: str
     value: float
@@ -151,7 +151,7 @@ def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]]) -> str:
     """Draw bars of shares that add up to 1, each part in the colour of its name; give an empty text without rows.
 
     Args:
-        rows: Name, share by part, and the text beside the bar.
+        rows: Name, share by part, and the text next to the bar.
     """
     if not rows:
         return ""
@@ -195,7 +195,7 @@ def ticks_apart(axis: Axis) -> list[float]:
 
 
 def scale_note(axis: Axis) -> str:
-    """Name the scale of an axis beside its unit where it is logarithmic."""
+    """Name the scale of an axis next to its unit where it is logarithmic."""
     return " (logarithmic)" if axis.logarithmic else ""
 
 

@@ -34,7 +34,7 @@ _FONT_POINTS: Final = 11  # TensorBoard first shows the figure small
 
 
 def iteration_figure(predictions: Predictions) -> Figure:
-    """Draw horizontal bars in the order of `predictions`; cost, where known, beside the time.
+    """Draw horizontal bars in the order of `predictions`; cost, where known, next to the time.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

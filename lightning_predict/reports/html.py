@@ -255,7 +255,7 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
 
 
 def _cost_curves(predictions: Predictions) -> str:
-    """Draw throughput over the number of GPUs, beside what it would be if none waited, and list time and dollars."""
+    """Draw throughput over the number of GPUs, next to what it would be if none waited, and list time and dollars."""
     sections = []
     for curve in cost_curves(predictions):
         rows = rows_of(curve)

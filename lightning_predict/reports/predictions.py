@@ -35,7 +35,7 @@ class Predictions(AbstractPredictions):
         items_in_order: One prediction a GPU.
         used_gpu: Name of the GPU that the trace was recorded on, where it is one of the catalogue's.
         notes: What holds for all of them.
-        machine: The machine in use, where none of the predictions is of it; None where it was not timed.
+        machine: The machine in use, where none of the predictions is of it; None if it was not timed.
         heading: What is predicted, in words: how many steps of which size, and where one was recorded.
         is_running: The run goes on, so that the machine in use is this one.
         made_on: Day of the prediction (ISO 8601), against which prices are old; None: their age is not said.

@@ -61,7 +61,7 @@ DOUBT: Final = 1 / 3
 named. Both ends of the interval hold 90 % of the cases, as if the logarithms of times were normal."""
 
 WORTH_NAMING: Final = 0.05
-"""Share of the time that another GPU must save to be worth naming beside the cheapest."""
+"""Share of the time that another GPU must save to be worth naming next to the cheapest."""
 
 MOVING_SECONDS: Final = 300.0
 """What is left of a run below which moving it is not worth while: a rented machine takes minutes to start, and the

@@ -153,7 +153,7 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
 
 
 def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
-    """Read the runs in the file, the oldest first; none where there is no file. Warn about a line that is damaged.
+    """Read the runs in the file, the oldest first; none if there is no file. Warn about a line that is damaged.
 
     Raises:
         OSError: The file is there and cannot be read.

@@ -2,7 +2,7 @@
 
 The step is simulated on the GPU that it was recorded on, with the kernels as they were measured, and held against the
 steps that were timed without a recorder. What the measured step has beyond the simulated one is time of the host that
-no operation of the trace accounts for; it is the same beside any GPU, so it is added to each as it is. A shorter
+no operation of the trace accounts for; it is the same with any GPU, so it is added to each as it is. A shorter
 measured step means that the profiler slowed the host, where late launches made the device wait in the recording, and
 else that the device leaves less between its kernels, or ran a little faster. So a prediction is continuous in the
 measured step, and grows by what that grows. Example::
@@ -58,7 +58,7 @@ STACKS_SPREAD: Final = 5.0
 192 ms with them, on two machines."""
 
 MACHINE_SPREAD: Final = 1.25
-"""Factor up and down around a measured host time: the processor beside another GPU is another one. An assumption."""
+"""Factor up and down around a measured host time: a machine with another GPU has another processor. An assumption."""
 
 
 @final
@@ -67,7 +67,7 @@ class Anchor:
     """The host and the corrections that hold on every GPU.
 
     Attributes:
-        host: The host beside it.
+        host: The host that launches its work.
         gap_seconds: What a stream leaves free between two kernels that wait in it; 0 where their times hold it.
         device_factor: Measured time of the device over that of the recorded kernels, 1 or a little less.
         residual_seconds: What the measured step has beyond what the trace explains.
@@ -92,7 +92,7 @@ def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) ->
         trace: The trace that was timed.
         timed: Its work.
         origin: GPU that it was recorded on; None if that is not known.
-        factor: Time of the host beside the GPUs over that of the host in use.
+        factor: Time of the GPUs' host over that of the host in use.
     """
     if not trace.has_measured_kernels:
         return Anchor(host=HostModel(factor=factor), is_host_assumed=True)

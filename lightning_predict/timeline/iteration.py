@@ -324,7 +324,7 @@ def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
 
 
 def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str]:
-    """Say how long the host works beside the operations, if that is a part of the step that counts."""
+    """Say how long the host works outside of the operations, if that is a part of the step that counts."""
     seconds = python + own.residual_seconds
     is_measured = own.device_seconds > 0
     step = statistics.median(trace.step_seconds) if is_measured else trace.profiled_seconds

@@ -67,7 +67,7 @@ class SameGpuCheck:
 
     @property
     def host_factor(self) -> float:
-        """Factor on the host's time beside other GPUs; 1 if the step says nothing of the host."""
+        """Factor on the host's time with other GPUs; 1 if the step says nothing of the host."""
         return self.measured_seconds / self.predicted_seconds if self.bound_by == "host" else 1.0
 
     @property

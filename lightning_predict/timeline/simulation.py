@@ -444,7 +444,7 @@ class _Clocks:
         for stream in sorted(set(segment.streams.tolist()) - {COMPUTE_STREAM}):
             mine = segment.streams == stream
             durations = segment.durations[:, mine]
-            # Work beside the compute stream reads what that has written until then.
+            # Work on other streams reads what that has written until then.
             launched = np.maximum(self.host[:, None] + segment.launched[mine], done[:, issued[mine]])
             free = self.free.get(stream, np.zeros_like(self.host))
             starts[stream] = _placed(launched, durations, free)

@@ -128,14 +128,14 @@ def _layout(name: str, call: Call) -> dict[str, bool]:
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:
-    """Return whether it is a wrapped number: no dimensions and 64 bits, beside a tensor with dimensions."""
+    """Return whether it is a wrapped number: no dimensions and 64 bits, next to a tensor with dimensions."""
     if tensor.shape or tensor.dtype not in ("float64", "int64"):
         return False
     return any(other.shape or other.dtype not in ("float64", "int64") for other in beside)
 
 
 def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
-    """List the tensors at each position; None where there is no tensor."""
+    """List the tensors at each position; None if there is no tensor."""
     recorded = call.details.get(RECORDED_TENSORS)
     if recorded is not None:
         return _groups_of_rows(recorded)
@@ -164,7 +164,7 @@ def dtype_of(kind: str) -> str:
 
 
 def _list_dtype(call: Call) -> str:
-    """Say what files do not say of a list: the dtype of the first tensor beside it or inside the call, else float32."""
+    """Say what files do not say of a list: the dtype of the call's first tensor, or of one inside it, else float32."""
     for one in (call, *call.descendants()):
         for kind in one.details.get("input type", []):
             if kind not in NO_TENSORS:

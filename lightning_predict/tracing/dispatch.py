@@ -1,6 +1,6 @@
 """`DispatchRecorder`: records a step on the CPU or the meta device while it really runs.
 
-A `TorchDispatchMode` sees every operation below autograd, forward and backward; a `TorchFunctionMode` beside it sees
+A `TorchDispatchMode` sees every operation below autograd, forward and backward; a `TorchFunctionMode` next to it sees
 the calls that are recorded whole (`signatures.py`), whose parts the first then leaves out. The parts of their backward
 pass are known by autograd's sequence numbers: each node that a whole call creates has a number between the
 counter before and after the call. Nothing is copied, cloned or computed twice. What cannot be read (nested tensors,

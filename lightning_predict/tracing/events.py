@@ -1,4 +1,4 @@
-"""Events of a Kineto (Chrome trace) JSON file: calls on the host as trees, work on the device beside them.
+"""Events of a Kineto (Chrome trace) JSON file: calls on the host as trees, and work on the device.
 
 Calls on one thread nest by time. What the device ran is tied to the call that launched it by a correlation number.
 Where a file holds several steps and none is asked for, the median one is taken: the last is often cut short, the first

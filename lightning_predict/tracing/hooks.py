@@ -257,7 +257,7 @@ class ModuleWatch:
 
 
 def _parts_of(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """List modules inside a module; none where the model's own way of listing them fails."""
+    """List modules inside a module; none if the model's own way of listing them fails."""
     with suppress(Exception):
         return list(root.modules())
     return []

@@ -116,7 +116,7 @@ _WORDS: Final = ("attention", "lstm", "gru", "rnn")
 """Parts of the names of other operations that autocast runs in 16 bits: backward passes of those recorded whole."""
 
 _BATCH_NORM: Final = "batch_norm"
-"""Part of the names of norms that keep their parameters and statistics in float32 beside 16-bit data."""
+"""Part of the names of norms that keep their parameters and statistics in float32 with 16-bit data."""
 
 _FLOAT32_OPERATIONS: Final = FLOAT32 | FLOAT32_BACKWARD | {FUSED_RMS_NORM, f"{FUSED_RMS_NORM}_backward"}
 

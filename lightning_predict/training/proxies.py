@@ -151,7 +151,7 @@ def _published(row: Row, what: Problem, milliseconds: str | float, left_out: tup
 
 
 def published_times(folder: Path) -> Iterator[Published]:
-    """Yield all times of the tables in a folder; none where it has none of them.
+    """Yield all times of the tables in a folder; none if it has none of them.
 
     Raises:
         MeasurementTableError: A table lacks a column, or a cell is not a number.

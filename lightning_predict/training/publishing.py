@@ -32,7 +32,7 @@ HEADINGS = ("operation", "dtype", "GPU", "rows", "median %", "mean %", "in inter
 
 
 def unseen_cells(manifest: Manifest) -> list[tuple[str, ...]]:
-    """Return the rows of the table, in the order of `HEADINGS`; none where nothing could be left out."""
+    """Return the rows of the table, in the order of `HEADINGS`; none if nothing could be left out."""
     entry = manifest.files.get(file_name(BASE))
     found = {} if entry is None else entry.held_out_error
     return [

@@ -1,4 +1,4 @@
-"""Tables of the reports on accuracy, and figures beside what they should reach.
+"""Tables of the reports on accuracy, and figures next to their goals.
 
 Names stand to the left, numbers to the right, without lines between columns.
 

@@ -1,4 +1,4 @@
-"""Score models on problems that no fit saw, beside simpler predictors on the same rows.
+"""Score models on problems that no fit saw, and simpler predictors on the same rows.
 
 * `roofline`: the GPU's bound at full utilisation.
 * `peak ratio`: the time of the very same problem on another GPU, times the ratio of their peak FLOP/s for the work.

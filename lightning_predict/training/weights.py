@@ -162,7 +162,7 @@ def evaluate_proxies(tables: Path, *, weights: Path | None = None) -> tuple[Prox
 
 
 def manifest_of(weights: Path | None) -> Manifest | None:
-    """Return the manifest beside these weights, or the bundled one; None if there is none."""
+    """Return the manifest next to these weights, or the bundled one; None if there is none."""
     folder = BUNDLED if weights is None else weights if weights.is_dir() else weights.parent
     return read_manifest(folder)
 

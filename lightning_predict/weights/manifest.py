@@ -1,6 +1,6 @@
 """The manifest: which weights files there are, what each was trained on, and the hash that it must have.
 
-`manifest.json` lies beside the files it names::
+`manifest.json` lies next to the files it names::
 
     {"format_version": 1, "files": {"T4.safetensors": {"sha256": "...", "bytes": 12345, "gpu": "T4", ...}}}
 

@@ -6,6 +6,7 @@ A new GPU is one row of a TOML file; the two are predicted together.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.catalogue import CAPABILITIES_FILE, CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
 from lightning_predict.kernels import operations
 from lightning_predict.kernels.operations import OperationKind, Part, Problem, register
+from lightning_predict.testing import registrations
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 
@@ -28,23 +30,22 @@ def _as_transfer(problem: Problem) -> tuple[Part, ...]:
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(operations, "_KINDS", dict(operations._KINDS))
-    monkeypatch.setattr(operations, "_TRANSLATORS", dict(operations._TRANSLATORS))
-    register(
-        OperationKind(
-            name="toy",
-            shape=("length",),
-            units="vector",
-            flops=lambda c: c["length"],
-            reads=lambda c: c["length"],
-            writes=lambda c: c["length"],
-            aten=("mine::toy",),
-            translator=_of_toy,
-            proxy=_as_transfer,
+def toy() -> Iterator[str]:
+    with registrations():
+        register(
+            OperationKind(
+                name="toy",
+                shape=("length",),
+                units="vector",
+                flops=lambda c: c["length"],
+                reads=lambda c: c["length"],
+                writes=lambda c: c["length"],
+                aten=("mine::toy",),
+                translator=_of_toy,
+                proxy=_as_transfer,
+            )
         )
-    )
-    return "toy"
+        yield "toy"
 
 
 def test_a_registered_operation_is_predicted_from_a_trace(toy: str) -> None:
@@ -103,3 +104,10 @@ def test_calls_without_a_translator_are_refused() -> None:
         register(
             OperationKind(name="other", shape=("n",), units="vector", flops=kind.flops, reads=kind.reads, aten=("a",))
         )
+
+
+def test_what_a_test_registers_is_forgotten_after_it() -> None:
+    with registrations():
+        register(operations.by_bytes("passing"))
+        assert "passing" in operations.operation_names()
+    assert "passing" not in operations.operation_names()

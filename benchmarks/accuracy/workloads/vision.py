@@ -79,7 +79,7 @@ class VisionStep:
 
 
 def vision_trace(step: VisionStep, cache: Path | None = None) -> Trace | None:
-    """Record a step, or read it where it was recorded before; None where the installed release cannot run it.
+    """Record a step, or read it where it was recorded before; None if the installed release cannot run it.
 
     Args:
         step: The step.

@@ -270,7 +270,7 @@ def _flexible(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     "aten::_efficient_attention_backward",
 )
 def _heads_last(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate (batch, seq, heads, head_dim), or sequences of many lengths in one row with the longest beside them.
+    """Translate (batch, seq, heads, head_dim), or sequences of many lengths in one row with the longest length.
 
     Those are taken to be as long as the longest, and as many as fill the row.
     """

@@ -227,7 +227,7 @@ TENSOR_CONVOLUTION: Final = Family(
 can train them."""
 
 
-# --- What times them for want of a network
+# --- What times them where they have no network
 
 ON_MATRIX_UNITS: Final = frozenset({"tf32", "float16", "bfloat16"})
 """Dtypes that a GPU without matrix units for them is not asked for: `estimates` asks for float32 there."""

@@ -143,7 +143,7 @@ def by_element(name: str, reads: float, writes: float, flops: float = 1) -> Oper
 
 
 def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
-    """Return the problem of an operation on a tensor taken as (rows, columns); none where it is empty."""
+    """Return the problem of an operation on a tensor taken as (rows, columns); none if it is empty."""
     if rows < 1 or columns < 1:
         return ()
     return (Problem(name, compute_dtype(tensor), (float(rows), float(columns))),)

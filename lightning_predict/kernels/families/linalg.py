@@ -35,7 +35,7 @@ SPREAD: Final = 4.0
 """Factor up and down. An assumption: libraries differ by as much, and eigenvalues' iterations depend on the data."""
 
 DIRECT_UTILISATION: Final = 0.4
-"""Share of the peak that Cholesky, LU, QR and triangular solves reach in their products, beside the waits that are
+"""Share of the peak that Cholesky, LU, QR and triangular solves reach in their products, apart from the waits that are
 counted. An assumption, as all of these figures are."""
 
 ITERATIVE_UTILISATION: Final = 0.05

@@ -192,7 +192,7 @@ def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Problem
 def _problems(
     name: str, data: TensorInfo, dims: tuple[float, float, float, float], flags: Flags
 ) -> tuple[Problem, ...]:
-    """Build one product of (b, m, n, k); none where a side is empty. A packed four-bit element holds two of them."""
+    """Build one product of (b, m, n, k); none if a side is empty. A packed four-bit element holds two of them."""
     if min(dims) <= 0:
         return ()
     b, m, n, k = map(float, dims)

@@ -49,12 +49,12 @@ def _outputs(c: Columns) -> Array:
 
 
 KERNELS_BETWEEN_STEPS: Final = 5
-"""Shortest kernels that a step of a recurrent layer takes as long as, beside its product and its gates. With cuDNN 5 to
+"""A step of a recurrent layer takes as long as so many shortest kernels, its product and its gates. With cuDNN 5 to
 7 it was 8 (DeepBench's smallest layers, LSTM on the V100); six layers of both directions with torch 2.5 (KernelBench,
 four GPUs) ask for 1 to 5. With 5, DeepBench's rows come out 9 % too fast in the median, at 24 % off instead of 22 %."""
 
 KERNELS_OF_A_NEIGHBOUR: Final = 2
-"""Shortest kernels more for each layer or direction that is computed beside the first, whose product and gates are
+"""Shortest kernels more for each layer or direction beyond the first, whose product and gates are
 launched, too. Six layers of a GRU of 256 hidden units take 32 to 60 microseconds per step (the same rows of
 KernelBench, which are therefore no test of it)."""
 
@@ -93,7 +93,7 @@ def _as_products(problem: Problem) -> tuple[Part, ...]:
 def _steps(
     rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
 ) -> tuple[Part, ...]:
-    """Count steps beside their products: gates, twice, and the cell are read; gates, cell and state written."""
+    """Count steps without their products: gates, twice, and the cell are read; gates, cell and state written."""
     size = rows * COMPUTE_BYTES[dtype]
     dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
     kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
@@ -126,7 +126,7 @@ register(*(_kind(name, gates, backward=backward) for name, gates in GATES.items(
 def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     """Translate `input` (steps, batch, features), batch first if so asked, with `hx` (layers x ways, ...).
 
-    A packed sequence is (rows, features) with the batch of each step beside it: steps of the mean batch stand for it.
+    A packed sequence is (rows, features) with the batch of each step: steps of the mean batch stand for it.
     """
     packed = bool(operation.arguments.get("packed"))
     if len(operation.inputs) < (3 if packed else 2) or "num_layers" not in operation.arguments:

@@ -39,7 +39,7 @@ _FACTORS_AFTER_ADDEND: Final = frozenset(
 
 
 def sparse_problems(operation: Operation) -> tuple[Problem, ...] | None:
-    """Find what an operation on sparse tensors computes; None where the bytes of its tensors tell its time."""
+    """Find what an operation on sparse tensors computes; None if the bytes of its tensors tell its time."""
     if operation.name == "aten::sparse_mask" or operation.name.endswith("_"):
         return _where_stored(operation)
     if operation.name in _FACTORS_FIRST:
