@@ -4,7 +4,7 @@ Example::
 
     python -m benchmarks.accuracy validation --figure predicted-against-measured.png
     python -m benchmarks.accuracy validation --of correlations
-    python -m benchmarks.accuracy measurements --of regressions
+    python -m benchmarks.accuracy validation --of regressions
     python -m benchmarks.accuracy measurements --of pairs
     python -m benchmarks.accuracy traces --of recordings
     python -m benchmarks.accuracy validation --of many-gpus
@@ -96,9 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, console: Console) -> None:
     folder: Path = options.folder
     if options.of == "regressions":
-        convolutions, throughputs = folder / regressions.CONVOLUTION_TABLE, folder / THROUGHPUT_TABLE
+        throughputs = folder / THROUGHPUT_TABLE
         found = regressions.evaluate_regressions(
-            folder if convolutions.is_file() else None,
             throughputs=throughputs if throughputs.is_file() else None,
             measures_cpu=options.measure_cpu,
         )

@@ -1,21 +1,17 @@
-"""Score the regressions: of layers on published measurements, of whole runs beyond the fitted ones.
+"""Score the regressions of whole runs beyond the fitted ones.
 
 Published errors of the same kind stand next to them for context: they were measured on other GPUs, frameworks and
 settings.
 
 A sweep is simulated: each step is recorded on the meta device and predicted by this package, on one GPU and on several.
 So its times are as smooth, and as wrong, as the predictions; what it shows is how far linear regressions reach, not how
-long training takes.
+long training takes. Published training throughputs, on one to eight GPUs and on one GPU of many kinds, are measured
+sweeps, and so is one on the processor at hand.
 
-The measured ones are one-layer steps of TensorFlow 1 with random shapes (CDECatapult/ml-performance-prediction,
-Apache-2.0); what is scored is a share of the shapes, drawn by a hash, that no fit saw. Random shapes are hard on a
-line: a filter of 7 x 7 on one channel and one of 1 x 1 on 49 have the same complexity.
+Each axis is split as in the published experiments: what is below a limit is fitted, what is above is predicted.
+Example::
 
-Each axis is split as in the published experiments: what is below a limit is fitted, what is above is predicted. The
-sweeps are simulated by this package, but for published throughputs on one to eight GPUs, and a sweep that
-is measured on the processor at hand. Example::
-
-    print_report(evaluate_regressions(Path("measurements"), throughputs=None), Console())
+    print_report(evaluate_regressions(throughputs=Path("validation/training_throughput.csv")), Console())
 """
 
 from __future__ import annotations
@@ -25,39 +21,28 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from scipy.optimize import nnls
 from torch import Tensor, nn
 
-import lightning_predict as lp
 from benchmarks.accuracy.many_gpus import ScalingCase, read_scaling_cases
-from benchmarks.accuracy.workloads.classifiers import VGG19, alexnet, googlenet, vgg
+from benchmarks.accuracy.throughput import read_throughput_cases
+from benchmarks.accuracy.workloads.classifiers import VGG19, alexnet, vgg
 from benchmarks.accuracy.workloads.deep_speech import DeepSpeech
 from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
-from lightning_predict.checked import read_csv
-from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
+from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.arrays import BoolArray
-from lightning_predict.kernels.estimates import problem_times
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Array
-from lightning_predict.kernels.translation import translate
 from lightning_predict.prediction import predict
 from lightning_predict.regression.end_to_end import DEFAULT_OPTIONS, FEWEST_RUNS, RegressionOptions, fit_regression
-from lightning_predict.regression.per_layer import LayerTime, fit_layers, fit_line, layer_operations
-from lightning_predict.regression.runs import WORDS, PastRun, RunSetting, Variable
+from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Flags, Trace
 from lightning_predict.training.report import report_table
-from lightning_predict.training.tables import split_rows
-from lightning_predict.units import milliseconds_to_seconds
 
 NOMINAL_FLOPS_PER_SECOND: Final = 1e11
 """Stands for the processor's power, which is the same in all runs and so says nothing."""
@@ -248,7 +233,6 @@ SWEPT_MODELS: Final[Mapping[str, SweptModel]] = {
     "ResNet-50": SweptModel(ResNet50, _images),
     "VGG-19": SweptModel(lambda: vgg(VGG19), _images),
     "DeepSpeech": SweptModel(lambda: DeepSpeech(channels=32, hidden=800, layers=5), _speech),
-    "GoogLeNet": SweptModel(googlenet, _images),
 }
 """Models by name."""
 
@@ -341,180 +325,6 @@ def depth_sweep(*, inner_modules: Iterable[int], batch_sizes: Sequence[int], gpu
     return runs
 
 
-SHAPE: Final = ("batch", "in_channels", "out_channels", "kernel_size", "image_size", "stride", "same_padding")
-COLUMNS: Final = ("gpu", *SHAPE, "optimizer", "latency_ms")
-
-STEPS: Final = {"0": "forward", "": "not stated"}
-"""What was timed by the column `optimizer`; all else is a training step. Where it is not stated, both are mixed."""
-
-METHODS: Final = ("line, as published", "line, relative errors", "with tensor sizes", "own model, with tensor sizes")
-"""Least squares on the complexity; the same on relative errors; on the complexity and the elements of images, outputs
-and filters; the same with the predicted time of the convolution instead of the complexity."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ConvolutionScore:
-    """Errors on shapes that no fit saw.
-
-    Attributes:
-        gpu: As the table spells it.
-        steps: `forward`, `training`, or `not stated`.
-        rows: That were scored.
-        errors: Mean of |predicted / measured - 1| by method.
-        medians: Median of the same.
-    """
-
-    gpu: str
-    steps: str
-    rows: int
-    errors: Mapping[str, float]
-    medians: Mapping[str, float]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class NetworkScore:
-    """A network predicted from layers of the same at other batch sizes, or of another network.
-
-    Attributes:
-        gpu: Where.
-        fitted: Network whose layers were fitted.
-        predicted: Network that was predicted.
-        errors: predicted / simulated - 1 of the step's layers together, for each batch size.
-    """
-
-    gpu: str
-    fitted: str
-    predicted: str
-    errors: tuple[float, ...]
-
-    @property
-    def mean_error(self) -> float:
-        """Mean of the absolute errors."""
-        return float(np.abs(self.errors).mean())
-
-
-def convolution_scores(path: Path, *, seed: int = 0) -> tuple[ConvolutionScore, ...]:
-    """Scores of every GPU and kind of step in the table.
-
-    Args:
-        path: The table, gzip.
-        seed: Of the choice of held-out shapes.
-
-    Raises:
-        MeasurementTableError: A column is missing, or a value is not a number above 0.
-        OSError: The file cannot be read.
-    """
-    groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-    for row in read_csv(path, MeasurementTableError, columns=COLUMNS):
-        seconds = milliseconds_to_seconds(row.member("latency_ms").parsed().positive())
-        shape = [row.member(word).parsed().any_number() for word in SHAPE]
-        steps = STEPS.get(row.member("optimizer").text(), "training")
-        groups.setdefault((row.member("gpu").text(), steps), []).append((*shape, seconds))
-    return tuple(_score(gpu, steps, np.array(rows), seed) for (gpu, steps), rows in sorted(groups.items()))
-
-
-def _score(gpu: str, steps: str, table: Array, seed: int) -> ConvolutionScore:
-    columns = dict(zip(SHAPE, table[:, :-1].T, strict=True))
-    seconds = table[:, -1]
-    held_out = split_rows(columns, seed=seed).held_out
-    same = columns["same_padding"] > 0
-    size, taps, stride = columns["image_size"], columns["kernel_size"], columns["stride"]
-    outputs = np.where(same, np.ceil(size / stride), np.floor((size - taps) / stride) + 1)
-    pairs = columns["in_channels"] * columns["out_channels"] * taps**2
-    complexity = columns["batch"] * pairs * outputs**2
-    sizes = (
-        columns["batch"] * columns["in_channels"] * size**2,
-        columns["batch"] * columns["out_channels"] * outputs**2,
-        pairs,
-    )
-    padding = np.where(same, np.maximum((outputs - 1) * stride + taps - size, 0) / 2, 0)
-    fitted, rest = ~held_out, held_out
-    predictions = {
-        method: fit_line(complexity[fitted], seconds[fitted], relative=relative).at_all(complexity[rest])
-        for method, relative in zip(METHODS, (False, True), strict=False)
-    }
-    predictions[METHODS[2]] = _several((complexity, *sizes), seconds, fitted)
-    own = _own_seconds(gpu, columns, padding)
-    if own is not None:
-        predictions[METHODS[3]] = _several((own, *sizes), seconds, fitted)
-    errors = {method: np.abs(values / seconds[rest] - 1) for method, values in predictions.items()}
-    return ConvolutionScore(
-        gpu=gpu,
-        steps=steps,
-        rows=int(rest.sum()),
-        errors={method: float(values.mean()) for method, values in errors.items()},
-        medians={method: float(np.median(values)) for method, values in errors.items()},
-    )
-
-
-def _several(features: Sequence[Array], seconds: Array, fitted: BoolArray) -> Array:
-    """Least squares of relative errors with coefficients of at least 0, on the rows that were not fitted."""
-    matrix = np.column_stack([np.ones_like(seconds), *features])
-    matrix /= np.sqrt((matrix**2).mean(axis=0))
-    coefficients, _ = nnls(matrix[fitted] / seconds[fitted, None], np.ones(int(fitted.sum())))
-    predicted: Array = matrix[~fitted] @ coefficients
-    return predicted
-
-
-def _own_seconds(gpu: str, columns: Mapping[str, Array], padding: Array) -> Array | None:
-    """Device time of the forward convolution as this package predicts it; None for GPUs without a row."""
-    try:
-        find_gpu(gpu)
-    except UnknownGpuError:
-        return None
-    words: dict[str, Any] = {word: columns[word] for word in SHAPE if word != "same_padding"}
-    return np.asarray(lp.operator_seconds("conv2d", gpu, padding=padding, **words))
-
-
-def simulated_layers(trace: Trace, gpu: str) -> tuple[LayerTime, ...]:
-    """The layers of a recorded step with the device times that this package predicts.
-
-    Args:
-        trace: A step.
-        gpu: Name of a GPU.
-    """
-    card = find_gpu(gpu)
-    pairs = layer_operations(trace)
-    problems = [translate(operation, trace.flags) for operation, _ in pairs]
-    flat = [one for several in problems for one in several]
-    seconds = problem_times(flat, [card], kernel_models((card.name,), None)).seconds[0].tolist()
-    found, position = [], 0
-    for (_, layer), several in zip(pairs, problems, strict=True):
-        found.append(LayerTime(layer=layer, gpu=card.name, seconds=sum(seconds[position : position + len(several)])))
-        position += len(several)
-    return tuple(found)
-
-
-def network_scores(
-    gpus: Sequence[str], *, fitted_sizes: Sequence[int], predicted_sizes: Sequence[int]
-) -> tuple[NetworkScore, ...]:
-    """AlexNet predicted from its own layers at other batch sizes, and from GoogLeNet's.
-
-    Args:
-        gpus: GPUs.
-        fitted_sizes: Batch sizes of the layers that are fitted.
-        predicted_sizes: Batch sizes that are predicted.
-    """
-    fitted = {
-        name: [recorded_step(SWEPT_MODELS[name], size) for size in fitted_sizes] for name in ("AlexNet", "GoogLeNet")
-    }
-    asked = [recorded_step(SWEPT_MODELS["AlexNet"], size) for size in predicted_sizes]
-    scores = []
-    for gpu in gpus:
-        actual = [simulated_layers(trace, gpu) for trace in asked]
-        for name, traces in fitted.items():
-            regression = fit_layers([one for trace in traces for one in simulated_layers(trace, gpu)])
-            errors = []
-            for layers in actual:
-                covered = [one for one in layers if (one.gpu, one.layer.kind, one.layer.direction) in regression.lines]
-                predicted = regression.predict([one.layer for one in covered], covered[0].gpu).seconds
-                errors.append(predicted / sum(one.seconds for one in layers) - 1)
-            scores.append(NetworkScore(gpu, name, "AlexNet", tuple(errors)))
-    return tuple(scores)
-
-
 PUBLISHED_SOURCE: Final = "Gianniti, Zhang and Ardagna, CLOSER 2019; measured on K80, M60, P600 and GTX 1080 Ti"
 
 PUBLISHED: Final[Mapping[tuple[str, Variable], str]] = {
@@ -534,8 +344,15 @@ PUBLISHED: Final[Mapping[tuple[str, Variable], str]] = {
 """Published mean errors in percent, by network and axis, over frameworks and GPUs; of other sweeps, for context."""
 
 
-AS_PUBLISHED: Final = RegressionOptions(relative=False, only_inverted=(), costs_add_up=False)
+AS_PUBLISHED: Final = RegressionOptions(
+    variables=tuple(name for name in VARIABLES if name != "bytes_per_second"),
+    relative=False,
+    only_inverted=(),
+    costs_add_up=False,
+)
 """All inverses and products, coefficients of either sign, absolute errors. Runs for each term are ours."""
+
+FIVE_FEATURES: Final = replace(AS_PUBLISHED, max_terms=5)
 
 
 PUBLISHED_LARGEST_FITTED: Final = 4
@@ -587,6 +404,7 @@ class AxisScore:
         model: Name of the network.
         where: GPUs of the runs.
         score: Errors beyond the limit.
+        error_of_five: Mean error with at most five features, else as published.
         error_as_published: Mean error with all features and without bounds on coefficients, as the published
             regressions are.
         is_measured: The runs were measured here; simulated otherwise.
@@ -595,6 +413,7 @@ class AxisScore:
     model: str
     where: str
     score: ExtrapolationScore
+    error_of_five: float
     error_as_published: float
     is_measured: bool = False
 
@@ -660,6 +479,41 @@ def published_number_scores(path: Path) -> list[AxisScore]:
     return [*pooled, _pooled(ALL_BENCHMARKS, everything)] if everything else []
 
 
+FITTED_POWER: Final = 0.6
+"""Share of the GPUs of a benchmark, the slowest, whose published throughputs are fitted to predict the faster ones."""
+
+FEWEST_GPUS: Final = 5
+
+
+def published_power_scores(path: Path) -> list[AxisScore]:
+    """Published training throughputs of one GPU: the slower GPUs are fitted, the faster ones predicted.
+
+    Args:
+        path: `training_throughput.csv`.
+
+    Raises:
+        MeasurementTableError: A missing column.
+        OSError: The file cannot be read.
+    """
+    sweeps: dict[tuple[str, str, str], list[PastRun]] = {}
+    for case in read_throughput_cases(path):
+        setting = RunSetting(iterations=1, batch_size=case.batch, gpu=case.gpu)
+        run = PastRun(model=case.model, setting=setting, seconds=case.batch / case.measured_per_second)
+        sweeps.setdefault((case.model, case.precision, case.software), []).append(run)
+    scores: dict[str, list[AxisScore]] = {}
+    for (model, precision, software), runs in sweeps.items():
+        powers = sorted({run.setting.value("flops_per_second") or 0.0 for run in runs})
+        if precision != "FP32" or len(powers) < FEWEST_GPUS:  # half precision runs on units that this power is not of
+            continue
+        limit = powers[round(FITTED_POWER * len(powers)) - 1]
+        scores.setdefault(model, []).append(
+            _scored(model, f"one GPU, torch {software}", runs, "flops_per_second", limit, is_measured=True)
+        )
+    everything = [one for members in scores.values() for one in members]
+    pooled = [_pooled(model, members) for model, members in sorted(scores.items())]
+    return [*pooled, _pooled(ALL_BENCHMARKS, everything)] if everything else []
+
+
 def _published_run(case: ScalingCase, count: int, seconds: float) -> PastRun:
     setting = RunSetting(iterations=1, batch_size=case.batch, gpu=case.gpu, num_gpus=count)
     return PastRun(model=case.model, setting=setting, seconds=seconds)
@@ -670,23 +524,26 @@ def _pooled(model: str, members: Sequence[AxisScore]) -> AxisScore:
     errors = tuple(error for one in members for error in one.score.errors)
     hits = [one.score.inside for one in members if one.score.inside is not None]
     score = ExtrapolationScore(
-        variable="num_gpus",
-        limit=PUBLISHED_LARGEST_FITTED,
+        variable=members[0].score.variable,
+        limit=statistics.median(one.score.limit for one in members),
         fitted=sum(one.score.fitted for one in members),
         errors=errors,
         inside=statistics.fmean(hits) if hits else None,
         formula=f"{len(members)} regressions",
     )
+    five = statistics.fmean(one.error_of_five for one in members)
     published = statistics.fmean(one.error_as_published for one in members)
-    return AxisScore(model, f"{len(members)} published sweeps", score, published, is_measured=True)
+    return AxisScore(model, f"{len(members)} published sweeps", score, five, published, is_measured=True)
 
 
 def _scored(
     model: str, where: str, runs: Sequence[PastRun], variable: Variable, limit: float, *, is_measured: bool = False
 ) -> AxisScore:
-    score = extrapolation_score(runs, variable, limit=limit)
-    published = extrapolation_score(runs, variable, limit=limit, options=AS_PUBLISHED)
-    return AxisScore(model, where, score, published.mean_error, is_measured)
+    score, five, every = (
+        extrapolation_score(runs, variable, limit=limit, options=options)
+        for options in (DEFAULT_OPTIONS, FIVE_FEATURES, AS_PUBLISHED)
+    )
+    return AxisScore(model, where, score, five.mean_error, every.mean_error, is_measured)
 
 
 def _over_batch_size(model: str, runs: Sequence[PastRun], plan: SweepPlan) -> Iterable[AxisScore]:
@@ -725,110 +582,44 @@ def _of(runs: Sequence[PastRun], gpu: str, count: int) -> list[PastRun]:
     return [run for run in runs if run.setting.gpu == name and run.setting.num_gpus == count]
 
 
-CONVOLUTION_TABLE: Final = "conv2d_train_step.csv.gz"
-
-FITTED_LAYER_SIZES: Final = (16, 64)
-PREDICTED_LAYER_SIZES: Final = (32, 128)
-LAYER_GPUS: Final = ("T4", "P100-PCIe-16GB", "V100-PCIe-32GB")
-
-PUBLISHED_LAYERS: Final = {"AlexNet": "4.75", "GoogLeNet": "9.29"}
-"""Mean error in percent of AlexNet from its own layers and from GoogLeNet's (Ardagna et al., SBAC-PAD 2018)."""
-
-WIDTH: Final = 160
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegressionReport:
-    """All scores.
-
-    Attributes:
-        convolutions: Of measured one-layer steps.
-        networks: Of networks by their layers, simulated.
-        axes: Of extrapolations, simulated and measured.
-    """
-
-    convolutions: tuple[ConvolutionScore, ...]
-    networks: tuple[NetworkScore, ...]
-    axes: tuple[AxisScore, ...]
-
-
 def evaluate_regressions(
-    tables: Path | None,
     *,
-    plan: SweepPlan = SweepPlan(),  # frozen
-    with_networks: bool = True,
+    plan: SweepPlan = SweepPlan(),
     throughputs: Path | None = None,
-    measures_cpu: bool = False,
-) -> RegressionReport:
+    measures_cpu: bool = False,  # frozen
+) -> tuple[AxisScore, ...]:
     """Fit and score everything.
 
     Args:
-        tables: Folder with `conv2d_train_step.csv.gz`; None leaves the measured layers out.
         plan: Of the simulated sweeps.
-        with_networks: Score networks by their layers, too.
         throughputs: Table of published training throughputs; None leaves them out.
         measures_cpu: Measure a sweep on this processor, too.
 
     Raises:
-        MeasurementTableError: The table is missing or wrong.
+        MeasurementTableError: The table is wrong.
     """
-    convolutions: tuple[ConvolutionScore, ...] = ()
-    if tables is not None:
-        path = tables / CONVOLUTION_TABLE
-        if not path.is_file():
-            raise MeasurementTableError(
-                f"No {CONVOLUTION_TABLE} in {str(tables)!r}: one-layer training steps of CDECatapult/"
-                "ml-performance-prediction (Apache-2.0), columns gpu, batch, in_channels, ... and latency_ms."
-            )
-        convolutions = convolution_scores(path)
-    networks: tuple[NetworkScore, ...] = ()
-    if with_networks:
-        networks = network_scores(LAYER_GPUS, fitted_sizes=FITTED_LAYER_SIZES, predicted_sizes=PREDICTED_LAYER_SIZES)
-    measured = [] if throughputs is None else published_number_scores(throughputs)
+    measured = (
+        [] if throughputs is None else [*published_number_scores(throughputs), *published_power_scores(throughputs)]
+    )
     measured += cpu_scores() if measures_cpu else []
-    return RegressionReport(convolutions=convolutions, networks=networks, axes=(*axis_scores(plan), *measured))
+    return (*axis_scores(plan), *measured)
 
 
-def print_report(report: RegressionReport, console: Console) -> None:
+def print_report(axes: Sequence[AxisScore], console: Console) -> None:
     """Print every score."""
-    if report.convolutions:
-        console.print(_convolution_table(report.convolutions))
-    if report.networks:
-        console.print(_network_table(report.networks))
-    if report.axes:
-        console.print(_axis_table(report.axes))
-        console.print(_summary_table(report.axes))
-        console.print(
-            f"Published: {PUBLISHED_SOURCE}. Ours are simulated by this package's own predictions where it "
-            "does not say measured, so they show the reach of the regression alone. All terms: every inverse and "
-            "product, coefficients of either sign and absolute errors, as in the published regressions."
-        )
+    console.print(_axis_table(axes))
+    console.print(_summary_table(axes))
+    console.print(_inside_table(axes))
+    console.print(
+        f"Published: {PUBLISHED_SOURCE}. Ours are simulated by this package's own predictions where it "
+        "does not say measured, so they show the reach of the regression alone. All features: every inverse and "
+        "product of the published variables, coefficients of either sign and absolute errors, as in the published "
+        "regressions; five: at most five of them."
+    )
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
-
-
-def _convolution_table(scores: Iterable[ConvolutionScore]) -> Table:
-    title = "One-layer steps of TensorFlow 1, random shapes, held out: mean (median) error %"
-    table = report_table(title, ("GPU", "steps"), ("rows", *METHODS))
-    for score in scores:
-        cells = [
-            f"{_percent(score.errors[method])} ({_percent(score.medians[method])})" if method in score.errors else "-"
-            for method in METHODS
-        ]
-        table.add_row(score.gpu, score.steps, str(score.rows), *cells)
-    return table
-
-
-def _network_table(scores: Iterable[NetworkScore]) -> Table:
-    title = "Networks by their layers: layers and networks simulated by this package"
-    table = report_table(title, ("GPU", "layers of", "network"), ("mean error %", "published %"))
-    for score in scores:
-        published = PUBLISHED_LAYERS.get(score.fitted, "-")
-        table.add_row(score.gpu, score.fitted, score.predicted, _percent(score.mean_error), published)
-    return table
 
 
 def _axis_table(scores: Iterable[AxisScore]) -> Table:
@@ -836,7 +627,16 @@ def _axis_table(scores: Iterable[AxisScore]) -> Table:
     table = report_table(
         title,
         ("network", "along", "runs", "on"),
-        ("fitted up to", "fitted", "predicted", "mean error %", "median %", "in 90 %", "all terms %"),
+        (
+            "fitted up to",
+            "fitted",
+            "predicted",
+            "mean error %",
+            "median %",
+            "in 90 %",
+            "five features %",
+            "all features %",
+        ),
     )
     for score in scores:
         one = score.score
@@ -851,6 +651,7 @@ def _axis_table(scores: Iterable[AxisScore]) -> Table:
             _percent(one.mean_error),
             _percent(one.median_error),
             _percent(one.inside),
+            _percent(score.error_of_five),
             _percent(score.error_as_published),
         )
     return table
@@ -860,7 +661,7 @@ def _summary_table(scores: Sequence[AxisScore]) -> Table:
     table = report_table(
         "Summary: mean errors of the extrapolations above",
         ("network", "along", "runs"),
-        ("least %", "median %", "largest %", "all terms: median %", "published %"),
+        ("least %", "median %", "largest %", "five features: median %", "all features: median %", "published %"),
     )
     keys = dict.fromkeys((score.model, score.score.variable, score.is_measured) for score in scores)
     for model, variable, is_measured in keys:
@@ -873,7 +674,22 @@ def _summary_table(scores: Sequence[AxisScore]) -> Table:
             WORDS[variable],
             "measured" if is_measured else "simulated",
             *map(_percent, (min(errors), statistics.median(errors), max(errors))),
+            _percent(statistics.median(one.error_of_five for one in members)),
             _percent(statistics.median(one.error_as_published for one in members)),
             members[0].published or "-",
         )
+    return table
+
+
+def _inside_table(scores: Sequence[AxisScore]) -> Table:
+    """Count what the intervals hold beyond the fitted runs."""
+    table = report_table(
+        "Runs beyond the fitted ones in the 90 % interval", ("along", "runs"), ("predicted", "in 90 %")
+    )
+    single = [one for one in scores if one.model != ALL_BENCHMARKS and one.score.inside is not None]
+    for key in dict.fromkeys((one.score.variable, one.is_measured) for one in single):
+        own = [one for one in single if (one.score.variable, one.is_measured) == key]
+        counts = [len(one.score.errors) for one in own]
+        held = sum((one.score.inside or 0.0) * count for one, count in zip(own, counts, strict=True)) / sum(counts)
+        table.add_row(WORDS[key[0]], "measured" if key[1] else "simulated", str(sum(counts)), _percent(held))
     return table

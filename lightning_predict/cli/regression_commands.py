@@ -37,6 +37,7 @@ def regress(
     disk_delay_seconds: str | None = None,
     inner_modules: str | None = None,
     degree: int = 2,
+    max_terms: int | None = None,
     absolute: bool = False,
 ) -> Answer:
     """Predict runs with other settings from the times of your own past runs, by a regression.
@@ -60,6 +61,7 @@ def regress(
         disk_delay_seconds: Delays of the disk.
         inner_modules: Repeated modules of the network, for families of networks of several depths.
         degree: Variables that are multiplied with each other at most.
+        max_terms: Terms of the regression at most (default: as many as are significant).
         absolute: Minimise absolute errors instead of relative ones.
     """
     from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
@@ -69,7 +71,7 @@ def regress(
     source = history_path() if str(runs) == HISTORY and not runs.exists() else runs
     table = read_runs(source, columns=_pairs("columns", columns), values=_pairs("values", values))
     chosen = of_one_model(table.runs, model)
-    options = RegressionOptions(degree=degree, relative=not absolute)
+    options = RegressionOptions(degree=degree, max_terms=max_terms, relative=not absolute)
     regression = fit_regression(chosen, options=options)
     asked: dict[str, list[Any]] = {
         "iterations": _numbers("iterations", iterations),

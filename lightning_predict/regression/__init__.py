@@ -1,1 +1,1 @@
-"""Regress the times of past runs on their settings: whole runs (`end_to_end.py`) and single layers (`per_layer.py`)."""
+"""Regress the times of past runs on their settings."""

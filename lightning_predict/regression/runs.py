@@ -1,7 +1,8 @@
 """`PastRun`: a run that has ended, as the regressions see it: its setting in numbers, its time, and its tables.
 
 The numbers are those of Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of
-GPUs, threads and the delay of the disk; and the inner modules, which say how deep a network of a family is.
+GPUs, threads and the delay of the disk; the inner modules, which say how deep a network of a family is; and memory
+bandwidth, without which a GPU like the L4 looks three times as fast as it is.
 
 A table is a CSV file, as one writes it or as MLflow and Weights & Biases export it. Columns are found by the names of
 `FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`); others are named by
@@ -9,8 +10,8 @@ the user. MLflow's folder `mlruns` holds a folder for each run, with a file for 
 keeps them as rows. Both are read as they are, without MLflow. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
-    >>> setting.value("flops_per_second") / 1e12  # of the catalogue, in float32
-    8.141
+    >>> round(setting.value("flops_per_second") / 1e12, 2)  # sustained in float32, of a peak of 8.1
+    4.35
     >>> PastRun(model="ResNet-50", setting=setting, seconds=210.0).seconds_per_iteration
     0.21
 
@@ -31,17 +32,26 @@ from typing import Final, Literal, final
 from lightning_predict.checked import Checked, File, read_csv, read_yaml
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.kernels.sustained import sustained_flops
 from lightning_predict.run.history import HistoryRecord, read_history
 from lightning_predict.units import gigaflops_to_flops, milliseconds_to_seconds
 
 Variable = Literal[
-    "iterations", "batch_size", "flops_per_second", "num_gpus", "threads", "disk_seconds", "inner_modules"
+    "iterations",
+    "batch_size",
+    "flops_per_second",
+    "bytes_per_second",
+    "num_gpus",
+    "threads",
+    "disk_seconds",
+    "inner_modules",
 ]
 
 VARIABLES: Final[tuple[Variable, ...]] = (
     "iterations",
     "batch_size",
     "flops_per_second",
+    "bytes_per_second",
     "num_gpus",
     "threads",
     "disk_seconds",
@@ -53,6 +63,7 @@ WORDS: Final[dict[Variable, str]] = {
     "iterations": "iterations",
     "batch_size": "batch size",
     "flops_per_second": "FLOP/s",
+    "bytes_per_second": "memory bandwidth",
     "num_gpus": "number of GPUs",
     "threads": "threads",
     "disk_seconds": "disk delay",
@@ -61,7 +72,8 @@ WORDS: Final[dict[Variable, str]] = {
 """The variables in words."""
 
 POWER_DTYPE: Final = "float32"
-"""The dtype of the peak that stands for a GPU's computing power."""
+"""The dtype of the rate that stands for a GPU's computing power: that of large products, which the L4 sustains at less
+than half of its peak (`kernels/sustained.py`)."""
 
 
 @final
@@ -74,7 +86,8 @@ class RunSetting:
         batch_size: Samples of one iteration on one GPU.
         gpu: Name of the GPU, or of several (`8xL4`); our name of one once made. None if only its computing power is
             known.
-        flops_per_second: Computing power of one GPU; where None, the catalogue's float32 peak of `gpu`.
+        flops_per_second: Computing power of one GPU; where None, the float32 rate that `gpu` sustains.
+        bytes_per_second: Memory bandwidth of one GPU; where None, the catalogue's of `gpu`, if named.
         num_gpus: GPUs of the run, those that `gpu` names included.
         threads: Processor threads (of the loaders); None if unknown.
         disk_seconds: Delay of the disk; None if unknown.
@@ -90,6 +103,7 @@ class RunSetting:
     batch_size: int
     gpu: str | None = None
     flops_per_second: float | None = None
+    bytes_per_second: float | None = None
     num_gpus: int = 1
     threads: int | None = None
     disk_seconds: float | None = None
@@ -101,6 +115,7 @@ class RunSetting:
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise InvalidArgumentError(f"{name}={count!r}; expected a whole number of at least 1.")
         _check("flops_per_second", self.flops_per_second, above=True)
+        _check("bytes_per_second", self.bytes_per_second, above=True)
         _check("disk_seconds", self.disk_seconds, above=False)
         if self.flops_per_second is None:
             if self.gpu is None:
@@ -112,7 +127,8 @@ class RunSetting:
                 )
             object.__setattr__(self, "gpu", layout.gpu.name)
             object.__setattr__(self, "num_gpus", max(self.num_gpus, layout.count))
-            object.__setattr__(self, "flops_per_second", layout.gpu.peak_flops_per_second[POWER_DTYPE])
+            object.__setattr__(self, "flops_per_second", sustained_flops(layout.gpu, POWER_DTYPE))
+            object.__setattr__(self, "bytes_per_second", self.bytes_per_second or layout.gpu.dram_bytes_per_second)
 
     def value(self, variable: Variable) -> float | None:
         """Return a variable as a number; None if unknown."""

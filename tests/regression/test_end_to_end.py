@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu
 from lightning_predict.regression.end_to_end import RegressionOptions, columns_of, fit_regression, left_out_errors
 from lightning_predict.regression.runs import PastRun, RunSetting
 
@@ -124,7 +126,7 @@ def test_constant_and_unknown_variables_are_left_out_and_said() -> None:
     found = fit_regression(runs_of([setting(size) for size in SIZES], by_work))
     assert {name for term in found.terms for name in term.variables} == {"batch_size"}
     assert found.notes == (
-        "Not known of the runs, and left out: threads, disk delay, inner modules.",
+        "Not known of the runs, and left out: memory bandwidth, threads, disk delay, inner modules.",
         "The same in all runs, and left out: iterations (100), FLOP/s (8e+12), number of GPUs (1).",
     )
 
@@ -244,3 +246,41 @@ def test_each_term_needs_runs() -> None:
     for count, terms in ((5, 1), (6, 2)):
         runs = runs_of([setting(size) for size in (1, 2, 4, 8, 16, 32)[:count]], curve)
         assert len(fit_regression(runs).terms) == terms
+
+
+def test_an_interval_widens_with_the_distance() -> None:
+    # Exact runs of one, two and four GPUs: the interval is that of the distance alone. Eight are ln 2 beyond four, and
+    # 32 are ln 8: 1.645 x 0.4 x ln 2 = 45.6 % on either side, and three times that.
+    runs = runs_of([setting(size, num_gpus=n) for size in SIZES for n in (1, 2, 4)], lambda one: 1.0 + one.batch_size)
+    regression = fit_regression(runs)
+    near, far, inside = (regression.predict(setting(SIZES[0], num_gpus=n)).time for n in (8, 32, 2))
+    assert near is not None
+    assert far is not None
+    assert inside is not None
+    half = 1.645 * 0.4 * math.log(2)
+    assert (near.high / near.middle - 1) == pytest.approx(half, rel=1e-3)
+    assert (far.high / far.middle - 1) == pytest.approx(3 * half, rel=1e-3)
+    assert (inside.high / inside.middle - 1) < 1e-6
+
+
+def test_at_most_so_many_terms() -> None:
+    draw = np.random.default_rng(0)
+    runs = runs_of(
+        [setting(size, power, num_gpus=n) for size in SIZES for power in POWERS for n in (1, 2, 4)],
+        lambda one: 1 + one.batch_size * 1e12 / (one.flops_per_second or 1) + one.num_gpus + 0.1 * draw.uniform(),
+    )
+    assert len(fit_regression(runs).terms) > 1
+    assert len(fit_regression(runs, options=RegressionOptions(max_terms=1)).terms) == 1
+
+
+def test_a_gpu_is_told_from_another_by_its_bandwidth() -> None:
+    # Bound by memory: batch / bandwidth. The L4 computes nearly as fast as the A100, and has a fifth of its bandwidth.
+    gpus = ("P4", "T4", "P100-PCIe-16GB", "V100-PCIe-32GB")
+    known = {name: gpu(name).dram_bytes_per_second for name in (*gpus, "L4")}
+    settings = [RunSetting(iterations=100, batch_size=size, gpu=name) for size in SIZES for name in gpus]
+    runs = runs_of(settings, lambda one: 1e9 * one.batch_size / known[one.gpu or ""])
+    asked = RunSetting(iterations=100, batch_size=64, gpu="L4")
+    assert fit_regression(runs).predict(asked).seconds == pytest.approx(100 * 64 * 1e9 / known["L4"], rel=1e-3)
+    unnamed = RunSetting(iterations=100, batch_size=64, flops_per_second=1e13)
+    with pytest.raises(InvalidArgumentError, match="GPUs that differ in their memory bandwidth; name the GPU"):
+        fit_regression(runs).predict(unnamed)

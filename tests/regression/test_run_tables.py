@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lightning_predict.checked import Checked, File
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError
 from lightning_predict.gpus import gpu
+from lightning_predict.kernels.sustained import sustained_flops
 from lightning_predict.regression.runs import read_table, runs_of_rows
 
 OWN = """\
@@ -52,7 +53,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert (first.model, first.seconds, first.setting.gpu) == ("resnet", 210.0, "T4")
     assert (second.setting.gpu, second.setting.num_gpus, second.setting.threads) == (gpu("V100").name, 2, 8)
     assert second.setting.disk_seconds == 0.001
-    assert second.setting.flops_per_second == gpu("V100").peak_flops_per_second["float32"]
+    assert second.setting.flops_per_second == sustained_flops(gpu("V100"), "float32")
     assert table.notes == ()
 
 
