@@ -253,8 +253,8 @@ def test_what_goes_through_a_proxy_is_less_sure_than_what_was_trained_on(shipped
         (problem("linear", "bfloat16", **products), problem("linear", "tf32", **products)),
         (problem("linear", "bfloat16", **products), problem("linear_backward", "bfloat16", **products)),
         (problem("conv2d", "float32", **image), problem("conv2d", "float16", **image)),
-        (problem("softmax", "float32", **rows), problem("softmax", "bfloat16", **rows)),
-        (problem("softmax", "float32", **rows), problem("softmax_backward", "float32", **rows)),
+        (problem("layer_norm", "float32", **rows), problem("layer_norm", "bfloat16", **rows)),
+        (problem("layer_norm", "float32", **rows), problem("layer_norm_backward", "float32", **rows)),
         (problem("linear", "float32", **products), problem("lstm", "float32", batch=64, steps=64, hidden=1024)),
     ]
     gpus = [gpu(name) for name in ("A100-SXM-80GB", "H100-SXM-80GB", "L4", "RTX-4090")]

@@ -80,9 +80,11 @@ def test_rows_that_fit_shared_memory_are_read_once() -> None:
 
 def test_rows_are_found_again_where_all_that_run_at_once_fit_the_l2() -> None:
     room = 0.35 * A100.l2_bytes / A100.streaming_multiprocessors
-    assert reread_share(room, A100) == pytest.approx(0.75)
+    # Liger's cross entropies on an A100-SXM-80GB, 16,384 rows: 1.952 ms of 16,384 logits, 20.726 ms of 131,072, and
+    # 0.545 ms of each look the targets up: (1.952 - 0.545) * 8 / (20.726 - 0.545) = 0.558.
+    assert reread_share(room, A100) == pytest.approx(0.558, abs=0.005)
     assert reread_share(2 * room, A100) == reread_share(100 * room, A100) == pytest.approx(1.0)
-    assert 0.75 < reread_share(1.5 * room, A100) < 1
+    assert 0.56 < reread_share(1.5 * room, A100) < 1
 
 
 def test_batch_norm_has_a_block_a_channel() -> None:
@@ -120,6 +122,13 @@ def test_short_rows_stream_on_gpus_without_measurements_of_their_own() -> None:
     for name in ("layer_norm", "softmax"):
         copied, normed = seconds(copy, problem(name, "float32", rows=rows, cols=cols), gpus=("RTX-3090",))[0]
         assert copied < normed < 1.25 * copied
+
+
+@pytest.mark.parametrize(("cols", "measured"), [(4096, 0.331e-3), (8192, 0.644e-3), (16384, 1.408e-3)])
+def test_softmax_streams_rows_of_any_length_there(cols: int, measured: float) -> None:
+    """Liger's cross entropies of 16,384 rows on an A100-SXM-80GB, less 0.545 ms in which they look the targets up."""
+    row = problem("softmax", "float32", rows=16384, cols=cols)
+    assert seconds(row, gpus=("A100-SXM-80GB",))[0, 0] == pytest.approx(measured, rel=0.15)
 
 
 SHAPES = [(1, 2**24), (16, 2**20), (4096, 128), (4096, 16384), (65536, 768), (2**20, 64)]

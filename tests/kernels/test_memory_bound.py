@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.kernels.estimates import problem_times
 from lightning_predict.kernels.latency import LIMITED
-from lightning_predict.kernels.operations import operation_kind, operation_names, problem_batch
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import operation_kind, operation_names, problem, problem_batch
 
 # Operations that move bytes and have no network of their own: those timed through a transfer.
 MEMORY_BOUND = [
@@ -47,3 +49,12 @@ def test_every_one_has_a_time_between_its_bound_and_ten_times_it(operation: str,
     seconds = float(lp.operator_seconds(operation, gpu, dtype="float32", **words))  # type: ignore[arg-type]
     least = moved(operation, **words) / lp.gpu(gpu).dram_bytes_per_second
     assert least <= seconds < 10 * least
+
+
+def test_a_kernel_is_no_faster_for_computing_less_than_an_addition() -> None:
+    """An addition in float32 computes once for 12 bytes, the least that networks have seen; a reduction counts none."""
+    gpus = [lp.gpu(name) for name in lp.gpu_names()]
+    words = {"read_bytes": 8e9, "write_bytes": 4e9}
+    none, few = (problem("transfer", "float32", **words, flops=flops) for flops in (0, 1e9))
+    times = problem_times([none, few], gpus, kernel_models(tuple(lp.gpu_names()))).seconds
+    assert (times[:, 0] == times[:, 1]).all()

@@ -49,6 +49,10 @@ from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 ELEMENTS_PER_BLOCK: Final = 1024
 """Elements that one block of an element-wise kernel takes (256 threads, 4 elements each)."""
 
+FEWEST_FLOPS_PER_BYTE: Final = 1 / 12
+"""Fewest floating-point operations per byte that networks have seen: an addition of two tensors in float32. A kernel
+that computes less is no faster for it."""
+
 
 FIRST_FAST_STACKS: Final = (7, 0)
 """Compute capability from which stacked memory delivers more of its bandwidth than GDDR does. The P100's, the first,
@@ -68,6 +72,9 @@ def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """
     read, written = batch.bytes_read, batch.bytes_written
     total = np.maximum(read + written, 1.0)  # (problems,)
+    if "flops" in batch.columns:
+        flops = np.maximum(batch.columns["flops"], FEWEST_FLOPS_PER_BYTE * total)
+        batch = replace(batch, columns={**batch.columns, "flops": flops})
     named: dict[str, Array] = {
         "bytes": log2(total)[None, :],
         "written_share": (written / total)[None, :],

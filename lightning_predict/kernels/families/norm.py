@@ -68,10 +68,13 @@ from memory takes 600 to 800 cycles."""
 STREAMED_COLUMNS: Final = 1024
 STREAMED_RATIO: Final = 1.1
 FIRST_STREAMED: Final = (7, 5)
-"""Longest row, in elements, of which layer norm and softmax take a transfer of their bytes times the ratio, and the
-compute capability from which: 0.96 to 1.13 for large ones on the T4, L4 and both A100s of the public tables, 1.35 and
-more on the V100 and before. The base, which learned from all of them, calls GPUs of its own without measurements
-slower (training data: these tables)."""
+FIRST_STREAMED_SOFTMAX: Final = (8, 0)
+"""Longest row, in elements, of which layer norm takes a transfer of its bytes times the ratio, and the compute
+capability from which: 0.96 to 1.13 for large ones on the T4, L4 and both A100s of the public tables, 1.35 and more on
+the V100 and before. Softmax does for rows of any length, which it keeps in registers or shared memory or reads again
+(`SHARED_ROW_BYTES`): 1.0 to 1.15 on the L4, on the A100 for 4,096 columns, and in Liger's cross entropies of 4,096 to
+16,384. The base, which learned from older kernels, too, calls GPUs of its own without measurements slower (training
+data: these tables)."""
 
 SHARED_ROW_BYTES: Final = 48 * 1024
 """Longest row that softmax keeps in shared memory; of a longer one it reads its input three times."""
@@ -131,13 +134,21 @@ def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None
     return rereads
 
 
-def _streamed(problem: Problem) -> Problem | None:
-    """Return the transfer that a norm or softmax of rows which one block keeps amounts to."""
-    rows, columns = problem.dims
-    if columns > STREAMED_COLUMNS:
-        return None
-    size = STREAMED_RATIO * rows * columns * COMPUTE_BYTES[problem.dtype]
-    return Problem("transfer", "float32", (size, size, float(batch_of([problem]).flops[0])))
+def _streamed(longest: float) -> Callable[[Problem], Problem | None]:
+    """Make the rule by which a norm or softmax of rows that one block keeps amounts to a transfer.
+
+    Args:
+        longest: Columns up to which it does.
+    """
+
+    def alternative(problem: Problem) -> Problem | None:
+        rows, columns = problem.dims
+        if columns > longest:
+            return None
+        size = STREAMED_RATIO * rows * columns * COMPUTE_BYTES[problem.dtype]
+        return Problem("transfer", "float32", (size, size, float(batch_of([problem]).flops[0])))
+
+    return alternative
 
 
 def along(data: TensorInfo, operation: Operation, default: int = -1) -> tuple[int, int]:
@@ -181,8 +192,8 @@ register(
     # Transcendental counts follow Lin et al.'s measured equivalents.
     replace(
         by_element("softmax", 1, 1, 5),
-        alternative=_streamed,
-        alternative_since=FIRST_STREAMED,
+        alternative=_streamed(math.inf),
+        alternative_since=FIRST_STREAMED_SOFTMAX,
         aten=("aten::_softmax", "aten::_log_softmax"),
         translator=_along_dimension,
         families=(VECTOR,),
@@ -206,7 +217,7 @@ register(
     replace(by_element("log_softmax_backward", 2, 1), proxy=_times(1.0, "softmax_backward")),
     replace(
         by_element("layer_norm", 1, 1, 8),
-        alternative=_streamed,
+        alternative=_streamed(STREAMED_COLUMNS),
         alternative_since=FIRST_STREAMED,
         aten=("aten::native_layer_norm",),
         translator=_normalised,
