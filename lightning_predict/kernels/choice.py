@@ -31,7 +31,9 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in, problem_times
+from lightning_predict.kernels.operand_layout import transposed_products
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
+from lightning_predict.kernels.sustained import transposed_ratio
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD
 from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
@@ -157,6 +159,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         whole = np.where(interval.middle > 0, interval.middle, 1.0)
         base_share = added(times.seconds * times.base_share) / whole
         shares = {method: added(times.seconds * share) / whole for method, share in times.shares.items()}
+    interval = interval.scaled(_by_layout(trace, items, gpus, base_share))
     unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
     return TimedWork(
         items=items,
@@ -166,6 +169,18 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         shares=shares,
         base_share=base_share,
     )
+
+
+def _by_layout(trace: Trace, items: Sequence[WorkItem], gpus: Sequence[Gpu], base_share: Array) -> Array:
+    """Find the factor of products A·Bᵀ that the base times, whose rates are of A·B, (gpus, items); 1 elsewhere."""
+    factor = np.ones(base_share.shape)
+    transposed = transposed_products(trace.operations)
+    for column, item in enumerate(items):
+        if item.problems and not transposed.isdisjoint(item.operations):
+            dtype = item.problems[0].dtype
+            ratios = np.array([transposed_ratio(gpu, dtype) for gpu in gpus])
+            factor[:, column] += base_share[:, column] * (ratios - 1)
+    return factor
 
 
 def _family(trace: Trace, item: WorkItem) -> str:

@@ -14,7 +14,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
+from lightning_predict.tracing.code_paths import (
+    CHANNELS_LAST,
+    FACTORS_AT,
+    IMAGES_AT,
+    SECOND_TRANSPOSED,
+    is_channels_last,
+    is_transposed,
+)
 from lightning_predict.tracing.events import NO_TENSORS, Call, is_shape
 from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, computes, is_cast_down, name_values, whole_arguments
 from lightning_predict.tracing.trace import TensorInfo
@@ -119,11 +126,13 @@ def arguments_of(call: Call) -> dict[str, Any]:
 
 
 def _layout(name: str, call: Call) -> dict[str, bool]:
-    """Return the layout of a convolution's images, as an argument; newer files have the strides."""
-    position = IMAGES_AT.get(name)
+    """Return the layout of a convolution's images or a product's second factor; newer files have the strides."""
+    position = IMAGES_AT.get(name, FACTORS_AT.get(name))
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
     if position is None or min(len(strides), len(sizes)) <= position:
         return {}
+    if name in FACTORS_AT:
+        return {SECOND_TRANSPOSED: True} if is_transposed(sizes[position], strides[position]) else {}
     return {CHANNELS_LAST: True} if is_channels_last(sizes[position], strides[position]) else {}
 
 

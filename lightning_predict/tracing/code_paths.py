@@ -3,7 +3,8 @@
 Predictions follow the trace on each path; where they cannot, it is said here.
 
 Images lie channels first (N, C, H, W) or channels last, as tensor cores want them. A convolution whose images are
-channels last bears the argument `channels_last`, whichever way it was recorded. Example::
+channels last bears the argument `channels_last`, whichever way it was recorded, and a product whose second factor is
+transposed `second_transposed`. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> images = TensorInfo((8, 64, 56, 56), "float16")
@@ -33,6 +34,12 @@ IMAGES_AT: Final[Mapping[str, int]] = {
 }
 """Convolutions, with the position of the images among their arguments."""
 
+SECOND_TRANSPOSED: Final = "second_transposed"
+"""Argument of a product A·Bᵀ, whose second factor lies column by column, as a linear layer's; left out for others."""
+
+FACTORS_AT: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
+"""Products, with the position of the second factor among their arguments."""
+
 
 class Detail(str):
     """A note that changes no decision: shown where all of them are asked for."""
@@ -48,6 +55,18 @@ def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     if len(shape) not in (4, 5) or len(strides) != len(shape):
         return False
     return shape[1] > 1 and math.prod(shape[2:]) > 1 and strides[1] == 1
+
+
+def is_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether neighbours in memory are the rows of matrices; False where both orders are the same, too.
+
+    Args:
+        shape: Sizes (rows, columns), or of batches of such.
+        strides: Elements between neighbours in each dimension.
+    """
+    if len(shape) not in (2, 3) or len(strides) != len(shape):
+        return False
+    return min(shape[-2:]) > 1 and strides[-2] == 1
 
 
 OLDEST_TORCH: Final = (2, 1)

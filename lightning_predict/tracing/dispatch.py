@@ -24,7 +24,14 @@ from typing import Any, Final, final
 
 import torch
 
-from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
+from lightning_predict.tracing.code_paths import (
+    CHANNELS_LAST,
+    FACTORS_AT,
+    IMAGES_AT,
+    SECOND_TRANSPOSED,
+    is_channels_last,
+    is_transposed,
+)
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.modes import Call, OperationMode, Schema, WholeCallMode, leave_modes, schema_of
@@ -90,6 +97,12 @@ class _Region:
     start: int
     end: int
     operation: Operation
+
+
+def _lies_in_columns(factor: Any) -> bool:
+    """Return whether a product's factor is an ordinary matrix, or batch of such, that lies transposed in memory."""
+    is_plain = type(factor) in _TENSORS and factor.layout is torch.strided and not factor.is_nested
+    return is_plain and is_transposed(factor.shape, factor.stride())
 
 
 def _are_alike(one: Operation, other: Operation) -> bool:
@@ -326,6 +339,9 @@ class DispatchRecorder:
         images = IMAGES_AT.get(schema.name)
         if images is not None and is_channels_last(values[images].shape, values[images].stride()):
             arguments[CHANNELS_LAST] = True
+        factor = FACTORS_AT.get(schema.name)
+        if factor is not None and _lies_in_columns(values[factor]):
+            arguments[SECOND_TRANSPOSED] = True
         self._add(schema.name, tensors, outputs, arguments, number, in_backward=in_backward)
 
     def _record_whole(

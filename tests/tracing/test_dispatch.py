@@ -43,7 +43,7 @@ def test_a_linear_layer_forward_and_backward() -> None:
     # addmm(bias, data, weight^T)
     assert [tensor.shape for tensor in forward.inputs] == [(4,), (2, 8), (8, 4)]
     assert [tensor.shape for tensor in forward.outputs] == [(2, 4)]
-    assert forward.arguments == {"beta": 1, "alpha": 1}
+    assert forward.arguments == {"beta": 1, "alpha": 1, "second_transposed": True}
     assert {tensor.device for tensor in forward.inputs} == {"cpu"}
     # The gradient to the weight alone, (4, 2) x (2, 8): the data needs none.
     backward = [operation for operation in operations if operation.name == "aten::mm"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,15 @@ from torch import nn
 from torch.nn import functional
 
 import lightning_predict as lp
-from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, is_channels_last
+from lightning_predict.kernels.operand_layout import transposed_products
+from lightning_predict.tracing.code_paths import (
+    CHANNELS_LAST,
+    FACTORS_AT,
+    IMAGES_AT,
+    SECOND_TRANSPOSED,
+    is_channels_last,
+    is_transposed,
+)
 from lightning_predict.tracing.meta_device import as_on_cuda
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.trace import Operation
@@ -105,3 +115,48 @@ def test_what_is_no_image_has_no_layout() -> None:
     assert not is_channels_last((2, 3, 8, 8), ())  # not recorded
     assert not is_channels_last((2, 1, 8, 8), (64, 1, 8, 1))  # one channel: both layouts are one
     assert not is_channels_last((2, 8, 1, 1), (8, 1, 1, 1))  # one pixel, likewise
+
+
+def products(operations: list[Operation] | tuple[Operation, ...]) -> list[bool]:
+    return [bool(o.arguments.get(SECOND_TRANSPOSED)) for o in operations if o.name in FACTORS_AT]
+
+
+def products_step(device: str) -> None:
+    layer, data = nn.Linear(8, 4, device=device), torch.ones(2, 8, device=device)
+    layer(data).sum().backward()
+    keys = torch.ones(2, 5, 8, device=device)
+    torch.bmm(keys, keys.transpose(1, 2))
+    torch.mm(data, torch.ones(8, 4, device=device))
+
+
+# The layer reads its weight transposed, its gradient reads (outputs)T x data, attention transposes its keys.
+PRODUCTS_TRANSPOSED = [True, False, True, False]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_transposed_factor_is_recorded(device: str) -> None:
+    operations = operations_of(lambda: products_step(device))
+    assert products(operations) == PRODUCTS_TRANSPOSED
+    # Followed through the views alone, as in traces that were recorded before, it is the same.
+    before = [
+        replace(o, arguments={k: v for k, v in o.arguments.items() if k != SECOND_TRANSPOSED}) for o in operations
+    ]
+    places = [index for index, o in enumerate(operations) if o.name in FACTORS_AT]
+    assert [index in transposed_products(before) for index in places] == PRODUCTS_TRANSPOSED
+    assert transposed_products(operations) == transposed_products(before)
+
+
+def test_the_profiler_records_transposed_factors_as_well() -> None:
+    recorder = ProfilerRecorder(cuda=False)
+    recorder.start()
+    products_step("cpu")
+    recorder.stop()
+    assert products(recorder.trace().operations) == PRODUCTS_TRANSPOSED
+
+
+def test_a_matrix_lies_transposed_where_its_rows_are_neighbours() -> None:
+    assert is_transposed((4, 8), (1, 4))
+    assert is_transposed((2, 4, 8), (32, 1, 4))
+    assert not is_transposed((4, 8), (8, 1))
+    assert not is_transposed((4, 8), ())  # not recorded
+    assert not is_transposed((1, 8), (1, 1))  # one row: both orders are one

@@ -1,0 +1,89 @@
+"""Products A·Bᵀ in float32, which take longer than A·B where power limits the lanes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operand_layout import transposed_products
+from lightning_predict.kernels.sustained import TRANSPOSED_WATTS, transposed_ratio
+from lightning_predict.tracing.code_paths import SECOND_TRANSPOSED
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+
+
+def tensor(number: int, *shape: int, dtype: str = "float32") -> TensorInfo:
+    return TensorInfo(shape, dtype, id=number)
+
+
+def view(name: str, before: TensorInfo, after: TensorInfo, phase: str = "forward", **arguments: object) -> Operation:
+    return Operation(name=name, phase=phase, inputs=(before,), outputs=(after,), arguments=arguments)  # type: ignore[arg-type]
+
+
+def product(left: TensorInfo, right: TensorInfo, **arguments: object) -> Operation:
+    return Operation(name="aten::mm", phase="forward", inputs=(left, right), arguments=dict(arguments))
+
+
+def test_views_tell_what_lies_transposed() -> None:
+    data, weight, turned = tensor(0, 8, 4), tensor(1, 2, 4), tensor(1, 4, 2)
+    transposing = [
+        view("aten::t", weight, turned),
+        view("aten::transpose", weight, turned, dim0=-2, dim1=-1),
+        view("aten::permute", weight, turned, dims=[1, 0]),
+    ]
+    for each in transposing:
+        assert transposed_products((each, product(data, turned))) == {1}
+    # Turned back, and a matrix of as many rows that was not turned.
+    back = view("aten::t", turned, weight, phase="backward")
+    gradient = tensor(2, 8, 2)
+    assert transposed_products((transposing[0], back, product(gradient, weight))) == set()
+    assert transposed_products((product(data, tensor(3, 4, 2)),)) == set()
+
+
+def test_a_square_weight_is_turned_by_the_forward_pass_and_back_by_the_backward_pass() -> None:
+    data, weight = tensor(0, 8, 4), tensor(1, 4, 4)
+    forward = view("aten::t", weight, weight)
+    again = (forward, product(data, weight), forward, product(data, weight))  # one weight, used twice
+    backward = (view("aten::t", weight, weight, phase="backward"), product(data, weight))
+    assert transposed_products((*again, *backward)) == {1, 3}
+
+
+def test_a_batch_keeps_its_matrices_where_others_sides_are_folded() -> None:
+    keys, turned, folded = tensor(0, 2, 3, 5, 4), tensor(0, 2, 3, 4, 5), tensor(0, 6, 4, 5)
+    steps = (view("aten::transpose", keys, turned, dim0=2, dim1=3), view("aten::view", turned, folded))
+    batched = Operation(name="aten::bmm", phase="forward", inputs=(tensor(1, 6, 5, 4), folded))
+    assert transposed_products((*steps, batched)) == {2}
+
+
+def test_what_strides_said_counts_more_than_views() -> None:
+    data, weight = tensor(0, 8, 4), tensor(1, 4, 4)
+    noted = product(data, weight, **{SECOND_TRANSPOSED: True})
+    assert transposed_products((view("aten::t", weight, weight), product(data, weight), noted)) == {2}
+
+
+def test_power_decides() -> None:
+    # L40S: 91.6 TFLOP/s of lanes x 4.6 x 0.83 W ask for 350 W, which it has: sqrt(1 + 1.7^2) / sqrt(1 + 1).
+    assert transposed_ratio(gpu("L40S"), "float32") == pytest.approx(1.39, abs=0.01)
+    assert transposed_ratio(gpu("A100-SXM-80GB"), "float32") < 1.03 < transposed_ratio(gpu("H100-PCIe-80GB"), "float32")
+    for name in gpu_names():
+        assert 1 <= transposed_ratio(gpu(name), "float32") < TRANSPOSED_WATTS
+        assert transposed_ratio(gpu(name), "bfloat16") == transposed_ratio(gpu(name), "tf32") == 1
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("L40S", 1.39), ("T4", 1.0)])
+def test_only_gpus_whose_rate_is_that_of_other_products_take_longer(name: str, ratio: float) -> None:
+    """The T4's own network was trained on A·Bᵀ. KernelBench: 4.26 and 2.88 ms on the L40S, 2048 x 4096 x 8192."""
+    left, right = tensor(0, 2048, 8192), tensor(1, 8192, 4096)
+    plain, turned = (
+        Trace(operations=(one,), device="meta", recorder="dispatch")
+        for one in (product(left, right), product(left, right, **{SECOND_TRANSPOSED: True}))
+    )
+    found = [
+        timed_work(trace, [gpu(name)], origin=None, models=kernel_models((name,))).interval for trace in (plain, turned)
+    ]
+    for end in ("low", "middle", "high"):
+        before, after = (float(getattr(each, end)[0, 0]) for each in found)
+        assert after / before == pytest.approx(ratio, abs=0.01), end
+    if name == "L40S":
+        assert float(found[1].middle[0, 0]) == pytest.approx(4.26e-3, rel=0.1)
