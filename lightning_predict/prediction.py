@@ -153,9 +153,6 @@ def predict_workload(
         workload: Steps and validation batches still to come on each GPU of the recorded run.
         assumptions: What is assumed.
         validation: One validation batch; None takes the forward share of the training step.
-
-    Raises:
-        LightningPredictError: As `predict`.
     """
     check_predictable(trace)
     if assumptions.zipf_alpha is not None:

@@ -39,12 +39,7 @@ MetaStep = Callable[[int], Callable[[], object]]
 
 
 def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
-    """Return the largest batch size that fits on each GPU; the run's random state and gradients stay untouched.
-
-    Raises:
-        CaptureError: The batch size in use is not known, or a step ran elsewhere than on the meta device.
-        LightningPredictError: As `batch_sizes_that_fit`.
-    """
+    """Return the largest batch size that fits on each GPU; the run's random state and gradients stay untouched."""
     if trace.samples is None:
         raise CaptureError("the batch size in use could not be read from the batch")
     size = max(1, trace.samples // trace.batches)

@@ -114,11 +114,7 @@ class FitRecording:
             self._steps.watch.pause()
 
     def batch_starts(self, trainer: Trainer) -> None:
-        """Time or record the step that begins.
-
-        Raises:
-            CaptureError: The recording cannot start.
-        """
+        """Time or record the step that begins."""
         if self._steps is None:
             return
         position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
@@ -160,9 +156,6 @@ class FitRecording:
 
         Returns:
             This batch is recorded, and takes longer than others.
-
-        Raises:
-            CaptureError: The recording cannot start.
         """
         if self._validation is None:
             return False

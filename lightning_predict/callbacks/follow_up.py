@@ -97,11 +97,7 @@ class FollowUp:
         pace: Pace | None = None,
         moment: Moment,
     ) -> Predictions:
-        """Predict what is left; arguments left out keep their last value.
-
-        Raises:
-            LightningPredictError: As `predict`.
-        """
+        """Predict what is left; arguments left out keep their last value."""
         self._began = self._clock()
         is_renewed = self._answer is not None
         self._trace, self._validation = trace or self._trace, validation or self._validation

@@ -133,11 +133,7 @@ def predict_rest(
     moment: Moment = "batch end",
     is_renewed: bool = False,
 ) -> Answer:
-    """Predict what is left of a fit.
-
-    Raises:
-        LightningPredictError: As `predict`, and where it takes too long.
-    """
+    """Predict what is left of a fit."""
     given = _batches_per_epoch(trainer, question, trace)
     rest = rest_of_run(
         trainer,

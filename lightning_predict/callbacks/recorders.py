@@ -463,9 +463,6 @@ class StepRecorder:
         Args:
             full_windows_after: Windows of full length that follow the one that begins; None if unknown.
             next_is_short: The window that begins is the shorter rest of an epoch.
-
-        Raises:
-            CaptureError: The recording cannot start.
         """
         self._drop_unended_batch()
         self._is_in_batch = True
@@ -766,9 +763,6 @@ class ValidationRecorder:
 
         Args:
             batches_in_run: Batches of this run; `math.inf` where unknown.
-
-        Raises:
-            CaptureError: The recording cannot start.
         """
         number = self._batches_seen
         self._batches_seen += 1

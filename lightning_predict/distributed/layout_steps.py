@@ -136,9 +136,6 @@ def on_layouts(
         origin: GPU that the trace was recorded on.
         models: Trained models, which time the parts of a model that several GPUs hold; None uses rooflines instead.
         host_factor: Time of the GPUs' host over that of the host in use, as in `steps`.
-
-    Raises:
-        InvalidArgumentError: The layout's GPUs cannot share the work so, or the trace knows no parameters.
     """
     rows = {gpu.name: row for row, gpu in enumerate(gpus)}
     own = [rows[layout.gpu.name] for layout in layouts]
@@ -200,11 +197,7 @@ class SharedStep:
         *,
         friction: Friction = FRICTION,
     ) -> Iteration:
-        """Return the step on a layout, from the step on one of its GPUs, which stands at `row`.
-
-        Raises:
-            InvalidArgumentError: The layout's GPUs cannot share the work so.
-        """
+        """Return the step on a layout, from the step on one of its GPUs, which stands at `row`."""
         if layout.count == 1:
             return step
         if not strategy.is_whole:
@@ -230,11 +223,7 @@ class SharedStep:
         *,
         friction: Friction = FRICTION,
     ) -> Walked:
-        """Return the step's pieces with the collectives that overlap them, at the low end, the middle and the high end.
-
-        Raises:
-            InvalidArgumentError: The layout's GPUs cannot share the work so.
-        """
+        """Return the step's pieces with the collectives that overlap them, at both ends and in the middle."""
         strategy.replicas(layout)
         links = Links(layout, interconnect, friction.slowdown)
         cutter = Cutter(self._simulated, row, _ends(step) / self._simulated.seconds[row])
@@ -251,11 +240,7 @@ class SharedStep:
         return self._models_of_blocks[blocks]
 
     def cutter(self, blocks: bool) -> WorkCutter:
-        """Return what cuts the work of the model, with its blocks or without.
-
-        Raises:
-            InvalidArgumentError: It has no transformer blocks.
-        """
+        """Return what cuts the work of the model, with its blocks or without."""
         if blocks not in self._cutters:
             self._cutters[blocks] = WorkCutter(self._trace, self._timed, self.split(blocks), self._clock)
         return self._cutters[blocks]
@@ -596,11 +581,7 @@ def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
 def shared_steps(
     single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout], strategy: Strategy, setting: Setting
 ) -> tuple[Iteration, ...]:
-    """Return the step on layouts.
-
-    Raises:
-        InvalidArgumentError: As `on_layouts`.
-    """
+    """Return the step on layouts."""
     return on_layouts(
         single.trace,
         single.timed,

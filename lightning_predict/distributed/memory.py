@@ -69,9 +69,6 @@ def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMe
         single_bytes: Peak memory of the step on one GPU.
         trace: The step.
         strategy: How the GPUs share the model.
-
-    Raises:
-        InvalidArgumentError: The model cannot be shared so.
     """
     return ModelMemory(trace).held(single_bytes, strategy)
 

@@ -120,9 +120,6 @@ def model_stages(
         strategy: How they share.
         model: The model of the trace, where it is known already.
         cutter: Cuts the work of this model, where there is one already.
-
-    Raises:
-        InvalidArgumentError: The model has no blocks, or none that can be shared so.
     """
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
     check_experts(trace, strategy)

@@ -349,11 +349,7 @@ class DataGroup:
 
 
 def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the data-parallel group of each GPU of a layout.
-
-    Raises:
-        InvalidArgumentError: The GPUs cannot be divided so.
-    """
+    """Return the data-parallel group of each GPU of a layout."""
     strategy.replicas(layout)
     if strategy.model_parallel == 1:
         return DataGroup(layout, 1)

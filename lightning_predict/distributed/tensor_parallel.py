@@ -405,9 +405,6 @@ def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
     Args:
         trace: The step of one GPU.
         needs_blocks: Blocks are to be shared; else the model is one piece.
-
-    Raises:
-        InvalidArgumentError: It has no transformer blocks.
     """
     blocks = find_blocks(trace) if needs_blocks else ()
     positions = positions_of(blocks)
@@ -492,11 +489,7 @@ class WorkCutter:
             self._alike[index] = first[key]
 
     def cut(self, cut: Cut) -> TimedWork:
-        """Return the work of one GPU on one micro-batch, and its update.
-
-        Raises:
-            InvalidArgumentError: `cut.tensor` does not divide the heads.
-        """
+        """Return the work of one GPU on one micro-batch, and its update."""
         model, operations = self._model, self._trace.operations
         model.check(cut.tensor)
         if cut.context > 1:

@@ -616,11 +616,7 @@ def benchmark_of(operation: str) -> Benchmark:
 
 
 def draw_problems(operation: str, count: int, *, seed: int) -> list[Words]:
-    """Draw the shape parameters of so many problems; the same for the same seed.
-
-    Raises:
-        UnknownOperationError: As `benchmark_of`.
-    """
+    """Draw the shape parameters of so many problems; the same for the same seed."""
     benchmark = benchmark_of(operation)
     draw = random.Random(f"{operation} {seed}")
     return [benchmark.draw(draw) for _ in range(count)]

@@ -450,11 +450,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
 
 
 def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
-    """Find what selects among the terms, not yet fitted.
-
-    Raises:
-        MissingDependencyError: scikit-learn or SciPy is not installed.
-    """
+    """Find what selects among the terms, not yet fitted."""
     from lightning_predict.regression.stepwise import StepwiseRegression
 
     return StepwiseRegression(

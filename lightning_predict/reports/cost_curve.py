@@ -91,11 +91,7 @@ class CostCurve:
 
 
 def names_up_to(layout: str | Layout) -> tuple[str, ...]:
-    """Name the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first.
-
-    Raises:
-        LightningPredictError: It is none.
-    """
+    """Name the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first."""
     largest = layout_of(layout) if isinstance(layout, str) else layout
     inside = [2**power for power in range(largest.gpus_per_node.bit_length()) if 2**power <= largest.gpus_per_node]
     machines = [2**power for power in range(1, largest.nodes.bit_length()) if 2**power <= largest.nodes]

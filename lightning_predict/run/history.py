@@ -232,11 +232,7 @@ def _records(source: Path) -> Iterator[HistoryRecord]:
 
 
 def _record(line: str, name: str) -> HistoryRecord:
-    """Return one line.
-
-    Raises:
-        InvalidArgumentError: It is not a record.
-    """
+    """Return one line."""
     record = parse_json(line.encode(), File(name, InvalidArgumentError))
     record.check_keys(_REQUIRED, _OPTIONAL)
     seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}

@@ -178,9 +178,6 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     al., SC 2020), while the parameters of two units at a time are whole, in `param_dtype`; a pipeline keeps them all
     from the first micro-batch to the last one. Copies of the parameters that the optimizer updates are part of its
     state; what is offloaded is not there. A part of the model comes first, see `distributed/memory.py`.
-
-    Raises:
-        InvalidArgumentError: The layout's GPUs cannot share the model so.
     """
     if layout.count == 1:
         return single_bytes
@@ -188,11 +185,7 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
 
 
 def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
-    """Compute each GPU's peak memory on a layout, from what the fullest holds before replicas share anything.
-
-    Raises:
-        InvalidArgumentError: The GPUs cannot be divided so.
-    """
+    """Compute each GPU's peak memory on a layout, from what the fullest holds before replicas share anything."""
     strategy.replicas(layout)
     count = strategy.sharded_count(layout)
     share = 1 / count

@@ -72,11 +72,7 @@ class CurveScore:
 
 
 def read_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
-    """Return the seconds by (GPU, collective, number of GPUs) and message bytes.
-
-    Raises:
-        MeasurementTableError: A column is missing, or a value is not a positive number.
-    """
+    """Return the seconds by (GPU, collective, number of GPUs) and message bytes."""
     points: dict[Key, dict[int, list[float]]] = {}
     for row in read_csv(path, MeasurementTableError, columns=COLUMNS):
         count = row.member("gpus").parsed().integer(minimum=2)
@@ -91,9 +87,6 @@ def read_large_rows(path: str | Path) -> dict[Key, dict[int, list[float]]]:
     """Read seconds of all_reduce, in and out of place, by (GPU, collective, number of GPUs) and message bytes.
 
     Sizes that are not a power of two, which no curve has a point for, are left out.
-
-    Raises:
-        MeasurementTableError: A column is missing, or a value is not a positive number.
     """
     points: dict[Key, dict[int, list[float]]] = {}
     for row in read_csv(path, MeasurementTableError, columns=LARGE_COLUMNS):
@@ -204,12 +197,7 @@ def score(points: Mapping[Key, Points], *, seed: int = 0) -> CurveScore:
 
 
 def publish_curves(tables: Path, folder: Path) -> CurveScore | None:
-    """Write `collectives.json` from the tables of collectives; None, and no file, where the folder has none of them.
-
-    Raises:
-        MeasurementTableError: The table is wrong.
-        OSError: The file cannot be written.
-    """
+    """Write `collectives.json` from the tables of collectives; None, and no file, where the folder has none of them."""
     path, large = tables / TABLE_NAME, tables / LARGE_TABLE_NAME
     if not path.is_file():
         return None

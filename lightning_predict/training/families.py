@@ -252,9 +252,6 @@ def train_families(
         seed: Of the networks and of the split.
         jobs: Trainings at a time; the results do not depend on it.
         done: Called after each training.
-
-    Raises:
-        MeasurementTableError: The tables have too few rows of a family.
     """
     known = [group for group in groups if group.gpu in gpus]
     for recipe in recipes:

@@ -168,11 +168,7 @@ def published_times(folder: Path) -> Iterator[Published]:
 
 
 def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
-    """Find what one's own micro-benchmarks (`measuring/`) timed that no network serves.
-
-    Raises:
-        MeasurementTableError: A table lacks a column, or a cell is not a number.
-    """
+    """Find what one's own micro-benchmarks (`measuring/`) timed that no network serves."""
     for kind in OWN_TABLES:
         if not (folder / kind.file).is_file():
             continue
@@ -187,12 +183,7 @@ def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
 
 
 def proxy_scores(folder: Path, models: KernelModels) -> tuple[ProxyScore, ...]:
-    """Score by operation, dtype and GPU, in that order, then over all GPUs.
-
-    Raises:
-        MeasurementTableError: As `published_times`.
-        UnknownGpuError: A GPU that the catalogue does not hold.
-    """
+    """Score by operation, dtype and GPU, in that order, then over all GPUs."""
     groups: dict[tuple[str, str, str], list[Published]] = {}
     for each in (*published_times(folder), *own_times(folder, models)):
         groups.setdefault((each.problem.operation, each.problem.dtype, each.gpu), []).append(each)

@@ -74,11 +74,7 @@ def publish(
     seed: int,
     raw_networks: Mapping[tuple[str, str], RawNetwork] | None = None,
 ) -> tuple[Score, ...]:
-    """Write all files into the folder, score what was written and describe it; old weights files there are removed.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """Write all files into the folder, score what was written and describe it; old weights files there are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.safetensors"):
         old.unlink()

@@ -87,12 +87,7 @@ class Download:
         self._end = clock() + seconds
 
     def manifest(self) -> Manifest:
-        """Read `<address>/manifest.json` and check it.
-
-        Raises:
-            WeightsDownloadError: It could not be fetched.
-            WeightsFormatError: It is not a manifest.
-        """
+        """Read `<address>/manifest.json` and check it."""
         content = self.content(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         where = f"{self._address.shown}/{MANIFEST_NAME}"
         return parse_manifest(content.decode("utf-8", errors="replace"), where=where)

@@ -87,11 +87,7 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
 
 
 def parse_weights(content: bytes, path: Path | str) -> GpuWeights:
-    """Read and check the content of one file.
-
-    Raises:
-        WeightsFormatError: As `read_weights`.
-    """
+    """Read and check the content of one file."""
     header = _header(content, path)
     try:
         tensors: _Tensors = safetensors.numpy.load(content)

@@ -169,11 +169,7 @@ class CachePlace:
         return self.folder / f"{sha256}.safetensors"
 
     def keep(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
-        """Keep files, and then the manifest that names them; each is there as a whole or not at all.
-
-        Raises:
-            OSError: The folder cannot be written.
-        """
+        """Keep files, and then the manifest that names them; each is there as a whole or not at all."""
         for sha256, content in contents.items():
             _write_atomically(self.path(sha256), content)
         _write_atomically(self.folder / MANIFEST_NAME, manifest.to_json().encode())
@@ -289,11 +285,7 @@ def _configured(source: WeightsSource, notes: list[str]) -> WeightsSource | None
 
 
 def _download(source: WeightsSource, wanted: Sequence[str], cache: CachePlace, notes: list[str]) -> DownloadPlace:
-    """Fetch what is wanted and neither bundled nor in the cache, verify all of it, and then keep it.
-
-    Raises:
-        WeightsError: It could not be fetched, or is not what its manifest says.
-    """
+    """Fetch what is wanted and neither bundled nor in the cache, verify all of it, and then keep it."""
     from lightning_predict.weights.fetch import Download  # imports the download libraries: only when needed
 
     address = source.address
