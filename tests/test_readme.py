@@ -161,7 +161,10 @@ def test_pictures_work_on_the_package_index() -> None:
 
 
 def test_links_work_on_the_package_index_and_name_what_is_there() -> None:
-    links = re.findall(r"(?<!!)\[[^\]]+\]\(([^)]+)\)", README.read_text())
+    text = README.read_text()
+    definitions = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
+    assert set(re.findall(r"\]\[([^\]]+)\]", text)) == set(definitions)
+    links = [*definitions.values(), *re.findall(r"(?<!!)\[[^\]]+\]\(([^)]+)\)", text)]
     repository = re.compile(r"https://github\.com/lightning-predict/lightning-predict/(?:blob|tree)/main/([^#]+)")
     named = [match[1] for link in links if (match := repository.match(link))]
     assert len(named) > 10
