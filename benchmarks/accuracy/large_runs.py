@@ -273,7 +273,7 @@ def evaluate_large_runs(
     """Predict each row of the tables that the folder has, and the published runs.
 
     Args:
-        folder: Of the tables.
+        folder: Folder of the tables.
         weights: Weights to use.
         jobs: Recordings predicted at a time.
         cache: Folder that keeps the recordings; None records them anew.

@@ -242,7 +242,7 @@ def recorded_step(model: SweptModel, samples: int) -> Trace:
 
     Args:
         model: The network and its batches.
-        samples: Of the batch.
+        samples: Samples of the batch.
     """
     with torch.device("meta"):
         network, (data, labels) = model.network(), model.batch(samples)
@@ -266,7 +266,7 @@ def runs_from(
     """Recorded steps, predicted as runs.
 
     Args:
-        name: Of the model.
+        name: Name of the model.
         steps: By samples of a GPU.
         gpus: GPUs and layouts, for example `T4` and `4xT4`.
         inner_modules: How deep the model is, where that varies.
@@ -591,7 +591,7 @@ def evaluate_regressions(
     """Fit and score everything.
 
     Args:
-        plan: Of the simulated sweeps.
+        plan: Plan of the simulated sweeps.
         throughputs: Table of published training throughputs; None leaves them out.
         measures_cpu: Measure a sweep on this processor, too.
 

@@ -46,7 +46,7 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
 
     Args:
         samples: How many.
-        shape: Of each.
+        shape: Shape of each.
         work: Rounds of sorting random numbers before a sample is there.
     """
 
@@ -127,9 +127,9 @@ class Kind:
         network: Makes the network.
         training: Samples to train on.
         validation: Samples to validate on.
-        batch_size: Of both loaders.
-        workers: Of both loaders.
-        options: Of the Trainer.
+        batch_size: Batch size of both loaders.
+        workers: Workers of both loaders.
+        options: Options of the Trainer.
         saves: A checkpoint is written every epoch, and a CSV file.
     """
 

@@ -41,7 +41,7 @@ class RunPrice:
     """A price, and what the user should know about it.
 
     Attributes:
-        usd_per_hour: Of all machines of the run; None if no price is known.
+        usd_per_hour: Price of all machines of the run; None if no price is known.
         warning: What is doubtful about it; None if nothing.
         source: Where it comes from, with its date; None if there is none, or the warning says it.
     """
@@ -269,7 +269,7 @@ def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interv
 
     Args:
         limits: The limits; a deadline counts in hours from the beginning of the fit.
-        elapsed_seconds: Of this fit.
+        elapsed_seconds: Seconds of this fit.
         forecast: The rest of it; None if there is none.
     """
     values = {}
@@ -307,7 +307,7 @@ def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
 
     Args:
         limits: The limits.
-        elapsed_seconds: Of this fit.
+        elapsed_seconds: Seconds of this fit.
         end_seconds: Seconds that the run still takes once it is told to stop.
     """
     verdict = GO_ON

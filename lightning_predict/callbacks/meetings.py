@@ -99,7 +99,7 @@ class StoreMeetings:
 
     Args:
         store: Shared by all ranks.
-        rank: Of this process.
+        rank: Rank of this process.
         world_size: How many there are.
         name: Prefix of its keys; the same on every rank, and unique in the store.
         wait_seconds: Longest wait of rank zero for the others; they wait for it twice as long, as it may judge first.
@@ -241,7 +241,7 @@ def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS, share: float = TIM
     Args:
         trainer: The Trainer that is fitting.
         longest: The most.
-        share: Of the timeout of the strategy's collectives, where it has one.
+        share: Share of the timeout of the strategy's collectives, where it has one.
     """
     timeout = getattr(trainer.strategy, "_timeout", None)
     return min(longest, share * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest

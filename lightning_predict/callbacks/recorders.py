@@ -67,7 +67,7 @@ class Window:
     """One accumulation window.
 
     Attributes:
-        seconds: Of its batches from start to end, added up; waits for the loader are not in it.
+        seconds: Seconds of its batches from start to end, added up; waits for the loader are not in it.
         loader_seconds: Waits for the loader before its batches, those that were seen.
         batches: Batches in it.
         optimizer_steps: Optimizer updates in it, as `trainer.global_step` counts them.
@@ -358,7 +358,7 @@ class Recorded:
     Attributes:
         session: Holds the recording.
         window: Its times and counts.
-        number: Of all windows, counted from 0.
+        number: Position among all windows, counted from 0.
         optimizers: Positions of the optimizers that made an update in it.
     """
 

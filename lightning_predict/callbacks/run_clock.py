@@ -120,7 +120,7 @@ class ValidationTempo:
     Attributes:
         start_seconds: From the last training batch to the first of validation: workers that start.
         wait_seconds: Before each further batch.
-        batch_seconds: Of a batch; None if none was timed.
+        batch_seconds: Seconds of a batch; None if none was timed.
     """
 
     start_seconds: float
@@ -252,7 +252,7 @@ class RunClock:
         """Take the early steps as they were timed, and begin to time all that follow.
 
         Args:
-            step_seconds: Of windows, in their order, each once the device was done.
+            step_seconds: Seconds of windows, in their order, each once the device was done.
             batches_per_window: Batches of each.
             buffered: Batches that the loader's workers have ready after a break.
             is_asynchronous: Batches end for the host before they do for the device.

@@ -95,7 +95,7 @@ def loader_of(trainer: Any, wait_seconds: float, *, batch_seconds: float) -> Loa
     Args:
         trainer: The Trainer that is fitting.
         wait_seconds: From the end of a batch to the beginning of the next.
-        batch_seconds: Of a batch, the wait excluded.
+        batch_seconds: Seconds of a batch, the wait excluded.
     """
     if has_workers(trainer) and wait_seconds > STALL_SHARE * batch_seconds:
         return Loader(seconds_per_batch=batch_seconds + wait_seconds, overlaps=True)

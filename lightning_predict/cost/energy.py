@@ -40,7 +40,7 @@ class Energy:
     Attributes:
         gpu: Name of the GPU.
         watts: Mean power of one GPU.
-        kilowatt_hours: Of all GPUs over the whole run.
+        kilowatt_hours: Energy of all GPUs over the whole run.
         grid_grams_per_kwh: Carbon intensity of the grid; None if not given.
         co2_kilograms: CO2-equivalent at that intensity; None if not given.
     """
@@ -108,7 +108,7 @@ def prediction_energy(
     """Estimate the energy of a predicted run; None if its length is not known.
 
     Args:
-        prediction: Of a GPU or a layout.
+        prediction: Prediction of a GPU or a layout.
         grid_grams_per_kwh: See `energy`.
         idle_share: See `energy`.
         overhead: See `energy`.

@@ -218,7 +218,7 @@ class _Kept:
 
     Attributes:
         tensor: What it holds.
-        position: Of the block that it goes with, its own or the one before it; None before the first.
+        position: Position of the block that it goes with, its own or the one before it; None before the first.
         block: The block that it lies in; None outside of all.
         is_split: Each GPU that shares the block holds its part.
         is_core: Written inside the block's attention.

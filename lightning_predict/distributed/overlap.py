@@ -143,7 +143,7 @@ def events_of(pieces: Sequence[Piece], transfers: Sequence[Transfer], row: int) 
     Args:
         pieces: See `walk`.
         transfers: See `walk`.
-        row: Of the rows of their times.
+        row: One of the rows of their times.
     """
     clock, link, done, ends = _placed(pieces, transfers)
     critical = set[tuple[bool, int]]()

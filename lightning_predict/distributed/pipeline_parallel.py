@@ -36,7 +36,7 @@ def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idl
     """Count how many times the slowest stage's micro-batch fits into the passes of a step.
 
     Args:
-        seconds: Of a micro-batch, forward and backward, in each stage.
+        seconds: Seconds of a micro-batch, forward and backward, in each stage.
         micro_batches: Micro-batches of a step.
         virtual: Stages of each GPU.
         idle: Bubble of the schedule over that of 1F1B.

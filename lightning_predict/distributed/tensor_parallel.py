@@ -386,7 +386,7 @@ class SplitModel:
         """Return whether each GPU holds its part of a tensor of this shape.
 
         Args:
-            shape: Of the tensor.
+            shape: Shape of the tensor.
             block: Where it occurs; None outside of all.
         """
         if block is None:
@@ -577,7 +577,7 @@ def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Bl
     """Take one GPU's part of a problem.
 
     Args:
-        problem: Of the whole batch on one GPU.
+        problem: Problem of the whole batch on one GPU.
         operation: Where it comes from.
         model: The model.
         block: Where the operation lies; None outside of all.

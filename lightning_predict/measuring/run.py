@@ -78,7 +78,7 @@ def measure(
         operations: Names from `benchmarks.BENCHMARKS`; each with its backward passes.
         dtypes: Keys of `DTYPES`.
         problems: Shapes per operation and dtype.
-        seed: Of the shapes.
+        seed: Seed of the shapes.
         device: `cuda`; `cpu` times the host instead, for trying the command out.
         gpu: Our name of the GPU; None asks torch.
         is_trial: Leave out what takes a processor long, as nothing but the command is tried.

@@ -55,7 +55,7 @@ class Bar:
         rows: How many GPUs.
         start_seconds: When it begins.
         end_seconds: When it ends.
-        color: Of the job.
+        color: Color of the job.
     """
 
     job: str

@@ -151,7 +151,7 @@ class RunEstimate:
     """A run as predicted from past runs.
 
     Attributes:
-        setting: Of the run.
+        setting: Setting of the run.
         time: Its seconds, the lower end at least 0; None so far outside the past runs that they fall to 0 or below.
         extrapolations: Variables outside the range of the past runs.
     """
@@ -190,7 +190,7 @@ class EndToEndRegression:
         runs: Number of runs that were fitted.
         intercept: Seconds per iteration without any term.
         terms: Selected terms.
-        coefficients: Of each term, seconds per iteration for a unit of it, shape (terms,).
+        coefficients: Coefficients of each term, seconds per iteration for a unit of it, shape (terms,).
         ranges: Least and largest value of every variable that the runs have.
         mean_error: Mean of |fitted / actual - 1| over the runs.
         left_out_error: Mean of |predicted / actual - 1| of runs that were left out of the fit, features selected again;

@@ -112,7 +112,7 @@ def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
 
     Args:
         bars: What to draw.
-        unit: Of the values, said where the axis is logarithmic.
+        unit: Unit of the values, said where the axis is logarithmic.
     """
     if not bars:
         return ""

@@ -146,7 +146,7 @@ def html_report(
 
     Args:
         predictions: What to show.
-        ranking: Of the same predictions.
+        ranking: Ranking of the same predictions.
         title: Heading of the page.
         energies: Energy by GPU name, for its columns; None leaves them out.
         offers: Offers that the prices come from, for their sources; None takes those that ship with the package.

@@ -189,7 +189,7 @@ def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
     """Make the function for SkyPilot's `Task.set_time_estimator`: from a `sky.Resources` to seconds.
 
     Args:
-        predictions: Of a run whose length is known.
+        predictions: Predictions of a run whose length is known.
 
     Returns:
         A function that raises UnknownGpuError for resources that were not predicted, and InvalidArgumentError for

@@ -47,7 +47,7 @@ class BatchSizeOption:
     Attributes:
         gpu: Name of the GPU.
         batch_size: Samples of a step, the largest power of two that fits; None if not even one does.
-        step_seconds: Of a step of that size.
+        step_seconds: Seconds of a step of that size.
         memory_bytes: That it needs.
         samples_per_second: Throughput.
         usd_per_hour: Price of the GPU; None if unknown.

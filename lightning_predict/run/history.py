@@ -44,14 +44,14 @@ class HistoryRecord:
     """One run that has ended.
 
     Attributes:
-        fingerprint: Of what a step computes, from `fingerprint_of`.
+        fingerprint: Fingerprint of what a step computes, from `fingerprint_of`.
         gpu: Name of the GPU in the catalogue.
         samples: Samples of a step; None if unknown.
         step_seconds: A step as measured, without waits for the loader.
         predicted_seconds: The run as predicted.
         actual_seconds: The run as it was.
         date: ISO date.
-        model: Of what is trained whatever the batch size, from `model_fingerprint_of`; None in files of version 0.1.
+        model: Fingerprint of the model at any batch size, from `model_fingerprint_of`; None in files of version 0.1.
         num_gpus: GPUs that shared the run.
     """
 
@@ -180,7 +180,7 @@ def correction_for(
 
     Args:
         records: Runs, the oldest first.
-        fingerprint: Of the trace.
+        fingerprint: Fingerprint of the trace.
         step: The step as predicted now.
         is_measured: The step was measured on this very GPU, so that only the rest of the run can be learnt.
         model: From `model_fingerprint_of`; None if unknown.

@@ -108,8 +108,8 @@ class Workload:
         loader_workers: Workers of each GPU's loader; None if unknown.
         checkpoints: Checkpoints still to be written.
         validation_wait_seconds: Wait for a validation batch; the same on every GPU, as the host fetches it.
-        between_seconds: Of all that lies between the epochs and before the validation runs still to come, such as
-            workers that start; the same on every GPU.
+        between_seconds: Seconds between the epochs and before the validation runs still to come, such as the start of
+            workers; the same on every GPU.
         at_most: The run may end earlier (early stopping, a time limit).
         time_limit_seconds: Until the Trainer's time limit ends the run; None without one.
     """
@@ -138,15 +138,15 @@ class Run:
         gpu: Name of the GPU.
         iterations: Training steps still to come; None if their number is unknown.
         samples_per_iteration: Samples of one training step on all GPUs; None if unknown.
-        training_seconds: Of all training steps still to come, waits for the loader included; None if their number is
-            unknown.
-        validation_seconds: Of all validation batches still to come, waits for them included; None if their number or
-            time is unknown.
+        training_seconds: Seconds of all training steps still to come, waits for the loader included; None if their
+            number is unknown.
+        validation_seconds: Seconds of all validation batches still to come, waits for them included; None if their
+            number or time is unknown.
         total: Seconds of all together, the known part of it; None if the number of training steps is unknown.
         cycle_seconds: From the beginning of a step to the beginning of the next: the step and its wait for the loader.
         epoch_seconds: Training of one epoch; None if its length is unknown.
         loader_seconds: What the loader takes for the batches of one step; hidden behind the step where it overlaps.
-        checkpoint_seconds: Of all checkpoints still to come; None if unknown.
+        checkpoint_seconds: Seconds of all checkpoints still to come; None if unknown.
         checkpoint_is_estimated: No checkpoint was timed.
         validation_is_estimated: The time of a validation batch comes from the forward share of a training step.
         at_most: The run may end earlier.

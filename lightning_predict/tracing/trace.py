@@ -332,7 +332,7 @@ class OtherStep:
     """A step of one kind where a training takes steps of several kinds in turns.
 
     Attributes:
-        share: Of all steps, above 0 and below 1.
+        share: Share of all steps, above 0 and below 1.
         trace: The step; it has no other steps of its own.
     """
 

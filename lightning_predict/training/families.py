@@ -249,7 +249,7 @@ def train_families(
         recipes: One a family.
         groups: Measurements; those on GPUs that are not in `gpus` are left out.
         gpus: GPUs by name.
-        seed: Of the networks and of the split.
+        seed: Seed of the networks and of the split.
         jobs: Trainings at a time; the results do not depend on it.
         done: Called after each training.
     """

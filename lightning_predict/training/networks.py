@@ -134,8 +134,8 @@ class TrainingPlan:
         learning_rate: Peak of the one-cycle schedule.
         hidden: Widths of the hidden layers.
         members: Networks of the ensemble.
-        weight_decay: Of AdamW.
-        doubling_weight: Of the mean drop from a problem to its double, relative to the mean error.
+        weight_decay: Weight decay of AdamW.
+        doubling_weight: Weight of the mean drop from a problem to its double, relative to the mean error.
         doubling_rows: Pairs of one step.
         machine_weight: Factor on the scaled figures of the machine (`MACHINE_FEATURES`); at 0 the networks do not see
             them. Few GPUs are measured, so what tells them apart is learnt by heart, and misleads on a GPU that is not

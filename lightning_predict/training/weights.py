@@ -224,7 +224,7 @@ def operator_goals(scores: Sequence[Score], manifest: Manifest | None) -> tuple[
     """Return the goals that there are scores for.
 
     Args:
-        scores: Of the weights, with own weights where the GPU has some.
+        scores: Scores of the weights, with own weights where the GPU has some.
         manifest: What was found in training on GPUs that were left out; None leaves that out.
     """
     own = [score for score in scores if score.own_weights]
@@ -296,7 +296,7 @@ def print_operators(
     """Print the report.
 
     Args:
-        scores: Of the weights on held-out problems.
+        scores: Scores of the weights on held-out problems.
         manifest: What was found in training on GPUs that were left out; None leaves that out.
         proxies: Scores of operations without a network; none leaves them out.
         console: Where to.

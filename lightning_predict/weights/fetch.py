@@ -60,7 +60,7 @@ class Download:
     """Fetches from one address within a deadline.
 
     Args:
-        address: Of the folder.
+        address: Address of the folder.
         seconds: All the time that there is.
         allow_http: Follow redirections to unencrypted addresses of other machines.
         error: Class of the error where a file cannot be fetched.

@@ -36,7 +36,7 @@ class Address:
     """An address of a folder with a manifest.
 
     Attributes:
-        parts: Of the URL, without a slash at the end of its path.
+        parts: Parts of the URL, without a slash at the end of its path.
     """
 
     parts: SplitResult
@@ -124,7 +124,7 @@ def address_of(
     """Check an address.
 
     Args:
-        url: Of a folder that holds a manifest.
+        url: Address of a folder that holds a manifest.
         allow_http: Take it unencrypted from anywhere.
         what: What messages call it.
         expected: What it is the address of, in words.

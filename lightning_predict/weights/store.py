@@ -122,7 +122,7 @@ class CachePlace:
     """The files of earlier downloads, named by their hashes, with their manifest; damaged ones count as missing.
 
     Attributes:
-        folder: Of this release's downloads.
+        folder: Folder of this release's downloads.
         damaged: Files that could not be used are noted here, in words.
     """
 

@@ -13,7 +13,7 @@ def without_pauses(trace: Trace) -> Trace:
     What is found between their operations is the machine that records them, which had something else to do.
 
     Args:
-        trace: Of one step.
+        trace: Trace of one step.
     """
     operations = tuple(
         operation if operation.python_seconds == 0 else replace(operation, python_seconds=0.0)

@@ -187,7 +187,7 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
     Args:
         c: The problems.
         gpus: The GPUs.
-        value_bytes: Of a number.
+        value_bytes: Bytes of a number.
         whole_bags: A bag is served where all of its rows are there, as in the backward pass.
     """
     asked = c["bags"] * c["lookups"]
