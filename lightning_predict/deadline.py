@@ -22,11 +22,7 @@ Result = TypeVar("Result")
 
 @final
 class Background(Generic[Result]):
-    """Work in a daemon thread, which does not keep the process alive.
-
-    Args:
-        work: What to do.
-    """
+    """Work in a daemon thread, which does not keep the process alive."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work

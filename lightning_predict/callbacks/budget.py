@@ -265,13 +265,7 @@ GO_ON: Final = Verdict("go on", "within the budget")
 
 
 def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float] | None) -> dict[str, float]:
-    """Return values for loggers by name: for each limit what is used, allowed and, given a forecast, needed.
-
-    Args:
-        limits: The limits; a deadline counts in hours from the beginning of the fit.
-        elapsed_seconds: Seconds of this fit.
-        forecast: The rest of it; None if there is none.
-    """
+    """Return values for loggers by name: for each limit what is used, allowed and, given a forecast, needed."""
     values = {}
     for limit in limits:
         values[f"{limit.name}_used"] = limit.used(elapsed_seconds)
@@ -303,13 +297,7 @@ def judge_forecast(limits: Sequence[Limit], elapsed_seconds: float, forecast: In
 
 
 def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> Verdict:
-    """Stop where a limit is used up, less what it takes to end, and warn where 80 % of it is used.
-
-    Args:
-        limits: The limits.
-        elapsed_seconds: Seconds of this fit.
-        end_seconds: Seconds that the run still takes once it is told to stop.
-    """
+    """Stop where a limit is used up, less what it takes to end, and warn where 80 % of it is used."""
     verdict = GO_ON
     for limit in limits:
         used, at_end = limit.used(elapsed_seconds), limit.used(elapsed_seconds + end_seconds)
@@ -440,11 +428,7 @@ class BudgetWatch:
         return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
 
     def judge_use(self, *, at_end: bool = False) -> Verdict:
-        """Judge what is used up.
-
-        Args:
-            at_end: Called within a validation, which is itself the remaining work.
-        """
+        """Judge what is used up; `at_end`, within a validation, nothing more is to come."""
         return judge_use(self.limits, self._ledger.elapsed_seconds, 0.0 if at_end else self.end_seconds)
 
     def judge_forecast(self, forecast: Interval[float] | None) -> Verdict:

@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 class FitRecording:
     """Records during one fit.
 
-    Args:
-        trainer: The Trainer that is about to fit.
-        pl_module: The module that it fits.
-        clock: Clock in seconds that waits for the device.
-
     Attributes:
         pace: How windows went by until the step was recorded.
     """

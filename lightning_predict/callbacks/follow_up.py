@@ -53,13 +53,7 @@ much."""
 
 @final
 class FollowUp:
-    """Keeps what a later prediction needs.
-
-    Args:
-        question: What the user wants to know.
-        run_clock: How the fit goes by.
-        manner: What is logged and written of later predictions.
-    """
+    """Keeps what a later prediction needs."""
 
     def __init__(self, question: Question, run_clock: RunClock, manner: Manner | None = None) -> None:
         self.run_clock = run_clock

@@ -192,11 +192,7 @@ class StoreMeetings:
 
 @final
 class BroadcastMeetings:
-    """Meetings of processes without a store (TPUs), through the strategy's broadcast, whose wait is the strategy's.
-
-    Args:
-        trainer: The Trainer that is fitting.
-    """
+    """Meetings of processes without a store (TPUs), through the strategy's broadcast, whose wait is the strategy's."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

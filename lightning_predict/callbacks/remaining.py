@@ -124,11 +124,7 @@ class Remaining:
 
 
 def remaining(position: Position) -> Remaining:
-    """Find what is left after the batches that are done.
-
-    Args:
-        position: Where the fit stands, at the end of a window.
-    """
+    """Find what is left after the batches that are done."""
     now, end = batches_so_far(position), batches_at_end(position)
     per_epoch = position.batches_per_epoch
     uneven = 0

@@ -107,12 +107,6 @@ def prediction_energy(
 ) -> Energy | None:
     """Estimate the energy of a predicted run; None if its length is not known.
 
-    Args:
-        prediction: Prediction of a GPU or a layout.
-        grid_grams_per_kwh: See `energy`.
-        idle_share: See `energy`.
-        overhead: See `energy`.
-
     Raises:
         InvalidArgumentError: A number outside its range.
     """

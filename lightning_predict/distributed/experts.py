@@ -103,12 +103,6 @@ def check_experts(trace: Trace, strategy: Strategy) -> None:
 
 
 def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:
-    """List the all-to-alls of a batch: to the experts and back, forward and backward.
-
-    Args:
-        sizes: Bytes on their way in each layer.
-        strategy: How experts are distributed.
-        trains: Whether there is a backward pass.
-    """
+    """List the all-to-alls of a batch: to the experts and back, forward and backward."""
     ways = 4 if trains else 2
     return [size * strategy.capacity for size in sizes for _ in range(ways)]

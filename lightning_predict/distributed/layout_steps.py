@@ -151,14 +151,6 @@ def on_layouts(
 class SharedStep:
     """One step, simulated on each GPU, ready to be shared out.
 
-    Args:
-        trace: See `on_layouts`.
-        timed: See `on_layouts`.
-        gpus: See `on_layouts`.
-        origin: See `on_layouts`.
-        models: See `on_layouts`.
-        host_factor: See `on_layouts`.
-
     Raises:
         InvalidArgumentError: The trace knows no parameters.
     """

@@ -63,13 +63,7 @@ class HeldMemory:
 
 
 def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:
-    """Derive what the fullest GPU holds.
-
-    Args:
-        single_bytes: Peak memory of the step on one GPU.
-        trace: The step.
-        strategy: How the GPUs share the model.
-    """
+    """Derive what the fullest GPU holds."""
     return ModelMemory(trace).held(single_bytes, strategy)
 
 

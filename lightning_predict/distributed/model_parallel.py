@@ -109,18 +109,7 @@ def model_stages(
     model: SplitModel | None = None,
     cutter: WorkCutter | None = None,
 ) -> tuple[Stage, ...]:
-    """Return the stages of a model's pipeline, a single one where only blocks are split.
-
-    Args:
-        trace: The step of one GPU.
-        timed: Its work with device seconds, rows in the order of `gpus`.
-        gpus: The GPUs.
-        host: The host of each of them.
-        models: Trained models; None uses rooflines instead.
-        strategy: How they share.
-        model: The model of the trace, where it is known already.
-        cutter: Cuts the work of this model, where there is one already.
-    """
+    """Return the stages of a model's pipeline, a single one where only blocks are split."""
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
     check_experts(trace, strategy)
     check_recomputation(trace, model, strategy.recompute)
@@ -384,14 +373,7 @@ class Pace:
 
 
 def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> Ends:
-    """Divide the ends of a stage's micro-batch by its middle: of the device or the host, the later at each end.
-
-    Args:
-        stage: The stage.
-        row: The layout's GPU.
-        factors: Ends of the device's time over its middle.
-        host: The host of each GPU.
-    """
+    """Divide the ends of a stage's micro-batch by its middle: of the device or the host, the later at each end."""
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
     exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in turn
     launched = launching * narrowed(np.array([host.low_factor, 1.0, host.high_factor]))

@@ -323,13 +323,7 @@ class Links:
     groups_per_node: int = 1
 
     def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
-        """Time each message: low end, middle and high end.
-
-        Args:
-            operation: See `kernels/fabric.py`.
-            sizes: Bytes of each message.
-            groups_per_node: Groups within each of those in a machine.
-        """
+        """Time each message: low end, middle and high end."""
         if not sizes:
             return []
         found = collective(

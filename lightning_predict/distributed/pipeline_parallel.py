@@ -47,12 +47,7 @@ def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idl
 
 
 def idle_share(strategy: Strategy, weight_share: float) -> float:
-    """Divide the bubble of a schedule by that of 1F1B.
-
-    Args:
-        strategy: Names the schedule.
-        weight_share: Share of a micro-batch's time that the gradients of weights take.
-    """
+    """Divide the bubble of a schedule by that of 1F1B."""
     return max(1 - 2 * weight_share, 0.0) if strategy.schedule == "zero_bubble" else 1.0
 
 
@@ -121,11 +116,6 @@ def stages_of(
 
     What lies outside of blocks goes with the block before it: the embedding to the first stage, the output layer and
     the loss to the last one.
-
-    Args:
-        work: The step in the order of the host.
-        positions: Position of each block by its name.
-        stage_of: Stage of each block.
     """
     current, phase = 0, "forward"
     for operation in work:

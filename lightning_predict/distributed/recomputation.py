@@ -64,13 +64,7 @@ def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -
 
 
 def with_recomputation(work: Sequence[Launching], model: SplitModel, recompute: Recompute) -> tuple[Launching, ...]:
-    """Repeat the forward operations of each block before its backward ones.
-
-    Args:
-        work: The step in the order of the host, a module to each operation of a block.
-        model: Its blocks.
-        recompute: What is repeated.
-    """
+    """Repeat the forward operations of each block before its backward ones."""
     return tuple(work) if recompute == "none" else tuple(_repeated(work, model, recompute))
 
 

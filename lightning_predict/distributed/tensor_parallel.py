@@ -105,9 +105,6 @@ class _Unit:
 def find_blocks(trace: Trace) -> tuple[Block, ...]:
     """Return the blocks in the order in which the forward pass visits them.
 
-    Args:
-        trace: Recorded with the names of modules.
-
     Raises:
         InvalidArgumentError: There are none.
     """
@@ -383,12 +380,7 @@ class SplitModel:
             )
 
     def is_split(self, shape: tuple[int, ...], block: Block | None) -> bool:
-        """Return whether each GPU holds its part of a tensor of this shape.
-
-        Args:
-            shape: Shape of the tensor.
-            block: Where it occurs; None outside of all.
-        """
+        """Return whether each GPU holds its part of a tensor of this shape."""
         if block is None:
             is_table = shape in self.parameters and self.vocabulary in shape
             return self.vocabulary is not None and (is_table or shape[-1:] == (self.vocabulary,))
@@ -400,12 +392,7 @@ class SplitModel:
 
 
 def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
-    """Return the model of a trace.
-
-    Args:
-        trace: The step of one GPU.
-        needs_blocks: Blocks are to be shared; else the model is one piece.
-    """
+    """Return the model of a trace."""
     blocks = find_blocks(trace) if needs_blocks else ()
     positions = positions_of(blocks)
     hidden = blocks[0].hidden if blocks else None
@@ -574,15 +561,7 @@ def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
 
 
 def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
-    """Take one GPU's part of a problem.
-
-    Args:
-        problem: Problem of the whole batch on one GPU.
-        operation: Where it comes from.
-        model: The model.
-        block: Where the operation lies; None outside of all.
-        cut: The parts.
-    """
+    """Take one GPU's part of a problem."""
     if problem.operation == "linear":
         return _linear(problem, operation.phase, model, block, cut)
     if problem.operation == "bmm":

@@ -126,11 +126,7 @@ def longest_seconds(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Ar
 
 @final
 class UtilisationModels:
-    """The networks of a set of GPUs, ready to predict.
-
-    Args:
-        weights: What `weights.store.load_weights` found.
-    """
+    """The networks of a set of GPUs, ready to predict."""
 
     def __init__(self, weights: LoadedWeights) -> None:
         self._weights = weights

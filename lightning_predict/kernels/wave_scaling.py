@@ -96,12 +96,6 @@ def scaled_seconds(kernel: Kernel, *, origin: Gpu, destination: Gpu, gamma: floa
     """Scale a kernel's seconds from the origin to the destination.
 
     Copies over the host link go with the link, other copies and fills, which have no grid, with the DRAM's bandwidth.
-
-    Args:
-        kernel: As measured on the origin.
-        origin: GPU that it was measured on.
-        destination: GPU to predict.
-        gamma: How far memory binds it, from `memory_boundedness`.
     """
     if kernel.name.startswith(HOST_COPIES):
         factor = origin.pcie_bytes_per_second / destination.pcie_bytes_per_second

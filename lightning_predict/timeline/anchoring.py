@@ -86,14 +86,7 @@ class Anchor:
 
 
 def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> Anchor:
-    """Hold the recorded step against the measured one.
-
-    Args:
-        trace: The trace that was timed.
-        timed: Its work.
-        origin: GPU that it was recorded on; None if that is not known.
-        factor: Time of the GPUs' host over that of the host in use.
-    """
+    """Hold the recorded step against the measured one."""
     if not trace.has_measured_kernels:
         return Anchor(host=HostModel(factor=factor), is_host_assumed=True)
     is_recorded = has_recorded_launches(trace)

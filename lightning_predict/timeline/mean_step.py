@@ -41,12 +41,7 @@ def measured_seconds(trace: Trace) -> float | None:
 
 
 def mean_step(steps: Sequence[Iteration], weights: Sequence[float]) -> Iteration:
-    """Average the kinds of step on one GPU or layout; the ends of the interval, too, as one error bears on all kinds.
-
-    Args:
-        steps: One Iteration a kind.
-        weights: One a kind, from `weighted_kinds`.
-    """
+    """Average the kinds of step on one GPU or layout; the ends of the interval, too, as errors go together."""
     if len(steps) == 1:
         return steps[0]
 
@@ -77,12 +72,7 @@ def mean_step(steps: Sequence[Iteration], weights: Sequence[float]) -> Iteration
 
 
 def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) -> SameGpuCheck | None:
-    """Average the check of the GPU in use; None if a kind has none.
-
-    Args:
-        checks: One a kind.
-        weights: One a kind, from `weighted_kinds`.
-    """
+    """Average the check of the GPU in use; None if a kind has none."""
     known = [check for check in checks if check is not None]
     if len(known) < len(checks):
         return None

@@ -115,12 +115,7 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d va
 
 
 def is_composite(name: str, child_names: Collection[str]) -> bool:
-    """Return whether the call only calls others.
-
-    Args:
-        name: Qualified name without the overload.
-        child_names: Names of the operations that it called directly.
-    """
+    """Return whether the call only calls others."""
     return name in COMPOSITE_OPERATIONS or not PARTLY_COMPOSITE.get(name, frozenset()).isdisjoint(child_names)
 
 

@@ -166,12 +166,7 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
 
 @final
 class _Autocast:
-    """Gives the operations of a trace new dtypes, one after the other.
-
-    Args:
-        trace: A trace in float32.
-        dtype: What autocast computes in.
-    """
+    """Gives the operations of a trace new dtypes, one after the other."""
 
     def __init__(self, trace: Trace, dtype: str) -> None:
         self._trace = trace

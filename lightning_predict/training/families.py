@@ -119,15 +119,7 @@ def unseen_errors(
     seed: int,
     interval: Mapping[str, float],
 ) -> tuple[UnseenError, ...]:
-    """Compute errors of each network on the held-out rows of the GPU that it is tested on.
-
-    Args:
-        tested: By GPU, a network that never saw it and the measurements there.
-        recipe: The family's recipe.
-        gpus: GPUs by name.
-        seed: Seed of the split.
-        interval: Half widths of the base, by "operation/dtype" and "*".
-    """
+    """Compute errors of each network on the held-out rows of the GPU that it is tested on."""
     found: dict[tuple[str, str, str], list[Array]] = {}
     for network, groups in tested.values():
         for group in groups:

@@ -150,14 +150,7 @@ def memory_bandwidth_of(_batch: ProblemBatch, gpu: Gpu) -> float:
 def baseline_errors(
     held_out: Iterable[Group], others: Iterable[Group], gpus: Mapping[str, Gpu], network: RawNetwork | None
 ) -> Mapping[str, BaselineError]:
-    """Compute each baseline's errors on the rows of one (operation, dtype, GPU); absent where it says nothing.
-
-    Args:
-        held_out: The rows.
-        others: Rows of the same operation and dtype on all GPUs, that are long enough to show the device.
-        gpus: GPUs by name.
-        network: The network on raw latency, where one was trained.
-    """
+    """Compute each baseline's errors on the rows of one (operation, dtype, GPU); absent where it says nothing."""
     mine, others = list(held_out), list(others)
     found = {
         "roofline": [roofline_seconds(group.batch, [gpus[group.gpu]])[0] / group.seconds - 1 for group in mine],
