@@ -11,8 +11,11 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from lightning_predict.planning.commands import plan
-from lightning_predict.planning.plan import Plan
+from lightning_predict.planning.exports import write_plan
+from lightning_predict.planning.files import read_problem, read_situation
+from lightning_predict.planning.pictures import plan_table
+from lightning_predict.planning.policies import cheapest_plan
+from lightning_predict.planning.problem import Plan
 
 SETTINGS = {
     "nodes": 2,
@@ -34,7 +37,12 @@ def plan_folder(folder: Path, state: dict[str, object], console: Console) -> Pla
     jobs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((folder / "jobs").glob("*.yaml"))]
     (folder / "jobs.yaml").write_text(yaml.safe_dump(SETTINGS | {"jobs": jobs}), encoding="utf-8")
     (folder / "state.yaml").write_text(yaml.safe_dump(state), encoding="utf-8")
-    return plan(folder / "jobs.yaml", state=folder / "state.yaml", output=folder / "plan", console=console)
+    problem = read_problem(folder / "jobs.yaml")
+    since = read_situation(folder / "state.yaml", problem)
+    planned = cheapest_plan(problem, since=since)
+    console.print(plan_table(planned))
+    write_plan(planned, problem, folder / "plan", since)
+    return planned
 
 
 def state_at(now_hours: float, planned: Plan, done: dict[str, float], spent_usd: float) -> dict[str, object]:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_predict.planning.commands import plan
+from lightning_predict.planning.exports import write_plan
 from lightning_predict.planning.files import read_problem
-from lightning_predict.planning.policies import policy
+from lightning_predict.planning.pictures import plan_table
+from lightning_predict.planning.policies import cheapest_plan, policy
 from lightning_predict.planning.simulator import simulate
 
 JOBS = """
@@ -55,10 +56,13 @@ def main(folder: Path = Path("plan"), console: Console | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     jobs = folder / "jobs.yaml"
     jobs.write_text(JOBS, encoding="utf-8")
-    best = plan(jobs, output=folder, console=console)
+    problem = read_problem(jobs)
+    best = cheapest_plan(problem)
+    console.print(plan_table(best))
+    write_plan(best, problem, folder)
     console.print(f"planned: ${best.total_usd:.2f}, of which ${best.tardiness_usd:.2f} for tardiness")
     for name in ("fifo", "edf", "ps"):
-        other = simulate(read_problem(jobs), policy(name))
+        other = simulate(problem, policy(name))
         console.print(f"{other.policy}: ${other.total_usd:.2f}, of which ${other.tardiness_usd:.2f} for tardiness")
 
 

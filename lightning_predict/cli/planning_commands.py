@@ -9,6 +9,8 @@ Example::
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,12 +37,22 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     """
     from rich.console import Console
 
-    from lightning_predict.planning.commands import plan as plan_jobs
-    from lightning_predict.planning.exports import plan_json
-    from lightning_predict.planning.plan import Plan
+    from lightning_predict.planning.exports import plan_json, write_plan
+    from lightning_predict.planning.files import read_problem, read_situation
+    from lightning_predict.planning.pictures import plan_table
+    from lightning_predict.planning.policies import candidates_of, cheapest_plan
+    from lightning_predict.planning.problem import Plan
 
     def planned(console: Console) -> Plan:
-        return plan_jobs(jobs, output=output, method=method, state=state, console=console)
+        problem = read_problem(jobs)
+        since = None if state is None else read_situation(state, problem)
+        with _progress(console, "ways to plan", len(candidates_of(problem, method))) as advance:
+            result = cheapest_plan(problem, method=method, since=since, on_candidate=advance)
+        console.print(plan_table(result))
+        if output is not None:
+            write_plan(result, problem, output, since)
+            console.print(f"Written to {output}: plan.json, gantt.html, sky/, slurm/")
+        return result
 
     return Answer(
         data=lambda: json.loads(plan_json(planned(Console(quiet=True)))),
@@ -60,17 +72,36 @@ def simulate(study: Path, *, output: Path | None = None, workers: int | None = N
     """
     from rich.console import Console
 
-    from lightning_predict.planning.commands import simulate as run_study
-    from lightning_predict.planning.study import StudyRun, compare
+    from lightning_predict.planning.pictures import comparison_figure, comparison_table
+    from lightning_predict.planning.study import compare, read_study, run_study
 
-    def simulated(console: Console) -> tuple[StudyRun, ...]:
-        return run_study(study, output=output, workers=workers, console=console)
+    def simulated(console: Console) -> dict[str, object]:
+        settings = read_study(study)
+        with _progress(console, "runs", len(settings.runs)) as advance:
+            runs = run_study(settings, workers=workers, on_run=lambda _: advance())
+        comparisons = compare(runs)
+        console.print(comparison_table(comparisons))
+        document = {"comparisons": json_value(comparisons), "runs": json_value(runs)}
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"version": 1, "study": json_value(settings), **document}, indent=2)
+            (output / "study.json").write_text(text + "\n", encoding="utf-8")
+            comparison_figure(comparisons).savefig(output / "study.svg")
+            console.print(f"Written to {output}: study.json, study.svg")
+        return document
 
-    def data() -> object:
-        runs = simulated(Console(quiet=True))
-        return {"comparisons": json_value(compare(runs)), "runs": json_value(runs)}
+    return Answer(data=lambda: simulated(Console(quiet=True)), show=lambda: _ignored(simulated(_terminal())))
 
-    return Answer(data=data, show=lambda: _ignored(simulated(_terminal())))
+
+@contextmanager
+def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar on a terminal, and give what moves it on by one."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)
 
 
 def _terminal() -> Console:

@@ -1,11 +1,9 @@
-"""Write a plan for machines to read: JSON, SkyPilot tasks and Slurm scripts.
+"""Write a plan to a folder: JSON, a chart, SkyPilot tasks and Slurm scripts.
 
 A job that moves has one file per stretch: `bert.yaml`, `bert-2.yaml`, and so on; what starts it again must find
 its checkpoint. Example::
 
-    Path("plan.json").write_text(plan_json(plan))
-    for name, text in skypilot_tasks(plan, problem).items():
-        Path(name).write_text(text)
+    write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/
 """
 
 from __future__ import annotations
@@ -15,14 +13,32 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
-from lightning_predict.planning.plan import Plan, Segment
-from lightning_predict.planning.problem import Job, MachineType, Problem, Situation
+from lightning_predict.planning.pictures import gantt_page
+from lightning_predict.planning.problem import Job, MachineType, Plan, Problem, Segment, Situation
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 _PLACEHOLDER: Final = "echo 'Put the command that starts the training of {name} here.'; exit 1"
+
+
+def write_plan(plan: Plan, problem: Problem, folder: Path, since: Situation | None = None) -> None:
+    """Write all files of a plan.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        folder: Where to write; it is made.
+        since: What was running already when the plan was made, and is not started again.
+    """
+    files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
+    files |= {f"sky/{name}": text for name, text in skypilot_tasks(plan, problem, since).items()}
+    files |= {f"slurm/{name}": text for name, text in slurm_scripts(plan, problem, since).items()}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def plan_json(plan: Plan) -> str:

@@ -16,8 +16,8 @@ count machines until the next event and waiting until the period `H` is over. Ou
 events so far or two restarts, whichever is longer, at most `H`. Without the two further rows of machines, waiting would
 look free, and slow configurations of cheap machines would look cheap. A job that is paused goes on with a restart, so
 waiting costs it one. Between equals, the choice that gets work done wins: waiting costs a thousandth more. `t_worst` is
-the slowest configuration worth renting, that is, one that no other beats in both time and price; the slowest of all is
-often so slow that it drowns everything else. Example::
+the time on the cheapest configuration, the slowest that none beats in both time and price; the slowest of all is often
+so slow that it drowns everything else. Example::
 
     options = options_of(problem, Situation(now_seconds=0.0, remaining={"resnet": 1.0}))
     options.cost_usd  # (jobs, configurations) in US dollars; infinite where a job cannot run
@@ -26,7 +26,7 @@ often so slow that it drowns everything else. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -143,100 +143,9 @@ def tardiness_usd(job: Job, end_seconds: float) -> float:
     return usd(seconds=max(0.0, end_seconds - job.deadline_seconds), usd_per_hour=job.tardiness_usd_per_hour)
 
 
-def worth_renting(
-    seconds: Mapping[Configuration, float], cost_usd: Mapping[Configuration, float]
-) -> set[Configuration]:
-    """List configurations that no other beats in time and in cost (of equals, all)."""
-    return {
-        one
-        for one in seconds
-        if not any(
-            seconds[other] <= seconds[one]
-            and cost_usd[other] <= cost_usd[one]
-            and (seconds[other], cost_usd[other]) != (seconds[one], cost_usd[one])
-            for other in seconds
-        )
-    }
-
-
 def share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
     """Return the part of the machine that a job on this configuration takes away from others."""
     return configuration.num_gpus / machine.num_gpus if formulation.shares_gpus else 1.0
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A job on a configuration.
-
-    Attributes:
-        cost_usd: What it costs in addition to the machine until the horizon.
-        machine_usd: Its share of the machine until its end, for the budget.
-    """
-
-    cost_usd: float
-    machine_usd: float
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Row:
-    """All choices of a job.
-
-    Attributes:
-        cells: By configuration on which it may start.
-        stays: Where it runs now; None if it does not run.
-        postponed_usd: What waiting costs; infinite where it must not wait.
-        reserved_usd: What the budget keeps for it while it waits.
-    """
-
-    cells: Mapping[Configuration, Cell]
-    stays: Cell | None
-    postponed_usd: float
-    reserved_usd: float
-
-
-def row_of(job: Job, problem: Problem, situation: Situation) -> Row:
-    """Return one job's row of the table."""
-    machines = {machine.name: machine for machine in problem.machines}
-    horizon = horizon_seconds(problem, situation)
-    again = MOVES_TO_COME * restart_seconds(job, problem, situation)
-    allowed = _allowed(job, problem, situation)
-    seconds = {item: t for item, t in sorted(run_seconds(job, problem, situation).items()) if item in allowed}
-    price = {item: machines[item.machine].usd_per_hour for item in seconds}
-    part = {item: share(machines[item.machine], item, problem.formulation) for item in seconds}
-    shared_usd = {item: usd(seconds=t, usd_per_hour=price[item] * part[item]) for item, t in seconds.items()}
-
-    def cell(item: Configuration, t: float, more: float) -> Cell:
-        rate = price[item] * part[item]
-        later = usd(seconds=max(0.0, t - horizon) + more, usd_per_hour=rate)
-        tardiness = problem.tardiness_factor * tardiness_usd(job, situation.now_seconds + t + more)
-        return Cell(later + tardiness, usd(seconds=t, usd_per_hour=rate))
-
-    current = situation.running.get(job.name)
-    is_fixed = current is not None and problem.formulation.fixes_running_jobs
-    worst = horizon + again + max(seconds[item] for item in worth_renting(seconds, shared_usd))
-    run_later = min(
-        usd(seconds=horizon + part[item] * max(0.0, t + again - horizon), usd_per_hour=price[item])
-        for item, t in seconds.items()
-    )
-    tardiness = problem.postponement_factor * tardiness_usd(job, situation.now_seconds + worst)
-    return Row(
-        cells={} if is_fixed else {item: cell(item, t, again) for item, t in seconds.items()},
-        stays=None if current is None else cell(current.configuration, stay_seconds(job, problem, situation), 0.0),
-        postponed_usd=math.inf
-        if current is not None and not problem.formulation.preempts
-        else run_later * (1 + TIE) + tardiness,
-        reserved_usd=min(usd(seconds=t, usd_per_hour=price[item]) for item, t in seconds.items()),
-    )
-
-
-def _allowed(job: Job, problem: Problem, situation: Situation) -> Collection[Configuration]:
-    """Find where the job may run: everywhere, or, without migration, where it has started."""
-    started = situation.started.get(job.name)
-    if started is not None and not problem.formulation.migrates:
-        return [started]
-    return job.seconds.keys()
 
 
 def cheapest_usd(job: Job, problem: Problem) -> float:
@@ -298,35 +207,63 @@ def options_of(problem: Problem, situation: Situation) -> Options:
     by_name = {job.name: job for job in problem.jobs}
     jobs = [by_name[name] for name in sorted(situation.remaining)]
     configurations = tuple(sorted({configuration for job in jobs for configuration in job.seconds}))
+    column_of = {configuration: column for column, configuration in enumerate(configurations)}
     machine_of = np.array([index[item.machine] for item in configurations], dtype=np.int64)  # (K,)
-    rows = [row_of(job, problem, situation) for job in jobs]
-    cells = [[row.cells.get(configuration) for configuration in configurations] for row in rows]
-    shape = (len(jobs), len(configurations))
-    # (J, K)
-    cost_usd = np.array([[c.cost_usd if c else math.inf for c in row] for row in cells], dtype=float).reshape(shape)
-    machine_usd = np.array([[c.machine_usd if c else math.inf for c in row] for row in cells]).reshape(shape)
+    usd_per_second = np.array([usd(seconds=1.0, usd_per_hour=machine.usd_per_hour) for machine in machines])  # (M,)
+    machine_rate = usd_per_second[machine_of]  # (K,), and a job's share of it:
+    job_rate = machine_rate * [
+        share(machines[index[item.machine]], item, problem.formulation) for item in configurations
+    ]
+
+    now, horizon = situation.now_seconds, horizon_seconds(problem, situation)
+    running = tuple(situation.running.get(job.name) for job in jobs)
+    runs = np.array([place is not None for place in running], dtype=bool)  # (J,)
+    deadlines = np.array([job.deadline_seconds for job in jobs])
+    weights = np.array([usd(seconds=1.0, usd_per_hour=job.tardiness_usd_per_hour) for job in jobs])
+    again = MOVES_TO_COME * np.array([restart_seconds(job, problem, situation) for job in jobs])  # (J,)
+    times = [run_seconds(job, problem, situation) for job in jobs]
+    seconds = np.array([[row.get(item, math.nan) for item in configurations] for row in times])  # (J, K)
+    seconds = seconds.reshape(len(jobs), len(configurations))
+    if not problem.formulation.migrates:
+        for row, job in enumerate(jobs):
+            if job.name in situation.started:
+                seconds[row, np.arange(len(configurations)) != column_of[situation.started[job.name]]] = math.nan
+    stay, stay_rate = np.full(len(jobs), math.nan), np.full(len(jobs), math.nan)  # (J,)
+    for row, (job, place) in enumerate(zip(jobs, running, strict=True)):
+        if place is not None:
+            stay[row], stay_rate[row] = stay_seconds(job, problem, situation), job_rate[column_of[place.configuration]]
+
+    def tardiness(end: Table) -> Table:  # jobs are the first axis
+        late: Table = np.maximum(0.0, end.T - deadlines) * weights
+        return late.T
+
+    paid = seconds * job_rate  # (J, K)
+    later = job_rate * (np.maximum(0.0, seconds - horizon).T + again).T
+    cost_usd = later + problem.tardiness_factor * tardiness((now + seconds.T + again).T)
+    stays_usd = stay_rate * np.maximum(0.0, stay - horizon) + problem.tardiness_factor * tardiness(now + stay)
+    run_later = np.nanmin(machine_rate * horizon + job_rate * np.maximum(0.0, (seconds.T + again).T - horizon), axis=1)
+    cheapest = np.nanmin(np.where(paid == np.nanmin(paid, axis=1, keepdims=True), seconds, math.nan), axis=1)
+    waiting = problem.postponement_factor * tardiness(now + horizon + again + cheapest)
+    no_start = np.isnan(seconds) | (runs[:, np.newaxis] & problem.formulation.fixes_running_jobs)
+    cost_usd, machine_usd = np.where(no_start, math.inf, cost_usd), np.where(no_start, math.inf, paid)
     cost_usd[_needless(cost_usd, machine_usd, machine_of)] = math.inf
-    horizon = horizon_seconds(problem, situation)
+    sizes = [item.num_gpus for item in configurations]
     return Options(
         jobs=tuple(job.name for job in jobs),
         machines=machines,
         configurations=configurations,
         machine_of=machine_of,
-        size_of=np.array(
-            [
-                item.num_gpus if problem.formulation.shares_gpus else machines[index[item.machine]].num_gpus
-                for item in configurations
-            ],
-            dtype=np.int64,
-        ),
+        size_of=np.array(sizes, dtype=np.int64)
+        if problem.formulation.shares_gpus
+        else np.array([machine.num_gpus for machine in machines], dtype=np.int64)[machine_of],
         cost_usd=cost_usd,
         machine_usd=machine_usd,
-        running=tuple(situation.running.get(job.name) for job in jobs),
-        stay_usd=np.array([row.stays.cost_usd if row.stays else math.inf for row in rows], dtype=float),
-        stay_machine_usd=np.array([row.stays.machine_usd if row.stays else math.inf for row in rows], dtype=float),
-        postponed_usd=np.array([row.postponed_usd for row in rows], dtype=float),
-        reserved_usd=np.array([row.reserved_usd for row in rows], dtype=float),
-        period_usd=np.array([usd(seconds=horizon, usd_per_hour=machine.usd_per_hour) for machine in machines]),
+        running=running,
+        stay_usd=np.where(runs, stays_usd, math.inf),
+        stay_machine_usd=np.where(runs, stay_rate * stay, math.inf),
+        postponed_usd=np.where(runs & (not problem.formulation.preempts), math.inf, run_later * (1 + TIE) + waiting),
+        reserved_usd=np.nanmin(seconds * machine_rate, axis=1),
+        period_usd=usd_per_second * horizon,
         nodes=problem.limits.nodes,
         quotas=np.array(
             [problem.limits.quotas.get(machine.name, problem.limits.nodes) for machine in machines], dtype=np.int64

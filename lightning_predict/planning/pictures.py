@@ -20,8 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from lightning_predict.errors import MissingDependencyError
-from lightning_predict.planning.plan import Outcome, Plan, Segment
-from lightning_predict.planning.problem import MachineType, Placement
+from lightning_predict.planning.problem import MachineType, Outcome, Placement, Plan, Segment
 from lightning_predict.planning.study import Comparison
 from lightning_predict.units import seconds_to_hours
 

@@ -19,8 +19,7 @@ from typing import Final, final
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.plan import Plan
-from lightning_predict.planning.problem import AbstractPolicy, Formulation, Problem, Situation
+from lightning_predict.planning.problem import AbstractPolicy, Formulation, Plan, Problem, Situation
 from lightning_predict.planning.queues import BASELINES, SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.validation import check_problem

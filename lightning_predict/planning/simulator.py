@@ -23,14 +23,17 @@ import numpy as np
 
 from lightning_predict.errors import InfeasiblePlanError
 from lightning_predict.planning.objective import expected_seconds, tardiness_usd, working_seconds
-from lightning_predict.planning.plan import Outcome, Plan, Rental, Segment
 from lightning_predict.planning.problem import (
     AbstractPolicy,
     Configuration,
     Decision,
     Job,
+    Outcome,
     Placement,
+    Plan,
     Problem,
+    Rental,
+    Segment,
     Situation,
     usd,
 )

@@ -12,7 +12,6 @@ import yaml
 from rich.console import Console
 
 from lightning_predict.cli import main
-from lightning_predict.planning.commands import plan, simulate
 from tests.planning.test_files import DOCUMENT, written
 
 STUDY = {"nodes": [1], "mean_gap_seconds": [60], "seeds": [0], "policies": ["edf", "milp"]}
@@ -22,46 +21,36 @@ def quiet() -> Console:
     return Console(file=StringIO(), width=160)
 
 
-def test_plan_prints_the_table_and_writes_all_files(tmp_path: Path) -> None:
-    console = quiet()
-    result = plan(
-        written(tmp_path, DOCUMENT | {"formulation": {"preempts": False, "migrates": False}}),
-        output=tmp_path / "out",
-        console=console,
-    )
+def test_plan_prints_the_table_and_writes_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = written(tmp_path, DOCUMENT | {"formulation": {"preempts": False, "migrates": False}})
+    assert main(["plan", str(jobs), "--output", str(tmp_path / "out")]) == 0
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert names == [
         *("gantt.html", "plan.json"),
         *("sky/a.yaml", "sky/node-0.yaml", "sky/schedule.txt", "slurm/a.sh"),
     ]
-    assert json.loads((tmp_path / "out" / "plan.json").read_text())["total_usd"] == pytest.approx(result.total_usd)
-    assert "node 0: 4 GPUs of large" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["total_usd"] == pytest.approx(6.0)  # 1 h of large
+    assert "node 0: 4 GPUs of large" in capsys.readouterr().out
 
 
-def test_simulate_prints_the_comparison_and_writes_it(tmp_path: Path) -> None:
+def test_simulate_prints_the_comparison_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
-    console = quiet()
-    runs = simulate(path, output=tmp_path / "out", console=console)
-    assert {run.policy for run in runs} == {"edf", "milp"}
+    assert main(["simulate", str(path), "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
     document = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert {run["policy"] for run in document["runs"]} == {"edf", "milp"}
     assert [row["policy"] for row in document["comparisons"]] == ["edf", "milp"]
+    assert document["study"]["restart_seconds"] == [60.0]
     assert (tmp_path / "out" / "study.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
-    assert "milp" in console.file.getvalue()  # type: ignore[attr-defined]
+    out = capsys.readouterr().out
+    assert "milp" in out
+    assert max(map(len, out.splitlines())) <= 120
 
 
-def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
-    plan(written(tmp_path, DOCUMENT), console=quiet(), method="fifo")
-    assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
-
-
-def test_the_module_runs_both_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_written_without_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
     assert "Plan by EDF" in capsys.readouterr().out
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(STUDY | {"policies": ["edf"]}), encoding="utf-8")
-    assert main(["simulate", str(path), "--workers", "1"]) == 0
-    assert "edf" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
 
 
 def test_an_error_is_a_line_and_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

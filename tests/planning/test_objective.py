@@ -17,7 +17,6 @@ from lightning_predict.planning.objective import (
     stay_seconds,
     tardiness_usd,
     working_seconds,
-    worth_renting,
 )
 from lightning_predict.planning.problem import Formulation, Placement, Situation
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, at_start, job, on
@@ -126,13 +125,6 @@ def test_the_horizon_is_some_gaps_between_events_and_at_most_the_period() -> Non
 def test_tardiness_starts_at_the_deadline() -> None:
     late = TWO_JOBS.jobs[0]  # 3 $ an hour after 2 h
     assert [tardiness_usd(late, hours * HOUR) for hours in (1, 2, 2.5)] == pytest.approx([0.0, 0.0, 1.5])
-
-
-def test_what_another_beats_in_time_and_price_is_not_worth_renting() -> None:
-    fast, cheap, poor = on("fast", 1), on("cheap", 1), on("poor", 1)
-    seconds = {fast: 1.0, cheap: 3.0, poor: 4.0}
-    cost = {fast: 9.0, cheap: 2.0, poor: 2.0}
-    assert worth_renting(seconds, cost) == {fast, cheap}
 
 
 def test_without_preemption_a_running_job_must_not_wait_and_without_migration_it_must_not_change() -> None:

@@ -27,8 +27,7 @@ from lightning_predict.planning.pictures import (
     gantt_page,
     plan_table,
 )
-from lightning_predict.planning.plan import Plan
-from lightning_predict.planning.problem import Problem, Situation
+from lightning_predict.planning.problem import Plan, Problem, Situation
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.study import Comparison, Saving, random_problem
 from tests.planning.example import HOUR, LARGE, TWO_JOBS, job, on
