@@ -547,8 +547,8 @@ def check_study(study: Study) -> None:
         raise InvalidArgumentError(
             "interruptions_per_hour needs setting: clouds; the published machines have no spot price."
         )
-    for instance in {instance.restart_seconds: instance for instance, _ in study.runs}.values():
-        check_problem(_problem(study, instance))
+    for restart in study.restart_seconds:
+        check_problem(_problem(study, Instance(nodes=1, mean_gap_seconds=1.0, restart_seconds=restart, seed=0)))
 
 
 def _problem(study: Study, instance: Instance) -> Problem:
