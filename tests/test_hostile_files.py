@@ -241,7 +241,7 @@ READERS = {
     "jobs": Reader("jobs.yaml", text("jobs.yaml", JOBS), lambda folder: read_problem(folder / "jobs.yaml")),
     "jobs as CSV": Reader("jobs.csv", csv_jobs, lambda folder: read_problem(folder / "jobs.yaml")),
     "study": Reader(
-        "s.yaml", text("s.yaml", "nodes: [1, 2]\nseeds: [2]\nerror: 0.1\n"), lambda folder: read_study(folder / "s.yaml")
+        "s.yaml", text("s.yaml", "nodes: [2]\nseeds: [2]\nerror: 0.1\n"), lambda folder: read_study(folder / "s.yaml")
     ),
     "sharding plan": Reader(
         "plan.json", text("plan.json", json.dumps(PLAN)), lambda folder: read_plan(folder / "plan.json", [TABLE])
