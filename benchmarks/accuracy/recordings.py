@@ -25,13 +25,10 @@ from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import FORMAT, Kernel, Trace, read_json
 from lightning_predict.training.report import report_table
-from lightning_predict.units import MICROSECOND, seconds_to_milliseconds
+from lightning_predict.units import seconds_to_milliseconds
 
 PAIRS: Final = (("married_resnet50_v100.json.gz", "married_resnet50_a100.json.gz"),)
 """Files that recorded one model on two GPUs."""
-
-LONGEST_IDLE_START_SECONDS: Final = 50 * MICROSECOND
-"""A kernel that starts later than this after its launch waited for others; on an idle stream it takes 6-10 us."""
 
 
 @final

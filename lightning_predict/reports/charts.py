@@ -36,9 +36,6 @@ _TICKS_NARROW: Final = 4
 _LEFT: Final = 64
 _RADIUS: Final = 9
 
-COLOURS: Final = 9
-"""Colours that the style sheet has for the parts of a bar."""
-
 MOST_PARTS: Final = 8
 """Parts of a bar that have names; the others are one."""
 

@@ -18,7 +18,7 @@ from tests.recordings import recording
 
 pytestmark = pytest.mark.recorded
 
-A100, A100_80, V100, H100 = "A100-SXM-40GB", "A100-SXM-80GB", "V100-SXM2-32GB", "H100-SXM-80GB"
+A100, V100, H100 = "A100-SXM-40GB", "V100-SXM2-32GB", "H100-SXM-80GB"
 
 RECORDINGS = {
     "hta_dfindex_v100_32_step4": V100,

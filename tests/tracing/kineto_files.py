@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.tracing.test_events import event
 
-HOST_THREAD, ENGINE_THREAD, STREAM = 1, 2, 7
+ENGINE_THREAD, STREAM = 2, 7
 LAUNCH, IDLE_START, KERNEL_GAP = 6.0, 8.0, 1.0
 V100 = "Tesla V100-SXM2-16GB"
 
