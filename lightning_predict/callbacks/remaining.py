@@ -170,7 +170,6 @@ def workload(left: Remaining, position: Position, *, batches_per_window: int, sa
     return Workload(
         training_iterations=windows,
         training=training,
-        training_iterations_per_epoch=left.windows_per_epoch,
         epoch=epoch,
         validation_iterations=left.validation_batches,
         samples_per_iteration=samples,

@@ -100,7 +100,6 @@ class Workload:
     Attributes:
         training_iterations: Training steps (accumulation windows) still to come; None if the length is unknown.
         training: The same in batches, where short windows and uneven batches are known; None: all steps are whole.
-        training_iterations_per_epoch: Steps of one epoch; None if unknown.
         epoch: One epoch in batches; None if unknown.
         validation_iterations: Validation batches still to come; None if unknown.
         samples_per_iteration: Samples of one training step on one GPU; None if unknown.
@@ -116,7 +115,6 @@ class Workload:
 
     training_iterations: int | None = None
     training: Batches | None = None
-    training_iterations_per_epoch: int | None = None
     epoch: Batches | None = None
     validation_iterations: int | None = 0
     samples_per_iteration: int | None = None

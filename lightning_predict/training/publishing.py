@@ -83,7 +83,7 @@ def publish(
         write_weights(_weights_of(name, results, groups, seed), folder / file_name(name))
     stored = {name: read_weights(folder / file_name(name)) for name in names}
     own = {name: weights for name, weights in stored.items() if name != BASE}
-    models = UtilisationModels(LoadedWeights(stored[BASE], own, {}))
+    models = UtilisationModels(LoadedWeights(stored[BASE], own))
     scores = score_groups(models, groups, gpus, seed=seed, raw_networks=raw_networks)
     manifest = Manifest(
         recipe=RECIPE_NAME,

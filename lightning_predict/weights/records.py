@@ -134,11 +134,9 @@ class LoadedWeights:
     Attributes:
         base: Serves every GPU, and every operation, that has no weights of its own.
         gpus: Own weights by GPU name.
-        origins: File name -> where it was found, in words for the user.
         notes: What was missing, in sentences for the user.
     """
 
     base: GpuWeights
     gpus: Mapping[str, GpuWeights]
-    origins: Mapping[str, str]
     notes: tuple[str, ...] = ()

@@ -215,8 +215,7 @@ def load_weights(
         _ = asked.address
     notes: list[str] = []
     places = _places(asked, [BASE, *gpu_names], notes)
-    origins: dict[str, str] = {}
-    base = _first(file_name(BASE), places, origins)
+    base = _first(file_name(BASE), places)
     if base is None:
         searched = "; ".join(place.describe() for place in places)
         raise WeightsNotFoundError(
@@ -224,7 +223,7 @@ def load_weights(
             "that has them."
         )
     names = [name for name in dict.fromkeys([*gpu_names, *beside]) if name != BASE]
-    own = {name: _first(file_name(name), places, origins) for name in names}
+    own = {name: _first(file_name(name), places) for name in names}
     damaged = [words for place in places if isinstance(place, CachePlace) for words in place.damaged]
     if damaged:
         notes.append(
@@ -232,7 +231,7 @@ def load_weights(
             "place. Delete that folder, or load again from its address."
         )
     found = {name: weights for name, weights in own.items() if weights is not None}
-    return LoadedWeights(base, found, origins, tuple(notes))
+    return LoadedWeights(base, found, tuple(notes))
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
@@ -339,13 +338,12 @@ def _explicit(path: Path) -> AbstractPlace:
     )
 
 
-def _first(name: str, places: Sequence[AbstractPlace], origins: dict[str, str]) -> GpuWeights | None:
+def _first(name: str, places: Sequence[AbstractPlace]) -> GpuWeights | None:
     for place in places:
         weights = place.find(name)
         if weights is None:
             continue
         _check_gpu(name, weights, place.describe())
-        origins[name] = place.describe()
         return weights
     return None
 

@@ -208,7 +208,8 @@ def test_workload_holds_what_the_predictor_needs() -> None:
     left = at(max_epochs=2, accumulation={0: 2}, may_end_earlier=True)
     wanted = workload(left, replace(START, accumulation={0: 2}), batches_per_window=2, samples=64)
     assert wanted.training_iterations == 4
-    assert wanted.training_iterations_per_epoch == 2
+    assert wanted.epoch is not None
+    assert wanted.epoch.windows == 2
     assert wanted.samples_per_iteration == 64
     assert wanted.validation_iterations == 0
     assert wanted.at_most

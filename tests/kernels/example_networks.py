@@ -50,7 +50,7 @@ def constant_network(
 def constant_weights(family: str, *, utilisation: float, interval: float) -> LoadedWeights:
     """A base alone, of one family."""
     network = constant_network(family, utilisation=utilisation, interval=interval)
-    return LoadedWeights(GpuWeights(BASE, {family: network}, "constant", 0, ()), {}, {})
+    return LoadedWeights(GpuWeights(BASE, {family: network}, "constant", 0, ()), {})
 
 
 def with_own(
@@ -59,4 +59,4 @@ def with_own(
     """The same with one GPU's own network, whose interval is 5 %."""
     network = constant_network(family, utilisation=utilisation, interval=math.log(1.05), trained=trained)
     own = GpuWeights(gpu, {family: network}, "constant", 0, ())
-    return LoadedWeights(weights.base, {**weights.gpus, gpu: own}, {})
+    return LoadedWeights(weights.base, {**weights.gpus, gpu: own})

@@ -113,7 +113,7 @@ def test_what_no_model_serves_is_refused_with_the_families() -> None:
 def test_weights_of_other_features_are_refused() -> None:
     network = constant_network("matmul_single", utilisation=0.5, interval=0.1)
     other = replace(network, features=("x", *network.features[1:]))
-    models = UtilisationModels(LoadedWeights(GpuWeights("base", {"matmul_single": other}, "r", 0, ()), {}, {}))
+    models = UtilisationModels(LoadedWeights(GpuWeights("base", {"matmul_single": other}, "r", 0, ()), {}))
     with pytest.raises(WeightsFormatError, match=r"weights of 'base' for 'matmul_single' expect \d+ features"):
         models.estimate(LINEAR, [SMALL])
 

@@ -55,7 +55,6 @@ def test_ones_own_convolutions_on_matrix_units_can_be_trained_and_serve_their_gp
     weights = LoadedWeights(
         GpuWeights(BASE, {"convolution_tensor": result.base}, "r", 0, ()),
         {"SMALL": GpuWeights("SMALL", {"convolution_tensor": result.own["SMALL"]}, "r", 0, ())},
-        {},
     )
     models = UtilisationModels(weights)
     assert models.supports("conv2d", "bfloat16")

@@ -40,7 +40,6 @@ def test_the_bundled_files_are_the_default_and_the_base_serves_the_rest() -> Non
     loaded = load_weights(["T4", "L4"])
     assert bias(loaded.base) == 1.0
     assert list(loaded.gpus) == ["T4"]
-    assert loaded.origins["T4.safetensors"].startswith("bundled files")
 
 
 def test_without_a_base_anywhere_the_places_are_listed(bundled: Path) -> None:
@@ -60,7 +59,6 @@ def test_an_explicit_file_serves_the_gpu_it_was_trained_for_whatever_its_name(tm
     path = (tmp_path / "mine" / "L4.safetensors").rename(tmp_path / "my-weights")
     loaded = load_weights(["T4", "L4"], path=str(path))
     assert (bias(loaded.gpus["L4"]), bias(loaded.gpus["T4"])) == (3.0, 1.0)
-    assert loaded.origins["L4.safetensors"] == f"file {path}"
 
 
 def test_an_explicit_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -109,7 +107,6 @@ def test_a_configured_address_wins_over_the_bundle_and_fills_the_cache(tmp_path:
     assert [bias(loaded.gpus[name]) for name in ("T4", "L4")] == [4.0, 4.0]
     assert bias(loaded.base) == 1.0  # the address does not name it
     again = load_weights(["T4", "L4"])  # the server is gone: the verified cache serves
-    assert again.origins["L4.safetensors"] == f"cache {cache_folder()}"
     assert bias(again.gpus["L4"]) == 4.0
 
 
