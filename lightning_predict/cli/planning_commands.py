@@ -40,13 +40,13 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     from lightning_predict.planning.exports import plan_json, write_plan
     from lightning_predict.planning.files import read_problem, read_situation
     from lightning_predict.planning.pictures import plan_table
-    from lightning_predict.planning.policies import candidates_of, cheapest_plan
+    from lightning_predict.planning.policies import candidates, cheapest_plan
     from lightning_predict.planning.problem import Plan
 
     def planned(console: Console) -> Plan:
         problem = read_problem(jobs)
         since = None if state is None else read_situation(state, problem)
-        with _progress(console, "ways to plan", len(candidates_of(problem, method))) as advance:
+        with _progress(console, "ways to plan", len(candidates(problem, method))) as advance:
             result = cheapest_plan(problem, method=method, since=since, on_candidate=advance)
         console.print(plan_table(result))
         if output is not None:

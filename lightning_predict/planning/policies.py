@@ -20,18 +20,15 @@ from typing import Final, final
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.problem import AbstractPolicy, Formulation, Plan, Problem, Situation
-from lightning_predict.planning.queues import BASELINES, SHARING_BASELINES
+from lightning_predict.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.validation import check_problem
 from lightning_predict.units import seconds_to_hours
 
 POLICIES: Final[dict[str, AbstractPolicy]] = {
     "milp": MilpPlanner(),
-    **{rule.name.lower().replace(" ", "-"): rule for rule in (*BASELINES, *SHARING_BASELINES)},
+    **{rule.name.lower().replace(" ", "-"): rule for rule in QUEUE_RULES},
 }
-
-PLANNERS: Final = ("milp",)
-"""Policies that weigh costs; the others serve queues."""
 
 
 def policy(name: str) -> AbstractPolicy:
@@ -78,27 +75,33 @@ class Candidate:
             )
             if not allowed
         ]
-        is_rule = self.policy in (*BASELINES, *SHARING_BASELINES)
+        is_rule = self.policy in QUEUE_RULES
         return self.policy.name if is_rule or not limits else f"{self.policy.name} ({', '.join(limits)})"
 
 
-def candidates(problem: Problem, planner: str) -> tuple[Candidate, ...]:
+def candidates(problem: Problem, method: str) -> tuple[Candidate, ...]:
     """Return the planner with all, less and least of the freedom that the problem allows, and the queue rules.
 
     Args:
         problem: Whose formulation is the most that is allowed.
-        planner: `milp`.
+        method: `milp`, or a queue rule, which is then the only candidate.
+
+    Raises:
+        InvalidArgumentError: There is no such method.
     """
-    most = problem.formulation
+    most, own = problem.formulation, problem.horizon_seconds
+    planner = policy(method)
+    if planner in QUEUE_RULES:
+        return (Candidate(planner, most, own),)
     typical = median(job.fastest_seconds for job in problem.jobs)
-    horizons = (problem.horizon_seconds, *(factor * typical for factor in HORIZON_FACTORS))
     least = replace(most, preempts=False, migrates=False)
+    horizons = (own, *(factor * typical for factor in HORIZON_FACTORS))
     ways = [(formulation, horizon) for formulation in (most, least) for horizon in horizons]
-    ways += [(replace(formulation, shares_gpus=False), problem.horizon_seconds) for formulation in (most, least)]
-    rules = (*BASELINES, *SHARING_BASELINES) if most.shares_gpus else BASELINES
+    ways += [(replace(formulation, shares_gpus=False), own) for formulation in (most, least)]
+    rules = QUEUE_RULES if most.shares_gpus else BASELINES
     return (
-        *(Candidate(policy(planner), formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
-        *(Candidate(rule, most, problem.horizon_seconds) for rule in rules),
+        *(Candidate(planner, formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
+        *(Candidate(rule, most, own) for rule in rules),
     )
 
 
@@ -124,7 +127,7 @@ def cheapest_plan(
     """
     check_problem(problem)
     plans = []
-    for candidate in candidates_of(problem, method):
+    for candidate in candidates(problem, method):
         try:
             plan = simulate(candidate.applied_to(problem), candidate.policy, since=since)
         except InfeasiblePlanError:  # its budget was spent before all jobs had started
@@ -134,15 +137,6 @@ def cheapest_plan(
         if on_candidate is not None:
             on_candidate()
     return _cheapest(problem, plans, spent_usd=0.0 if since is None else since.spent_usd)
-
-
-def candidates_of(problem: Problem, method: str) -> tuple[Candidate, ...]:
-    """Return all candidates of a planner; a queue rule is the only one of its method."""
-    return (
-        candidates(problem, method)
-        if method in PLANNERS
-        else (Candidate(policy(method), problem.formulation, problem.horizon_seconds),)
-    )
 
 
 def _cheapest(problem: Problem, plans: Sequence[Plan], *, spent_usd: float) -> Plan:

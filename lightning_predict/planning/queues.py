@@ -93,6 +93,8 @@ BASELINES: Final = (FIFO, EARLIEST_DEADLINE_FIRST, PRIORITY)
 SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", shares_gpus=True) for rule in BASELINES)
 """The same rules where jobs may share a machine."""
 
+QUEUE_RULES: Final = (*BASELINES, *SHARING_BASELINES)
+
 
 @final
 class _Nodes:

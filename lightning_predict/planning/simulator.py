@@ -15,7 +15,7 @@ happened, and the plan without them is what was expected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
@@ -57,7 +57,6 @@ def simulate(
     actual_seconds: ActualSeconds | None = None,
     since: Situation | None = None,
     interruptions: int | None = None,
-    on_end: Callable[[str], None] | None = None,
 ) -> Plan:
     """Run all jobs to their end.
 
@@ -69,7 +68,6 @@ def simulate(
             `remaining` have ended. The plan has what comes after it.
         interruptions: Seed of the moments at which spot machines are taken away; None makes jobs on them as slow as is
             to be expected.
-        on_end: Called with each job that ends, for a progress bar.
 
     Raises:
         InfeasiblePlanError: The problem cannot be planned, or jobs are left that the policy never starts.
@@ -85,9 +83,7 @@ def simulate(
         run.decide()
     while run.arrivals or run.remaining:
         run.advance(run.next_event_seconds())
-        for name in run.end_jobs():
-            if on_end is not None:
-                on_end(name)
+        run.end_jobs()
         run.interrupt()
         run.admit_jobs()
         run.decide()
@@ -193,7 +189,7 @@ class _Simulation:
                 self.machine_usd[name] = self.machine_usd.get(name, 0.0) + price * gpus[name] / sum(gpus.values())
         self.now_seconds = until_seconds
 
-    def end_jobs(self) -> list[str]:
+    def end_jobs(self) -> None:
         """Take out the jobs that have ended by now."""
         ended = sorted(
             name for name, work in self.work.items() if work.end_seconds <= self.now_seconds + _TOLERANCE_SECONDS
@@ -214,7 +210,6 @@ class _Simulation:
                     machine_usd=self.machine_usd[name],
                 )
             )
-        return ended
 
     def interrupt(self) -> None:
         """Take away the spot machines whose time has come; their jobs go back to their last checkpoints."""

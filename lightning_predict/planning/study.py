@@ -41,17 +41,17 @@ from lightning_predict.errors import CatalogueError, InvalidArgumentError, Plann
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.planning.milp import check_scipy
 from lightning_predict.planning.objective import share, tardiness_usd
-from lightning_predict.planning.policies import PLANNERS, policy
+from lightning_predict.planning.policies import policy
 from lightning_predict.planning.problem import (
     RESTART_SECONDS,
     Configuration,
-    Formulation,
     Job,
     Limits,
     MachineType,
     Problem,
     usd,
 )
+from lightning_predict.planning.queues import QUEUE_RULES
 from lightning_predict.planning.simulator import ActualSeconds, simulate
 from lightning_predict.planning.validation import check_problem
 from lightning_predict.timeline.step_spread import SPREAD_FILE
@@ -200,8 +200,6 @@ def _step_seconds(document: Checked, job: Checked, network: Checked, gpu: str, n
 
 JOBS_PER_NODE: Final = 10
 
-WITH_ALL_FREEDOM: Final = Formulation()
-
 
 def random_problem(
     *,
@@ -210,7 +208,6 @@ def random_problem(
     seed: int,
     error: float = 0.0,
     setting: str = "published",
-    formulation: Formulation = WITH_ALL_FREEDOM,
     restart_seconds: float = RESTART_SECONDS,
     interruptions_per_hour: float | None = None,
     checkpoint_seconds: float | None = None,
@@ -223,7 +220,6 @@ def random_problem(
         seed: Of the random numbers.
         error: Half width of the interval of the times: 0.1 is ±10 %.
         setting: `published` or `clouds`.
-        formulation: Freedom of the planner.
         restart_seconds: Time that a job loses when it moves or goes on after a pause.
         interruptions_per_hour: Of spot machines of the clouds; None offers none.
         checkpoint_seconds: Work between two checkpoints; see `Problem`.
@@ -254,7 +250,6 @@ def random_problem(
         jobs=tuple(jobs),
         machines=machines,
         limits=Limits(nodes=nodes),
-        formulation=formulation,
         restart_seconds=restart_seconds,
         checkpoint_seconds=checkpoint_seconds,
     )
@@ -389,8 +384,8 @@ class Study:
 
     @property
     def runs(self) -> list[tuple[Instance, str]]:
-        """Instance and policy of every run; planners first, because they take longest."""
-        order = sorted(self.policies, key=lambda name: name not in PLANNERS)
+        """Instance and policy of every run; the planner first, because it takes longest."""
+        order = sorted(self.policies, key=lambda name: policy(name) in QUEUE_RULES)
         return [
             (Instance(nodes=nodes, mean_gap_seconds=gap, restart_seconds=restart, seed=seed), name)
             for name in order
@@ -615,7 +610,7 @@ def compare(runs: Sequence[StudyRun]) -> tuple[Comparison, ...]:
     best: dict[Instance, float] = {}
     for run in runs:
         groups.setdefault((run.instance.setting, run.policy), []).append(run)
-        if run.policy not in PLANNERS:
+        if policy(run.policy) in QUEUE_RULES:
             best[run.instance] = min(run.total_usd, best.get(run.instance, run.total_usd))
     return tuple(_comparison(group, best) for group in groups.values())
 

@@ -65,7 +65,7 @@ def crowd(
     formulation: Formulation = Formulation(),  # noqa: B008
 ) -> Problem:
     """Jobs of the comparison that all wait at the start, on some of its machine types."""
-    problem = random_problem(nodes=jobs // 10 + 1, mean_gap_seconds=10.0, seed=seed, formulation=formulation)
+    problem = random_problem(nodes=jobs // 10 + 1, mean_gap_seconds=10.0, seed=seed)
     offered = tuple(item for item in problem.machines if machines is None or item.name in machines)
     names = {item.name for item in offered}
     waiting = tuple(
@@ -77,7 +77,7 @@ def crowd(
         )
         for item in problem.jobs[:jobs]
     )
-    return replace(problem, jobs=waiting, machines=offered, limits=Limits(nodes=nodes))
+    return replace(problem, jobs=waiting, machines=offered, limits=Limits(nodes=nodes), formulation=formulation)
 
 
 def assert_allowed(problem: Problem, placements: Mapping[str, Placement]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.policies import candidates, cheapest_plan
 from lightning_predict.planning.problem import Formulation, Limits
-from lightning_predict.planning.queues import BASELINES, SHARING_BASELINES
+from lightning_predict.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.study import least_usd, random_problem
 from tests.planning.example import TWO_JOBS, job, on
@@ -37,11 +37,11 @@ def test_no_queue_rule_is_cheaper_whatever_a_move_costs(seed: int, restart: floa
         mean_gap_seconds=60.0,
         seed=seed,
         setting=setting,
-        formulation=Formulation(shares_gpus=shares),
         restart_seconds=restart,
     )
-    problem = replace(problem, jobs=problem.jobs[:5], limits=Limits(nodes=2))
-    rules = (*BASELINES, *SHARING_BASELINES) if shares else BASELINES
+    formulation = Formulation(shares_gpus=shares)
+    problem = replace(problem, jobs=problem.jobs[:5], limits=Limits(nodes=2), formulation=formulation)
+    rules = QUEUE_RULES if shares else BASELINES
     best = min(simulate(problem, rule).total_usd for rule in rules)
     assert least_usd(problem, {job.name: job.seconds for job in problem.jobs}) <= best
     assert cheapest_plan(problem).total_usd <= best + 1e-9

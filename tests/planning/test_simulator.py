@@ -259,7 +259,8 @@ class Watched:
 @pytest.mark.parametrize("migrates", [True, False])
 def test_every_formulation_is_kept_in_every_decision(shares_gpus: bool, preempts: bool, migrates: bool) -> None:
     formulation = Formulation(shares_gpus=shares_gpus, preempts=preempts, migrates=migrates)
-    problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=0, formulation=formulation, restart_seconds=20.0)
+    problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=0, restart_seconds=20.0)
+    problem = replace(problem, formulation=formulation)
     problem = replace(problem, limits=Limits(nodes=2, quotas={"In-house server 2": 1}))
     watched = Watched(MilpPlanner(), [])
     plan = simulate(problem, watched)
@@ -290,12 +291,6 @@ def test_the_order_of_the_input_does_not_matter() -> None:
         first = simulate(problem, policy, actual_seconds=random_actual_seconds(problem, seed=0))
         second = simulate(turned, policy, actual_seconds=random_actual_seconds(turned, seed=0))
         assert (first.segments, first.rentals, first.outcomes) == (second.segments, second.rentals, second.outcomes)
-
-
-def test_each_end_is_told() -> None:
-    ended: list[str] = []
-    simulate(TWO_JOBS, FIFO, on_end=ended.append)
-    assert ended == ["a", "b"]
 
 
 @dataclass(frozen=True)
