@@ -275,8 +275,9 @@ def _row(outcome: Outcome) -> str:
 
 
 _TITLE: Final = (
-    "Medians over the seeds. saved: against the best queue rule of the same seed, from the worst to the best seed. "
-    "possible: what no plan could surpass. off: real cost from predicted cost. slowest: decision"
+    "Medians over the seeds. every: between two jobs. restart: lost by a move. saved: against the best queue rule of "
+    "the same seed (worst to best seed). possible: what no plan surpasses. off: real from predicted cost. "
+    "slowest: decision"
 )
 
 
@@ -317,8 +318,8 @@ def plan_table(plan: Plan) -> Table:
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """Tabulate one row per setting and policy: medians over the seeds."""
     table = Table(title=_TITLE)
-    for name in ("nodes", "a job every", "restart"):
-        table.add_column(name, justify="right")
+    for name in ("nodes", "every", "restart"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     for name in ("machines $", "late $", "total $", "saved %", "possible", "off %", "slowest"):
         table.add_column(name, justify="right", no_wrap=True)
