@@ -421,12 +421,9 @@ class CostBudget(Callback):
             (warn if trainer.is_global_zero else say)(f"CostBudget was off at the end of this fit: {failure}")
 
     def _deactivate(self) -> None:
-        meetings = self._meetings
         self._watch = self._run_clock = self._judge = self._meetings = self._schedule = None
         self._failure = self._overrun = self._validation_interval = None
         self._has_ended = self._is_saving = False
-        if meetings is not None:
-            meetings.close()
 
     def _on_rank_zero(self, is_due: bool, look: Callable[[], None]) -> None:
         """Do what only rank zero does; if the ranks meet now, its failure is part of the exchange."""

@@ -75,9 +75,6 @@ class Meetings(Protocol):
             LightningPredictError: Something failed on a rank, or a rank did not come; raised on every rank.
         """
 
-    def close(self) -> None:
-        """Delete this fit's keys from the store."""
-
 
 @final
 class Alone:
@@ -88,9 +85,6 @@ class Alone:
         if failure is not None:
             raise LightningPredictError(failure)
         return {**ask(), "alike": alike is not None}
-
-    def close(self) -> None:
-        """See `Meetings`."""
 
 
 @final
@@ -144,9 +138,6 @@ class StoreMeetings:
             self._forget(f"{self._name}/{self._number - 2}", alike)  # read by all: they reached this meeting
         found: Decision = decision["decision"]
         return found
-
-    def close(self) -> None:
-        """See `Meetings`."""
 
     def _exchange(self, place: str, proposal: dict[str, Any], failure: str | None, alike: str | None) -> str:
         store = self._store
@@ -210,9 +201,6 @@ class BroadcastMeetings:
             raise LightningPredictError(failure or "rank zero said nothing")
         return decision
 
-    def close(self) -> None:
-        """See `Meetings`."""
-
 
 def meetings_of(trainer: Any) -> Meetings:
     """Return the means by which the ranks of a fit decide together; must be called on every rank."""
@@ -231,16 +219,10 @@ def meetings_of(trainer: Any) -> Meetings:
     )
 
 
-def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS, share: float = TIMEOUT_SHARE) -> float:
-    """Return the seconds that a rank may keep the others waiting.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        longest: The most.
-        share: Share of the timeout of the strategy's collectives, where it has one.
-    """
+def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS) -> float:
+    """Return the seconds that a rank may keep the others waiting: part of the timeout of the strategy's collectives."""
     timeout = getattr(trainer.strategy, "_timeout", None)
-    return min(longest, share * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest
+    return min(longest, TIMEOUT_SHARE * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest
 
 
 def _store_of_processes() -> Store | None:

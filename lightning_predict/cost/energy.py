@@ -98,13 +98,7 @@ def energy(
     )
 
 
-def prediction_energy(
-    prediction: Prediction,
-    *,
-    grid_grams_per_kwh: float | None = None,
-    idle_share: float = IDLE_SHARE,
-    overhead: float = 1.0,
-) -> Energy | None:
+def prediction_energy(prediction: Prediction, *, grid_grams_per_kwh: float | None = None) -> Energy | None:
     """Estimate the energy of a predicted run; None if its length is not known.
 
     Raises:
@@ -119,8 +113,6 @@ def prediction_energy(
         num_gpus=layout.count,
         busy_share=min(prediction.device_seconds / prediction.iteration_seconds, 1.0),
         grid_grams_per_kwh=grid_grams_per_kwh,
-        idle_share=idle_share,
-        overhead=overhead,
     )
     return replace(found, gpu=prediction.gpu)
 

@@ -94,7 +94,7 @@ def _loaded(
 ) -> BundledModels:
     from lightning_predict.weights.store import load_weights  # imports the download libraries: only when needed
 
-    weights = load_weights(gpu_names, source=source, beside=beside)
+    weights = load_weights(gpu_names, source, beside=beside)
     return BundledModels(
         networks=UtilisationModels(weights),
         notes=weights.notes,

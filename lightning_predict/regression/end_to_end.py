@@ -384,15 +384,12 @@ def fit_regression(
     )
 
 
-def left_out_errors(
-    runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS, folds: int = FOLDS
-) -> tuple[float, ...]:
+def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS) -> tuple[float, ...]:
     """Compute errors (predicted / actual - 1) of all runs in order, each by a regression of the other folds.
 
     Args:
         runs: Runs of one model.
         options: How features are made and selected.
-        folds: Parts in which the runs are left out; every n-th run is one part.
 
     Raises:
         InvalidArgumentError: Too few runs.
@@ -400,7 +397,7 @@ def left_out_errors(
     """
     if len(runs) <= FEWEST_RUNS:
         raise InvalidArgumentError(f"{len(runs)} runs; leaving one out needs at least {FEWEST_RUNS + 1}.")
-    count = min(folds, len(runs))
+    count = min(FOLDS, len(runs))
     errors = [0.0] * len(runs)
     for fold in range(count):
         regression = _fit([run for i, run in enumerate(runs) if i % count != fold], options)

@@ -148,7 +148,7 @@ def evaluate(
     """
     groups = read_tables(tables)
     gpus = gpus_of(groups)
-    models = UtilisationModels(load_weights(sorted(gpus), path=weights))
+    models = UtilisationModels(load_weights(sorted(gpus), weights))
     networks = None
     if baselines:
         with _progress(console or Console()) as progress:

@@ -31,7 +31,7 @@ from lightning_predict.errors import InvalidArgumentError, WeightsError, Weights
 from lightning_predict.weights.files import parse_weights, read_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, file_name, parse_manifest
 from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
-from lightning_predict.weights.source import CACHE_VARIABLE, URL_VARIABLE, WeightsSource
+from lightning_predict.weights.source import CACHE_VARIABLE, URL_VARIABLE, AnyWeights, WeightsSource, weights_source
 
 BUNDLED: Final = Path(__file__).parent / "files"
 
@@ -178,25 +178,12 @@ class CachePlace:
         self.damaged.append(f"{type(error).__name__} in {self.folder}")
 
 
-def load_weights(
-    gpu_names: Sequence[str],
-    *,
-    path: str | Path | None = None,
-    url: str | None = None,
-    cache_dir: str | Path | None = None,
-    offline: bool = False,
-    source: WeightsSource | None = None,
-    beside: Sequence[str] = (),
-) -> LoadedWeights:
+def load_weights(gpu_names: Sequence[str], weights: AnyWeights = None, *, beside: Sequence[str] = ()) -> LoadedWeights:
     """Find, check and read the base and the own weights of these GPUs.
 
     Args:
         gpu_names: Catalogue names; those without a file anywhere are served by the base.
-        path: A weights file, or a folder of them, that comes before all else.
-        url: Address of a folder with a manifest; `LIGHTNING_PREDICT_WEIGHTS_URL` where None.
-        cache_dir: Folder for downloads; `LIGHTNING_PREDICT_CACHE`, else the platform's cache folder, where None.
-        offline: Use no network, whatever is configured.
-        source: All of this in one; the others are left aside then.
+        weights: A weights file, or a folder or an address of them, that comes before all else, or a WeightsSource.
         beside: More names, whose weights come along where nothing has to be fetched for them.
 
     Raises:
@@ -205,16 +192,8 @@ def load_weights(
         WeightsHashError: Its hash is not its manifest's.
         InvalidArgumentError: The address cannot be used.
     """
-    asked = source or WeightsSource(
-        path=None if path is None else str(path),
-        url=url,
-        cache_dir=None if cache_dir is None else str(cache_dir),
-        offline=offline,
-    )
-    if asked.url is not None:
-        _ = asked.address
     notes: list[str] = []
-    places = _places(asked, [BASE, *gpu_names], notes)
+    places = _places(weights_source(weights), [BASE, *gpu_names], notes)
     base = _first(file_name(BASE), places)
     if base is None:
         searched = "; ".join(place.describe() for place in places)

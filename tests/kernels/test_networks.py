@@ -14,6 +14,7 @@ from lightning_predict.kernels.networks import BLOCK_ROWS, STRIP_ROWS, THREADED_
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
 from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.weights.records import FloatArray, Layer, NetworkWeights
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.kernels.example_networks import constant_network
 
@@ -94,7 +95,7 @@ def _batches() -> list[ProblemBatch]:
 @pytest.mark.parametrize("batch", _batches(), ids=lambda batch: f"{batch.operation}-{batch.dtype}")
 def test_all_gpus_at_once_are_the_loop_over_gpus_and_problems(batch: ProblemBatch) -> None:
     gpus = [gpu(name) for name in gpu_names()]
-    models = UtilisationModels(load_weights(gpu_names(), offline=True))
+    models = UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
     together = models.estimate(batch, gpus)
     for column in range(len(batch)):
         words: dict[str, Array] = {word: values[column : column + 1] for word, values in batch.columns.items()}

@@ -17,6 +17,7 @@ from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.sustained import HEADROOM, sustained_doubt, sustained_flops, sustaining
 from lightning_predict.kernels.utilisation import UtilisationModels, log_utilisation_of
 from lightning_predict.weights.records import GpuWeights, Layer, LoadedWeights
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_networks import LOWEST, constant_network, constant_weights, with_own
@@ -153,7 +154,7 @@ def test_members_of_an_ensemble_are_averaged_in_the_logarithm() -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> UtilisationModels:
-    return UtilisationModels(load_weights(gpu_names(), offline=True))
+    return UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
 
 
 def test_a_large_bfloat16_product_on_h100_is_what_was_measured(shipped: UtilisationModels) -> None:
@@ -165,7 +166,7 @@ def test_a_large_bfloat16_product_on_h100_is_what_was_measured(shipped: Utilisat
 
 def test_the_catalogue_still_says_what_the_weights_were_trained_with() -> None:
     """Own weights know one value of each machine feature; another one means that the weights must be trained again."""
-    weights = load_weights(gpu_names(), offline=True)
+    weights = load_weights(gpu_names(), WeightsSource(offline=True))
     assert weights.gpus
     for name, own in weights.gpus.items():
         for network in own.families.values():

@@ -12,6 +12,7 @@ from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
 from lightning_predict.kernels.sustained import sustained_doubt
 from lightning_predict.kernels.utilisation import UtilisationModels, beats, longest_seconds, weakened
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_networks import LOWEST, constant_weights, with_own
@@ -121,7 +122,7 @@ def drawn(seed: int = 0, count: int = 40) -> dict[str, ProblemBatch]:
 
 @pytest.mark.parametrize("name", list(drawn()))
 def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(name: str) -> None:
-    models = UtilisationModels(load_weights(gpu_names(), offline=True))
+    models = UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
     batch = drawn()[name]
     cards = [gpu(one) for one in gpu_names()]
     plain = models.estimate(batch, cards)

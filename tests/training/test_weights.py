@@ -18,6 +18,7 @@ from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.recipes import RECIPES
 from lightning_predict.training.tables import Group
 from lightning_predict.training.weights import evaluate, gpus_of, train
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
 from tests.training.example import group, measured, products, write_matmul_table
@@ -53,7 +54,7 @@ def test_training_writes_files_that_load_and_score_alike(tables: Path, tmp_path:
     assert [(score.gpu, score.own_weights) for score in scores] == [("L4", True), ("T4", True)]
     assert all("raw network" in score.baselines for score in scores)
     assert evaluate(tables, weights=tmp_path / "weights", baselines=True, console=Console(quiet=True)) == scores
-    loaded = load_weights(["T4", "L4"], path=tmp_path / "weights", offline=True)
+    loaded = load_weights(["T4", "L4"], WeightsSource(path=str(tmp_path / "weights"), offline=True))
     assert set(loaded.gpus) == {"T4", "L4"}
     assert loaded.base.sources == ("synthetic",)
     manifest = read_manifest(tmp_path / "weights")

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.weights.example import GPUS
 
@@ -18,7 +19,7 @@ from tests.weights.example import GPUS
 def loaded(url: str, cache: str) -> Any:
     """Load, and say what came."""
     try:
-        found = load_weights(GPUS, url=url, cache_dir=cache)
+        found = load_weights(GPUS, WeightsSource(url=url, cache_dir=str(cache)))
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
     networks = {name: one.families["toy"] for name, one in found.gpus.items() if name in GPUS}

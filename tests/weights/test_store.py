@@ -16,7 +16,7 @@ from lightning_predict.gpus import gpu_names
 from lightning_predict.weights import fetch, store
 from lightning_predict.weights.manifest import MANIFEST_NAME
 from lightning_predict.weights.records import GpuWeights
-from lightning_predict.weights.source import CACHE_VARIABLE, URL_VARIABLE
+from lightning_predict.weights.source import CACHE_VARIABLE, URL_VARIABLE, WeightsSource
 from lightning_predict.weights.store import cache_folder, load_weights, read_manifest
 from tests.weights.example import publish, serving
 
@@ -50,39 +50,39 @@ def test_without_a_base_anywhere_the_places_are_listed(bundled: Path) -> None:
 
 def test_an_explicit_folder_comes_first_and_the_rest_comes_from_the_bundle(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", bias=2.0)
-    loaded = load_weights(["T4"], path=tmp_path / "mine")
+    loaded = load_weights(["T4"], tmp_path / "mine")
     assert (bias(loaded.gpus["T4"]), bias(loaded.base)) == (2.0, 1.0)
 
 
 def test_an_explicit_file_serves_the_gpu_it_was_trained_for_whatever_its_name(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "L4", bias=3.0)
     path = (tmp_path / "mine" / "L4.safetensors").rename(tmp_path / "my-weights")
-    loaded = load_weights(["T4", "L4"], path=str(path))
+    loaded = load_weights(["T4", "L4"], str(path))
     assert (bias(loaded.gpus["L4"]), bias(loaded.gpus["T4"])) == (3.0, 1.0)
 
 
 def test_an_explicit_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WeightsNotFoundError, match=r"does not exist; expected a \.safetensors file or a folder"):
-        load_weights(["T4"], path=tmp_path / "nowhere")
+        load_weights(["T4"], tmp_path / "nowhere")
 
 
 def test_a_folder_without_a_manifest_is_read_unchecked(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", bias=2.0)
     (tmp_path / "mine" / MANIFEST_NAME).unlink()
-    assert bias(load_weights(["T4"], path=tmp_path / "mine").gpus["T4"]) == 2.0
+    assert bias(load_weights(["T4"], tmp_path / "mine").gpus["T4"]) == 2.0
 
 
 def test_a_folder_that_still_holds_the_blends_of_an_older_release_is_read(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", bias=2.0)
     (tmp_path / "mine" / "blend.json").write_text('{"format_version": 1, "families": {}}')
-    assert bias(load_weights(["T4"], path=tmp_path / "mine").gpus["T4"]) == 2.0
+    assert bias(load_weights(["T4"], tmp_path / "mine").gpus["T4"]) == 2.0
 
 
 def test_a_file_that_its_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", "L4")
     publish(tmp_path / "mine", "T4")  # the manifest now names T4 alone
     with pytest.raises(WeightsFormatError, match=r"L4\.safetensors is not named in .*manifest\.json"):
-        load_weights(["L4"], path=tmp_path / "mine")
+        load_weights(["L4"], tmp_path / "mine")
 
 
 def test_a_file_changed_after_publishing_is_refused(bundled: Path) -> None:
@@ -97,13 +97,13 @@ def test_a_file_with_the_weights_of_another_gpu_is_refused(tmp_path: Path) -> No
     (tmp_path / "mine" / MANIFEST_NAME).unlink()
     (tmp_path / "mine" / "T4.safetensors").rename(tmp_path / "mine" / "L4.safetensors")
     with pytest.raises(WeightsFormatError, match="holds the weights of 'T4'"):
-        load_weights(["L4"], path=tmp_path / "mine")
+        load_weights(["L4"], tmp_path / "mine")
 
 
 def test_a_configured_address_wins_over_the_bundle_and_fills_the_cache(tmp_path: Path) -> None:
     publish(tmp_path / "served", "T4", "L4", bias=4.0)
     with serving(tmp_path / "served") as server:
-        loaded = load_weights(["T4", "L4"], url=server.url + "/")
+        loaded = load_weights(["T4", "L4"], server.url + "/")
     assert [bias(loaded.gpus[name]) for name in ("T4", "L4")] == [4.0, 4.0]
     assert bias(loaded.base) == 1.0  # the address does not name it
     again = load_weights(["T4", "L4"])  # the server is gone: the verified cache serves
@@ -112,7 +112,7 @@ def test_a_configured_address_wins_over_the_bundle_and_fills_the_cache(tmp_path:
 
 def test_a_file_that_is_bundled_with_the_same_hash_is_not_downloaded(tmp_path: Path, bundled: Path) -> None:
     with serving(bundled) as server:
-        load_weights(["T4"], url=server.url)
+        load_weights(["T4"], server.url)
     assert server.requests == [MANIFEST_NAME]
 
 
@@ -122,7 +122,7 @@ def test_the_environment_configures_the_address_and_offline_overrules_it(
     publish(tmp_path / "served", "T4", bias=5.0)
     with serving(tmp_path / "served") as server:
         monkeypatch.setenv(URL_VARIABLE, server.url)
-        assert bias(load_weights(["T4"], offline=True).gpus["T4"]) == 1.0
+        assert bias(load_weights(["T4"], WeightsSource(offline=True)).gpus["T4"]) == 1.0
         assert server.requests == []
         assert bias(load_weights(["T4"]).gpus["T4"]) == 5.0
 
@@ -135,14 +135,14 @@ def cached_file(folder: Path) -> Path:
 def test_a_damaged_file_in_the_cache_is_fetched_again_or_left_out(tmp_path: Path) -> None:
     publish(tmp_path / "served", "L4", bias=6.0)
     with serving(tmp_path / "served") as server:
-        load_weights(["L4"], url=server.url)
+        load_weights(["L4"], server.url)
         damaged = cached_file(cache_folder())
         damaged.write_bytes(damaged.read_bytes()[:-1])
-        offline = load_weights(["L4"], offline=True)
+        offline = load_weights(["L4"], WeightsSource(offline=True))
         assert list(offline.gpus) == []  # the base serves
         (note,) = offline.notes
         assert "1 file(s) could not be used (WeightsHashError in" in note
-        again = load_weights(["L4"], url=server.url)
+        again = load_weights(["L4"], server.url)
         assert (bias(again.gpus["L4"]), again.notes) == (6.0, ())
 
 
@@ -159,14 +159,14 @@ def served_and_down(tmp_path: Path, *gpus: str) -> str:
     """An address that has served these GPUs once, and is gone."""
     publish(tmp_path / "served", *gpus, bias=7.0)
     with serving(tmp_path / "served") as server:
-        load_weights(gpus, url=server.url)
+        load_weights(gpus, server.url)
         return server.url
 
 
 def test_a_server_that_is_down_leaves_what_it_served_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.001)
     url = served_and_down(tmp_path, "L4")
-    loaded = load_weights(["L4", "T4"], url=url)
+    loaded = load_weights(["L4", "T4"], url)
     assert (bias(loaded.gpus["L4"]), bias(loaded.gpus["T4"])) == (7.0, 1.0)
     (note,) = loaded.notes
     assert note.startswith(f"Could not download {url}/manifest.json in 3 attempts: no connection.")
@@ -176,21 +176,21 @@ def test_a_server_that_is_down_leaves_what_it_served_before(tmp_path: Path, monk
 def test_a_manifest_newer_than_its_files_changes_nothing(tmp_path: Path) -> None:
     publish(tmp_path / "served", "L4", "T4", bias=8.0)
     with serving(tmp_path / "served") as server:
-        load_weights(["L4", "T4"], url=server.url)
+        load_weights(["L4", "T4"], server.url)
         publish(tmp_path / "served", "T4", bias=9.0)
         l4 = (tmp_path / "served" / "L4.safetensors").read_bytes()
         publish(tmp_path / "served", "L4", "T4", bias=9.0)
         (tmp_path / "served" / "L4.safetensors").write_bytes(l4)
-        loaded = load_weights(["L4", "T4"], url=server.url)
+        loaded = load_weights(["L4", "T4"], server.url)
     assert [bias(loaded.gpus[name]) for name in ("L4", "T4")] == [8.0, 8.0]  # both of the release before
     assert "does not have the SHA-256" in loaded.notes[0]
-    assert bias(load_weights(["T4"], offline=True).gpus["T4"]) == 8.0
+    assert bias(load_weights(["T4"], WeightsSource(offline=True)).gpus["T4"]) == 8.0
 
 
 def test_only_what_is_wanted_is_fetched(tmp_path: Path) -> None:
     publish(tmp_path / "served", "T4", "L4", "L40S", bias=4.0)
     with serving(tmp_path / "served") as server:
-        loaded = load_weights(["L4"], url=server.url, beside=["T4", "L40S"])
+        loaded = load_weights(["L4"], server.url, beside=["T4", "L40S"])
     assert server.requests == [MANIFEST_NAME, "L4.safetensors"]
     assert {name: bias(weights) for name, weights in loaded.gpus.items()} == {"L4": 4.0, "T4": 1.0}
 
@@ -198,11 +198,11 @@ def test_only_what_is_wanted_is_fetched(tmp_path: Path) -> None:
 def test_the_release_in_the_cache_serves_what_was_not_fetched_again(tmp_path: Path) -> None:
     publish(tmp_path / "served", "T4", "L4", bias=4.0)
     with serving(tmp_path / "served") as server:
-        load_weights(["L4"], url=server.url)
-        assert bias(load_weights(["T4"], url=server.url).gpus["T4"]) == 4.0
-        load_weights(["T4", "L4"], url=server.url)
+        load_weights(["L4"], server.url)
+        assert bias(load_weights(["T4"], server.url).gpus["T4"]) == 4.0
+        load_weights(["T4", "L4"], server.url)
     assert server.requests == [MANIFEST_NAME, "L4.safetensors", MANIFEST_NAME, "T4.safetensors", MANIFEST_NAME]
-    assert bias(load_weights(["T4"], offline=True).gpus["T4"]) == 4.0
+    assert bias(load_weights(["T4"], WeightsSource(offline=True)).gpus["T4"]) == 4.0
 
 
 @pytest.mark.parametrize("kind", ["a file", "read-only"])
@@ -219,7 +219,7 @@ def test_a_cache_that_cannot_be_written_does_not_matter(
         monkeypatch.setattr("tempfile.mkstemp", full)
     publish(tmp_path / "served", "L4", bias=4.0)
     with serving(tmp_path / "served") as server:
-        loaded = load_weights(["L4"], url=server.url)
+        loaded = load_weights(["L4"], server.url)
     assert bias(loaded.gpus["L4"]) == 4.0
     assert "cannot be kept in the cache" in loaded.notes[0]
 
@@ -228,7 +228,7 @@ def test_many_processes_share_one_cache(tmp_path: Path) -> None:
     gpus = ["T4", "L4", "L40S"]
     publish(tmp_path / "served", *gpus, bias=4.0)
     with serving(tmp_path / "served") as server, ThreadPoolExecutor(8) as threads:
-        loads = list(threads.map(lambda _: load_weights(gpus, url=server.url), range(16)))
+        loads = list(threads.map(lambda _: load_weights(gpus, server.url), range(16)))
     assert all(bias(one.gpus[name]) == 4.0 and one.notes == () for one in loads for name in gpus)
     left = sorted(path.name for path in cache_folder().iterdir())
     assert len(left) == 1 + len(gpus)
@@ -246,7 +246,7 @@ def test_an_address_of_the_environment_that_cannot_be_used_is_left_aside(monkeyp
 
 def test_an_address_that_is_no_address_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="Weights address 'somewhere' is not usable"):
-        load_weights(["T4"], url="somewhere")
+        load_weights(["T4"], WeightsSource(url="somewhere"))
 
 
 def test_the_cache_folder_is_one_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
