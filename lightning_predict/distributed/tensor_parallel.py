@@ -34,11 +34,10 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on, problem_times
+from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind
 from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
-
-ATTENTION: Final = ("attention", "attention_backward")
 
 Weight = tuple[int, int]
 """Outputs and inputs of a linear layer."""
@@ -180,7 +179,7 @@ def _attentions(problems: Iterator[Problem]) -> Iterator[tuple[Problem, bool]]:
     multiplied = False
     softmax: Problem | None = None
     for problem in problems:
-        if problem.operation in ATTENTION:
+        if problem.operation in FUSED_ATTENTION:
             yield problem, True
         elif problem.operation == "linear":
             multiplied, softmax = False, None
@@ -260,7 +259,7 @@ def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
                 attends = False
                 yield position, problem.dims[0] * rows * outputs * COMPUTE_BYTES[problem.dtype]
             multiplied = normalised = False
-        elif problem.operation in ATTENTION:
+        elif problem.operation in FUSED_ATTENTION:
             attends = True
         elif problem.operation == "bmm":
             attends = attends or normalised
@@ -499,7 +498,7 @@ class WorkCutter:
 def _factor(operation: Operation, item: WorkItem, cut: Cut) -> float:
     """Time of a part over that of its problems: a ring cuts attention evenly, experts make room for more tokens."""
     factor = 1.0
-    if any(problem.operation in ATTENTION for problem in item.problems):
+    if any(problem.operation in FUSED_ATTENTION for problem in item.problems):
         factor /= cut.context
     if cut.capacity > 1 and experts_module(operation.module) is not None:
         factor *= cut.capacity
@@ -566,7 +565,7 @@ def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Bl
         return _linear(problem, operation.phase, model, block, cut)
     if problem.operation == "bmm":
         return _divided(problem, {"b": cut.micro_batches * (1 if block is None else cut.tensor)})
-    if problem.operation in ATTENTION:
+    if problem.operation in FUSED_ATTENTION:
         return _divided(problem, {"batch": cut.micro_batches, "heads": cut.tensor, "kv_heads": cut.tensor})
     if problem.operation == "embedding":
         return _divided(problem, {"rows": cut.rows})

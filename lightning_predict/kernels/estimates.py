@@ -344,22 +344,23 @@ def _expanded_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Ke
 def _held_to_alternatives(
     problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None, times: ProblemTimes
 ) -> ProblemTimes:
-    """Take another algorithm's time where the base, which saw nothing of the GPU, calls the operation slower.
+    """Take another algorithm's time where it bounds the operation, or the base calls the operation slower.
 
-    That is the implicit product of a convolution, and the transfer of a norm's rows. Both opinions stay in the
-    interval. On one ResNet-50 step of a V100, filters of 1 x 1 and those with strides take the products' time within
-    2 % and 0.70 of the base's, in total; that step is where this was found. Winograd's filters, 3 x 3 without strides,
-    are faster as convolutions.
+    The base saw nothing of the GPU. It is held to the implicit product of a convolution, and to the transfer of a
+    norm's rows. Both opinions stay in the interval. On one ResNet-50 step of a V100, filters of 1 x 1 and those with
+    strides take the products' time within 2 % and 0.70 of the base's, in total; that step is where this was found.
+    Winograd's filters, 3 x 3 without strides, are faster as convolutions.
     """
     others = {index: found for index, item in enumerate(problems) if (found := _alternative(item)) is not None}
     if models is None or not others:
         return times
     columns = np.fromiter(others, dtype=np.intp)
     other = _expanded_times(list(others.values()), gpus, models)  # (gpus, others)
-    since = [operation_kind(problems[index].operation).alternative_since for index in others]
-    has_it = np.array([[gpu.compute_capability >= first for first in since] for gpu in gpus], dtype=np.bool_)
+    kinds = [operation_kind(problems[index].operation) for index in others]
+    has_it = np.array([[gpu.compute_capability >= kind.alternative_since for kind in kinds] for gpu in gpus])
+    counts = (times.base_share[:, columns] > 0.5) | np.array([kind.alternative_bounds for kind in kinds])
     faster = np.zeros(times.seconds.shape, dtype=np.bool_)
-    faster[:, columns] = has_it & (times.base_share[:, columns] > 0.5) & (other.seconds < times.seconds[:, columns])
+    faster[:, columns] = has_it & counts & (other.seconds < times.seconds[:, columns])
 
     def taken(own: Array, theirs: Array) -> Array:
         spread_out = own.copy()

@@ -189,6 +189,8 @@ class OperationKind:
         proxy_spread: Factor by which the proxy widens the interval; the usual one where None.
         alternative: Another algorithm that libraries always have; it may give None for a problem without one.
         alternative_since: Compute capability from which they have it.
+        alternative_bounds: The operation never takes longer than the alternative, on no GPU; else that counts only
+            where no measurement of the GPU was seen.
         formula: Seconds and the factor up and down around them, each of shape (gpus, problems), by a formula that comes
             before the proxy; used with trained networks only.
         beyond_networks: Problems that its networks never saw, so that the formula times them even where there are some.
@@ -220,6 +222,7 @@ class OperationKind:
     proxy_spread: float | None = None
     alternative: Callable[[Problem], Problem | None] | None = None
     alternative_since: tuple[int, int] = (0, 0)
+    alternative_bounds: bool = False
     formula: Callable[[ProblemBatch, Sequence[Gpu]], tuple[Array, Array]] | None = None
     beyond_networks: Callable[[Problem], bool] | None = None
     typical_utilisation: float | None = None

@@ -295,3 +295,19 @@ def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> N
     winograd = problem("conv2d", "float32", kernel_size=3, padding=1, **shape | {"out_channels": 512})
     own = problem_times([winograd], cards, models)
     np.testing.assert_allclose(own.seconds, models.estimate(batch_of([winograd]), cards).seconds)
+
+
+@pytest.mark.parametrize("name", ["T4", "A100-SXM-80GB", "L40S", "H100-SXM-80GB", "RTX-4090", "B200-SXM-180GB"])
+def test_causal_attention_takes_no_longer_than_without_its_mask_nor_than_a_servers(name: str) -> None:
+    for seq in (128, 512, 1024, 4096, 32768):
+        for head_dim in (64, 128):
+            words = {"batch": 16384 // seq or 1, "heads": 12, "seq": seq, "head_dim": head_dim}
+            items = [
+                problem(f"{kind}attention{suffix}", "bfloat16", **words, **mask)
+                for suffix in ("", "_backward")
+                for kind, mask in (("causal_", {}), ("", {}), ("", {"causal": 1}))
+            ]
+            times = problem_times(items, [gpu(name)], kernel_models((name,)))
+            causal, unmasked, server = times.seconds[0].reshape(2, 3).T
+            assert (causal <= unmasked * (1 + 1e-9)).all()
+            assert (causal <= server * (1 + 1e-9)).all()

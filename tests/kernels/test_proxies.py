@@ -87,6 +87,19 @@ def test_attention_without_a_fused_model_is_two_products() -> None:
     assert total_flops(item) == float(batch_of([item]).flops[0])
 
 
+@pytest.mark.parametrize(
+    ("seq", "share"),
+    # 1025 / 2048 of the scores of 1,024 tokens are seen, and 300 keys a row are beyond; of 256 tokens none is skipped.
+    [(1024, 0.50049 + 300 / 1024), (32768, 0.50002 + 300 / 32768), (256, 1.0)],
+)
+def test_causal_attention_is_what_blocks_cannot_skip_of_the_unmasked(seq: int, share: float) -> None:
+    words = {"batch": 2, "heads": 4, "seq": seq, "head_dim": 64}
+    for suffix, times in (("", 1), ("_backward", 3)):
+        (part,) = proxies_of(problem(f"causal_attention{suffix}", "bfloat16", **words))
+        assert part.problem == problem("attention", "bfloat16", **words)
+        assert part.times == pytest.approx(times * share, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ["linear_backward", "bmm_backward"])
 def test_the_backward_pass_of_a_product_is_two_products_of_its_size(name: str) -> None:
     item = problem(name, "float32", b=3, m=5, n=7, k=11)

@@ -3,7 +3,12 @@
 Forward: two products of (seq x head_dim) and (kv_seq x head_dim) a head, 4·B·H·S·T·D; a causal mask over a square needs
 (S + 1) / 2S of it. Backward: five such products, so 2.5 times the forward (the scores are recomputed). Traffic: q and
 the output have `heads` heads, k and v `kv_heads`; the backward pass also reads the output's gradient and writes three
-gradients. Example::
+gradients.
+
+The tables of causal attention are of servers, whose kernels look keys and values up in a cache by pages: up to 4,000
+tokens that takes longer than attention without a mask, which their encoders run on plain tensors. Training runs plain
+tensors: its causal attention (`causal_attention`) is timed as the part of the unmasked one that its blocks cannot skip,
+and never longer than a server's. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> batch = problem_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
@@ -38,7 +43,11 @@ from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
-_DEFAULTS: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq", "causal": 0}
+_DEFAULTS_WITHOUT_MASK: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq"}
+_DEFAULTS: dict[str, float | str] = {**_DEFAULTS_WITHOUT_MASK, "causal": 0}
+FUSED_ATTENTION: Final = ("attention", "attention_backward", "causal_attention", "causal_attention_backward")
+"""Attention as one kernel, forward and backward, by the names of its operations."""
+
 BACKWARD_PRODUCTS = 2.5
 """Matrix products of the backward pass over those of the forward: five against two."""
 
@@ -50,6 +59,16 @@ def _visible_share(c: Columns) -> Array:
     # Row i sees min(i + 1, kv_seq) keys; the sum over rows is a triangle and, below it, full rows.
     visible = shorter * (shorter + 1) / 2 + np.maximum(seq - kv_seq, 0) * kv_seq
     return np.where(c["causal"] > 0, visible / (seq * kv_seq), 1.0)
+
+
+DIAGONAL_KEYS: Final = 300.0
+"""Keys that a row of causal attention costs beyond those that it sees: blocks on the diagonal are computed whole, and
+those that work longest end last. From forward passes of cuDNN on the H200 (cudnn-frontend, heads of 128) with a mask
+over those without: 0.654, 0.568, 0.537, 0.521 and 0.504 at 2,048 to 32,768 tokens, so 117 to 344 keys, median 303."""
+
+
+def _under_a_mask(c: Columns) -> Columns:
+    return {**c, "causal": np.ones_like(c["seq"])}
 
 
 def _scores(c: Columns) -> Array:
@@ -127,6 +146,19 @@ def _as_forward_pass(problem: Problem) -> tuple[Part, ...]:
     return (Part(BACKWARD_RATIO, Problem("attention", problem.dtype, problem.dims)),)
 
 
+def _without_a_mask(problem: Problem) -> tuple[Part, ...]:
+    """Take the share of unmasked attention that blocks cannot skip."""
+    columns = {word: np.array([value]) for word, value in problem.shape.items()}
+    share = float(_visible_share(_under_a_mask(columns))[0]) + DIAGONAL_KEYS / problem.shape["kv_seq"]
+    times = BACKWARD_RATIO if problem.operation.endswith("_backward") else 1.0
+    return (Part(times * min(share, 1.0), Problem("attention", problem.dtype, (*problem.dims, 0.0))),)
+
+
+def _as_a_server(problem: Problem) -> Problem:
+    """Name the same attention as it stands in the tables of servers."""
+    return Problem(problem.operation.removeprefix("causal_"), problem.dtype, (*problem.dims, 1.0))
+
+
 def _eager_attention(problem: Problem) -> tuple[Part, ...]:
     """List the parts: scores, their scaling, the mask where there is one, softmax, the product with the values.
 
@@ -167,6 +199,30 @@ register(
         reads=lambda c: 3 * _queries(c) + 2 * _keys(c),
         writes=lambda c: _queries(c) + 2 * _keys(c),
         proxy=_as_forward_pass,
+    ),
+    OperationKind(
+        name="causal_attention",
+        shape=_SHAPE[:-1],
+        defaults=_DEFAULTS_WITHOUT_MASK,
+        units="tensor",
+        flops=lambda c: _flops(_under_a_mask(c)),
+        reads=lambda c: _queries(c) + 2 * _keys(c),
+        writes=_queries,
+        proxy=_without_a_mask,
+        alternative=_as_a_server,
+        alternative_bounds=True,
+    ),
+    OperationKind(
+        name="causal_attention_backward",
+        shape=_SHAPE[:-1],
+        defaults=_DEFAULTS_WITHOUT_MASK,
+        units="tensor",
+        flops=lambda c: BACKWARD_PRODUCTS * _flops(_under_a_mask(c)),
+        reads=lambda c: 3 * _queries(c) + 2 * _keys(c),
+        writes=lambda c: _queries(c) + 2 * _keys(c),
+        proxy=_without_a_mask,
+        alternative=_as_a_server,
+        alternative_bounds=True,
     ),
     # Eager: all scores are computed and pass through memory, masked or not; the backward pass keeps them.
     OperationKind(
@@ -211,9 +267,10 @@ def _attention(
     dtype = whole_compute_dtype(operation.arguments.get("compute_dtype"), query, tf32=tf32)
     if dtype == "float64":  # No fused kernel computes in double precision: two products and a softmax.
         return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
-    dims = (batch, heads, kv_heads, seq, kv_seq, depth, float(_is_causal(operation)))
-    name = "attention_backward" if backward else "attention"
-    return (Problem(name, dtype, tuple(float(value) for value in dims)),)
+    is_causal = _is_causal(operation)
+    dims = tuple(float(value) for value in (batch, heads, kv_heads, seq, kv_seq, depth))
+    name = f"{'causal_' * is_causal}attention{'_backward' * backward}"
+    return (Problem(name, dtype, dims if is_causal else (*dims, 0.0)),)
 
 
 def _is_causal(operation: Operation) -> bool:
