@@ -18,7 +18,7 @@ convolution leaves its bias to the kernel that reads its result. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -150,27 +150,37 @@ def _is_left_out(operation: Operation) -> bool:
 
 
 def _groups(trace: Trace) -> Iterator[list[int]]:
-    """Find the operations of each fused kernel: neighbours of which each reads what one before it wrote.
+    """Find the operations of each fused kernel: neighbours of which each reads what one before it read or wrote.
 
     Statistics end their kernel: what they normalise must be read again. Pooling begins one: it would compute what
     feeds it several times.
     """
     group: list[int] = []
+    read: dict[int | None, int] = {}  # tensors -> their elements
     written: set[int | None] = set()
     for index, operation in enumerate(trace.operations):
         if _is_left_out(operation):
             continue
         joins = _is_pointwise(operation, trace)
         follows = group and not _ends_kernel(trace.operations[group[-1]]) and "pool" not in operation.name
-        if group and not (joins and follows and any(tensor.id in written for tensor in operation.inputs)):
+        if group and not (joins and follows and _shares(operation, read, written)):
             if _gains(group, trace):
                 yield group
-            group, written = [], set()
+            group, read, written = [], {}, set()
         if joins:
             group.append(index)
+            read |= {tensor.id: tensor.elements for tensor in operation.inputs if tensor.id not in written}
             written |= {tensor.id for tensor in operation.outputs}
     if _gains(group, trace):
         yield group
+
+
+def _shares(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
+    """Return whether it reads what a group wrote, or the largest tensor that the group reads: one kernel loads it once."""
+    largest = max(read.values(), default=0)
+    return any(
+        tensor.id in written or (read.get(tensor.id) == largest == tensor.elements) for tensor in operation.inputs
+    )
 
 
 def _gains(group: Sequence[int], trace: Trace) -> bool:
