@@ -4,13 +4,16 @@ Inductor leaves products, convolutions, attention and look-ups to their librarie
 reductions that hand data to each other. A fused kernel reads what it needs from outside, and writes what is used
 outside; what it hands on inside never reaches memory. So it is timed by the bytes that it touches. A norm over long
 rows is two kernels: statistics, which what feeds the norm joins, and the normalisation, which what follows joins. A
-convolution leaves its bias to the kernel that reads its result. Example::
+convolution leaves its bias to the kernel that reads its result, and reads images channels last. The host calls the
+compiled forward and backward pass, which takes a while. Example::
 
-    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT
+from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> a, b, c = (TensorInfo((1024,), "float32", id=number) for number in range(3))
     >>> relu = Operation(name="aten::relu", phase="forward", inputs=(a,), outputs=(b,))
     >>> twice = Operation(name="aten::mul", phase="forward", inputs=(b,), outputs=(c,))
-    >>> (kernel,) = fused(Trace(operations=(relu, twice), device="meta", recorder="dispatch")).operations
+    >>> _call, kernel = fused(Trace(operations=(relu, twice), device="meta", recorder="dispatch")).operations
     >>> kernel.name, kernel.inputs == (a,), kernel.outputs == (c,)
     ('triton::fused', True, True)
 """
@@ -18,15 +21,16 @@ convolution leaves its bias to the kernel that reads its result. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.operations import OperationKind, operation_kind
-from lightning_predict.kernels.traffic import LOOK_UPS, REDUCTIONS, is_free
+from lightning_predict.kernels.traffic import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 FUSED: Final = "triton::fused"
@@ -80,17 +84,28 @@ def fused(trace: Trace) -> Trace:
             "Only an eager step whose tensors were followed can be fused; record it without torch.compile, on the CPU "
             "or on the meta device."
         )
-    trace = replace(trace, operations=_without_biases(tuple(_halves(trace.operations)), trace))
+    operations = _in_channels_last(_without_biases(tuple(_halves(trace.operations)), trace))
+    trace = replace(trace, operations=operations)
     last_read = {tensor.id: index for index, operation in enumerate(trace.operations) for tensor in operation.inputs}
     replaced: dict[int, Operation | None] = {}
     for group in _groups(trace):
         kernel = _kernel([trace.operations[index] for index in group], last=group[-1], last_read=last_read)
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
     kept = (replaced.get(index, operation) for index, operation in enumerate(trace.operations))
-    operations = tuple(operation for operation in kept if operation is not None)
+    operations = tuple(_entered(operation for operation in kept if operation is not None))
     kernels = sum(operation.name == FUSED for operation in operations)
     note = f"As torch.compile would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))
+
+
+def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Put the host's call of compiled code before the forward pass and before the backward pass."""
+    entered: set[str] = set()
+    for operation in operations:
+        if operation.phase in ("forward", "backward") and operation.phase not in entered:
+            entered.add(operation.phase)
+            yield Operation(name=COMPILED_CALL, phase=operation.phase)
+        yield operation
 
 
 def _halves(operations: Sequence[Operation]) -> Iterator[Operation]:
@@ -126,7 +141,18 @@ def _ends_kernel(operation: Operation) -> bool:
     """Return whether what follows must wait for the end: statistics, scans, reductions of long rows."""
     if operation.name == STATISTICS or operation.name in _SCANS:
         return True
-    return operation.name in REDUCTIONS and _reduces_long_rows(operation)
+    return operation.name in REDUCTIONS and (_reduces_long_rows(operation) or _reduces_outer_sides(operation))
+
+
+def _reduces_outer_sides(operation: Operation) -> bool:
+    """Return whether it adds up what are not neighbours: its result is not in the block that reads them.
+
+    Compiled RMS norms over channels take three passes in KernelBench, on all four GPUs (training data: those rows).
+    """
+    sides, dimensions = operation.arguments.get("dim"), len(operation.inputs[0].shape)
+    listed = sides if isinstance(sides, list | tuple) else (sides,)
+    inner = {side % dimensions for side in listed if isinstance(side, int) and dimensions}
+    return bool(inner) and dimensions - 1 not in inner
 
 
 def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Operation, ...]:
@@ -143,6 +169,48 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
     return tuple(changed)
 
 
+def _in_channels_last(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """Lay images channels last for convolutions in two dimensions, as Inductor does unless some have groups.
+
+    Kernels between convolutions write what the next one wants; images that come from outside are copied first, and a
+    convolution's result that nothing reads is copied back.
+    """
+    convolutions = [operation for operation in operations if _convolves_images(operation)]
+    if any(_has_groups(convolution) for convolution in convolutions):
+        return operations
+    read = {tensor.id for operation in operations for tensor in operation.inputs}
+    written: set[int | None] = set()
+    laid: list[Operation] = []
+    for operation in operations:
+        if _convolves_images(operation) and not operation.arguments.get(CHANNELS_LAST):
+            images, result = operation.inputs[IMAGES_AT[operation.name]], operation.outputs[:1]
+            if images.id not in written:
+                laid.append(_copied(operation, images))
+                written.add(images.id)
+            laid.append(replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True}))
+            if operation.phase == "forward" and result and result[0].id not in read:
+                laid.append(_copied(operation, result[0]))
+        else:
+            laid.append(operation)
+        written |= {tensor.id for tensor in operation.outputs}
+    return tuple(laid)
+
+
+def _copied(near: Operation, tensor: TensorInfo) -> Operation:
+    return replace(near, name="aten::clone", inputs=(tensor,), outputs=(tensor,), arguments={})
+
+
+def _convolves_images(operation: Operation) -> bool:
+    position = IMAGES_AT.get(operation.name)
+    return position is not None and len(operation.inputs) > position and len(operation.inputs[position].shape) == 4
+
+
+def _has_groups(convolution: Operation) -> bool:
+    """Return whether it has groups of several channels."""
+    weight = convolution.inputs[IMAGES_AT[convolution.name] + 1]
+    return int(convolution.arguments.get("groups", 1)) > 1 and weight.shape[1] > 1
+
+
 def _is_left_out(operation: Operation) -> bool:
     """Return whether nothing runs on the device, or one number alone is computed, such as the count of batches."""
     tensors = (*operation.inputs, *operation.outputs)
@@ -153,7 +221,7 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
     """Find the operations of each fused kernel: neighbours of which each reads what one before it read or wrote.
 
     Statistics end their kernel: what they normalise must be read again. Pooling begins one: it would compute what
-    feeds it several times.
+    feeds it several times. Forward and backward pass are compiled apart.
     """
     group: list[int] = []
     read: dict[int | None, int] = {}  # tensors -> their elements
@@ -162,7 +230,8 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
         if _is_left_out(operation):
             continue
         joins = _is_pointwise(operation, trace)
-        follows = group and not _ends_kernel(trace.operations[group[-1]]) and "pool" not in operation.name
+        last = trace.operations[group[-1]] if group else operation
+        follows = last.phase == operation.phase and not _ends_kernel(last) and "pool" not in operation.name
         if group and not (joins and follows and _shares(operation, read, written)):
             if _gains(group, trace):
                 yield group
@@ -176,7 +245,7 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
 
 
 def _shares(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
-    """Return whether it reads what a group wrote, or the largest tensor that the group reads: one kernel loads it once."""
+    """Return whether it reads what a group wrote, or the largest tensor that it reads: one kernel loads that once."""
     largest = max(read.values(), default=0)
     return any(
         tensor.id in written or (read.get(tensor.id) == largest == tensor.elements) for tensor in operation.inputs

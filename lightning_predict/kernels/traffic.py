@@ -59,6 +59,9 @@ FREE_OPERATIONS: Final = _aten(
 )
 """Calls that launch nothing on the device. Reading a scalar (`item`) waits for it, but computes nothing there."""
 
+COMPILED_CALL: Final = "inductor::call"
+"""Call of compiled code: it launches nothing itself, but keeps the host (`timeline/overheads.py`)."""
+
 FREE_NAMESPACES: Final = ("prim::", "profiler::", "prims::device_put_meta")
 
 WRITE_ONLY: Final = _aten(
