@@ -12,6 +12,8 @@ Example::
     python -m benchmarks.accuracy validation --of timm --sample 40 --cache traces-of-timm
     python -m benchmarks.accuracy validation --of torchvision --cache traces-of-torchvision
     python -m benchmarks.accuracy validation --of steps --cache recorded-steps
+    python -m benchmarks.accuracy validation --of dlrm
+    python -m benchmarks.accuracy validation --of seeds
     python -m benchmarks.accuracy validation --of hosts --cache recorded-steps
 """
 
@@ -31,9 +33,11 @@ from benchmarks.accuracy import (
     large_runs,
     many_gpus,
     operator_tables,
+    recommendation,
     recordings,
     regressions,
     report,
+    seeds,
     studies,
     vision,
     whole_steps,
@@ -68,13 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "many-gpus",
             "steps",
             "hosts",
+            "dlrm",
+            "seeds",
         ),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
         "models on many GPUs; whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
-        "hosts of steps that launches dominate (default: %(default)s)",
+        "hosts of steps that launches dominate; DLRM on one and eight GPUs, and plans of its tables beside TorchRec's; "
+        "the experiments of the papers that the methods are from, beside their figures (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
@@ -133,6 +140,10 @@ def _run(options: argparse.Namespace, console: Console) -> None:
                     console.print(table)
     elif options.of == "hosts":
         hosts.print_report(hosts.host_bound_rows(folder, options.cache or RECORDED_STEPS), console)
+    elif options.of == "dlrm":
+        recommendation.print_report(folder, console)
+    elif options.of == "seeds":
+        seeds.print_report(folder, console, measures_cpu=options.measure_cpu)
     elif options.of == "steps":
         cache = options.cache or RECORDED_STEPS
         found_steps = whole_steps.whole_steps(folder, cache=cache, weights=options.weights)

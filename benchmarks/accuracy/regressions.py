@@ -349,6 +349,7 @@ AS_PUBLISHED: Final = RegressionOptions(
     relative=False,
     only_inverted=(),
     costs_add_up=False,
+    work_has_rates=False,
 )
 """All inverses and products, coefficients of either sign, absolute errors. Runs for each term are ours."""
 
@@ -608,14 +609,19 @@ def evaluate_regressions(
 def print_report(axes: Sequence[AxisScore], console: Console) -> None:
     """Print every score."""
     console.print(_axis_table(axes))
-    console.print(_summary_table(axes))
-    console.print(_inside_table(axes))
+    for table in summary_tables(axes):
+        console.print(table)
     console.print(
         f"Published: {PUBLISHED_SOURCE}. Ours are simulated by this package's own predictions where it "
         "does not say measured, so they show the reach of the regression alone. All features: every inverse and "
         "product of the published variables, coefficients of either sign and absolute errors, as in the published "
         "regressions; five: at most five of them."
     )
+
+
+def summary_tables(axes: Sequence[AxisScore]) -> tuple[Table, ...]:
+    """Errors by network and axis, and what the intervals hold."""
+    return _summary_table(axes), _inside_table(axes)
 
 
 def _percent(share: float | None) -> str:

@@ -134,13 +134,20 @@ def read_throughput_cases(path: Path) -> tuple[ThroughputCase, ...]:
 
 def evaluate_throughput(path: Path, *, weights: Path | None = None, jobs: int = 2) -> ThroughputReport:
     """Predict each row of the table, `jobs` steps at a time; errors as for `read_throughput_cases` and `predict`."""
-    results = evaluate_in_groups(
-        read_throughput_cases(path),
+    results = predicted_cases(read_throughput_cases(path), weights=weights, jobs=jobs)
+    return ThroughputReport(results, tuple(ratios_of(results)))
+
+
+def predicted_cases(
+    cases: Sequence[ThroughputCase], *, weights: Path | None = None, jobs: int = 2
+) -> tuple[ThroughputResult, ...]:
+    """Predict these rows, `jobs` steps at a time; errors as for `predict`."""
+    return evaluate_in_groups(
+        cases,
         key=lambda case: (case.model, case.precision, case.batch),
         evaluate=partial(_predicted, weights=weights),
         jobs=jobs,
     )
-    return ThroughputReport(results, tuple(ratios_of(results)))
 
 
 def _predicted(cases: Sequence[ThroughputCase], weights: Path | None) -> list[ThroughputResult]:

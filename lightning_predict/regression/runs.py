@@ -45,6 +45,7 @@ Variable = Literal[
     "threads",
     "disk_seconds",
     "inner_modules",
+    "flops_per_byte",
 ]
 
 VARIABLES: Final[tuple[Variable, ...]] = (
@@ -57,7 +58,8 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     "disk_seconds",
     "inner_modules",
 )
-"""What a run's time may depend on, in the order in which it is told."""
+"""What a run's time may depend on, in the order in which it is told. That a GPU computes more for each byte that it
+moves than any of the past runs (`flops_per_byte`) is no term, but how far a question lies beyond them."""
 
 WORDS: Final[dict[Variable, str]] = {
     "iterations": "iterations",
@@ -68,6 +70,7 @@ WORDS: Final[dict[Variable, str]] = {
     "threads": "threads",
     "disk_seconds": "disk delay",
     "inner_modules": "inner modules",
+    "flops_per_byte": "FLOP/s for each byte/s of memory",
 }
 """The variables in words."""
 
@@ -129,6 +132,13 @@ class RunSetting:
             object.__setattr__(self, "num_gpus", max(self.num_gpus, layout.count))
             object.__setattr__(self, "flops_per_second", sustained_flops(layout.gpu, POWER_DTYPE))
             object.__setattr__(self, "bytes_per_second", self.bytes_per_second or layout.gpu.dram_bytes_per_second)
+
+    @property
+    def flops_per_byte(self) -> float | None:
+        """Computing power over memory bandwidth; None if one of them is unknown."""
+        if self.flops_per_second is None or self.bytes_per_second is None:
+            return None
+        return self.flops_per_second / self.bytes_per_second
 
     def value(self, variable: Variable) -> float | None:
         """Return a variable as a number; None if unknown."""

@@ -56,6 +56,9 @@ MOST_GPUS: Final = 8
 LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
 """Messages from 1 byte to 1 PiB, sixteen between a size and its double."""
 
+COPIED_SHARES: Final = (0.25, 0.5, 0.75)
+"""Shares of the tables, the smallest, that are tried as copies."""
+
 LEAST_GAIN: Final = 1e-6
 """Share of the step by which a change must shorten it, so that rounding changes nothing."""
 
@@ -146,9 +149,21 @@ def placed(search: Search, indices: Iterable[int], load: Load) -> tuple[Choices,
 
 
 def seed(search: Search) -> Iterable[Choices]:
-    """Place whole tables where they fit, the others on all GPUs: what the mixture can begin with."""
+    """Place whole tables where they fit, the others on all GPUs: what the mixture can begin with.
+
+    Small tables are tried as copies together, too: a single one pays for the latency of their all-reduce alone.
+    """
     if WHOLE not in search.kinds:
         return
+    smallest = sorted(range(len(search.tables)), key=lambda index: search.tables[index].parameter_bytes)
+    for kind in search.kinds:
+        if KINDS[kind].replicates:
+            for share in COPIED_SHARES:
+                copied = {i: Assignment(search.tables[i], kind) for i in smallest[: round(share * len(smallest))]}
+                rest = [index for index in smallest if index not in copied]
+                whole, left = placed(search, rest, search.total(copied))
+                if copied and not left:
+                    yield copied | whole
     for kind in search.kinds:
         if kind == WHOLE or KINDS[kind].replicates:
             continue

@@ -60,7 +60,7 @@ from lightning_predict.sharding.tables import (
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, launch_order, simulate
 from lightning_predict.timeline.verdict import Bound, Verdict
-from lightning_predict.tracing.trace import Operation, Trace
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from lightning_predict.units import MICROSECOND, mebibytes_to_bytes, seconds_to_microseconds
 
 AUTO: Final = "auto"
@@ -339,8 +339,12 @@ class _Tables:
         if operation.module in self._modules and operation.phase in ("forward", "backward"):
             return True
         if operation.phase == "backward" and operation.module is None:
-            return any(tensor.id in self._gradients for tensor in operation.inputs)
+            return any(self._is_gradient(tensor) for tensor in operation.inputs)
         return operation.phase == "optimizer" and self.dense_share(operation) == 0.0
+
+    def _is_gradient(self, tensor: TensorInfo) -> bool:
+        """Return whether a tensor is the gradient of a table; sparse ones have no storage, but the table's shape."""
+        return tensor.shape in self.shapes if tensor.id is None else tensor.id in self._gradients
 
     @cached_property
     def _gradients(self) -> frozenset[int]:

@@ -104,15 +104,18 @@ _COMPRESSED: Final = {
 
 def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
     """Count elements that a sparse tensor stores, and their bytes with the indices; None for a dense tensor."""
-    if tensor.layout is torch.strided or tensor.device.type == "meta":
+    if tensor.layout is torch.strided:
         return None, None
     if isinstance(tensor, FakeTensor) or runs_python(type(tensor)) or is_functorch_wrapped_tensor(tensor):
         return None, None  # it holds no indices of its own
-    if tensor.layout is torch.sparse_coo:
-        parts = [tensor._values(), tensor._indices()]
-    elif tensor.layout in _COMPRESSED:
-        parts = [tensor.values(), *(indices(tensor) for indices in _COMPRESSED[tensor.layout])]
-    else:
+    try:
+        if tensor.layout is torch.sparse_coo:
+            parts = [tensor._values(), tensor._indices()]
+        elif tensor.layout in _COMPRESSED:
+            parts = [tensor.values(), *(indices(tensor) for indices in _COMPRESSED[tensor.layout])]
+        else:
+            return None, None
+    except (NotImplementedError, RuntimeError):  # of some layouts the meta device knows the shape alone
         return None, None
     return parts[0].numel(), sum(part.numel() * part.element_size() for part in parts)
 

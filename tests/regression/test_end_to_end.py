@@ -280,7 +280,23 @@ def test_a_gpu_is_told_from_another_by_its_bandwidth() -> None:
     settings = [RunSetting(iterations=100, batch_size=size, gpu=name) for size in SIZES for name in gpus]
     runs = runs_of(settings, lambda one: 1e9 * one.batch_size / known[one.gpu or ""])
     asked = RunSetting(iterations=100, batch_size=64, gpu="L4")
-    assert fit_regression(runs).predict(asked).seconds == pytest.approx(100 * 64 * 1e9 / known["L4"], rel=1e-3)
+    found = fit_regression(runs).predict(asked)
+    assert found.seconds == pytest.approx(100 * 64 * 1e9 / known["L4"], rel=1e-3)
+    # 15.38e12 FLOP/s at 300e9 bytes/s are 51.3 FLOP a byte, and the P4's 4.96e12 at 192e9 25.8: twice as many.
+    assert any("FLOP/s for each byte/s of memory 51.2667 is 1.98 times" in one.note for one in found.extrapolations)
     unnamed = RunSetting(iterations=100, batch_size=64, flops_per_second=1e13)
     with pytest.raises(InvalidArgumentError, match="GPUs that differ in their memory bandwidth; name the GPU"):
         fit_regression(runs).predict(unnamed)
+
+
+def test_time_of_a_sample_that_no_gpu_shortens_is_no_term() -> None:
+    # Three GPUs of nearly the same power, and times of the batch size alone: a faster GPU is still predicted as faster.
+    settings = [setting(size, power) for size in SIZES for power in (8.0e12, 8.1e12, 8.2e12)]
+    runs = runs_of(settings, lambda one: 0.01 * one.batch_size)
+    asked = setting(64, 32e12)
+    own, unbound = (
+        fit_regression(runs, options=RegressionOptions(work_has_rates=bound)).predict(asked).seconds
+        for bound in (True, False)
+    )
+    assert unbound == pytest.approx(100 * 0.01 * 64)
+    assert own == pytest.approx(100 * 0.01 * 64 * 8.1 / 32, rel=0.05)

@@ -43,7 +43,8 @@ def test_variables_as_numbers() -> None:
         None,
         None,
     ]
-    assert set(WORDS) == set(VARIABLES)
+    assert set(WORDS) == {*VARIABLES, "flops_per_byte"}
+    assert SETTING.value("flops_per_byte") == pytest.approx(4.35e12 / 320e9)
 
 
 def test_seconds_of_an_iteration() -> None:

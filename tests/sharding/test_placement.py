@@ -199,3 +199,13 @@ def test_what_is_mis_specified_is_said(words: dict[str, object], problem: str) -
     given = {"tables": [table(1000)], "layout": EIGHT, "samples": 1024} | words
     with pytest.raises((InvalidArgumentError, LookupError), match=problem):
         place_tables(**given)  # type: ignore[arg-type]
+
+
+def test_small_tables_are_copied_together() -> None:
+    # One copied table pays for the latency of an all-reduce, which saves less than that in the all-to-alls; twenty do.
+    tables = [table(4e7, dim=128, pooling=1) for _ in range(6)] + [table(500, dim=128, pooling=1) for _ in range(20)]
+    best = place_tables(tables, EIGHT, samples=65536).best
+    copied = [one.kind for one in best.assignments[6:]].count("data_parallel")
+    assert copied > 10
+    whole = place_tables(tables, EIGHT, samples=65536, kinds=["table_wise", "row_wise", "column_wise"]).best
+    assert best.seconds < 0.9 * whole.seconds

@@ -341,3 +341,17 @@ def test_a_plan_is_kept_for_validation(step: Trace) -> None:
     (validated,) = sharded.steps(alone, alone.steps, [FOUR])
     assert 0 < validated.seconds < sharded.steps(single, single.steps, [FOUR])[0].seconds
     assert validated.optimizer_seconds == 0
+
+
+def test_sparse_gradients_of_tables_are_part_of_their_update() -> None:
+    with torch.device("meta"):
+        model = Dlrm(tables=TABLES, rows=5_000_000, width=WIDTH, bottom=(256, 512), top=(1024, 512))
+        for table in model.tables:
+            table.sparse = True
+        dense, indices = torch.empty(BATCH, 256), torch.zeros(TABLES, BATCH, POOLING, dtype=torch.int64)
+    trace = lp.capture(lambda: model(dense, indices).sum().backward(), samples_per_step=BATCH)
+    names = {one.name for one in without_tables(trace).operations if one.phase == "backward"}
+    assert not {name for name in names if "embedding" in name}
+    events = whole(trace, "row_wise").events
+    # The bottom perceptron's backward pass is half of a millisecond, not the copies of 1.2 GiB tables.
+    assert total(events, "backward pass beside the gradients' exchange") < 1e-3

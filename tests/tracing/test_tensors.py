@@ -82,3 +82,13 @@ def test_lists_are_flattened_in_order() -> None:
 def test_arguments_become_json(value: object, expected: object) -> None:
     assert json_value(value) == expected
     json.dumps(json_value(value), allow_nan=False)
+
+
+def test_a_sparse_gradient_on_the_meta_device_holds_the_rows_that_were_asked_for() -> None:
+    table = torch.nn.EmbeddingBag(1000, 8, mode="sum", sparse=True, device="meta")
+    table(torch.zeros(16, 3, dtype=torch.int64, device="meta")).sum().backward()
+    assert table.weight.grad is not None
+    found = described(StorageNumbers(), table.weight.grad)
+    # 48 rows of 8 numbers of 4 bytes, and 48 indices of 8: not the 32,000 bytes of the table.
+    assert found.shape == (1000, 8)
+    assert (found.elements, found.size_bytes) == (48 * 8, 48 * (8 * 4 + 8))

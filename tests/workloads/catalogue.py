@@ -23,7 +23,6 @@ from benchmarks.accuracy.workloads.resnet import ResNet50
 from tests.workloads import images as vision
 from tests.workloads.gan import Dcgan
 from tests.workloads.gpt import GPT2_SMALL, TINY, Gpt
-from tests.workloads.inception import InceptionV3
 from tests.workloads.modules import (
     Batch,
     Size,
