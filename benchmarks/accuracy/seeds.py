@@ -221,9 +221,9 @@ def print_report(folder: Path, console: Console, *, measures_cpu: bool = False) 
     if (folder / EXAMPLES_TABLE).is_file():
         console.print(dlrm_table(evaluate_dlrm(folder / EXAMPLES_TABLE)))
         console.print(
-            "Lin et al., HiPC 2022: geometric mean error 5.2 % of the device's active time and 8.0 % of a batch, of DLRMs "
-            "on the V100 and others of one GPU, with kernel models fitted and overheads recorded on that GPU. Ours see "
-            "neither GPU nor row; their eight-GPU rows keep the bottom perceptron on one GPU and replay CUDA graphs."
+            "Lin et al., HiPC 2022: geometric mean error 5.2 % of the device's active time and 8.0 % of a batch, of "
+            "DLRMs on one GPU, with kernel models fitted and overheads recorded on that GPU. Ours see neither GPU nor "
+            "row; the eight-GPU rows keep the bottom perceptron on one GPU and replay CUDA graphs."
         )
 
 

@@ -302,8 +302,8 @@ the rates of a GPU and of their balance: chosen on 96 simulated runs on GPUs fas
 held without it and 93 % with it; of 44 published ones, which had no say, 93 and 95 %."""
 
 OTHER_SPREAD: Final = 0.1
-"""The same of the other variables: what batch sizes of twice to four times the largest need, 83 % of which the intervals
-of simulated sweeps hold without it and all with it."""
+"""The same of the other variables: what batch sizes of twice to four times the largest need, 83 % of which the
+intervals of simulated sweeps hold without it and all with it."""
 
 
 def _spread_beyond(outside: Extrapolation) -> float:

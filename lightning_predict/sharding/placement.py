@@ -162,7 +162,7 @@ def seed(search: Search) -> Iterable[Choices]:
                 copied = {i: Assignment(search.tables[i], kind) for i in smallest[: round(share * len(smallest))]}
                 rest = [index for index in smallest if index not in copied]
                 whole, left = placed(search, rest, search.total(copied))
-                if copied and not left:
+                if copied and not left and search.fits(search.total(copied | whole)):
                     yield copied | whole
     for kind in search.kinds:
         if kind == WHOLE or KINDS[kind].replicates:

@@ -11,7 +11,6 @@ from rich.console import Console
 from benchmarks.accuracy import recommendation
 from benchmarks.accuracy.recommendation import (
     QUESTIONS,
-    DlrmCase,
     DlrmResult,
     Planned,
     dlrm_table,

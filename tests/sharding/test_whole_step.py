@@ -347,6 +347,7 @@ def test_sparse_gradients_of_tables_are_part_of_their_update() -> None:
     with torch.device("meta"):
         model = Dlrm(tables=TABLES, rows=5_000_000, width=WIDTH, bottom=(256, 512), top=(1024, 512))
         for table in model.tables:
+            assert isinstance(table, nn.EmbeddingBag)
             table.sparse = True
         dense, indices = torch.empty(BATCH, 256), torch.zeros(TABLES, BATCH, POOLING, dtype=torch.int64)
     trace = lp.capture(lambda: model(dense, indices).sum().backward(), samples_per_step=BATCH)

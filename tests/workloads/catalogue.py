@@ -19,6 +19,7 @@ from benchmarks.accuracy.workloads import classifiers
 from benchmarks.accuracy.workloads.bert import BERT_LARGE, Bert, BertConfig
 from benchmarks.accuracy.workloads.deep_speech import DeepSpeech
 from benchmarks.accuracy.workloads.gnmt import GNMT, Gnmt, GnmtConfig
+from benchmarks.accuracy.workloads.inception import InceptionV3
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from tests.workloads import images as vision
 from tests.workloads.gan import Dcgan

@@ -1,7 +1,7 @@
 """DLRM as NVIDIA's DeepLearningExamples train it on Criteo's terabyte of clicks: 26 tables, one look-up a sample each.
 
 `criteo_trace("large", precision="TF32", batch=8192)` is a step of SGD; tables of `small` hold what occurs at least 15
-times, those of `large` at least 3 times (15.6 and 84.9 GiB in float32). The tables are updated by their sparse gradients.
+times, those of `large` at least 3 times (15.6 and 84.9 GiB in float32). Tables are updated by their sparse gradients.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TOP: Final = (1024, 1024, 512, 256)
 ROWS: Final = {
     "small": "7912889 33823 17139 7339 20046 4 7105 1382 63 5554114 582469 245828 11 2209 10667 104 4 968 15 8165896 "
     "2675940 7156453 302516 12022 97 35",
-    "large": "45833188 36746 17245 7413 20243 3 7114 1441 62 29275261 1572176 345138 10 2209 11267 128 4 974 14 48937457 "
-    "11316796 40094537 452104 12606 104 35",
+    "large": "45833188 36746 17245 7413 20243 3 7114 1441 62 29275261 1572176 345138 10 2209 11267 128 4 974 14 "
+    "48937457 11316796 40094537 452104 12606 104 35",
 }
 """Rows of each table (NVIDIA/DeepLearningExamples, PyTorch/Recommendation/DLRM)."""
 
@@ -58,6 +58,7 @@ class CriteoDlrm(nn.Module):
         self.logit = nn.Linear(TOP[-1], 1)
 
     def forward(self, dense: Tensor, indices: Tensor) -> Tensor:
+        """A logit a sample, of dense features (batch, 13) and look-ups (26, batch, 1)."""
         bottom = self.bottom(dense)
         embedded = [table(rows) for table, rows in zip(self.tables, indices, strict=True)]
         vectors = torch.stack((bottom, *embedded), dim=1).to(bottom.dtype)
