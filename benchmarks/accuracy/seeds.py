@@ -52,7 +52,7 @@ INCEPTION_GPUS: Final = ("RTX-3090", "RTX-4090")
 INCEPTION_RELEASE: Final = "2.4"
 """Of torch, from which on both GPUs have a row of Inception v3: inference in float16 autocast, channels first."""
 
-DCGAN_GPUS: Final = ("P4000", "P100-PCIe-16GB", "V100-PCIe-16GB", "RTX-2070", "RTX-2080-Ti", "T4")
+DCGAN_GPUS: Final = ("Quadro-P4000", "P100-PCIe-16GB", "V100-PCIe-16GB", "RTX-2070", "RTX-2080-Ti", "T4")
 DCGAN_BATCH: Final = 64
 
 
@@ -197,7 +197,7 @@ def print_report(folder: Path, console: Console, *, measures_cpu: bool = False) 
         console.print(
             "The paper times each operation on the GPU in use and scales it by waves, or by networks for convolutions, "
             "products and recurrent layers. These rows are of whole steps: the measured step times the ratio of two "
-            "predictions, on 19 GPUs of four more generations, tensor cores included where the container used them. "
+            "predictions, on 17 GPUs of five generations, tensor cores included where the container used them. "
             "The Transformer is Transformer-XL; Inception v3 is inference."
         )
         console.print(_dcgan_sentence())
