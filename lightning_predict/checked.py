@@ -20,6 +20,7 @@ import os
 import re
 import reprlib
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -39,8 +40,15 @@ Choice = TypeVar("Choice", bound=str)
 MAX_BYTES: Final = 1 << 30
 """Largest JSON or CSV file, after decompression. A profile of this size takes about 10 GB of memory once parsed."""
 
-MAX_WRITTEN_BYTES: Final = 1 << 23
-"""Largest YAML or TOML file: people write them, and PyYAML reads about a megabyte in ten seconds."""
+MAX_WRITTEN_BYTES: Final = 1 << 20
+"""Largest YAML or TOML file: people write them, and PyYAML takes up to twenty seconds for a megabyte."""
+
+MAX_YAML_SECONDS: Final = 60.0
+"""Longest time of the processor to parse a YAML file."""
+
+MAX_MERGED_FIELDS: Final = 100_000
+"""Most fields that the merges (`<<`) of a YAML file may copy in all: chains of merges grow with the square of their
+length."""
 
 MAX_DEPTH: Final = 100
 """Deepest nesting; a profile has six levels. Python's own limit of recursion is 1,000 calls."""
@@ -344,6 +352,8 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
 
     file = File(path.name, error)
     content = _written(path, file, "TOML")
+    if _LONG_KEY.search(content):  # tomllib's time grows with the square of the length of a key
+        raise file.refusal(f"has a key that is nested deeper than {MAX_DEPTH} levels; expected at most that.")
     try:
         document = tomllib.loads(content.decode())
     except RecursionError:
@@ -377,6 +387,7 @@ def read_yaml(path: Path, error: type[LightningPredictError], *, name: str = "")
     content = _written(path, file, "YAML")
     try:
         loader = yaml.SafeLoader(content.decode())
+        _limit(loader, file)
         root = loader.get_single_node()
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
@@ -443,6 +454,9 @@ def read_csv(
 
 _TOO_LONG: Final = 10**MAX_DIGITS
 _DIGITS_AS_ZERO: Final = bytes(48 if chr(code).isdigit() and code < 128 else code for code in range(256))
+_LONG_KEY: Final = re.compile(
+    rb"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){%d}""" % MAX_DEPTH, re.ASCII
+)
 _BRACKETS: Final = b'[]{}"\\'
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
 _STEPS: Final = {code: 1 if code in b"[{" else -1 if code in b"]}" else 0 for code in _BRACKETS}
@@ -516,6 +530,8 @@ def _parts(value: Any) -> Iterable[Any]:
 
 # YAML with lines.
 
+_NUMBERS: Final = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
 
 class _LinedDict(dict[Any, Any]):
     """Keys and values, with the line of each."""
@@ -533,6 +549,38 @@ class _LinedList(list[Any]):
         self.lines: list[int] = []
 
 
+def _limit(loader: yaml.SafeLoader, file: File) -> None:
+    """Refuse deep nesting, for which PyYAML's time for a token grows, when it begins; refuse what takes long."""
+    fetch, fetch_flow_start, add_indent = (
+        loader.fetch_more_tokens,
+        loader.fetch_flow_collection_start,
+        loader.add_indent,
+    )
+    end = time.thread_time() + MAX_YAML_SECONDS
+
+    def check_depth() -> None:
+        if loader.flow_level + len(loader.indents) >= MAX_DEPTH:
+            raise file.refusal(f"is nested too deep; expected at most {MAX_DEPTH} levels.", line=loader.line + 1)
+
+    def checked_fetch() -> None:
+        if time.thread_time() > end:
+            words = f"takes longer than {MAX_YAML_SECONDS:g} s to read up to here; expected a file that takes less."
+            raise file.refusal(words, line=loader.line + 1)
+        fetch()
+
+    def checked_flow_start(token: type) -> None:
+        check_depth()
+        fetch_flow_start(token)
+
+    def checked_indent(column: int) -> bool:
+        check_depth()
+        is_new: bool = add_indent(column)
+        return is_new
+
+    loader.fetch_more_tokens, loader.fetch_flow_collection_start = checked_fetch, checked_flow_start
+    loader.add_indent = checked_indent
+
+
 class _Nodes:
     """Plain values of YAML's nodes; a node that several aliases name is built once."""
 
@@ -540,6 +588,7 @@ class _Nodes:
         self._loader = loader
         self._file = file
         self._built: dict[int, tuple[Any, int]] = {}
+        self._merged_fields = 0
 
     def value(self, node: yaml.Node, place: str, depth: int) -> tuple[Any, int]:
         """Return a node's value, and how many levels of nesting it has."""
@@ -560,13 +609,18 @@ class _Nodes:
     def _mapping(self, node: yaml.MappingNode, place: str, depth: int) -> tuple[_LinedDict, int]:
         own, merged, highest = _LinedDict(), _LinedDict(), 1
         for key_node, value_node in node.value:
-            inner = f"{place}.{key_node.value}" if place else str(key_node.value)
+            name = str(key_node.value)[:60]  # keys may be as long as the file
+            inner = f"{place}.{name}" if place else name
             if key_node.tag == "tag:yaml.org,2002:merge":
                 parts = value_node.value if value_node.id == "sequence" else [value_node]
                 for part in reversed(parts):  # the first of several counts
                     value, height = self.value(part, inner, depth + 1)
                     if not isinstance(value, _LinedDict):
                         raise self._file.refusal("cannot be merged; expected keys and values.", inner, _line(part))
+                    self._merged_fields += len(value)
+                    if self._merged_fields > MAX_MERGED_FIELDS:
+                        words = f"is merged into more than {MAX_MERGED_FIELDS:,} fields; expected at most that."
+                        raise self._file.refusal(words, inner, _line(part))
                     merged.update(value)
                     merged.lines.update(value.lines)
                     highest = max(highest, height)
@@ -593,13 +647,13 @@ class _Nodes:
         return found, highest
 
     def _scalar(self, node: yaml.Node, place: str) -> Any:
+        if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+            raise self._file.refusal(f"has more than {MAX_DIGITS} digits; expected fewer.", place, _line(node))
         try:
             value = self._loader.construct_object(node, deep=True)
         except Exception as error:  # PyYAML raises what it comes upon, such as KeyError for `!!bool maybe`
             words = " ".join(str(getattr(error, "problem", None) or error).split())
             raise self._file.refusal(f"is not a value: {words}. Correct it there.", place, _line(node)) from None
-        if isinstance(value, int) and abs(value) >= _TOO_LONG:
-            raise self._file.refusal(f"has more than {MAX_DIGITS} digits; expected fewer.", place, _line(node))
         return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,9 @@ def test_yaml_values_know_their_lines_through_merges_and_aliases(tmp_path: Path)
     [
         ("a: 1\na: 2\n", "a.yaml, line 2: a stands twice; remove one of the two."),
         ("a: &a [*a]\n", "is nested deeper than 100 levels, or holds itself"),
-        ("[" * 101 + "]" * 101, "is nested deeper than 100 levels"),
-        ("[" * 5000, "is nested too deep; expected at most 100 levels"),
+        ("[" * 101 + "]" * 101, "a.yaml, line 1 is nested too deep; expected at most 100 levels"),
+        ("\n".join(" " * level + "a:" for level in range(101)), "line 101 is nested too deep"),
+        ("a: &a {b: 1}\nc: &c {<<: *a}\nd:\n  <<: 5", "line 4: d.<< cannot be merged; expected keys and values"),
         ("a: " + "9" * 101, "line 1: a has more than 100 digits"),
         ("a: !!bool maybe", "a.yaml, line 1: a is not a value: 'maybe'"),
         ("a: !!python/object:os.system {}", "line 1: a is not a value: could not determine a constructor for the tag"),
@@ -101,6 +103,34 @@ def test_yaml_values_know_their_lines_through_merges_and_aliases(tmp_path: Path)
 def test_hostile_yaml_is_refused_in_words(tmp_path: Path, text: str | bytes, words: str) -> None:
     with pytest.raises(CatalogueError, match=re.escape(words)):
         read_yaml(written(tmp_path, "a.yaml", text), CatalogueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * (1 << 19), "is nested too deep"),  # PyYAML alone: the square of the depth, 2 s for 5,000
+        ("? " * (1 << 19), "is nested too deep"),
+        ("a: 1" + ":59" * (1 << 16), "line 1: a has more than 100 digits"),  # in base 60: the square of the length
+        # Each of 1,000 mappings holds the fields of the one before: half a million.
+        (
+            "a0: &a0 {k0: 0}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}, k{n}: 0}}\n" for n in range(1, 1000)),
+            "is merged into more than 100,000 fields; expected at most that.",
+        ),
+    ],
+    ids=["brackets", "keys", "base 60", "merges"],
+)
+def test_yaml_takes_no_time_that_grows_with_a_square(tmp_path: Path, text: str, words: str) -> None:
+    """Refused within seconds of the processor, where each would take minutes."""
+    start = time.process_time()
+    with pytest.raises(CatalogueError, match=re.escape(words)):
+        read_yaml(written(tmp_path, "a.yaml", text), CatalogueError)
+    assert time.process_time() - start < 20
+
+
+def test_yaml_is_read_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "MAX_YAML_SECONDS", 0.0)
+    with pytest.raises(CatalogueError, match=r"^a\.yaml, line 1 takes longer than 0 s to read up to here; expected a"):
+        read_yaml(written(tmp_path, "a.yaml", "a: 1"), CatalogueError)
 
 
 def test_an_alias_is_one_value_however_often_it_is_named(tmp_path: Path) -> None:
@@ -149,7 +179,7 @@ def test_a_file_is_unpacked_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("read", [read_yaml, read_toml])
 def test_a_written_file_has_a_limit(tmp_path: Path, read: Callable[..., Checked]) -> None:
     path = written(tmp_path, "large", b"#" * (checked.MAX_WRITTEN_BYTES + 1))
-    with pytest.raises(CatalogueError, match=r"^large is larger than 8 MiB; expected at most that"):
+    with pytest.raises(CatalogueError, match=r"^large is larger than 1 MiB; expected at most that"):
         read(path, CatalogueError)
     with pytest.raises(CatalogueError, match=r"nowhere does not exist; give the path of a (YAML|TOML) file"):
         read(tmp_path / "nowhere", CatalogueError)
@@ -162,7 +192,8 @@ def test_a_written_file_has_a_limit(tmp_path: Path, read: Callable[..., Checked]
     [
         ("a = " + "[" * 101 + "]" * 101, "is nested deeper than 100 levels"),
         ("a = " + "[" * 5000, "is nested too deep; expected at most 100 levels"),
-        ("a." * 101 + "a = 1", "is nested deeper than 100 levels"),
+        ("a." * 100 + "a = 1", "has a key that is nested deeper than 100 levels"),
+        ("[" + "'a' . " * (1 << 16) + "a]", "has a key that is nested deeper than 100 levels"),  # minutes in tomllib
         ("a = " + "9" * 101, "has a number of more than 100 digits"),
         ("a = " + "9" * 5000, "is not valid TOML"),
         ("a = '\xff'".encode("latin-1"), "a.toml is not valid TOML"),
