@@ -4,17 +4,19 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: compat demo test test-gpu soak soak-modules bench check audit format build clean
+.PHONY: compat demo test test-gpu soak soak-modules bench check audit lock format build clean
 
-# torch first and exactly: a looser request may choose a build that is gigabytes larger.
-$(VENV)/installed: pyproject.toml constraints.txt
+# The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
+# index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
+# choose a build that is gigabytes larger; what it needs beside the lock, the libraries of CUDA, has no hash here.
+$(VENV)/installed: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip setuptools wheel # dependency groups need pip 25.1
-	$(PIP) $(INDEX) torch
-	$(PIP) $(INDEX) --editable '.[cli,fitting,planning,tensorboard]' --group dev --group docs
+	$(PIP) --require-hashes --no-deps --requirement requirements.lock
+	$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(PIP) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $@
 
 demo: $(VENV)/installed
@@ -65,6 +67,13 @@ check: $(VENV)/installed
 # Known vulnerabilities of the pinned versions; says so where nobody can be asked.
 audit:
 	PYTHON=$(PYTHON) bash .ci/audit
+
+# After a change of constraints.txt: the hashes of all files of these versions, for every platform.
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip --disable-pip-version-check install --quiet uv
+	grep --invert-match '^torch==' constraints.txt | build/lock/bin/uv pip compile - --quiet --no-deps --universal \
+		--python-version 3.11.9 --generate-hashes --no-header --no-annotate --output-file requirements.lock
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
