@@ -7,6 +7,9 @@ A test compares with `golden("name.txt", text)`. After a wanted change of the ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import settings
@@ -23,10 +26,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+_HISTORIES: Final = count()
+
+
+@pytest.fixture(scope="session")
+def _histories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all: making thousands takes seconds."""
+    return tmp_path_factory.mktemp("histories")
+
+
 @pytest.fixture(autouse=True)
-def _own_history(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_history(_histories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the history of whoever runs it, nor that of another test."""
-    monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(tmp_path_factory.mktemp("history") / "history.jsonl"))
+    monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(_histories / f"{next(_HISTORIES)}.jsonl"))
 
 
 @pytest.fixture(autouse=True)

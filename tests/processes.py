@@ -1,10 +1,10 @@
-"""Processes of tests, forked from one that has imported torch, both Lightnings and this package already.
+r"""Processes of tests, forked from one that has imported torch, both Lightnings and this package already.
 
 Importing them takes longer than most of what tests do in a process of their own. What must not be imported, or must be
 imported by the process itself, is run by `subprocess` instead. Example::
 
     ran = run("import torch; print(torch.zeros(1))")
-    assert ran.stdout == "tensor([0.])\\n"
+    assert ran.stdout == "tensor([0.])\n"
 """
 
 from __future__ import annotations

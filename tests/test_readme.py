@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.processes import run
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -25,7 +24,7 @@ def code_blocks() -> list[str]:
 
 @pytest.mark.parametrize("block", code_blocks(), ids=lambda block: block.splitlines()[0])
 def test_code_runs(block: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run(block, folder=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -51,14 +50,7 @@ def example(name: str, folder: Path) -> str:
         "pauses.SHORTEST_PAUSE_SECONDS = float('inf'); "
         f"sys.path.insert(0, {str(path.parent)!r}); runpy.run_path({str(path)!r}, run_name='__main__')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "110", "TERM": "dumb"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run(code, variables={"COLUMNS": "110", "TERM": "dumb"}, folder=folder, seconds=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -132,13 +124,7 @@ def test_every_command_works(command: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     program, *words = command.split()
     assert program == "lightning-predict"
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_predict.cli", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run("-m", "lightning_predict.cli", *words, folder=tmp_path, seconds=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -176,23 +162,14 @@ def test_links_work_on_the_package_index_and_name_what_is_there() -> None:
     "name", ["large_model_without_a_gpu", "gan_manual_optimization", "recommendation", "tensorboard_and_wandb"]
 )
 def test_examples_run(name: str, tmp_path: Path) -> None:
-    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "COLUMNS": "110"}
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / f"{name}.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    variables = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "COLUMNS": "110"}
+    done = run(ROOT / "examples" / f"{name}.py", variables=variables, folder=tmp_path, seconds=300)
     assert done.returncode == 0, done.stderr
     assert "H100-SXM-80GB" in done.stdout
 
 
 def test_the_example_of_past_runs_predicts_and_compares(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "past_runs.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    done = run(ROOT / "examples" / "past_runs.py", folder=tmp_path, seconds=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("seconds per iteration = ")
     assert "batch size 128 is 2 times the largest of the past runs (64)" in done.stdout

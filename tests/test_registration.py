@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +11,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.registration import callbacks_from_environment
+from tests.processes import run
 
 GROUPS = {
     "lightning.pytorch": "lightning.pytorch.callbacks_factory",
@@ -71,21 +68,17 @@ def test_what_is_misspelt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         callbacks_from_environment()
 
 
-def run(package: str, folder: Path, **variables: str) -> Any:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | variables
-    command = [sys.executable, "-c", SCRIPT, package, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
-
-
 @pytest.mark.parametrize("package", GROUPS)
 def test_a_trainer_that_knows_nothing_of_it_predicts(package: str, tmp_path: Path) -> None:
-    ran = run(package, tmp_path, LIGHTNING_PREDICT="1", LIGHTNING_PREDICT_GPUS="T4,L4")
+    ran = run(SCRIPT, package, tmp_path, variables={"LIGHTNING_PREDICT": "1", "LIGHTNING_PREDICT_GPUS": "T4,L4"})
+    assert ran.returncode == 0, ran.stderr
     rows = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith(("T4", "L4", "this"))]
     assert rows == ["this", "T4", "L4"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_trainer_without_the_switch_has_no_callback_of_ours(tmp_path: Path) -> None:
-    ran = run("lightning.pytorch", tmp_path)
+    ran = run(SCRIPT, "lightning.pytorch", tmp_path)
+    assert ran.returncode == 0, ran.stderr
     assert "RuntimePredictor" not in ran.stdout + ran.stderr
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,8 @@
 """Import what the callbacks need of Lightning, from whichever of its two packages is installed.
 
 `lightning` and `pytorch_lightning` ship the same Trainer under two names, and their `Callback` classes are unrelated.
-A class that inherits both is accepted by either Trainer, alone or in a list, and by either LightningCLI. Example::
+A class that inherits both is accepted by either Trainer, alone or in a list, and by either LightningCLI; ours inherits
+those that the program uses. Example::
 
     class Greeter(Callback):
         def on_fit_start(self, trainer, pl_module):
@@ -10,6 +11,7 @@ A class that inherits both is accepted by either Trainer, alone or in a list, an
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -40,24 +42,43 @@ def installed_packages() -> tuple[ModuleType, ...]:
     return tuple(modules)
 
 
+def packages_in_use() -> tuple[ModuleType, ...]:
+    """List the `PACKAGES` that are imported already; all that are installed where none is.
+
+    Importing the one that a program does not use would nearly double what importing the callbacks takes.
+
+    Raises:
+        MissingDependencyError: None of them can be imported.
+    """
+    return tuple(sys.modules[name] for name in PACKAGES if name in sys.modules) or installed_packages()
+
+
+def lightning_classes(name: str) -> tuple[type[Any], ...]:
+    """Find a callback of Lightning's in each package in use.
+
+    Args:
+        name: Of the class, such as `Timer`.
+    """
+    return tuple(getattr(package.callbacks, name) for package in packages_in_use())
+
+
 if TYPE_CHECKING:
     from lightning.pytorch import Callback as Callback
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
     from lightning.pytorch.utilities import rank_zero_info as rank_zero_info
     from lightning.pytorch.utilities import rank_zero_warn as rank_zero_warn
-
-    TIMERS = (Timer,)
-    ACCUMULATION_SCHEDULERS = (GradientAccumulationScheduler,)
-    MODEL_CHECKPOINTS = (ModelCheckpoint,)
 else:
-    _packages = installed_packages()
+    _packages = packages_in_use()
 
     class Callback(*(package.Callback for package in _packages)):
-        """The base of our callbacks: the `Callback` of every Lightning package that is installed."""
+        """The base of our callbacks: the `Callback` of every Lightning package in use."""
 
-    TIMERS = tuple(package.callbacks.Timer for package in _packages)
-    ACCUMULATION_SCHEDULERS = tuple(package.callbacks.GradientAccumulationScheduler for package in _packages)
-    MODEL_CHECKPOINTS = tuple(package.callbacks.ModelCheckpoint for package in _packages)
+        def __new__(cls, *_: Any, **__: Any) -> Callback:
+            """Make a callback, of the package too that was imported after this module."""
+            bases = tuple(package.Callback for package in packages_in_use())
+            if Callback.__bases__ != bases:
+                Callback.__bases__ = bases
+            return super().__new__(cls)
+
     rank_zero_info = _packages[0].utilities.rank_zero_info
     rank_zero_warn = _packages[0].utilities.rank_zero_warn
 

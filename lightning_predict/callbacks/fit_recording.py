@@ -112,6 +112,9 @@ class FitRecording:
         """Time or record the step that begins."""
         if self._steps is None:
             return
+        if self._steps.asks_for_nothing:
+            self._steps.batch_starts(full_windows_after=None, next_is_short=False)
+            return
         position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
         full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
         after = full_windows if full_windows is None or is_short else full_windows - 1
@@ -126,7 +129,8 @@ class FitRecording:
         """End the step; give the trace once every kind is recorded, and again where another kind turned up since."""
         if self._steps is None:
             return None
-        trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples_of(batch))
+        samples = None if self._steps.is_idle else samples_of(batch)
+        trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples)
         if trace is not None:
             self.pace = self._steps.pace
         if self._steps.is_finished:

@@ -436,6 +436,7 @@ class StepRecorder:
         # State over all windows.
         self._windows: list[Kind | None] = []
         self._kinds_found: list[Kind | None] = []
+        self._kinds_complete: frozenset[Kind | None] = frozenset()
         self._timed: list[tuple[int, Window]] = []
         self._recorded: list[Recorded] = []
         self._rejected = 0
@@ -504,7 +505,7 @@ class StepRecorder:
         self._nodes += self._autograd_nodes() - self._nodes_at_start
         if self._session is not None:
             self._session.stop()
-        if self._is_idle:
+        if self.is_idle:
             self.watch.pause()  # Nothing was timed.
         if window is None:
             return None
@@ -527,15 +528,27 @@ class StepRecorder:
             stop_for_sure(session)
 
     @property
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether only the kinds of windows are still told apart: there is a trace, and it is complete so far."""
         return self.has_given and self._action == "skip"
 
+    @property
+    def asks_for_nothing(self) -> bool:
+        """Whether the next window is skipped, however many follow: all kinds are recorded, each of one batch."""
+        return self._is_settled and all(kind is None or kind.batches == 1 for kind in self._kinds_complete)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the trace was complete, and the last window of a kind that is recorded: it still is complete."""
+        return bool(self._kinds_complete) and self._windows[-1] in self._kinds_complete
+
     def _now(self) -> float:
         """Return the time; the clock, which waits for the device, is not read once nothing is timed any more."""
-        return 0.0 if self._is_idle else self._clock()
+        return 0.0 if self.is_idle else self._clock()
 
     def _next_action(self, full_windows_after: int | None, is_short: bool) -> Action:
+        if self._is_settled:
+            return "skip"
         kinds = self._kinds()
         if len(self._recorded) < self._capture_steps:
             last = kinds[-1] if kinds else None
@@ -586,10 +599,16 @@ class StepRecorder:
     def _trace_if_due(self) -> Trace | None:
         if not self._recorded or (len(self._recorded) < self._capture_steps and not self._is_last):
             return None
-        kinds = self._kinds()
         self.is_finished = self._is_last or self._has_waited_long_enough
-        must_give = self.is_finished or (self._may_end_now and not self.has_given)
-        if not (must_give or self._is_complete(kinds)):
+        if self._is_settled:
+            return None
+        kinds = self._kinds()
+        is_complete = self._is_complete(kinds)
+        recorded = {None, *self._kinds_recorded(kinds)} if is_complete else set()
+        self._kinds_complete = frozenset(
+            window for window, kind in zip(self._windows, kinds, strict=True) if kind in recorded
+        )
+        if not (is_complete or self.is_finished or (self._may_end_now and not self.has_given)):
             return None
         return self._give(kinds) if len(self._recorded) > self._records_given else None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_predict.callbacks.bases import ACCUMULATION_SCHEDULERS, MODEL_CHECKPOINTS, TIMERS
+from lightning_predict.callbacks.bases import lightning_classes
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment, Position, Saving, Validation
 from lightning_predict.run.workload import Loader
@@ -85,8 +85,8 @@ def unmet_minimums(trainer: Trainer) -> str:
 
 def savings_of(trainer: Any) -> list[Saving]:
     """Tell when the ModelCheckpoint callbacks write."""
-    found = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, MODEL_CHECKPOINTS)]
-    return [_saving(trainer, callback) for callback in found]
+    kinds = lightning_classes("ModelCheckpoint")
+    return [_saving(trainer, callback) for callback in trainer.checkpoint_callbacks if isinstance(callback, kinds)]
 
 
 def loader_of(trainer: Any, wait_seconds: float, *, batch_seconds: float) -> Loader:
@@ -117,7 +117,8 @@ def resumes_data(trainer: Any) -> bool:
 
 def seconds_left(trainer: Trainer) -> float | None:
     """Return the seconds until the time limit of the fit (`max_time` or a Timer); None without one."""
-    timers = (callback for callback in callbacks_of(trainer) if isinstance(callback, TIMERS))
+    kinds = lightning_classes("Timer")
+    timers = (callback for callback in callbacks_of(trainer) if isinstance(callback, kinds))
     left = [seconds for timer in timers if (seconds := timer.time_remaining()) is not None]
     return max(0.0, min(left)) if left else None
 
@@ -189,8 +190,9 @@ def _limit(number: int | None) -> int | None:
 
 
 def _accumulation(trainer: Trainer) -> Mapping[int, int]:
+    kinds = lightning_classes("GradientAccumulationScheduler")
     for callback in callbacks_of(trainer):
-        if isinstance(callback, ACCUMULATION_SCHEDULERS):
+        if isinstance(callback, kinds):
             return {0: 1} | dict(callback.scheduling)
     return {0: trainer.accumulate_grad_batches}
 

@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.studies import (
     CORRELATIONS,
     Held,
-    held_cases,
     interval_study,
     least_correlation,
     study_table,
 )
-from tests.accuracy.test_report import THROUGHPUT, TRANSFORMERS
 
 
 def held_from(family: str, least: float) -> Held:
@@ -46,24 +41,3 @@ def test_the_study_is_printed() -> None:
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert ["hard", "2", "0", "0", "0", "0", "0", "100", "100"] in lines
     assert ["all", "3", "33", "33", "33", "33", "100", "100"] in lines
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "transformers_fp32.csv").write_text(TRANSFORMERS, encoding="utf-8")
-    (tmp_path / "training_throughput.csv").write_text(THROUGHPUT, encoding="utf-8")
-    return tmp_path
-
-
-def test_every_case_that_is_not_apart_is_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cases = held_cases(folder, jobs=1)
-    # Three eager cases of BERT-Large and two rows of NCF on one GPU; a wider interval never holds less.
-    assert sorted(case.family for case in cases) == ["BERT", "BERT", "BERT", "ncf", "ncf"]
-    for case in cases:
-        flags = [case.is_inside[value] for value in CORRELATIONS]
-        assert flags == sorted(flags)
-    (folder / "training_throughput.csv").unlink()
-    assert len(held_cases(folder, jobs=1)) == 3
-    (folder / "transformers_fp32.csv").write_text("gpu\n", encoding="utf-8")
-    assert main([str(folder), "--of", "correlations"]) == 1
-    assert "model is not a column" in capsys.readouterr().err

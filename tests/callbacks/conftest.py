@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,23 @@ from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Trace
 from tests.callbacks.small import Small
 
+WITH_BOTH = ("test_bases", "test_promises", "test_loggers", "test_command_line", "test_runtime_predictor")
+"""Modules whose tests run with both Lightning packages; both ship the same code, so that others take turns."""
 
-@pytest.fixture(params=PACKAGES)
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give `small` a Lightning package, or both."""
+    if "small" not in metafunc.fixturenames:
+        return
+    module, name = metafunc.module.__name__.rpartition(".")[2], metafunc.function.__name__
+    both = module in WITH_BOTH
+    packages = PACKAGES if both else (PACKAGES[zlib.crc32(name.encode()) % len(PACKAGES)],)
+    metafunc.parametrize("small", packages, indirect=True)
+
+
+@pytest.fixture
 def small(request: pytest.FixtureRequest) -> Small:
-    """Models and Trainers, once of each Lightning package."""
+    """Models and Trainers of a Lightning package."""
     return Small(request.param)
 
 

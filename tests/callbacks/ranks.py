@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import socket
-import subprocess
 import sys
 import time
 import warnings
@@ -27,14 +26,13 @@ import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget, cost_budget
 from tests.callbacks.small import Small
+from tests.processes import Ran, Started
 
 TIMEOUT_SECONDS: Final = 9
 """Of the process group: a meeting waits for a third of it."""
 
 BATCHES: Final = 8
 """Batches of an epoch on each rank; there are two epochs."""
-
-REPOSITORY: Final = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -173,14 +171,13 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
     }
 
 
-def start(folder: Path, world_size: int, scenarios: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Run scenarios on so many ranks; what each rank saw of each, empty where it did not come to the end."""
+def launched(module: str, *words: str | Path, world_size: int, folder: Path) -> list[Ran]:
+    """Run a module on so many ranks, as torchrun does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = os.environ | {
+    shared = {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(REPOSITORY),
         "TORCHELASTIC_RUN_ID": "tests",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "MASTER_ADDR": "127.0.0.1",
@@ -189,25 +186,19 @@ def start(folder: Path, world_size: int, scenarios: Sequence[str]) -> dict[str, 
         "LOCAL_WORLD_SIZE": str(world_size),
         "GROUP_RANK": "0",
     }
-    command = [sys.executable, "-m", "tests.callbacks.ranks", str(folder), *scenarios]
-    with contextlib.ExitStack() as files:
-        ranks = [
-            subprocess.Popen(
-                command,
-                cwd=folder,
-                env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.DEVNULL,
-                stderr=files.enter_context((folder / f"errors.{rank}.txt").open("w")),
-            )
-            for rank in range(world_size)
-        ]
-        try:
-            for process in ranks:
-                process.wait(timeout=300)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+    ranks = [
+        Started("-m", module, *words, variables=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder=folder)
+        for rank in range(world_size)
+    ]
+    return [rank.wait(300) for rank in ranks]
+
+
+def start(folder: Path, world_size: int, scenarios: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Run scenarios on so many ranks; what each rank saw of each, empty where it did not come to the end."""
+    for rank, ran in enumerate(
+        launched("tests.callbacks.ranks", folder, *scenarios, world_size=world_size, folder=folder)
+    ):
+        (folder / f"errors.{rank}.txt").write_text(ran.stderr)
     return {
         scenario: [
             json.loads(path.read_text()) if (path := folder / f"{scenario}.{rank}.json").exists() else {}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from lightning_predict.callbacks import CostBudget, RuntimePredictor, bases
 from lightning_predict.callbacks.bases import PACKAGES, LightningPredictWarning, samples_of, warn
 from lightning_predict.errors import MissingDependencyError
 from tests.callbacks.small import Small
+from tests.processes import run
 
 CALLBACKS: list[Callable[[], Any]] = [lambda: RuntimePredictor(["T4"]), lambda: CostBudget(usd=1)]
 
@@ -43,9 +43,12 @@ from importlib.abc import MetaPathFinder
 
 class Blocked(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked!r}:
+        if name.partition(".")[0] == {blocked!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
+for name in list(sys.modules):
+    if name.partition(".")[0] in ({blocked!r}, "lightning_predict"):
+        del sys.modules[name]
 sys.meta_path.insert(0, Blocked())
 from lightning_predict.callbacks import RuntimePredictor
 print([base.__module__ for base in RuntimePredictor.__mro__ if base.__name__ == "Callback"])
@@ -60,10 +63,42 @@ print([base.__module__ for base in RuntimePredictor.__mro__ if base.__name__ == 
     ],
 )
 def test_one_package_is_enough(blocked: str, module: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT.format(blocked={blocked})]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert module in ran.stdout
-    assert f"'{blocked}." not in ran.stdout
+    ran = run(WITHOUT.format(blocked=blocked))
+    assert ran.stdout == f"['lightning_predict.callbacks.bases', '{module}']\n", ran.stderr
+
+
+WITHOUT_THE_OTHER = """
+import sys
+from copy import deepcopy
+
+other = sys.modules.pop("pytorch_lightning")
+for name in list(sys.modules):
+    if name.partition(".")[0] == "lightning_predict":
+        del sys.modules[name]
+from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from lightning.pytorch import Callback
+early = CostBudget(usd=1)
+print("pytorch_lightning" in sys.modules, isinstance(early, Callback), isinstance(early, other.Callback))
+
+sys.modules["pytorch_lightning"] = other  # the program imports it later
+late = RuntimePredictor(["T4"])
+print(isinstance(late, Callback), isinstance(late, other.Callback), isinstance(early, other.Callback))
+print(deepcopy(late).gpus)
+"""
+
+
+def test_a_package_that_the_program_does_not_use_is_not_imported_until_it_does() -> None:
+    ran = run(WITHOUT_THE_OTHER)
+    assert ran.stdout.splitlines() == ["False True False", "True True True", "('T4',)"], ran.stderr
+
+
+def test_where_none_is_imported_yet_all_that_are_installed_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = bases.packages_in_use()
+    for name in PACKAGES:
+        monkeypatch.delitem(sys.modules, name)
+    loaded = dict(zip(PACKAGES, expected, strict=True))
+    monkeypatch.setattr(bases, "import_module", loaded.__getitem__)
+    assert bases.packages_in_use() == expected
 
 
 def test_without_any_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lightning_predict.callbacks.recorders import TIMED_VALIDATION_BATCHES, Pace, StepRecorder, ValidationRecorder
+from lightning_predict.callbacks import recorders
+from lightning_predict.callbacks.recorders import (
+    TIMED_VALIDATION_BATCHES,
+    Pace,
+    StepRecorder,
+    ValidationRecorder,
+    kinds_of,
+)
 from lightning_predict.tracing.trace import Trace
 
 
@@ -269,6 +276,33 @@ def test_the_clock_is_left_alone_between_two_traces() -> None:
         loop.batch(1.0, nodes=7)
     assert [*finished, loop.recorder.is_finished] == [False, True]
     assert loop.clock.readings == 2 * 3 + 1
+
+
+def test_once_complete_kinds_are_looked_for_again_only_where_another_turns_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    assert [loop.batch(1.0, nodes=5) is not None for _ in range(3)] == [False, False, True]
+    assert loop.recorder.asks_for_nothing
+    searches: list[int] = []
+    monkeypatch.setattr(recorders, "kinds_of", lambda windows: searches.append(1) or kinds_of(windows))
+    for _ in range(20):
+        assert loop.batch(1.0, nodes=5) is None
+    assert searches == []
+    assert len(loop.sessions) == 1
+    # Another graph in every tenth window: it is waited for, recorded when it is due, and given.
+    traces = [loop.batch(1.0, nodes=5 + 4 * (number % 10 == 9)) for number in range(40)]
+    assert len(searches) > 0
+    (given,) = (trace for trace in traces if trace is not None)
+    assert [step.share for step in given.other_steps] == [0.1]
+    assert loop.recorder.asks_for_nothing
+
+
+def test_windows_of_several_batches_may_be_short_so_that_what_is_left_is_asked_for() -> None:
+    loop = Loop(accumulates=2)
+    assert [loop.batch(1.0) is not None for _ in range(6)] == [False] * 5 + [True]
+    assert not loop.recorder.asks_for_nothing
+    assert loop.recorder.is_idle is False  # until the next window begins
+    loop.batch(1.0)
+    assert loop.recorder.is_idle
 
 
 def test_a_first_trace_is_given_before_something_else_may_end_the_run() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +10,15 @@ import pytest
 
 from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.callbacks.ranks import launched
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where each rank wrote what it saw of each fit."""
     folder = tmp_path_factory.mktemp("fits")
-    command = [sys.executable, "-m", "tests.callbacks.two_processes", str(folder)]
-    # One thread a process: the machine that tests may have two cores.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder, env=environment, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for ran in launched("tests.callbacks.two_processes", folder, world_size=2, folder=folder):
+        assert ran.returncode == 0, ran.stdout + ran.stderr
     return folder
 
 

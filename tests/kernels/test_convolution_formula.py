@@ -60,7 +60,7 @@ def changed(item: Problem, **words: float) -> Problem:
     return problem(item.operation, item.dtype, **(item.shape | words))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_nothing_beats_its_flops_and_its_bytes(item: Problem) -> None:
     batch = batch_of([item])
@@ -74,28 +74,28 @@ def test_nothing_beats_its_flops_and_its_bytes(item: Problem) -> None:
     assert (seconds >= moved / bandwidth).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_twice_the_batch_never_takes_less(item: Problem) -> None:
     once, twice = by_formula(item, changed(item, batch=2 * item.shape["batch"])).T
     assert (twice >= once * (1 - 1e-9)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_channels_last_is_never_slower(item: Problem) -> None:
     first, last = by_formula(changed(item, channels_last=0), changed(item, channels_last=1)).T
     assert (last <= first).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_groups_are_never_slower_than_the_dense_convolution(item: Problem) -> None:
     grouped, dense = by_formula(item, changed(item, groups=1)).T
     assert (grouped <= dense * (1 + 1e-9)).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(convolutions())
 def test_a_lower_precision_is_never_slower_than_float32(item: Problem) -> None:
     shipped = kernel_models(())

@@ -1,4 +1,4 @@
-"""A lower precision is never slower than float32 on the same GPU, for any operation on any GPU of the catalogue."""
+"""A lower precision is never slower than float32 on the same GPU, for any operation on any kind of GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 import lightning_predict as lp
 import lightning_predict.kernels  # registers the operations
 from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.estimates import LEAST_SPREAD, PROXY_SPREAD, float32_stands_in, problem_times
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, operation_names, problem
 from lightning_predict.kernels.roofline import roofline_seconds
+from tests.gpus.kinds import one_of_each_kind
 
 GPUS = [gpu(name) for name in gpu_names()]
+KINDS = one_of_each_kind()
+ON_EVERY_GPU = ("linear", "conv2d", "attention", "layer_norm", "gelu")
 LOWER = ("tf32", "float16", "bfloat16", "float8")
 
 # Values of shape words, three sizes of each operation; a word that is not here takes its default.
@@ -65,19 +69,19 @@ def of_every_size(name: str) -> list[Problem]:
     ]
 
 
-def rooflines(items: list[Problem]) -> Array:
+def rooflines(items: list[Problem], gpus: list[Gpu]) -> Array:
     """Seconds of each at full utilisation, (gpus, items)."""
-    return np.stack([roofline_seconds(batch_of([item]), GPUS)[:, 0] for item in items], axis=1)
+    return np.stack([roofline_seconds(batch_of([item]), gpus)[:, 0] for item in items], axis=1)
 
 
-def check(items: list[Problem], models: BundledModels) -> None:
-    single = problem_times(items, GPUS, models)
+def check(items: list[Problem], models: BundledModels, gpus: list[Gpu]) -> None:
+    single = problem_times(items, gpus, models)
     for dtype in LOWER:
         lower = [replace(item, dtype=dtype) for item in items]
-        times = problem_times(lower, GPUS, models)
+        times = problem_times(lower, gpus, models)
         # An emulated dtype may be slower, and by no more than its rate, which the catalogue has from measurements.
-        emulated = np.array([[float32_stands_in(dtype, gpu)] for gpu in GPUS])
-        limit = np.where(emulated, np.maximum(single.seconds, LEAST_SPREAD * rooflines(lower)), single.seconds)
+        emulated = np.array([[float32_stands_in(dtype, gpu)] for gpu in gpus])
+        limit = np.where(emulated, np.maximum(single.seconds, LEAST_SPREAD * rooflines(lower, gpus)), single.seconds)
         assert np.all(times.seconds <= limit * (1 + 1e-6)), dtype
         assert np.all(times.interval.low <= times.seconds)
         assert np.all(times.seconds <= times.interval.high)
@@ -87,7 +91,7 @@ def check(items: list[Problem], models: BundledModels) -> None:
     "name", [name for name in operation_names() if operation_kind(name).units in ("tensor", "vector")]
 )
 def test_no_operation_is_slower_in_fewer_bits(name: str, models: BundledModels) -> None:
-    check(of_every_size(name), models)
+    check(of_every_size(name), models, GPUS if name in ON_EVERY_GPU else KINDS)
 
 
 @pytest.mark.parametrize("suffix", ["", "_backward_input", "_backward_weight"])
@@ -97,7 +101,7 @@ def test_no_convolution_with_groups_is_slower_in_fewer_bits(suffix: str, models:
         {"in_channels": 144, "out_channels": 144, "groups": 144, "kernel_size": 3, "padding": 1},  # MobileNet
         {"in_channels": 128, "out_channels": 128, "groups": 32, "kernel_size": 3, "padding": 1},  # ResNeXt
     ]
-    check([problem(f"conv2d{suffix}", "float32", batch=64, image_size=56, **shape) for shape in shapes], models)
+    check([problem(f"conv2d{suffix}", "float32", batch=64, image_size=56, **shape) for shape in shapes], models, KINDS)
 
 
 @pytest.mark.parametrize("name", ["A100-SXM-40GB", "P100-PCIe-16GB"])

@@ -120,9 +120,15 @@ def drawn(seed: int = 0, count: int = 40) -> dict[str, ProblemBatch]:
     return batches
 
 
+@pytest.fixture(scope="module")
+def models() -> UtilisationModels:
+    return UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
+
+
 @pytest.mark.parametrize("name", list(drawn()))
-def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(name: str) -> None:
-    models = UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
+def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(
+    name: str, models: UtilisationModels
+) -> None:
     batch = drawn()[name]
     cards = [gpu(one) for one in gpu_names()]
     plain = models.estimate(batch, cards)

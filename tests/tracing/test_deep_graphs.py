@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from lightning_predict.tracing import dispatch
 from lightning_predict.tracing.dispatch import DispatchRecorder
+from tests.processes import run
 
 # 60,000 nodes that Python was shown die on a stack of 8 MiB (about 165 bytes a node); 20,000 on one of 2 MiB.
 STEP = """
+import threading
 import torch
 from lightning_predict.tracing.dispatch import DispatchRecorder
-value = weight = torch.ones(1, requires_grad=True)
-recorder = DispatchRecorder()
-recorder.start()
-for _ in range(40_000):
-    value = value * 0.5
-value.sum().backward()
-recorder.stop()
-del value
-print(len(recorder.operations), recorder.failure)
+
+def record():
+    value = weight = torch.ones(1, requires_grad=True)
+    recorder = DispatchRecorder()
+    recorder.start()
+    for _ in range(25_000):
+        value = value * 0.5
+    value.sum().backward()
+    recorder.stop()
+    del value
+    print(len(recorder.operations), recorder.failure)
+
+threading.stack_size(2 << 20)
+thread = threading.Thread(target=record)
+thread.start()
+thread.join()
 """
 
 
 def test_a_long_chain_of_operations_is_recorded_on_a_small_stack() -> None:
-    run = subprocess.run(
-        ["bash", "-c", f'ulimit -s 2048; exec "{sys.executable}" -'],
-        input=STEP,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    # 40,000 products forward and back, the sum, and for its gradient ones and their expansion; a detach for `.grad`.
-    assert run.stdout == "80004 None\n"
+    ran = run(STEP)
+    assert ran.returncode == 0, ran.stderr
+    # 25,000 products forward and back, the sum, and for its gradient ones and their expansion; a detach for `.grad`.
+    assert ran.stdout == "50004 None\n"
 
 
 def test_operations_beyond_the_limit_are_recorded_without_a_module(monkeypatch: pytest.MonkeyPatch) -> None:

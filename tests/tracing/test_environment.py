@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -23,6 +22,7 @@ from lightning_predict.tracing.environment import (
     software_versions,
 )
 from lightning_predict.tracing.trace import Flags, Memory, Parameter
+from tests.processes import run
 
 
 @pytest.fixture
@@ -123,10 +123,12 @@ def test_fast_paths_of_evaluation_are_known(layer: nn.Module, training: bool, ex
 
 
 COMPILED = """
+import warnings
 import torch
 from torch import nn
 from lightning_predict.tracing.environment import has_compiled_code
 
+warnings.simplefilter("error")
 plain = nn.Linear(2, 2)
 torch.optim.AdamW(plain.parameters()).zero_grad()   # loads the compiler without compiling
 assert not has_compiled_code(plain) and not has_compiled_code(None)
@@ -165,7 +167,8 @@ def test_what_compiling_took_is_the_compilers_own_account(
 
 
 def test_compiled_code_is_found_on_the_model_among_live_objects_and_by_the_compilers_counters() -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", COMPILED], check=True)
+    ran = run(COMPILED)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_compilations_are_counted_from_a_moment_on() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.session import CaptureSession
+from tests.processes import run
 from tests.tracing.test_hooks import hooks_left
 from tests.tracing.workloads import Training, counted, mixed_step, names, perceptron_step
 
@@ -251,5 +250,5 @@ print("as before")
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_code_stays_compiled_and_gives_the_same_bits() -> None:
-    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
-    assert run.stdout == "as before\n", run.stderr
+    ran = run(COMPILED)
+    assert ran.stdout == "as before\n", ran.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final, Literal
 
 import torch
@@ -40,6 +41,7 @@ PUBLISHED_MODELS: Final[Mapping[str, Callable[[Mode], nn.Module]]] = {
 NO_TF32: Final = Flags(matmul_tf32=False, cudnn_tf32=False)
 
 
+@lru_cache(maxsize=4)
 def published_trace(model: str, *, mode: Mode, length: int, batch: int) -> Trace:
     """One iteration of a published model on the meta device, in float32 with TF32 off.
 

@@ -1,3 +1,5 @@
+"""The studies of published tables, on four rows of one and four of another: in one module, so that all record once."""
+
 from __future__ import annotations
 
 import json
@@ -6,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.studies import CORRELATIONS, held_cases
+from benchmarks.accuracy.transformers import evaluate_transformers, mean_error
 from benchmarks.accuracy.whole_steps import whole_steps
 from lightning_predict.timeline.step_spread import read_spread
 from tests.accuracy.test_report import THROUGHPUT, TRANSFORMERS
@@ -16,6 +20,30 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "transformers_fp32.csv").write_text(TRANSFORMERS, encoding="utf-8")
     (tmp_path / "training_throughput.csv").write_text(THROUGHPUT, encoding="utf-8")
     return tmp_path
+
+
+def test_published_transformers_are_predicted_better_than_by_their_peers(folder: Path) -> None:
+    results = evaluate_transformers(folder / "transformers_fp32.csv", jobs=1)
+    assert [result.case.variant for result in results] == ["", "fusion", "", ""]
+    scored = [result for result in results if result.case.is_scored]
+    assert len(scored) == 3
+    assert mean_error(scored) < 0.07  # NeuSight's: 8.1 %
+    compiled, eager = results[1], results[2]
+    assert compiled.case.measured_seconds < compiled.predicted_seconds < eager.predicted_seconds
+
+
+def test_every_case_that_is_not_apart_is_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = held_cases(folder, jobs=1)
+    # Three eager cases of BERT-Large and two rows of NCF on one GPU; a wider interval never holds less.
+    assert sorted(case.family for case in cases) == ["BERT", "BERT", "BERT", "ncf", "ncf"]
+    for case in cases:
+        flags = [case.is_inside[value] for value in CORRELATIONS]
+        assert flags == sorted(flags)
+    (folder / "training_throughput.csv").unlink()
+    assert len(held_cases(folder, jobs=1)) == 3
+    (folder / "transformers_fp32.csv").write_text("gpu\n", encoding="utf-8")
+    assert main([str(folder), "--of", "correlations"]) == 1
+    assert "model is not a column" in capsys.readouterr().err
 
 
 def test_every_table_becomes_cases_and_the_spread_is_written_with_its_provenance(
