@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 
 
@@ -12,7 +13,7 @@ def one_of_each_kind() -> list[Gpu]:
 
     A kind is what formulas branch on: the compute capability, the memory, and which dtypes have units or are emulated.
     """
-    measured = load_weights(gpu_names(), offline=True).gpus
+    measured = load_weights(gpu_names(), WeightsSource(offline=True)).gpus
     kinds: dict[object, Gpu] = {}
     for one in map(gpu, gpu_names()):
         dtypes = frozenset(one.peak_flops_per_second), frozenset(one.emulated_dtypes)

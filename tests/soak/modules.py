@@ -64,10 +64,85 @@ def contrast() -> tuple[nn.Module, Loss]:
     return model, loss
 
 
+def forecast() -> tuple[nn.Module, Loss]:
+    """Give a block of PyTorch Forecasting's N-BEATS, whose loss is of quantiles."""
+    blocks = import_module("pytorch_forecasting.models.nbeats.sub_modules")
+    metric = import_module("pytorch_forecasting.metrics").QuantileLoss([0.1, 0.5, 0.9])
+    model = blocks.NBEATSGenericBlock(units=16, thetas_dim=4, backcast_length=6, forecast_length=6)
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        _, ahead = module(batch[:, :6])
+        return metric.loss(ahead.unsqueeze(-1).expand(-1, -1, 3), batch[:, 2:]).mean()  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def images_of(batch: Tensor) -> Tensor:
+    """Make images of rows."""
+    return nn.functional.interpolate(batch.view(len(batch), 1, 2, 4).expand(-1, 3, -1, -1), size=(64, 64))
+
+
+def segments() -> tuple[nn.Module, Loss]:
+    """Give a U-Net of Segmentation Models with its Dice loss."""
+    segmentation = import_module("segmentation_models_pytorch")
+    model = segmentation.Unet("resnet18", encoder_weights=None, classes=2)
+    criterion = segmentation.losses.DiceLoss("multiclass")
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        images = images_of(batch)
+        return criterion(module(images), (images[:, 0] > 0).long())  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def satellites() -> tuple[nn.Module, Loss]:
+    """Give TorchGeo's FarSeg, which separates the foreground of aerial images."""
+    model = import_module("torchgeo.models").FarSeg("resnet18", classes=2, backbone_pretrained=False)
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        images = images_of(batch)
+        return nn.functional.cross_entropy(module(images), (images[:, 0] > 0).long())
+
+    return model, loss
+
+
+def cells() -> tuple[nn.Module, Loss]:
+    """Give the variational autoencoder of scvi-tools, which draws its latent variables."""
+    names = import_module("scvi").REGISTRY_KEYS
+    model = import_module("scvi.module").VAE(n_input=8, n_hidden=16, n_latent=4)
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        counts = (batch.abs() * 4).round()
+        one = torch.zeros(len(counts), 1)
+        tensors = {names.X_KEY: counts, names.BATCH_KEY: one.long(), names.LABELS_KEY: one.long()}
+        *_, found = module(tensors)
+        return found.loss  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def anomalies() -> tuple[nn.Module, Loss]:
+    """Give the generator of anomalib's GANomaly."""
+    parts = import_module("anomalib.models.image.ganomaly.torch_model")
+    model = parts.Generator((64, 64), latent_vec_size=8, num_input_channels=3, n_features=8, extra_layers=0)
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        images = images_of(batch)
+        fake, first, second = module(images)
+        return (fake - images).abs().mean() + (first - second).square().mean()
+
+    return model, loss
+
+
 MODULES: Final[dict[str, Callable[[], tuple[nn.Module, Loss]]]] = {
     "transformers with PEFT": adapters,
     "torch-geometric": graphs,
     "lightly": contrast,
+    "pytorch-forecasting": forecast,
+    "segmentation-models-pytorch": segments,
+    "torchgeo": satellites,
+    "scvi-tools": cells,
+    "anomalib": anomalies,
 }
 
 

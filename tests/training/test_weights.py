@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.training.families import Training, train_families
 from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.recipes import RECIPES
+from lightning_predict.training.scores import Score
 from lightning_predict.training.tables import Group
 from lightning_predict.training.weights import evaluate, gpus_of, train
 from lightning_predict.weights.source import WeightsSource
@@ -31,10 +33,9 @@ QUICK = {
 }
 
 
-@pytest.fixture
-def tables(tmp_path: Path) -> Path:
-    folder = tmp_path / "tables"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
     write_matmul_table(folder / "matmul.csv.gz", [gpu("T4"), gpu("L4")], rows=800)
     return folder
 
@@ -43,27 +44,36 @@ train_alone = partial(train, jobs=1)
 """Train in this process, which is fastest for small networks."""
 
 
-def test_training_writes_files_that_load_and_score_alike(tables: Path, tmp_path: Path) -> None:
-    console = Console(width=120, file=(tmp_path / "printed").open("w"))
-    scores = train_alone(tables, tmp_path / "weights", recipes=QUICK, console=console)
+@pytest.fixture(scope="module")
+def trained(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Score, ...], str]:
+    """Weights that were trained on the tables, their scores, and what was printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    console = Console(width=120, file=(folder / "printed").open("w"))
+    scores = train_alone(tables, folder / "weights", recipes=QUICK, console=console)
     console.file.close()
-    printed = (tmp_path / "printed").read_text()
+    return folder / "weights", scores, (folder / "printed").read_text()
+
+
+def test_training_writes_files_that_load_and_score_alike(
+    tables: Path, trained: tuple[Path, tuple[Score, ...], str]
+) -> None:
+    weights, scores, printed = trained
     assert "[1/1] matmul_single: base and 2 GPUs" in printed
     assert "Training" in printed  # the bar
     assert "Collectives" not in printed
     assert [(score.gpu, score.own_weights) for score in scores] == [("L4", True), ("T4", True)]
     assert all("raw network" in score.baselines for score in scores)
-    assert evaluate(tables, weights=tmp_path / "weights", baselines=True, console=Console(quiet=True)) == scores
-    loaded = load_weights(["T4", "L4"], WeightsSource(path=str(tmp_path / "weights"), offline=True))
+    assert evaluate(tables, weights=weights, baselines=True, console=Console(quiet=True)) == scores
+    loaded = load_weights(["T4", "L4"], WeightsSource(path=weights, offline=True))
     assert set(loaded.gpus) == {"T4", "L4"}
     assert loaded.base.sources == ("synthetic",)
-    manifest = read_manifest(tmp_path / "weights")
+    manifest = read_manifest(weights)
     assert manifest is not None
     entry = manifest.files["T4.safetensors"]
     assert (entry.gpu, entry.operations, entry.dtypes) == ("T4", ("linear",), ("float32",))
-    assert entry.bytes == (tmp_path / "weights" / "T4.safetensors").stat().st_size
+    assert entry.bytes == (weights / "T4.safetensors").stat().st_size
     assert entry.held_out_error["linear/float32"].mean == pytest.approx(scores[1].mean, abs=1e-4)
-    card = (tmp_path / "weights" / "MODEL_CARD.md").read_text()
+    card = (weights / "MODEL_CARD.md").read_text()
     assert "- synthetic" in card
     assert "| linear | float32 | T4 | own |" in card
     assert f"| linear | float32 | L4 | {scores[0].rows} |" in card  # as a GPU that a base never saw
@@ -73,26 +83,23 @@ def test_training_writes_files_that_load_and_score_alike(tables: Path, tmp_path:
     assert manifest.files["base.safetensors"].rows == sum(manifest.files[f"{n}.safetensors"].rows for n in ("L4", "T4"))
 
 
-def test_a_rerun_gives_the_same_hashes(tables: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        train_alone(tables, tmp_path / name, recipes=QUICK, console=Console(quiet=True))
+def test_a_rerun_in_more_processes_gives_the_same_hashes(
+    tables: Path, trained: tuple[Path, tuple[Score, ...], str], tmp_path: Path
+) -> None:
+    train(tables, tmp_path, recipes=QUICK, console=Console(quiet=True), jobs=2)
     for file in ("manifest.json", "MODEL_CARD.md"):
-        assert (tmp_path / "one" / file).read_text() == (tmp_path / "two" / file).read_text()
-
-
-def test_the_number_of_jobs_does_not_change_the_weights(tables: Path, tmp_path: Path) -> None:
-    train_alone(tables, tmp_path / "one", recipes=QUICK, console=Console(quiet=True))
-    train(tables, tmp_path / "two", recipes=QUICK, console=Console(quiet=True), jobs=2)
-    assert (tmp_path / "one" / "manifest.json").read_text() == (tmp_path / "two" / "manifest.json").read_text()
+        assert (tmp_path / file).read_text() == (trained[0] / file).read_text()
 
 
 def test_collectives_in_the_folder_become_curves(tables: Path, tmp_path: Path) -> None:
     sizes = [2**power for power in range(9, 28)]
     rows = [f"A,all_reduce,{count},{size},{0.01 + size * count / 1e9},mine" for count in (2, 4) for size in sizes]
-    with gzip.open(tables / "collective.csv.gz", "wt") as lines:
+    folder = tmp_path / "tables"
+    shutil.copytree(tables, folder)
+    with gzip.open(folder / "collective.csv.gz", "wt") as lines:
         lines.write("\n".join(["gpu,op,gpus,message_elements,latency_ms,source", *rows]) + "\n")
     console = Console(width=120, file=(tmp_path / "printed").open("w"))
-    train_alone(tables, tmp_path / "weights", recipes=QUICK, console=console)
+    train_alone(folder, tmp_path / "weights", recipes=QUICK, console=console)
     console.file.close()
     assert "Collectives: mean error" in (tmp_path / "printed").read_text()
     assert set(bundled_curves(tmp_path / "weights" / "collectives.json").curves) == {"A"}
@@ -129,10 +136,9 @@ def test_a_gpu_that_the_catalogue_does_not_know_by_that_name_is_left_out() -> No
 
 
 def test_evaluate_prints_the_table(
-    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tables: Path, trained: tuple[Path, tuple[Score, ...], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_alone(tables, tmp_path / "weights", recipes=QUICK, console=Console(quiet=True))
-    assert main(["evaluate", str(tables), "--weights", str(tmp_path / "weights")]) == 0
+    assert main(["evaluate", str(tables), "--weights", str(trained[0])]) == 0
     printed = capsys.readouterr().out
     assert "Errors on held-out problems" in printed
     assert "Errors of bases on GPUs that were left out" in printed
