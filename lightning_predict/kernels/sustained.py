@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from lightning_predict.gpus.records import Gpu
@@ -106,6 +107,7 @@ def transposed_ratio(gpu: Gpu, dtype: str) -> float:
     return math.hypot(1.0, TRANSPOSED_WATTS * drawn) / math.hypot(1.0, drawn)
 
 
+@lru_cache(maxsize=4096)  # asked for again by every family
 def sustaining(gpu: Gpu) -> Gpu:
     """Describe a GPU to networks that were not trained on it: its peaks are what products reach at most.
 

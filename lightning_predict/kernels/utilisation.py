@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Literal, final
 
 import numpy as np
@@ -73,6 +74,7 @@ def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
 
 
+@lru_cache(maxsize=4096)  # asked for again by every family
 def weakened(gpu: Gpu, factor: float) -> Gpu:
     """Divide every figure of the GPU by the factor."""
     return replace(
@@ -91,6 +93,7 @@ def weakened(gpu: Gpu, factor: float) -> Gpu:
     )
 
 
+@lru_cache(maxsize=4096)
 def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
     major, minor = gpu.compute_capability
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from lightning_predict.callbacks import recorders
 from lightning_predict.callbacks.recorders import (
     TIMED_VALIDATION_BATCHES,
+    Kind,
     Pace,
     StepRecorder,
     ValidationRecorder,
@@ -283,7 +284,12 @@ def test_once_complete_kinds_are_looked_for_again_only_where_another_turns_up(mo
     assert [loop.batch(1.0, nodes=5) is not None for _ in range(3)] == [False, False, True]
     assert loop.recorder.asks_for_nothing
     searches: list[int] = []
-    monkeypatch.setattr(recorders, "kinds_of", lambda windows: searches.append(1) or kinds_of(windows))
+
+    def noting(windows: Iterable[Kind | None]) -> list[Kind | None]:
+        searches.append(1)
+        return kinds_of(windows)
+
+    monkeypatch.setattr(recorders, "kinds_of", noting)
     for _ in range(20):
         assert loop.batch(1.0, nodes=5) is None
     assert searches == []

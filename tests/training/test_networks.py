@@ -52,7 +52,7 @@ def test_training_recovers_a_known_law_within_a_few_per_cent() -> None:
 def test_own_weights_start_from_a_base_of_the_family_alone_where_the_recipe_has_one() -> None:
     few = replace(QUICK, steps=40)
     recipe = replace(quick_recipe(), start=few, base=few, own=replace(QUICK, steps=0), folds=())
-    groups = [group(SMALL, 500), group(BIG, 500)]
+    groups = [group(SMALL, 1500), group(BIG, 1500)]
     alone = train_family(replace(recipe, kin=()), groups, GPUS, seed=0)
     result = train_family(recipe, groups, GPUS, seed=0)
     # Without a step of tuning, the own weights are what they start from, whatever kin the base has.
