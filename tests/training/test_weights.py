@@ -64,7 +64,7 @@ def test_training_writes_files_that_load_and_score_alike(
     assert [(score.gpu, score.own_weights) for score in scores] == [("L4", True), ("T4", True)]
     assert all("raw network" in score.baselines for score in scores)
     assert evaluate(tables, weights=weights, baselines=True, console=Console(quiet=True)) == scores
-    loaded = load_weights(["T4", "L4"], WeightsSource(path=weights, offline=True))
+    loaded = load_weights(["T4", "L4"], WeightsSource(path=str(weights), offline=True))
     assert set(loaded.gpus) == {"T4", "L4"}
     assert loaded.base.sources == ("synthetic",)
     manifest = read_manifest(weights)
