@@ -101,9 +101,9 @@ def sustained_doubt(gpu: Gpu, dtype: str) -> float:
 
 def transposed_ratio(gpu: Gpu, dtype: str) -> float:
     """Estimate the time of a large product A·Bᵀ over that of A·B; 1 on matrix units, which take it as it lies."""
-    if dtype != "float32":
+    if dtype != "float32" and (dtype != "tf32" or dtype in gpu.peak_flops_per_second):
         return 1.0
-    drawn = _drawn_power(gpu, dtype)
+    drawn = _drawn_power(gpu, "float32")
     return math.hypot(1.0, TRANSPOSED_WATTS * drawn) / math.hypot(1.0, drawn)
 
 

@@ -8,9 +8,10 @@ from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operand_layout import transposed_products
+from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.sustained import TRANSPOSED_WATTS, transposed_ratio
 from lightning_predict.tracing.code_paths import SECOND_TRANSPOSED
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 
 def tensor(number: int, *shape: int, dtype: str = "float32") -> TensorInfo:
@@ -68,7 +69,24 @@ def test_power_decides() -> None:
     assert transposed_ratio(gpu("A100-SXM-80GB"), "float32") < 1.03 < transposed_ratio(gpu("H100-PCIe-80GB"), "float32")
     for name in gpu_names():
         assert 1 <= transposed_ratio(gpu(name), "float32") < TRANSPOSED_WATTS
-        assert transposed_ratio(gpu(name), "bfloat16") == transposed_ratio(gpu(name), "tf32") == 1
+        assert transposed_ratio(gpu(name), "bfloat16") == 1
+        # Without matrix units for it, TF32 is float32.
+        has_units = "tf32" in gpu(name).peak_flops_per_second
+        assert transposed_ratio(gpu(name), "tf32") == (1 if has_units else transposed_ratio(gpu(name), "float32"))
+
+
+def test_no_gpu_computes_a_transposed_product_faster_than_another_nor_tf32_slower_than_float32() -> None:
+    left, right = tensor(0, 2048, 8192), tensor(1, 8192, 4096)
+    one, turned = (product(left, right), product(left, right, **{SECOND_TRANSPOSED: True}))
+    gpus, models = [gpu(name) for name in gpu_names()], kernel_models(gpu_names())
+
+    def seconds(step: Operation, *, tf32: bool) -> Array:
+        trace = Trace(operations=(step,), device="meta", recorder="dispatch", flags=Flags(matmul_tf32=tf32))
+        return timed_work(trace, gpus, origin=None, models=models).interval.middle[:, 0]
+
+    for tf32 in (False, True):
+        assert (seconds(turned, tf32=tf32) >= seconds(one, tf32=tf32)).all()
+    assert (seconds(turned, tf32=True) <= seconds(turned, tf32=False)).all()
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("L40S", 1.33), ("T4", 1.0)])
