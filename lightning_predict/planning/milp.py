@@ -27,9 +27,12 @@ nothing was found yet, jobs that run stay, and the others are served as a queue.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, final
@@ -292,13 +295,35 @@ class MilpPlanner:
         if math.isfinite(options.budget_usd):
             constraints.append(budget(options, variables))
         counted = np.arange(variables.count) >= variables.first_slot
-        return milp(
-            _costs(options, variables),
-            integrality=np.ones(variables.count),
-            bounds=Bounds(np.zeros(variables.count), np.where(counted, np.inf, 1.0)),
-            constraints=constraints,
-            options={"time_limit": self.time_limit_seconds, "mip_rel_gap": self.relative_gap},
-        )
+        with _libraries_print_on_stderr():
+            return milp(
+                _costs(options, variables),
+                integrality=np.ones(variables.count),
+                bounds=Bounds(np.zeros(variables.count), np.where(counted, np.inf, 1.0)),
+                constraints=constraints,
+                options={"time_limit": self.time_limit_seconds, "mip_rel_gap": self.relative_gap},
+            )
+
+
+@contextmanager
+def _libraries_print_on_stderr() -> Iterator[None]:
+    """Keep what a C library prints away from the standard output, where a command's JSON goes.
+
+    HiGHS prints a line of its own in rare cases, whatever its options say (github.com/jump-dev/HiGHS.jl/issues/312).
+    """
+    if os.name != "posix":
+        yield
+        return
+    flush = ctypes.CDLL(None).fflush  # of C's own buffer, which Python does not know
+    flush(None)
+    standard_output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        flush(None)
+        os.dup2(standard_output, 1)
+        os.close(standard_output)
 
 
 def check_scipy() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
+import os
 import sys
 from dataclasses import replace
 
@@ -280,3 +282,21 @@ def test_nothing_to_decide() -> None:
     here = Placement(node=0, configuration=on("small", 1))
     situation = Situation(now_seconds=0.0, remaining={"b": 1.0}, running={"b": here}, started={"b": here.configuration})
     assert MilpPlanner().decide(problem, situation).placements == {"b": here}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="redirects file descriptors as POSIX has them")
+def test_what_the_solver_prints_stays_out_of_the_output(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import scipy.optimize
+
+    solve = scipy.optimize.milp
+
+    def talks(*arguments: object, **options: object) -> object:
+        ctypes.CDLL(None).printf(b"tmpSolver.run();\n")
+        return solve(*arguments, **options)
+
+    monkeypatch.setattr(scipy.optimize, "milp", talks)
+    MilpPlanner().decide(HOURLY, at_start(HOURLY))
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "tmpSolver.run();\n")
