@@ -17,7 +17,8 @@ events so far or two restarts, whichever is longer, at most `H`. Without the two
 look free, and slow configurations of cheap machines would look cheap. A job that is paused goes on with a restart, so
 waiting costs it one. Between equals, the choice that gets work done wins: waiting costs a thousandth more. `t_worst` is
 the time on the cheapest configuration, the slowest that none beats in both time and price; the slowest of all is often
-so slow that it drowns everything else. Example::
+so slow that it drowns everything else. That price and that time may be of two configurations, so that waiting costs no
+less than the best one with a price and a time of its own: else a job might wait for ever. Example::
 
     options = options_of(problem, Situation(now_seconds=0.0, remaining={"resnet": 1.0}))
     options.cost_usd  # (jobs, configurations) in US dollars; infinite where a job cannot run
@@ -241,9 +242,13 @@ def options_of(problem: Problem, situation: Situation) -> Options:
     later = job_rate * (np.maximum(0.0, seconds - horizon).T + again).T
     cost_usd = later + problem.tardiness_factor * tardiness((now + seconds.T + again).T)
     stays_usd = stay_rate * np.maximum(0.0, stay - horizon) + problem.tardiness_factor * tardiness(now + stay)
-    run_later = np.nanmin(machine_rate * horizon + job_rate * np.maximum(0.0, (seconds.T + again).T - horizon), axis=1)
-    cheapest = np.nanmin(np.where(paid == np.nanmin(paid, axis=1, keepdims=True), seconds, math.nan), axis=1)
-    waiting = problem.postponement_factor * tardiness(now + horizon + again + cheapest)
+    run_later = (1 + TIE) * (machine_rate * horizon + later)  # (J, K)
+    late = problem.postponement_factor * tardiness((now + horizon + seconds.T + again).T)
+    is_cheapest = paid == np.nanmin(paid, axis=1, keepdims=True)
+    postponed_usd = np.maximum(
+        np.nanmin(run_later, axis=1) + np.nanmin(np.where(is_cheapest, late, math.nan), axis=1),
+        np.nanmin(run_later + late, axis=1),
+    )
     no_start = np.isnan(seconds) | (runs[:, np.newaxis] & problem.formulation.fixes_running_jobs)
     cost_usd, machine_usd = np.where(no_start, math.inf, cost_usd), np.where(no_start, math.inf, paid)
     cost_usd[_needless(cost_usd, machine_usd, machine_of)] = math.inf
@@ -261,7 +266,7 @@ def options_of(problem: Problem, situation: Situation) -> Options:
         running=running,
         stay_usd=np.where(runs, stays_usd, math.inf),
         stay_machine_usd=np.where(runs, stay_rate * stay, math.inf),
-        postponed_usd=np.where(runs & (not problem.formulation.preempts), math.inf, run_later * (1 + TIE) + waiting),
+        postponed_usd=np.where(runs & (not problem.formulation.preempts), math.inf, postponed_usd),
         reserved_usd=np.nanmin(seconds * machine_rate, axis=1),
         period_usd=usd_per_second * horizon,
         nodes=problem.limits.nodes,

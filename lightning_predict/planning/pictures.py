@@ -11,7 +11,7 @@ style sheet or network; each bar shows its job, GPUs and times when the mouse re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Final, final
@@ -44,24 +44,13 @@ COLORS: Final = (
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bar:
-    """A job on neighbouring GPUs of a node.
+    """A stretch of a job on neighbouring GPUs of a node: the first one's row in the chart, and how many they are."""
 
-    Attributes:
-        job: Its name.
-        first_row: The first GPU's row in the chart.
-        rows: How many GPUs.
-        start_seconds: When it begins.
-        end_seconds: When it ends.
-        color: Color of the job.
-    """
-
-    job: str
+    segment: Segment
     first_row: int
     rows: int
-    start_seconds: float
-    end_seconds: float
     color: str
 
 
@@ -140,25 +129,11 @@ def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, lis
     return placed
 
 
-def _bars(segment: Segment, rows: Sequence[int], color: str) -> list[Bar]:
+def _bars(segment: Segment, rows: Sequence[int], color: str) -> Iterator[Bar]:
     """Make one bar for each run of neighbouring rows."""
-    runs: list[list[int]] = []
-    for row in rows:
-        if runs and runs[-1][-1] == row - 1:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return [
-        Bar(
-            job=segment.job,
-            first_row=run[0],
-            rows=len(run),
-            start_seconds=segment.start_seconds,
-            end_seconds=segment.end_seconds,
-            color=color,
-        )
-        for run in runs
-    ]
+    for _, pairs in itertools.groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
+        run = [row for _, row in pairs]
+        yield Bar(segment, run[0], len(run), color)
 
 
 def comparison_figure(comparisons: Sequence[Comparison]) -> Figure:
@@ -255,10 +230,11 @@ def _svg(chart: Chart) -> str:
 
 
 def _rectangle(bar: Bar, chart: Chart) -> str:
-    x = _LEFT + _WIDTH * bar.start_seconds / chart.end_seconds
-    width = _WIDTH * (bar.end_seconds - bar.start_seconds) / chart.end_seconds
-    start, end = seconds_to_hours(bar.start_seconds), seconds_to_hours(bar.end_seconds)
-    title = f"{bar.job}: {bar.rows} GPUs, {start:.2f} h to {end:.2f} h"
+    segment = bar.segment
+    x = _LEFT + _WIDTH * segment.start_seconds / chart.end_seconds
+    width = _WIDTH * (segment.end_seconds - segment.start_seconds) / chart.end_seconds
+    start, end = seconds_to_hours(segment.start_seconds), seconds_to_hours(segment.end_seconds)
+    title = f"{segment.job}: {segment.placement.configuration.num_gpus} GPUs, {start:.2f} h to {end:.2f} h"
     return (
         f'<rect x="{x:.2f}" y="{bar.first_row * _ROW + 1}" width="{width:.2f}" height="{bar.rows * _ROW - 2}" '
         f'fill="{bar.color}"><title>{escape(title)}</title></rect>'

@@ -47,7 +47,7 @@ def test_the_chart_has_a_row_a_gpu_and_a_bar_a_stay() -> None:
         ("node 0: large", 0, 4),
         ("node 1: small", 4, 1),
     ]
-    assert [(bar.job, bar.first_row, bar.rows) for bar in chart.bars] == [("a", 0, 4), ("b", 4, 1)]
+    assert [(bar.segment.job, bar.first_row, bar.rows) for bar in chart.bars] == [("a", 0, 4), ("b", 4, 1)]
     assert len({bar.color for bar in chart.bars}) == 2
     assert chart.rows == 5
     assert chart.end_seconds == pytest.approx(2 * HOUR)
@@ -67,7 +67,7 @@ def test_gpus_that_are_no_neighbours_give_two_bars() -> None:
     first = {"x": at(0, "large", 1), "y": at(0, "large", 2), "z": at(0, "large", 1)}
     plan = simulate(problem, Script((first, {"y": at(0, "large", 2), "w": at(0, "large", 2)}), []))
     bars = chart_of(plan, (LARGE,)).bars
-    assert [(bar.first_row, bar.rows) for bar in bars if bar.job == "w"] == [(0, 1), (3, 1)]
+    assert [(bar.first_row, bar.rows) for bar in bars if bar.segment.job == "w"] == [(0, 1), (3, 1)]
 
 
 @given(st.integers(0, 50))
@@ -77,11 +77,15 @@ def test_bars_never_overlap_and_show_every_gpu(seed: int) -> None:
     problem = replace(problem, limits=replace(problem.limits, nodes=2))
     plan = simulate(problem, MilpPlanner())
     chart = chart_of(plan, problem.machines)
-    cells = [(bar.first_row + row, bar.start_seconds, bar.end_seconds) for bar in chart.bars for row in range(bar.rows)]
+    cells = [
+        (bar.first_row + row, bar.segment.start_seconds, bar.segment.end_seconds)
+        for bar in chart.bars
+        for row in range(bar.rows)
+    ]
     for number, (row, start, end) in enumerate(cells):
         for other_row, other_start, other_end in cells[:number]:
             assert row != other_row or start >= other_end or end <= other_start
-    drawn = sum((bar.end_seconds - bar.start_seconds) * bar.rows for bar in chart.bars)
+    drawn = sum((end - start) for _, start, end in cells)
     ran = sum((item.end_seconds - item.start_seconds) * item.placement.configuration.num_gpus for item in plan.segments)
     assert drawn == pytest.approx(ran)
 
