@@ -23,11 +23,13 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/quickstart.py
 
 # Files keep their order, in which the short ones come last, so that no processor waits for another's. Coverage is
-# measured where that costs next to nothing: by sys.monitoring, from Python 3.12 on.
+# measured where that costs next to nothing: by sys.monitoring, from Python 3.12 on. Bytecode is kept, as tests start
+# processes that would compile the package again.
 COVERAGE = $(shell $(BIN)/python -c "import sys; print('--cov --cov-report=term:skip-covered --cov-fail-under=90' * \
 	(sys.version_info >= (3, 12)))")
 test: $(VENV)/installed
-	COVERAGE_CORE=sysmon $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(COVERAGE)
+	env -u PYTHONDONTWRITEBYTECODE COVERAGE_CORE=sysmon $(BIN)/python -m pytest -n logical --dist loadfile \
+		--no-loadscope-reorder $(COVERAGE)
 
 test-gpu: $(VENV)/installed
 	$(BIN)/python -m pytest -m gpu tests/gpu
