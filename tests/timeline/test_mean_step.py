@@ -125,21 +125,23 @@ def test_the_mean_of_one_step_is_that_step() -> None:
     assert mean_step([step], [1.0]) is step
 
 
-def test_a_verdict_counts_by_the_time_of_its_step() -> None:
+@pytest.mark.parametrize("unit", [1.0, 1e-3])
+def test_a_verdict_counts_by_the_time_of_its_step(unit: float) -> None:
     def verdict(bound_by: str, **shares: float) -> Verdict:
         return Verdict(bound_by=bound_by, idle_share=0.4, gain=0.0, critical_path=shares)  # type: ignore[arg-type]
 
     steps = [
-        iteration(5.0, verdict=verdict("host", head=1.0)),
-        iteration(60.0, verdict=Verdict(bound_by="device", idle_share=0.0, gain=0.5, critical_path={"body": 1.0})),
+        iteration(5 * unit, verdict=verdict("host", head=1.0)),
+        iteration(60 * unit, verdict=Verdict(bound_by="device", idle_share=0.0, gain=0.5, critical_path={"body": 1.0})),
     ]
     found = mean_step(steps, [0.8, 0.2]).verdict
-    # 4 s of the one, 12 s of the other.
+    # 4 units of the one, 12 of the other.
     assert found is not None
     assert found.bound_by == "device"
     assert found.idle_share == pytest.approx(0.1)
     assert found.gain == pytest.approx(0.375)
-    assert list(found.critical_path.items()) == [("body", 0.75), ("head", 0.25)]
+    assert list(found.critical_path) == ["body", "head"]
+    assert found.critical_path == pytest.approx({"body": 0.75, "head": 0.25})
 
 
 def test_the_check_of_the_gpu_in_use_is_a_mean_too() -> None:
