@@ -252,7 +252,7 @@ def held_cases(folder: Path, *, weights: Path | None = None, jobs: int = 2) -> t
     )
     second = evaluate_in_groups(
         rows,
-        key=lambda case: (case.model, case.precision, case.batch),
+        key=lambda case: (case.model, case.precision, case.batch, case.software),
         evaluate=partial(_held_benchmarks, weights=weights),
         jobs=jobs,
     )
@@ -268,7 +268,7 @@ def _held_transformers(cases: Sequence[TransformerCase], weights: Path | None) -
 
 def _held_benchmarks(cases: Sequence[ThroughputCase], weights: Path | None) -> list[Held]:
     first = cases[0]
-    recorded = benchmark_trace(first.model, precision=first.precision, batch=first.batch)
+    recorded = benchmark_trace(first.model, precision=first.precision, batch=first.batch, torch_release=first.software)
     measured = [(case.gpu, recorded.units / case.measured_per_second) for case in cases]
     return _held(recorded.trace, FAMILY_OF.get(first.model, first.model), measured, weights)
 

@@ -151,20 +151,24 @@ def predicted_cases(
 
 
 def _predicted(cases: Sequence[ThroughputCase], weights: Path | None) -> list[ThroughputResult]:
-    """Results of rows that ran the same step, which is recorded once."""
+    """Results of rows that ran the same step, which is recorded once and predicted as each release ran it."""
     first = cases[0]
-    recorded = benchmark_trace(first.model, precision=first.precision, batch=first.batch)
     names = list(dict.fromkeys(case.gpu for case in cases))
-    predictions = predict(recorded.trace, names, weights=None if weights is None else str(weights))
+    by_release = {}
+    for release in dict.fromkeys(case.software for case in cases):
+        recorded = benchmark_trace(first.model, precision=first.precision, batch=first.batch, torch_release=release)
+        predictions = predict(recorded.trace, names, weights=None if weights is None else str(weights))
+        by_release[release] = recorded.units, predictions
     results = []
     for case in cases:
+        units, predictions = by_release[case.software]
         prediction = predictions[case.gpu]
         seconds = (
             prediction.iteration_seconds,
             prediction.iteration_seconds_high,
             prediction.iteration_seconds_low,
         )
-        results.append(ThroughputResult(case, *(recorded.units / each for each in seconds)))
+        results.append(ThroughputResult(case, *(units / each for each in seconds)))
     return results
 
 

@@ -14,7 +14,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, final
@@ -182,16 +182,20 @@ def evaluate_vision(
 ) -> tuple[VisionResult, ...]:
     """Predict the cases whose step can be recorded; errors as for `vision_trace` and `predict`."""
     found = evaluate_in_groups(
-        cases, key=lambda case: case.step, evaluate=partial(_predicted, cache=cache, weights=weights), jobs=jobs
+        cases,
+        key=lambda case: (case.step, case.software),
+        evaluate=partial(_predicted, cache=cache, weights=weights),
+        jobs=jobs,
     )
     return tuple(result for result in found if result is not None)
 
 
 def _predicted(cases: Sequence[VisionCase], cache: Path | None, weights: Path | None) -> list[VisionResult | None]:
-    """Results of rows that ran the same step, which is recorded once."""
-    trace = vision_trace(cases[0].step, cache)
-    if trace is None:
+    """Results of rows that ran the same step under the same release, which is recorded once."""
+    recorded = vision_trace(cases[0].step, cache)
+    if recorded is None:
         return [None] * len(cases)
+    trace = replace(recorded, software={"torch": cases[0].software})  # one that is not known counts as current
     names = tuple(dict.fromkeys(case.gpu for case in cases))
     gpus = [find_gpu(name) for name in names]
     models = kernel_models(names, None if weights is None else str(weights))

@@ -18,7 +18,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, final
@@ -95,6 +95,7 @@ class PublishedStep:
         file: Name of the recorded step.
         measured_seconds: One step.
         record: Records the step; None if it cannot.
+        release: Release of torch that it is predicted for; None for that of the trace.
     """
 
     table: str
@@ -104,6 +105,7 @@ class PublishedStep:
     file: str
     measured_seconds: float
     record: Callable[[], Trace | None]
+    release: str | None = None
 
 
 def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
@@ -128,9 +130,10 @@ def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
                 source=row.software,
                 gpu=row.gpu,
                 model=f"{row.model} {row.precision}",
-                file=f"benchmarks-{row.model}-{row.precision}-{row.batch}.json.gz",
+                file=f"benchmarks-{row.model}-{row.precision}-{row.batch}-torch-{row.software}.json.gz",
                 measured_seconds=units_per_sample(row.model) * row.batch / row.measured_per_second,
-                record=partial(_benchmark, row.model, row.precision, row.batch),
+                record=partial(_benchmark, row.model, row.precision, row.batch, row.software),
+                release=row.software,
             )
     if (folder / TIMM_TABLE).is_file():
         yield from (_of_vision(case, cache) for case in read_timm_cases(folder / TIMM_TABLE))
@@ -152,8 +155,8 @@ def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
                 )
 
 
-def _benchmark(model: str, precision: str, batch: int) -> Trace:
-    return benchmark_trace(model, precision=precision, batch=batch).trace
+def _benchmark(model: str, precision: str, batch: int, software: str) -> Trace:
+    return benchmark_trace(model, precision=precision, batch=batch, torch_release=software).trace
 
 
 def _of_vision(case: VisionCase, cache: Path) -> PublishedStep:
@@ -167,6 +170,7 @@ def _of_vision(case: VisionCase, cache: Path) -> PublishedStep:
         file=case.step.file_name,
         measured_seconds=case.measured_seconds,
         record=partial(vision_trace, case.step, cache) if is_there else _nothing,
+        release=case.software,
     )
 
 
@@ -190,7 +194,7 @@ def whole_steps(folder: Path, *, cache: Path, weights: Path | None = None, jobs:
     cache.mkdir(parents=True, exist_ok=True)
     found = evaluate_in_groups(
         tuple(published_steps(folder, cache)),
-        key=lambda row: row.file,
+        key=lambda row: (row.file, row.release),
         evaluate=partial(_predicted, cache=cache, weights=weights),
         jobs=jobs,
     )
@@ -198,13 +202,15 @@ def whole_steps(folder: Path, *, cache: Path, weights: Path | None = None, jobs:
 
 
 def _predicted(rows: Sequence[PublishedStep], cache: Path, weights: Path | None) -> list[StepCase | None]:
-    """Cases of rows that ran the same step, which is recorded once."""
+    """Cases of rows that ran the same step under one release, which is recorded once."""
     kept = cache / rows[0].file
     trace = Trace.load(str(kept)) if kept.is_file() else rows[0].record()
     if trace is None:
         return [None] * len(rows)
     if not kept.is_file():
         trace.save(str(kept))
+    if rows[0].release is not None:
+        trace = replace(trace, software={"torch": rows[0].release})
     names = tuple(dict.fromkeys(row.gpu for row in rows))
     gpus = [find_gpu(name) for name in names]
     timed = timed_work(trace, gpus, origin=None, models=kernel_models(names, None if weights is None else str(weights)))

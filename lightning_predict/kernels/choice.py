@@ -33,6 +33,7 @@ from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_ow
 from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in, problem_times
 from lightning_predict.kernels.operand_layout import transposed_products
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
+from lightning_predict.kernels.software import software_factors
 from lightning_predict.kernels.sustained import transposed_ratio
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD
@@ -143,7 +144,10 @@ def timed_work(
 
 
 def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> TimedWork:
-    """Predict from shapes alone. An item without a known problem (a fused kernel) has zero seconds here."""
+    """Predict from shapes alone, for the software of the trace.
+
+    An item without a known problem (a fused kernel) has zero seconds here.
+    """
     problems = [problem for item in items for problem in item.problems]
     owner = np.array([index for index, item in enumerate(items) for _ in item.problems], dtype=np.intp)
     times = problem_times(problems, gpus, models) if problems else None
@@ -155,7 +159,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
     interval, base_share = Interval.around(np.zeros(shape), 1.0), np.zeros(shape)
     shares: dict[str, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
     if times is not None:
-        interval = times.interval.each(added)
+        interval = times.interval.scaled(software_factors(problems, gpus, trace.software)).each(added)
         whole = np.where(interval.middle > 0, interval.middle, 1.0)
         base_share = added(times.seconds * times.base_share) / whole
         shares = {method: added(times.seconds * share) / whole for method, share in times.shares.items()}

@@ -25,7 +25,16 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.latency import LATENCY_SPREAD, latencies, reread_share
-from lightning_predict.kernels.operations import Array, Problem, ProblemBatch, batch_of, operation_kind, proxies_of
+from lightning_predict.kernels.operations import (
+    COMPUTE_BYTES,
+    Array,
+    Columns,
+    Problem,
+    ProblemBatch,
+    batch_of,
+    operation_kind,
+    proxies_of,
+)
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
@@ -485,11 +494,23 @@ def _leaf_times(
 def _by_model(batch: ProblemBatch, sibling: str | None, gpus: Sequence[Gpu], models: KernelModels) -> Estimate:
     if sibling is None:
         return models.estimate(batch, gpus)
-    twin = ProblemBatch(batch.operation, sibling, batch.columns)
+    twin = ProblemBatch(batch.operation, sibling, _columns_of_twin(batch, sibling))
     found = models.estimate(twin, gpus)
     # What a kernel takes that has nothing to do is the same in both.
     own, other = (SHORTEST_KERNEL_SECONDS + roofline_seconds(each, gpus) for each in (batch, twin))
     return Estimate(found.interval.scaled(own / other), found.by_base)
+
+
+def _columns_of_twin(batch: ProblemBatch, sibling: str) -> Columns:
+    """Return the sizes of a 16-bit product whose rows start at addresses as even as those of the batch do.
+
+    A row of an odd number of 4-byte elements starts where one of an even number of 2-byte elements does.
+    """
+    is_wider = COMPUTE_BYTES[batch.dtype] > COMPUTE_BYTES[sibling] == 2
+    if batch.operation not in ("linear", "bmm") or not is_wider:
+        return batch.columns
+    sides = {name: batch.columns[name] for name in ("m", "n", "k")}
+    return {**batch.columns, **{name: np.where(size > 1, size + size % 2, size) for name, size in sides.items()}}
 
 
 def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:

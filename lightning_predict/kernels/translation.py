@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 from lightning_predict.kernels.families.sparse import sparse_problems
@@ -143,14 +143,18 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
       the optimizer's equal single-tensor operations are merged into one item with the sum of their traffic.
     * Dropout draws a mask, scales it and multiplies; on CUDA that is one kernel, and its mask has one byte per element,
       for the backward pass too.
+    * The gradient of `gather` adds into zeros; under a dispatch mode autograd does so out of place, on CUDA in place.
     """
     elsewhere = trace.device != "cuda"
     dropouts = _dropouts(trace.operations) if elsewhere else {}
     inside = {index for indices in dropouts.values() for index in indices}
     masks = frozenset(trace.operations[drawn].inputs[0].id for drawn in dropouts)
+    transposed: set[tuple[int | None, tuple[int, ...]]] = set()
     items: list[WorkItem] = []
     updates: dict[str, list[WorkItem]] = {}
     for index, operation in enumerate(trace.operations):
+        if operation.name == "aten::t":
+            transposed.update((tensor.id, tensor.shape) for tensor in operation.outputs if tensor.id is not None)
         if index in dropouts:
             items.append(WorkItem(dropouts[index], _dropout_problem(operation), 1))
         if index in inside:
@@ -158,8 +162,12 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
         error = None
         if operation.name == "aten::mul" and any(tensor.id in masks for tensor in operation.inputs):
             problems = _dropout_backward(operation, masks)
+        elif elsewhere and operation.name == "aten::scatter_add" and operation.phase == "backward":
+            problems = _added_in_place(operation)
         else:
             problems, error = _translated(operation, trace.flags)
+            if operation.name == "aten::mm" and any((one.id, one.shape) in transposed for one in operation.inputs[:1]):
+                problems = tuple(map(_of_transposed_left, problems))
         if not problems and not operation.kernels:
             continue
         unknown = () if not problems or is_known(operation) else (operation.name,)
@@ -169,6 +177,26 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
         else:
             items.append(item)
     return (*items, *(_merged(trace, updating) for updating in updates.values()))
+
+
+def _of_transposed_left(product: Problem) -> Problem:
+    """Return a product whose left factor is a transposed view by the sizes that its rows in memory have.
+
+    The rows of that factor are m elements long, not k, and it is by rows of odd length that tensor cores are fed slowly
+    (`misaligned_seconds`). The library computes the transposed product, (n, m, k), so that m counts as columns do.
+    """
+    if product.operation != "linear":
+        return product
+    b, m, n, k = product.dims
+    return replace(product, dims=(b, n, m, k)) if m % 2 == 1 else product
+
+
+def _added_in_place(operation: Operation) -> tuple[Problem, ...]:
+    """Count what is added and where as read, and the touched elements as read and written."""
+    added = operation.inputs[-1]
+    size, elements = float(added.size_bytes), float(added.elements)
+    indices = math.fsum(tensor.size_bytes for tensor in operation.inputs[1:-1])
+    return (Problem("transfer", "float32", (2 * size + indices, size, elements)),) if elements else ()
 
 
 def _merged(trace: Trace, items: Sequence[WorkItem]) -> WorkItem:

@@ -1,18 +1,23 @@
-"""The training benchmarks of NVIDIA's DeepLearningExamples, recorded as they run on one GPU.
+"""The training benchmarks of NVIDIA's DeepLearningExamples, recorded as their scripts run on one GPU.
 
 A step is forward, loss, backward and update. `FP32` is TF32 where the GPU has it; `FP16` and `AMP` keep parameters and
-activations in float16 and update float32 copies of the parameters. Example::
+activations in float16 and update float32 copies of the parameters (apex's level O2, or by hand). What the scripts do
+beside is part of the step: they clip the norm of all gradients, some set them to zeros instead of dropping them, and
+all but NCF's ask for the loss, which waits for the device. Releases of torch before 1.10 wait once more where they clip
+gradients, and cuBLAS before 11 has no tensor cores for 16-bit products of odd sizes. Example::
 
     recorded = benchmark_trace("resnet50", precision="AMP", batch=224)
     recorded.units / seconds  # images per second
+    benchmark_trace("bert_large_squad", precision="FP32", batch=16, torch_release="1.7.0a0+7036e91")
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Final, final
+from functools import cache, lru_cache
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +35,7 @@ from benchmarks.accuracy.workloads.transformer_xl import (
 )
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.trace import Flags, Trace
+from lightning_predict.tracing.trace import Flags, Operation, Trace
 
 SQUAD_LENGTH: Final = 384
 SENTENCE_LENGTH: Final = 30
@@ -39,6 +44,15 @@ by the longer sentence; 10 to 50 steps, 30 on average."""
 SENTENCE_TOKENS: Final = 23.4
 """Tokens of a sentence without padding, which alone are counted: the published logs' tokens per second times seconds
 per step, over sentences."""
+
+LATEST: Final = "2.3.0"
+"""Release of torch that a benchmark is recorded for, where none is said."""
+
+WITHOUT_WAITS: Final = (1, 10)
+"""First release whose `clip_grad_norm_` leaves the comparison with the norm to the device."""
+
+ANY_SIZE: Final = (1, 6)
+"""First release in whose containers cuBLAS (11) runs 16-bit products of odd sizes on tensor cores."""
 
 LossFunction = Callable[[nn.Module], Tensor]
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -54,12 +68,18 @@ class Benchmark:
         loss: One forward pass on the batch.
         optimizer: Makes the optimizer.
         units: Images, sequences, tokens or samples of one step, as the table counts them.
+        clips: The norm of all gradients is clipped before the update.
+        keeps_gradients: In float32, gradients are set to zeros and added to; else, they are dropped.
+        reads_loss: The script asks for the loss in every step.
     """
 
     module: nn.Module
     loss: LossFunction
     optimizer: OptimizerMaker
     units: int
+    clips: bool = False
+    keeps_gradients: bool = False
+    reads_loss: bool = True
 
 
 @final
@@ -79,6 +99,43 @@ def _adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
+class FusedAdam(torch.optim.Optimizer):
+    """Adam in one kernel, as apex has it, on any device."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float = 1e-3) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient; `closure`, which others ask for the loss, is not called."""
+        del closure
+        for group in self.param_groups:
+            parameters = [one for one in group["params"] if one.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    mean, square = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                    steps = torch.zeros((), device=parameter.device)
+                    self.state[parameter] = {"mean": mean, "square": square, "steps": steps}
+            means, squares, steps = (
+                [self.state[parameter][name] for parameter in parameters] for name in ("mean", "square", "steps")
+            )
+            torch._fused_adam_(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                means,
+                squares,
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
 def _resnet50(batch: int, dtype: torch.dtype) -> Benchmark:
     images = torch.zeros(batch, 3, 224, 224, dtype=dtype)
     labels = torch.zeros(batch, dtype=torch.int64)
@@ -86,7 +143,7 @@ def _resnet50(batch: int, dtype: torch.dtype) -> Benchmark:
     def loss(module: nn.Module) -> Tensor:
         return nn.functional.cross_entropy(module(images), labels)
 
-    return Benchmark(ResNet50(), loss, _momentum, batch)
+    return Benchmark(ResNet50(), loss, _momentum, batch, keeps_gradients=True)
 
 
 def _bert_adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -102,8 +159,8 @@ def _bert(config: BertConfig) -> Callable[[int, torch.dtype], Benchmark]:
             start, end = module(tokens).unbind(-1)
             return (nn.functional.cross_entropy(start, places) + nn.functional.cross_entropy(end, places)) / 2
 
-        optimizer = _bert_adam if dtype == torch.float32 else _adam
-        return Benchmark(Bert(config, head="questions"), loss, optimizer, batch)
+        optimizer = _bert_adam if dtype == torch.float32 else FusedAdam
+        return Benchmark(Bert(config, head="questions"), loss, optimizer, batch, clips=True, keeps_gradients=True)
 
     return build
 
@@ -112,9 +169,12 @@ def _gnmt(batch: int, _dtype: torch.dtype) -> Benchmark:
     source, target, labels = (torch.zeros(SENTENCE_LENGTH, batch, dtype=torch.int64) for _ in range(3))
 
     def loss(module: nn.Module) -> Tensor:
-        return nn.functional.cross_entropy(module(source, target).flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+        shares = torch.log_softmax(module(source, target).flatten(0, 1), dim=-1, dtype=torch.float32)
+        chosen = shares.gather(-1, labels.flatten().unsqueeze(1)).squeeze(1)
+        return -(0.9 * chosen + 0.1 * shares.mean(dim=-1)).sum() / batch  # label smoothing
 
-    return Benchmark(Gnmt(GNMT), loss, _adam, round(2 * SENTENCE_TOKENS * batch))
+    units = round(2 * SENTENCE_TOKENS * batch)
+    return Benchmark(Gnmt(GNMT), loss, _adam, units, clips=True, keeps_gradients=True)
 
 
 def _ncf(batch: int, dtype: torch.dtype) -> Benchmark:
@@ -124,7 +184,7 @@ def _ncf(batch: int, dtype: torch.dtype) -> Benchmark:
     def loss(module: nn.Module) -> Tensor:
         return nn.functional.binary_cross_entropy_with_logits(module(users, items), labels)
 
-    return Benchmark(NeuMf(MOVIELENS_20M), loss, _adam, batch)
+    return Benchmark(NeuMf(MOVIELENS_20M), loss, FusedAdam, batch, reads_loss=False)
 
 
 def _transformer_xl(config: TransformerXlConfig) -> Callable[[int, torch.dtype], Benchmark]:
@@ -136,7 +196,7 @@ def _transformer_xl(config: TransformerXlConfig) -> Callable[[int, torch.dtype],
             result: Tensor = module(tokens, targets, memories)
             return result
 
-        return Benchmark(TransformerXl(config), loss, _adam, config.length * batch)
+        return Benchmark(TransformerXl(config), loss, _adam, config.length * batch, clips=True)
 
     return build
 
@@ -162,8 +222,14 @@ def units_per_sample(name: str) -> float:
         return BENCHMARKS[name](1000, torch.float32).units / 1000  # a thousand, as some are rounded
 
 
-def benchmark_trace(name: str, *, precision: str, batch: int) -> RecordedBenchmark:
+def benchmark_trace(name: str, *, precision: str, batch: int, torch_release: str = LATEST) -> RecordedBenchmark:
     """One training step of a benchmark on the meta device.
+
+    Args:
+        name: A key of `BENCHMARKS`.
+        precision: A key of `PRECISIONS`.
+        batch: Samples of the step.
+        torch_release: Release that ran it, with what it did otherwise.
 
     Raises:
         InvalidArgumentError: A benchmark or precision that is not known.
@@ -173,12 +239,32 @@ def benchmark_trace(name: str, *, precision: str, batch: int) -> RecordedBenchma
             f"Benchmark {name!r} in {precision!r} is not known; the benchmarks are {', '.join(BENCHMARKS)}, the "
             f"precisions {', '.join(PRECISIONS)}."
         )
+    benchmark, trace = _recording(name, precision, batch)
+    trace = replace(trace, operations=tuple(_as_run(trace.operations, benchmark, release_of(torch_release))))
+    flags = Flags(matmul_tf32=True, cudnn_tf32=True, cudnn_benchmark=True)
+    software = {"torch": torch_release}
+    return RecordedBenchmark(replace(trace, flags=flags, samples=batch, software=software), benchmark.units)
+
+
+@lru_cache(maxsize=1)
+def _recording(name: str, precision: str, batch: int) -> tuple[Benchmark, Trace]:
+    """Record a step once for all releases that are asked for in turn."""
     dtype = PRECISIONS[precision]
     with torch.device("meta"):
         benchmark = BENCHMARKS[name](batch, dtype)
-        trace = _recorded(benchmark, dtype)
-    flags = Flags(matmul_tf32=True, cudnn_tf32=True, cudnn_benchmark=True)
-    return RecordedBenchmark(replace(trace, flags=flags, samples=batch), benchmark.units)
+        return benchmark, _recorded(benchmark, dtype)
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Return major and minor number of a version.
+
+    Raises:
+        InvalidArgumentError: It does not begin with two numbers.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        raise InvalidArgumentError(f"Version {version!r} of torch is not known; expected one such as {LATEST!r}.")
+    return int(numbers[1]), int(numbers[2])
 
 
 def _recorded(benchmark: Benchmark, dtype: torch.dtype) -> Trace:
@@ -193,30 +279,77 @@ def _recorded(benchmark: Benchmark, dtype: torch.dtype) -> Trace:
     optimizer = benchmark.optimizer(masters)
 
     def step() -> None:
-        module.zero_grad(set_to_none=True)
+        module.zero_grad(set_to_none=dtype == torch.float16 or not benchmark.keeps_gradients)
         benchmark.loss(module).backward()
         if dtype == torch.float16:
-            _update_copies(module, masters, optimizer)
-        else:
-            optimizer.step()
+            _update_copies(module, masters, optimizer, clips=benchmark.clips)
+            return
+        if benchmark.clips:
+            _clip(masters)
+        optimizer.step()
 
     for parameter in masters:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()  # makes its state
     step()  # the first one imports, which would count as Python work of the step
-    session = CaptureSession(device=torch.device("meta"), model=module, optimizers=[optimizer])
+    # A hand-written optimizer is no torch.optim, which CUDA runs as multi-tensor operations.
+    session = CaptureSession(
+        device=torch.device("meta"),
+        model=module,
+        optimizers=[] if isinstance(optimizer, BertAdam) else [optimizer],
+    )
     session.start()
     step()
     session.stop()
     return without_pauses(session.trace())
 
 
-def _update_copies(module: nn.Module, masters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+def _update_copies(
+    module: nn.Module, masters: list[nn.Parameter], optimizer: torch.optim.Optimizer, *, clips: bool
+) -> None:
     """Update float32 copies from float16 gradients, and the float16 parameters from the copies."""
     for copy, parameter in zip(masters, module.parameters(), strict=True):
         if parameter.grad is not None:
             copy.grad = parameter.grad.float()
+    if clips:
+        _clip(masters)
     optimizer.step()
     with torch.no_grad():
         for copy, parameter in zip(masters, module.parameters(), strict=True):
             parameter.copy_(copy)
+
+
+def _clip(parameters: Iterable[nn.Parameter]) -> None:
+    """Read all gradients for their norm, and scale them."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_norm(gradients, 2)
+    torch._foreach_mul_(gradients, 0.5)
+
+
+WAIT: Final = Operation(name="aten::_local_scalar_dense", phase="other")
+"""A number that the host asks the device for."""
+
+
+def _as_run(operations: Sequence[Operation], benchmark: Benchmark, release: tuple[int, int]) -> Iterator[Operation]:
+    """Give the operations with what depends on the release, and the wait for the loss at the end."""
+    for operation in operations:
+        yield _off_tensor_cores(operation) if release < ANY_SIZE else operation
+        if release < WITHOUT_WAITS and _is_norm_of_all(operation):
+            yield WAIT
+    if benchmark.reads_loss:
+        yield WAIT
+
+
+def _is_norm_of_all(operation: Operation) -> bool:
+    """Tell the norm of all gradients, or of a parameter's alone: `clip_grad_norm_` stacks the norms of its tensors."""
+    is_of_stack = operation.name == "aten::linalg_vector_norm" and operation.inputs[0].shape == (1,)
+    return is_of_stack or operation.name == "aten::_foreach_norm"
+
+
+def _off_tensor_cores(operation: Operation) -> Operation:
+    """Give a 16-bit product of odd sizes as one in float32, which takes about as long without tensor cores."""
+    is_product = operation.name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+    if not is_product or not any(size % 2 and size > 1 for one in operation.inputs for size in one.shape):
+        return operation
+    inputs = tuple(replace(one, dtype="float32") if one.dtype == "float16" else one for one in operation.inputs)
+    return replace(operation, inputs=inputs)

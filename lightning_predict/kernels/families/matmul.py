@@ -82,9 +82,13 @@ def matmul_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     return named | work_features(batch, gpus) | clock_features(gpus) | machine_features(batch, gpus)
 
 
-MISALIGNED_FLOPS_PER_CLOCK: Final = 768.0
-"""FLOPs that a multiprocessor computes in a clock at odd sizes: three quarters of what Volta's tensor cores do. From
-one account, on the A100: nanoGPT trains a quarter faster with 50304 words than with 50257."""
+MISALIGNED_FLOPS_PER_CLOCK: Final = 450.0
+"""FLOPs that a multiprocessor computes in a clock at odd sizes: under half of what Volta's tensor cores do.
+
+Read off published steps of Transformer-XL, whose 267,735 words make the last layer's products odd: with cuBLAS 11.11
+what they leave to these products is 313 (V100), 310-400 (RTX 3090), 371-398 (A100-PCIe) and 454-498 (A100-SXM). One
+account of a later cuBLAS, on the A100, gives about 550: nanoGPT trains a quarter faster with 50304 words than with
+50257. These steps are training data."""
 
 MISALIGNED_SPREAD: Final = 2.0
 """Extra factor upwards: the library may be one that leaves the tensor cores."""
@@ -96,7 +100,7 @@ def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     Tensor cores are fed with such products one element at a time: a row-major matrix with an odd number of columns has
     rows that start at addresses which no wider load may use. cuBLAS 11 and later have kernels for that, at a rate of
     their own that newer tensor cores do not raise; before, such products did not run on tensor cores at all. No public
-    table measured them.
+    table of operations measured them.
     """
     sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
     is_odd = ((sizes % 2 == 1) & (sizes > 1)).any(axis=0)
