@@ -159,10 +159,11 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
     interval, base_share = Interval.around(np.zeros(shape), 1.0), np.zeros(shape)
     shares: dict[str, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
     if times is not None:
-        interval = times.interval.scaled(software_factors(problems, gpus, trace.software)).each(added)
+        of_release = times.interval.scaled(software_factors(problems, gpus, trace.software))
+        interval = of_release.each(added)
         whole = np.where(interval.middle > 0, interval.middle, 1.0)
-        base_share = added(times.seconds * times.base_share) / whole
-        shares = {method: added(times.seconds * share) / whole for method, share in times.shares.items()}
+        base_share = added(of_release.middle * times.base_share) / whole
+        shares = {method: added(of_release.middle * share) / whole for method, share in times.shares.items()}
     interval = interval.scaled(_by_layout(trace, items, gpus, base_share))
     unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
     return TimedWork(
