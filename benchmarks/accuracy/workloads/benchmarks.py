@@ -114,8 +114,8 @@ class FusedAdam(torch.optim.Optimizer):
             for parameter in parameters:
                 if not self.state[parameter]:
                     mean, square = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                    steps = torch.zeros((), device=parameter.device)
-                    self.state[parameter] = {"mean": mean, "square": square, "steps": steps}
+                    updates = torch.zeros((), device=parameter.device)
+                    self.state[parameter] = {"mean": mean, "square": square, "steps": updates}
             means, squares, steps = (
                 [self.state[parameter][name] for parameter in parameters] for name in ("mean", "square", "steps")
             )
