@@ -74,6 +74,8 @@ def test_every_operation_has_a_benchmark_but_messages_updates_of_bags_and_what_i
         "untranslated",
         "sparse_product",
         "embedding_bag_backward",
+        "causal_attention",  # timed as attention with a mask
+        "causal_attention_backward",
     }
 
 
