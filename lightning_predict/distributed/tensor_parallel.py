@@ -237,8 +237,8 @@ def _ring_bytes(unit: _Unit) -> float:
     total = 0.0
     for problem, fused in _attentions(unit.problems()):
         if fused:
-            batch, _, kv_heads, _, kv_length, head_dim, _ = problem.dims
-            total += 2 * batch * kv_heads * kv_length * head_dim * COMPUTE_BYTES[problem.dtype]
+            keys = math.prod(problem.shape[word] for word in ("batch", "kv_heads", "kv_seq", "head_dim"))
+            total += 2 * keys * COMPUTE_BYTES[problem.dtype]
     return total
 
 
