@@ -4,12 +4,10 @@ Inductor leaves products, convolutions, attention and look-ups to their librarie
 reductions that hand data to each other. A fused kernel reads what it needs from outside, and writes what is used
 outside; what it hands on inside never reaches memory. So it is timed by the bytes that it touches. A norm over long
 rows is two kernels: statistics, which what feeds the norm joins, and the normalisation, which what follows joins. A
-convolution leaves its bias to the kernel that reads its result, and reads images channels last. The host calls the
-compiled forward and backward pass, which takes a while. Example::
+convolution leaves its bias to the kernel that reads its result, and reads images channels last. A 16-bit product of
+odd sizes is padded to even ones. The host calls the compiled forward and backward pass, which takes a while. Example::
 
-    >>> from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT
-from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> a, b, c = (TensorInfo((1024,), "float32", id=number) for number in range(3))
     >>> relu = Operation(name="aten::relu", phase="forward", inputs=(a,), outputs=(b,))
     >>> twice = Operation(name="aten::mul", phase="forward", inputs=(b,), outputs=(c,))
@@ -84,7 +82,7 @@ def fused(trace: Trace) -> Trace:
             "Only an eager step whose tensors were followed can be fused; record it without torch.compile, on the CPU "
             "or on the meta device."
         )
-    operations = _in_channels_last(_without_biases(tuple(_halves(trace.operations)), trace))
+    operations = _in_channels_last(_without_biases(tuple(_halves(map(_padded, trace.operations))), trace))
     trace = replace(trace, operations=operations)
     last_read = {tensor.id: index for index, operation in enumerate(trace.operations) for tensor in operation.inputs}
     replaced: dict[int, Operation | None] = {}
@@ -98,6 +96,27 @@ def fused(trace: Trace) -> Trace:
     return replace(trace, operations=operations, notes=(*trace.notes, note))
 
 
+_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+
+PADDED_TO: Final = 8
+"""Multiple to which Inductor pads the sides of 16-bit products: 16 bytes (its `shape_padding`, on by default)."""
+
+
+def _padded(operation: Operation) -> Operation:
+    """Pad a 16-bit product's odd sides, which tensor cores are fed slowly; kernels around it write the padding."""
+    if operation.name not in _PRODUCTS or operation.phase == "optimizer":
+        return operation
+
+    def padded(tensor: TensorInfo) -> TensorInfo:
+        if tensor.dtype not in ("float16", "bfloat16"):
+            return tensor
+        *batch, rows, columns = (1, 1, *tensor.shape)
+        sides = (math.ceil(side / PADDED_TO) * PADDED_TO if side % 2 and side > 1 else side for side in (rows, columns))
+        return replace(tensor, shape=(*batch, *sides)[-len(tensor.shape) :])
+
+    return replace(operation, inputs=tuple(map(padded, operation.inputs)))
+
+
 def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Put the host's call of compiled code before the forward pass and before the backward pass."""
     entered: set[str] = set()
@@ -108,7 +127,7 @@ def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
         yield operation
 
 
-def _halves(operations: Sequence[Operation]) -> Iterator[Operation]:
+def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Split each norm over long rows into its statistics and its normalisation."""
     for operation in operations:
         large = _NORMS.get(operation.name)

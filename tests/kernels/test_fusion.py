@@ -260,3 +260,25 @@ def test_compiling_saves_what_was_measured() -> None:
         2.07, rel=0.1
     )
     assert speed_up(lambda x: torch.cumprod(x, dim=1), 32768, 32768) == pytest.approx(1.45, rel=0.1)
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", 50264), ("float32", 50257)])
+def test_a_16_bit_product_of_odd_sizes_is_padded_to_sixteen_bytes(dtype: str, columns: int) -> None:
+    factors = TensorInfo((512, 768), dtype, id=0), TensorInfo((768, 50257), dtype, id=1)
+    product = replace(operation("mm", (0, 1), 2), inputs=factors, outputs=(TensorInfo((512, 50257), dtype, id=2),))
+    (padded,) = compiled(trace(product))
+    # 50,257 = 8 x 6,282 + 1; all other sides are even.
+    assert [tensor.shape for tensor in padded.inputs] == [(512, 768), (768, columns)]
+    (problem,) = translate(padded, Flags())
+    assert problem.shape == {"b": 1, "m": 512, "n": columns, "k": 768}
+
+
+def test_copies_and_vectors_of_a_padded_product_keep_their_number() -> None:
+    bias, rows, weight = (
+        TensorInfo(shape, "float16", id=number) for number, shape in enumerate([(33,), (7, 5), (5, 33)])
+    )
+    (padded,) = compiled(trace(replace(operation("addmm", (0, 1, 2), 3), inputs=(bias, rows, weight))))
+    assert [tensor.shape for tensor in padded.inputs] == [(40,), (8, 8), (8, 40)]
+    left, right = TensorInfo((3, 5, 7), "float16", id=0), TensorInfo((3, 7, 1), "float16", id=1)
+    (padded,) = compiled(trace(replace(operation("bmm", (0, 1), 2), inputs=(left, right))))
+    assert [tensor.shape for tensor in padded.inputs] == [(3, 8, 8), (3, 8, 1)]
