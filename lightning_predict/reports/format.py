@@ -22,6 +22,9 @@ SAME_SIDES: Final = 10
 TIMES_FROM: Final = 10.0
 """From so many times the middle on, a percentage is no longer read."""
 
+TIMES_TO: Final = 1000.0
+"""Beyond so many times, how many says nothing more."""
+
 CENTS_FROM: Final = 0.1
 """Dollars from which on cents say enough."""
 
@@ -63,6 +66,8 @@ def relative_interval(low: float, middle: float, high: float) -> str:
     """Write the ends of an interval in percent of its middle: `± 12 %`, or `−20/+45 %` where they differ much."""
     if middle <= 0 or not math.isfinite(high / middle):
         return ""
+    if high / middle > TIMES_TO:
+        return f"over {significant(TIMES_TO)} times"
     if high / middle >= TIMES_FROM:
         return f"up to {significant(high / middle)} times"
     down, up = round(100 * max(0.0, 1 - low / middle)), round(100 * max(0.0, high / middle - 1))

@@ -125,6 +125,8 @@ def test_milliseconds_and_gibibytes_leave_the_unit_to_the_header() -> None:
         ((0.9, 1.0, 1.21), "−10/+21 %"),  # noqa: RUF001
         ((1.0, 1.0, 1.0), "± 1 %"),  # nothing is known better
         ((0.1, 1.0, 12.0), "up to 12.0 times"),
+        ((0.1, 1.0, 1000.0), "up to 1,000 times"),
+        ((0.1, 1.0, 1001.0), "over 1,000 times"),
         ((0.0, 0.0, 1.0), ""),
     ],
 )
