@@ -75,7 +75,7 @@ lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet uv
 	grep --invert-match '^torch==' constraints.txt | build/lock/bin/uv pip compile - --quiet --no-deps --universal \
-		--python-version 3.11.9 --generate-hashes --no-header --no-annotate --output-file requirements.lock
+		--python-version 3.11.2 --generate-hashes --no-header --no-annotate --output-file requirements.lock
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
