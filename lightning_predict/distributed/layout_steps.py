@@ -218,7 +218,7 @@ class SharedStep:
         """Return the step's pieces with the collectives that overlap them, at both ends and in the middle."""
         strategy.replicas(layout)
         links = Links(layout, interconnect, friction.slowdown)
-        cutter = Cutter(self._simulated, row, _ends(step) / self._simulated.seconds[row])
+        cutter = Cutter(self._simulated, row, narrowed_ends(step) / self._simulated.seconds[row])
         return _exchanged(self._trace, self._work, cutter, links, strategy)
 
     def split(self, blocks: bool) -> SplitModel:
@@ -297,7 +297,7 @@ class SharedStep:
             self._stages[alike] = model_stages(
                 self._trace, self._timed, self._gpus, host, self._models, strategy, model=model, cutter=work
             )
-        device_factors = _ends(step) / self._simulated.seconds[row]
+        device_factors = narrowed_ends(step) / self._simulated.seconds[row]
         paces = [
             pace_of(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
             for stage in self._stages[alike]
@@ -336,7 +336,8 @@ _NOT_OF_STAGES: Final[Mapping[str, Any]] = {
 """Options without effect on what a stage runs; strategies that differ by them alone share their stages."""
 
 
-def _ends(step: Iteration) -> Ends:
+def narrowed_ends(step: Iteration) -> Ends:
+    """Return the ends of a step of one GPU as those of a step on many GPUs."""
     return narrowed(np.array([step.low_seconds, step.seconds, step.high_seconds]))
 
 

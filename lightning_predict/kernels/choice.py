@@ -180,11 +180,13 @@ def _by_layout(trace: Trace, items: Sequence[WorkItem], gpus: Sequence[Gpu], bas
     """Find the factor of products A·Bᵀ that the base times, whose rates are of A·B, (gpus, items); 1 elsewhere."""
     factor = np.ones(base_share.shape)
     transposed = transposed_products(trace.operations)
+    columns: dict[str, list[int]] = {}
     for column, item in enumerate(items):
         if item.problems and not transposed.isdisjoint(item.operations):
-            dtype = item.problems[0].dtype
-            ratios = np.array([transposed_ratio(gpu, dtype) for gpu in gpus])
-            factor[:, column] += base_share[:, column] * (ratios - 1)
+            columns.setdefault(item.problems[0].dtype, []).append(column)
+    for dtype, found in columns.items():
+        ratios = np.array([[transposed_ratio(gpu, dtype)] for gpu in gpus])  # (gpus, 1)
+        factor[:, found] += base_share[:, found] * (ratios - 1)
     return factor
 
 

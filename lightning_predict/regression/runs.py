@@ -27,7 +27,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, Literal, final, get_args
 
 from lightning_predict.checked import Checked, File, read_csv, read_yaml
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
@@ -48,16 +48,7 @@ Variable = Literal[
     "flops_per_byte",
 ]
 
-VARIABLES: Final[tuple[Variable, ...]] = (
-    "iterations",
-    "batch_size",
-    "flops_per_second",
-    "bytes_per_second",
-    "num_gpus",
-    "threads",
-    "disk_seconds",
-    "inner_modules",
-)
+VARIABLES: Final[tuple[Variable, ...]] = tuple(name for name in get_args(Variable) if name != "flops_per_byte")
 """What a run's time may depend on, in the order in which it is told. That a GPU computes more for each byte that it
 moves than any of the past runs (`flops_per_byte`) is no term, but how far a question lies beyond them."""
 

@@ -18,7 +18,7 @@ recorded step, simulated with its host. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from lightning_predict.distributed.gradients import buckets, has_backward, parameter_bytes, ready_gradients
-from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps
+from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, narrowed_ends
 from lightning_predict.distributed.overlap import (
     FRICTION,
     WAITS,
@@ -37,7 +37,6 @@ from lightning_predict.distributed.overlap import (
     Piece,
     Transfer,
     events_of,
-    narrowed,
     walk,
 )
 from lightning_predict.distributed.strategy import Strategy
@@ -60,8 +59,9 @@ from lightning_predict.sharding.tables import (
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, launch_order, simulate
 from lightning_predict.timeline.verdict import Bound, Verdict
+from lightning_predict.timeline.viewer import chrome_document, complete_event, row_name
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
-from lightning_predict.units import MICROSECOND, mebibytes_to_bytes, seconds_to_microseconds
+from lightning_predict.units import MICROSECOND, mebibytes_to_bytes
 
 AUTO: Final = "auto"
 
@@ -424,28 +424,19 @@ class WholeStep:
 
     def chrome_trace(self) -> dict[str, Any]:
         """Return the parts in the Trace Event format for ui.perfetto.dev: a row for computing and one for links."""
-        rows = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": thread, "args": {"name": name}}
-            for thread, name in enumerate(("computing", "links"))
-        ]
-        return {
-            "traceEvents": [
-                *rows,
-                *(
-                    {
-                        "ph": "X",
-                        "name": one.name,
-                        "pid": 0,
-                        "tid": int(one.is_transfer),
-                        "ts": round(seconds_to_microseconds(one.start_seconds), 3),
-                        "dur": round(seconds_to_microseconds(one.seconds), 3),
-                        "args": {"on the critical path": one.is_critical},
-                    }
-                    for one in self.events
-                ),
-            ],
-            "displayTimeUnit": "ms",
-        }
+        rows = [row_name("thread_name", 0, thread, name) for thread, name in enumerate(("computing", "links"))]
+        placed = (
+            complete_event(
+                one.name,
+                0,
+                int(one.is_transfer),
+                one.start_seconds,
+                one.seconds,
+                {"on the critical path": one.is_critical},
+            )
+            for one in self.events
+        )
+        return chrome_document([*rows, *placed])
 
 
 def _whole_step(
@@ -461,7 +452,7 @@ def _whole_step(
     host = shared.host(strategy)
     order = _ordered(shared, tables, chosen.plan)
     simulated = simulate(launch_order(order.work, gpus=len(shared.gpus)), host)
-    factors = narrowed(np.array([step.low_seconds, step.seconds, step.high_seconds])) / shared.seconds[row]
+    factors = narrowed_ends(step) / shared.seconds[row]
     links = Links(layout, interconnect, FRICTION.slowdown)
     dense = replace(trace, parameters=tables.dense_parameters)
     pieces, transfers = _queues(dense, order, Cutter(simulated, row, factors), links, chosen.plan, strategy)
@@ -584,7 +575,7 @@ def _queues(
         marks |= {order.gradients, order.update, order.update + 1}
     cuts = sorted(marks)
     done = {cut: position + 1 for position, cut in enumerate(cuts)}  # pieces that are done at a mark
-    sent = dict(_transfers(order, plan, full, links))
+    sent = _transfers(order, plan, full, links)
     ordered = sorted(
         ((done[mark] if mark else 0, transfer) for mark, several in sent.items() for transfer in several),
         key=lambda one: one[0],
@@ -626,9 +617,7 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def _transfers(
-    order: _Order, plan: ShardingPlan, full: Sequence[Any], links: Links
-) -> Iterator[tuple[int, list[Transfer]]]:
+def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Any], links: Links) -> Mapping[int, list[Transfer]]:
     """Return the transfers by the operation after which each may begin; `after` is filled in later."""
     by_mark: dict[int, list[Transfer]] = {}
     dense = links.collective("all_reduce", [bucket.size_bytes for bucket in full])
@@ -649,4 +638,4 @@ def _transfers(
             name = f"{_NAMES[one.operation]} of {one.carries}"
             name = name.replace("dense gradients", "gradients of copied tables")
             by_mark.setdefault(mark, []).insert(0, Transfer(seconds, 0, name))
-    yield from by_mark.items()
+    return by_mark

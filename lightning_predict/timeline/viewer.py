@@ -9,7 +9,8 @@ device waited for it. Example::
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
@@ -40,13 +41,16 @@ def chrome_trace(
     own = anchor(trace, timed, origin, 1.0)
     host = own.host
     step = simulate(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor)
-    events = [_name(HOST_PROCESS, "host"), _name(DEVICE_PROCESS, f"{target.name} (predicted)")]
+    events = [
+        row_name("process_name", HOST_PROCESS, 0, "host"),
+        row_name("process_name", DEVICE_PROCESS, 0, f"{target.name} (predicted)"),
+    ]
     for index, operation in enumerate(work):
         overheads = host.of(operation.phase, operation.recorded, operation.library_seconds)
         length = overheads.seconds(launches=operation.launches) - overheads.between_operations
         arguments = {"phase": operation.phase} | ({"module": operation.module} if operation.module else {})
         start = float(step.operation_starts[0, index])
-        events.append(_event(operation.name, HOST_PROCESS, 0, start, length, arguments))
+        events.append(complete_event(operation.name, HOST_PROCESS, 0, start, length, arguments))
     for kernel, owner in enumerate(step.kernel_owners):
         operation = work[int(owner)]
         stream = int(step.kernel_streams[kernel])
@@ -54,24 +58,30 @@ def chrome_trace(
         arguments = {"phase": operation.phase}
         if stream == COMPUTE_STREAM:
             arguments["device waited, us"] = f"{seconds_to_microseconds(float(step.waiting[0, owner])):.1f}"
-        events.append(_event(operation.name, DEVICE_PROCESS, stream, start, length, arguments))
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+        events.append(complete_event(operation.name, DEVICE_PROCESS, stream, start, length, arguments))
+    return chrome_document(events)
 
 
-def _name(process: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+def chrome_document(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a document of these events, which viewers open."""
+    return {"traceEvents": list(events), "displayTimeUnit": "ms"}
 
 
-def _event(
-    name: str, process: int, thread: int, start: float, length: float, arguments: dict[str, Any]
+def row_name(kind: Literal["process_name", "thread_name"], process: int, thread: int, name: str) -> dict[str, Any]:
+    """Return the event that names a process, or one of its threads."""
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def complete_event(
+    name: str, process: int, thread: int, start_seconds: float, seconds: float, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a complete event; times in microseconds, as the format wants."""
+    """Return a complete event, with its times in microseconds, as the format wants."""
     return {
         "ph": "X",
         "name": name,
         "pid": process,
         "tid": thread,
-        "ts": round(seconds_to_microseconds(start), 3),
-        "dur": round(seconds_to_microseconds(length), 3),
-        "args": arguments,
+        "ts": round(seconds_to_microseconds(start_seconds), 3),
+        "dur": round(seconds_to_microseconds(seconds), 3),
+        "args": dict(arguments),
     }

@@ -91,6 +91,18 @@ def _keys(c: Columns) -> Array:
     return c["batch"] * c["kv_heads"] * c["kv_seq"] * c["head_dim"]
 
 
+def _read_forward(c: Columns) -> Array:
+    return _queries(c) + 2 * _keys(c)
+
+
+def _read_backward(c: Columns) -> Array:
+    return 3 * _queries(c) + 2 * _keys(c)
+
+
+def _gradients(c: Columns) -> Array:
+    return _queries(c) + 2 * _keys(c)
+
+
 QUERY_STRIPS: Final = (64, 128, 256)
 """Queries that one block of a fused attention kernel keeps."""
 
@@ -185,7 +197,7 @@ register(
         defaults=_DEFAULTS,
         units="tensor",
         flops=_flops,
-        reads=lambda c: _queries(c) + 2 * _keys(c),
+        reads=_read_forward,
         writes=_queries,
         families=(ATTENTION,),
         proxy=_as_products,
@@ -196,8 +208,8 @@ register(
         defaults=_DEFAULTS,
         units="tensor",
         flops=lambda c: BACKWARD_PRODUCTS * _flops(c),
-        reads=lambda c: 3 * _queries(c) + 2 * _keys(c),
-        writes=lambda c: _queries(c) + 2 * _keys(c),
+        reads=_read_backward,
+        writes=_gradients,
         proxy=_as_forward_pass,
     ),
     OperationKind(
@@ -206,7 +218,7 @@ register(
         defaults=_DEFAULTS_WITHOUT_MASK,
         units="tensor",
         flops=lambda c: _flops(_under_a_mask(c)),
-        reads=lambda c: _queries(c) + 2 * _keys(c),
+        reads=_read_forward,
         writes=_queries,
         proxy=_without_a_mask,
         alternative=_as_a_server,
@@ -218,8 +230,8 @@ register(
         defaults=_DEFAULTS_WITHOUT_MASK,
         units="tensor",
         flops=lambda c: BACKWARD_PRODUCTS * _flops(_under_a_mask(c)),
-        reads=lambda c: 3 * _queries(c) + 2 * _keys(c),
-        writes=lambda c: _queries(c) + 2 * _keys(c),
+        reads=_read_backward,
+        writes=_gradients,
         proxy=_without_a_mask,
         alternative=_as_a_server,
         alternative_bounds=True,
@@ -231,7 +243,7 @@ register(
         defaults=_DEFAULTS,
         units="tensor",
         flops=_all_flops,
-        reads=lambda c: _queries(c) + 2 * _keys(c),
+        reads=_read_forward,
         writes=lambda c: _queries(c) + _scores(c),
         proxy=_eager_attention,
     ),
@@ -241,8 +253,8 @@ register(
         defaults=_DEFAULTS,
         units="tensor",
         flops=lambda c: 2 * _all_flops(c),
-        reads=lambda c: 3 * _queries(c) + 2 * _keys(c) + _scores(c),
-        writes=lambda c: _queries(c) + 2 * _keys(c),
+        reads=lambda c: _read_backward(c) + _scores(c),
+        writes=_gradients,
         proxy=_eager_attention,
     ),
 )
