@@ -37,6 +37,7 @@ test-gpu: $(VENV)/installed
 # Hours: INPUTS mutated files of each kind, every fault in every function, all ranks. Tables for docs/reliability.md.
 INPUTS ?= 100000
 soak: $(VENV)/installed
+	$(BIN)/python -m pytest -n logical --hypothesis-profile search
 	$(BIN)/python -m tests.soak.ranks
 	$(BIN)/python -m tests.soak.faults
 	$(BIN)/python -m tests.soak.hostile --inputs $(INPUTS)

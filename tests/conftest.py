@@ -14,7 +14,9 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
-settings.register_profile("steady", deadline=None)  # speed is for benchmarks: a busy machine fails no test
+# The same examples every time, so that a change is refused for what it broke; speed is for benchmarks.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)  # other examples every time: --hypothesis-profile search
 settings.load_profile("steady")
 
 

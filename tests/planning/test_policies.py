@@ -43,8 +43,9 @@ def test_no_queue_rule_is_cheaper_whatever_a_move_costs(seed: int, restart: floa
     problem = replace(problem, jobs=problem.jobs[:5], limits=Limits(nodes=2), formulation=formulation)
     rules = QUEUE_RULES if shares else BASELINES
     best = min(simulate(problem, rule).total_usd for rule in rules)
-    assert least_usd(problem, {job.name: job.seconds for job in problem.jobs}) <= best
-    assert cheapest_plan(problem).total_usd <= best + 1e-9
+    round_off = 1e-9  # both sum the same prices in another order
+    assert least_usd(problem, {job.name: job.seconds for job in problem.jobs}) <= best + round_off
+    assert cheapest_plan(problem).total_usd <= best + round_off
 
 
 def test_a_job_that_may_move_is_moved_where_that_is_cheaper_and_in_time() -> None:
