@@ -163,7 +163,7 @@ def _torchvision_case(row: Checked) -> VisionCase:
     precision = row.member("precision").choice(tuple(_TORCHVISION_PRECISIONS))
     return VisionCase(
         gpu=find_gpu(row.member("gpu").text()).name,
-        software="",
+        software="1.4",  # the table says 2019 to 2020
         step=VisionStep(
             source="torchvision",
             model=row.member("model").text(),

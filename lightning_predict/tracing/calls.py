@@ -17,7 +17,7 @@ from typing import Any, Final
 from lightning_predict.tracing.code_paths import (
     CHANNELS_LAST,
     FACTORS_AT,
-    IMAGES_AT,
+    LAYOUT_AT,
     SECOND_TRANSPOSED,
     is_channels_last,
     is_transposed,
@@ -126,8 +126,8 @@ def arguments_of(call: Call) -> dict[str, Any]:
 
 
 def _layout(name: str, call: Call) -> dict[str, bool]:
-    """Return the layout of a convolution's images or a product's second factor; newer files have the strides."""
-    position = IMAGES_AT.get(name, FACTORS_AT.get(name))
+    """Return the layout of images or of a product's second factor; newer files have the strides."""
+    position = LAYOUT_AT.get(name, FACTORS_AT.get(name))
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
     if position is None or min(len(strides), len(sizes)) <= position:
         return {}

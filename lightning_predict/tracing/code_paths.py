@@ -24,7 +24,7 @@ from typing import Final
 from lightning_predict.tracing.trace import Operation, Trace
 
 CHANNELS_LAST: Final = "channels_last"
-"""Argument of a convolution that reads images in this layout; left out for channels first."""
+"""Argument of a convolution or batch norm that reads images in this layout; left out for channels first."""
 
 IMAGES_AT: Final[Mapping[str, int]] = {
     "aten::convolution": 0,
@@ -33,6 +33,18 @@ IMAGES_AT: Final[Mapping[str, int]] = {
     "aten::convolution_backward": 1,
 }
 """Convolutions, with the position of the images among their arguments."""
+
+LAYOUT_AT: Final[Mapping[str, int]] = {
+    **IMAGES_AT,
+    "aten::native_batch_norm": 0,
+    "aten::_native_batch_norm_legit": 0,
+    "aten::_batch_norm_with_update": 0,
+    "aten::cudnn_batch_norm": 0,
+    "aten::native_batch_norm_backward": 1,
+    "aten::batch_norm_backward": 1,
+    "aten::cudnn_batch_norm_backward": 0,
+}
+"""Calls whose kernels depend on the layout of their images, with the position of these."""
 
 SECOND_TRANSPOSED: Final = "second_transposed"
 """Argument of a product A·Bᵀ, whose second factor lies column by column, as a linear layer's; left out for others."""

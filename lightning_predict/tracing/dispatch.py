@@ -27,7 +27,7 @@ import torch
 from lightning_predict.tracing.code_paths import (
     CHANNELS_LAST,
     FACTORS_AT,
-    IMAGES_AT,
+    LAYOUT_AT,
     SECOND_TRANSPOSED,
     is_channels_last,
     is_transposed,
@@ -336,7 +336,7 @@ class DispatchRecorder:
         if len(values) < len(words):
             arguments.update(schema.left_out[len(values)])
         outputs = [output] if type(output) in _TENSORS else list(tensors_in(output))
-        images = IMAGES_AT.get(schema.name)
+        images = LAYOUT_AT.get(schema.name)
         if images is not None and is_channels_last(values[images].shape, values[images].stride()):
             arguments[CHANNELS_LAST] = True
         factor = FACTORS_AT.get(schema.name)

@@ -65,6 +65,39 @@ def test_smooth_l1_takes_what_was_measured() -> None:
     assert l40s == pytest.approx(25.0, rel=0.1)
 
 
+def test_a_logarithm_of_sums_of_exponentials_passes_six_times() -> None:
+    """The largest, what is left, its exponentials, their sum: four reads of 1,024 numbers and two writes."""
+    trace = recorded(lambda x: torch.logsumexp(x, dim=1), 32, 32)
+    problems = [problem for one in trace.operations for problem in translate(one, Flags())]
+    kept = 32 * 4.0
+    assert [problem.dims[:2] for problem in problems] == [(SIZE, kept), (SIZE + kept, SIZE), (SIZE, SIZE), (SIZE, kept)]
+
+
+@pytest.mark.parametrize(
+    ("data", "weights", "is_last", "counted"),
+    [
+        ("float16", "float32", False, "float16"),  # cuDNN's
+        ("float16", "float16", False, "float32"),  # PyTorch's own, which takes as long as with float32
+        ("bfloat16", "float32", False, "float32"),
+        ("bfloat16", "float32", True, "bfloat16"),  # PyTorch's other one, for channels last
+    ],
+)
+def test_pytorchs_own_batch_norm_gains_nothing_from_16_bits(
+    data: str, weights: str, is_last: bool, counted: str
+) -> None:
+    norm = torch.nn.BatchNorm2d(8, device="meta", dtype=getattr(torch, weights))
+    layout = torch.channels_last if is_last else torch.contiguous_format
+    images = torch.empty(4, 8, 16, 16, device="meta", dtype=getattr(torch, data), requires_grad=True)
+    images = images.to(memory_format=layout)
+    session = CaptureSession(device=torch.device("meta"))
+    session.start()
+    output = torch.nn.functional.batch_norm(images, norm.running_mean, norm.running_var, norm.weight, norm.bias, True)
+    output.sum().backward()
+    session.stop()
+    norms = [one for one in session.trace().operations if "batch_norm" in one.name]
+    assert [problem.dtype for one in norms for problem in translate(one, Flags())] == [counted, counted]
+
+
 def test_a_scan_passes_three_times() -> None:
     trace = recorded(lambda x: torch.cumsum(x, dim=0), 1024)
     (scan,) = (problem for one in trace.operations for problem in translate(one, Flags()))

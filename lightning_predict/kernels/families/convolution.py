@@ -257,7 +257,7 @@ BANDWIDTH_SHARE: Final = 0.85
 more."""
 
 LEAST_CHANNELS: Final = 8
-"""Channels that each tap is padded to. The A100 takes 463 µs for three channels, as for 24 in any other layer."""
+"""Channels that matrix units pad to. The A100 takes 463 µs for three channels, as for 24 in any other layer."""
 
 SPLIT_DEPTH: Final = 512
 """Least depth of the parts that a product is split into where its tiles do not fill the GPU."""
@@ -270,8 +270,9 @@ STRIDED_GRADIENT: Final = 1.4
 """Time of a gradient to the input over that of its FLOPs where the filter skips positions: 1.2 to 2 on the A100 and the
 V100 in one ResNet-50 step."""
 
-ODD_GRADIENT: Final = 4.0
-"""The same where it skips positions and is dilated, too, or has groups: 4 to 8 on the L40S and the H100-PCIe."""
+GROUPED_GRADIENT: Final = 2.0
+"""The same in groups, for each position in that many that the filter moves on by: 1.8 to 2.9 on the L40S and the
+H100-PCIe. A filter with gaps takes 0.9 to 1.3 there: no kernel leaves out the positions that either skips."""
 
 MERGED_CHANNELS: Final = 8
 """Channels of a group below which groups are computed as one of as many."""
@@ -285,9 +286,9 @@ TAP_INSTRUCTIONS: Final = 10.0
 DEPTHWISE_LAST: Final = 0.4
 """Instructions of cuDNN's depthwise kernels for channels last over those of PyTorch's for channels first."""
 
-VOLUME: Final = 3.0
-"""Time of a volume over that of its FLOPs and bytes: 1.9 to 14 on the H100-PCIe, 2.5 to 18 on the L40S, more on cards
-with older software."""
+VOLUME: Final = 2.4
+"""Time of a volume over that of its FLOPs, channels padded, and bytes: 1.1 to 6 on the H100-PCIe, 1.2 to 9 on the L40S,
+more on cards with older software (training data: KernelBench's modules with volumes)."""
 
 SHORTEST_SECONDS: Final = 3 * MICROSECOND
 """Least seconds of one convolution: its first and last instructions, and finding its place."""
@@ -312,6 +313,7 @@ class ConvolutionWork:
         rows: Rows of the implicit product of one group.
         cols: Its columns.
         depth: What it sums over.
+        padding: Channels, of the input or of the filters, that matrix units multiply over those that are there.
         groups: Number of such products.
         channels: Input channels of one group.
         taps: Positions of the filter.
@@ -331,6 +333,7 @@ class ConvolutionWork:
     rows: Array
     cols: Array
     depth: Array
+    padding: Array
     groups: Array
     channels: Array
     taps: Array
@@ -364,7 +367,8 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     units want channels last, so that images and outputs with channels first are converted, each by a kernel of its own.
 
     A depthwise convolution multiplies nothing by matrices: it is bound by its traffic or by the instructions that place
-    an output. Other groups fill tiles badly, but are never slower than the dense convolution that holds them.
+    an output. Other groups fill tiles badly, but are never slower than the dense convolution that holds them, except
+    for gradients to the input whose filter skips positions (`GROUPED_GRADIENT`).
 
     FLOPs and bytes alone enter, and the same constants hold for every GPU, so that two of one rate get one time. They
     were chosen on four tables, which are therefore training data for them: the kernels of one ResNet-50 step in TF32 on
@@ -385,22 +389,25 @@ def convolution_spread(work: ConvolutionWork) -> Array:
 def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))  # (problems,)
     least_merged = np.clip(MERGED_CHANNELS / work.channels, 1, work.groups)
-    dense = _by_products(work, gpu, memory, work.groups, is_odd=work.is_dilated)
-    grouped = _by_products(work, gpu, memory, least_merged, is_odd=work.is_dilated | (work.groups > 1))
+    dense = _by_products(work, gpu, memory, work.groups)
+    grouped = _by_products(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
     return np.minimum(own, dense) + SHORTEST_SECONDS
 
 
-def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array, *, is_odd: BoolArray) -> Array:
+def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -> Array:
     """Time implicit products, so many groups in one, with the conversions around them."""
     compute = _products(work, gpu, merged)
     if work.backward == "_backward_input":
-        compute = compute * np.where(work.strides > 1, STRIDED_GRADIENT, 1.0)
+        skips = work.strides > 1
+        is_grouped = work.groups > 1
+        all_positions = work.strides * np.where(is_grouped, GROUPED_GRADIENT, 1.0)
+        compute = compute * np.where(
+            skips, np.where(work.is_dilated | is_grouped, all_positions, STRIDED_GRADIENT), 1.0
+        )
     elif work.backward == "_backward_weight":
         compute = compute * WEIGHT_GRADIENT
     seconds = (compute**OVERLAP + memory**OVERLAP) ** (1 / OVERLAP) + _conversions(work, gpu)
-    if work.backward == "_backward_input":
-        seconds = seconds * np.where(is_odd & (work.strides > 1), ODD_GRADIENT, 1.0)
     return seconds * VOLUME if work.is_volume else seconds
 
 
@@ -414,6 +421,10 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     copies, rows, cols, depth = work.of_merged_groups(merged)  # each (problems,)
     single = gpu.peak_flops_per_second["float32"]
     has_units = work.dtype in ON_MATRIX_UNITS and work.dtype in gpu.peak_flops_per_second
+    if has_units and work.backward == "_backward_weight":
+        cols = cols * work.padding
+    elif has_units:
+        depth = depth * work.padding
     rate = sustained_flops(gpu, work.dtype) if has_units else LANES_SHARE * (gpu.peak(work.dtype) or single)
     multiprocessors = gpu.streaming_multiprocessors
     per_flop = FEED if gpu.compute_capability >= ASYNCHRONOUS_COPIES else FEED_THROUGH_REGISTERS
@@ -453,23 +464,22 @@ def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
 
 
 def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:
-    """Collect what the formula asks for; `c` are the columns on a plane."""
+    """Collect what the formula asks for; `c` are the columns on a plane, which hold a volume's taps as channels."""
     elements = _elements(c)
-    channels = c["in_channels"] / c["groups"]
-    padded = np.where(c["groups"] == 1, np.maximum(channels, LEAST_CHANNELS) / channels, 1.0)
+    depth_taps = batch.columns["kernel_depth"] if is_volume else 1.0
+    channels = c["in_channels"] / depth_taps / c["groups"]
+    summed = c["out_channels"] / c["groups"] if plane_pass == "_backward_input" else channels
     rows, cols, depth = _implicit_product(f"conv2d{plane_pass}", c)
     if plane_pass == "_backward_input":  # of the filter's taps as many reach a position as the filter moves there
+        cols, depth = cols / depth_taps, depth * depth_taps
         depth = depth * (elements["outputs"] / c["out_channels"]) / (elements["images"] / c["in_channels"])
-    elif plane_pass == "_backward_weight":
-        cols = cols * padded
-    else:
-        depth = depth * padded
     return ConvolutionWork(
         backward=plane_pass,
         dtype=batch.dtype,
         rows=rows,
         cols=cols,
         depth=depth,
+        padding=np.where(c["groups"] == 1, np.maximum(summed, LEAST_CHANNELS) / summed, 1.0),
         groups=c["groups"],
         channels=channels,
         taps=c["kernel_height"] * c["kernel_width"],
@@ -487,6 +497,13 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
 
 def _has_groups(problem: Problem) -> bool:
     return problem.shape["groups"] > 1
+
+
+def _is_beyond_networks(problem: Problem) -> bool:
+    """Tell convolutions in groups, and gradients to the input whose filter both skips positions and has gaps."""
+    shape = problem.shape
+    skips, has_gaps = (max(shape[f"{name}_{side}"] for side in _PLANE) > 1 for name in ("stride", "dilation"))
+    return _has_groups(problem) or (problem.operation.endswith("_backward_input") and skips and has_gaps)
 
 
 def as_product(problem: Problem) -> Problem | None:
@@ -628,7 +645,7 @@ def _kind(variant: _Variant, suffix: str) -> OperationKind:
         families=(CONVOLUTION, TENSOR_CONVOLUTION) if is_plane else (),
         proxy=None if has_formula else as_plane,
         formula=by_formula if has_formula else None,
-        beyond_networks=_has_groups if is_plane else None,
+        beyond_networks=_is_beyond_networks if is_plane else None,
         alternative=as_product if is_plane else None,
     )
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
+from lightning_predict.kernels.latency import SINGLE_LOAD_CYCLES, limited_transfer
 from lightning_predict.kernels.operations import Problem, register, translates
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.kernels.translation import compute_dtype
@@ -51,6 +52,19 @@ def _scan(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     read, written = float(bytes_read(operation)), float(bytes_written(operation))
     count = float(operation.inputs[0].elements)
     return (Problem("transfer", "float32", ((SCAN_PASSES - 1) * read, written, count)),) if count else ()
+
+
+@translates("aten::logsumexp")
+def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """Count the largest of each row, what is left after taking it off, its exponentials in place, and their sum."""
+    data = operation.inputs[0]
+    size, kept = float(data.size_bytes), float(bytes_written(operation))
+    if not data.elements:
+        return ()
+    count = float(data.elements)
+    reduced = Problem("transfer", "float32", (size, kept, count))
+    subtracted = limited_transfer(size + kept, size, count, cycles=count * SINGLE_LOAD_CYCLES)  # of another shape
+    return (reduced, subtracted, Problem("transfer", "float32", (size, size, count)), reduced)
 
 
 INDEX_BYTES: Final = 8
