@@ -12,6 +12,7 @@ Example::
     python -m benchmarks.accuracy validation --of timm --sample 40 --cache traces-of-timm
     python -m benchmarks.accuracy validation --of torchvision --cache traces-of-torchvision
     python -m benchmarks.accuracy validation --of steps --cache recorded-steps
+    python -m benchmarks.accuracy validation --of choices
     python -m benchmarks.accuracy validation --of dlrm
     python -m benchmarks.accuracy validation --of seeds
     python -m benchmarks.accuracy validation --of hosts --cache recorded-steps
@@ -28,6 +29,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.accuracy import (
+    choices,
     gpu_pairs,
     hosts,
     large_runs,
@@ -72,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "many-gpus",
             "steps",
             "hosts",
+            "choices",
             "dlrm",
             "seeds",
         ),
@@ -80,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
         "models on many GPUs; whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
-        "hosts of steps that launches dominate; DLRM on one and eight GPUs, and plans of its tables beside TorchRec's; "
+        "hosts of steps that launches dominate; constants chosen on training benchmarks, left out; DLRM on one and eight "
+        "GPUs, and plans of its tables beside TorchRec's; "
         "the experiments of the papers that the methods are from, beside their figures (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
@@ -140,6 +144,10 @@ def _run(options: argparse.Namespace, console: Console) -> None:
                     console.print(table)
     elif options.of == "hosts":
         hosts.print_report(hosts.host_bound_rows(folder, options.cache or RECORDED_STEPS), console)
+    elif options.of == "choices":
+        console.print(
+            choices.choices_table(choices.evaluate_choices(folder / THROUGHPUT_TABLE, weights=options.weights))
+        )
     elif options.of == "dlrm":
         recommendation.print_report(folder, console)
     elif options.of == "seeds":

@@ -145,13 +145,13 @@ def predicted_cases(
     return evaluate_in_groups(
         cases,
         key=lambda case: (case.model, case.precision, case.batch),
-        evaluate=partial(_predicted, weights=weights),
+        evaluate=partial(predicted_together, weights=weights),
         jobs=jobs,
     )
 
 
-def _predicted(cases: Sequence[ThroughputCase], weights: Path | None) -> list[ThroughputResult]:
-    """Results of rows that ran the same step, which is recorded once and predicted as each release ran it."""
+def predicted_together(cases: Sequence[ThroughputCase], weights: Path | None) -> list[ThroughputResult]:
+    """Predict rows that ran the same step, which is recorded once for each release and predicted as that ran it."""
     first = cases[0]
     names = list(dict.fromkeys(case.gpu for case in cases))
     by_release = {}
