@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
         "models on many GPUs; whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
-        "hosts of steps that launches dominate; constants chosen on training benchmarks, left out; DLRM on one and eight "
-        "GPUs, and plans of its tables beside TorchRec's; "
+        "hosts of steps that launches dominate; constants chosen on training benchmarks, left out; DLRM on one and "
+        "eight GPUs, and plans of its tables beside TorchRec's; "
         "the experiments of the papers that the methods are from, beside their figures (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
