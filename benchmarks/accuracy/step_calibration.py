@@ -182,14 +182,14 @@ LEAST_HELD: Final = 0.85
 def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
     """Choose the spread that holds nine in ten cases, each table weighing as much as another.
 
-    What all operations of a step share is the deviation of the GPU's effect on whole models, and no less where one
-    table's operations happen to be right; the share of the operations' own half-width is then the least that is enough,
-    as conformal prediction asks, and holds `LEAST_HELD` of each table.
+    What all operations of a step share are the deviations of the GPU's and of the source's effect on whole models, and
+    no less where one table's operations happen to be right; the share of the operations' own half-width is then the
+    least that is enough, as conformal prediction asks, and holds `LEAST_HELD` of each table.
 
     Args:
         cases: Published steps with the operations' own intervals.
     """
-    shared = STANDARD_DEVIATIONS * fit_steps([case for case in cases if case.is_model]).deviations["gpu"]
+    shared = STANDARD_DEVIATIONS * _shared_deviation([case for case in cases if case.is_model])
     needed = []
     for case in cases:
         own = case.predicted
@@ -201,6 +201,18 @@ def fit_spread(cases: Sequence[StepCase]) -> StepSpread:
         by_table[case.table].append(kept)
     least = max(float(np.quantile(own, LEAST_HELD, method="higher")) for own in by_table.values())
     return StepSpread(kept=max(weighted_quantile(np.array(needed), _weights(cases)), least), log_half_width=shared)
+
+
+def _shared_deviation(cases: Sequence[StepCase]) -> float:
+    """Find the deviation of what another GPU and another source do to whole steps.
+
+    Constants were chosen on rows of some tables, which therefore deviate less than others will: it is the largest that
+    is found with one table left out in turn.
+    """
+    tables = dict.fromkeys(case.table for case in cases)
+    rest = [[case for case in cases if case.table != table] for table in tables] if len(tables) > 1 else [cases]
+    found = [fit_steps(some).deviations for some in rest]
+    return max(math.hypot(one["gpu"], one["source"]) for one in found)
 
 
 def _weights(cases: Sequence[StepCase]) -> Array:

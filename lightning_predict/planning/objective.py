@@ -84,8 +84,9 @@ def restart_seconds(job: Job, problem: Problem, situation: Situation) -> float:
 
 ELSEWHERE: Final = 0.24
 """Where a job was measured to be slower than predicted on one GPU, it is expected to be slower on others by this power
-of the factor: the share that models have in the variance of measured over predicted whole steps, 0.148² of 0.041² +
-0.148² + 0.263² (by model, by GPU, and what is left; `weights/files/whole_steps.json`)."""
+of the factor: the share that models have in the variance of measured over predicted whole steps. It depends on the
+tables: 0.10 of those behind `weights/files/whole_steps.json`, 0.48 without modules of a few operations; 0.24 lies in
+the middle, and was that of all tables when it was chosen."""
 
 
 def working_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,20 @@ def test_the_spread_holds_nine_in_ten_and_keeps_what_a_gpu_has_in_common() -> No
     assert 0.02 < spread.log_half_width < 0.15
     held = [one.is_inside for one in spread_left_out(made, lambda one: one.gpu)]
     assert sum(held) / len(held) == pytest.approx(0.9, abs=0.03)
+
+
+def test_a_table_whose_rows_were_tuned_on_makes_no_interval_narrower() -> None:
+    made = [replace(one, predicted=Interval(0.9, 1.0, 1.1)) for one in cases(products=1, memory=1, gpu=0.1, rest=0.03)]
+    tuned = [
+        replace(one, table="tuned on", source="its own", measured_seconds=1.0 + 0.01 * (n % 3))
+        for n, one in enumerate(5 * made)
+    ]
+    found = fit_steps(made).deviations
+    expected = 1.645 * math.hypot(found["gpu"], found["source"])  # of those that are left without the other table
+    assert fit_spread(made).log_half_width == pytest.approx(expected)
+    assert fit_spread([*made, *tuned]).log_half_width == pytest.approx(expected)
+    both = fit_steps([*made, *tuned]).deviations
+    assert math.hypot(both["gpu"], both["source"]) < 0.9 * expected / 1.645
 
 
 def test_a_wider_interval_stays_the_wider_one() -> None:
