@@ -13,6 +13,7 @@ Example::
     python -m benchmarks.accuracy validation --of torchvision --cache traces-of-torchvision
     python -m benchmarks.accuracy validation --of steps --cache recorded-steps
     python -m benchmarks.accuracy validation --of choices
+    python -m benchmarks.accuracy validation --of unseen --tables measurements --cache recorded-steps
     python -m benchmarks.accuracy validation --of dlrm
     python -m benchmarks.accuracy validation --of seeds
     python -m benchmarks.accuracy validation --of hosts --cache recorded-steps
@@ -41,11 +42,12 @@ from benchmarks.accuracy import (
     report,
     seeds,
     studies,
+    unseen_gpus,
     vision,
     whole_steps,
 )
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
-from lightning_predict.errors import LightningPredictError
+from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.kernels.models import kernel_models
 
 RECORDED_STEPS: Final = Path("recorded-steps")
@@ -75,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "steps",
             "hosts",
             "choices",
+            "unseen",
             "dlrm",
             "seeds",
         ),
@@ -83,17 +86,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
         "models on many GPUs; whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
-        "hosts of steps that launches dominate; constants chosen on training benchmarks, left out; DLRM on one and "
-        "eight GPUs, and plans of its tables beside TorchRec's; "
+        "hosts of steps that launches dominate; constants chosen on training benchmarks, left out; whole steps on GPUs "
+        "whose measurements no network was trained on; DLRM on one and eight GPUs, and plans of its tables beside "
+        "TorchRec's; "
         "the experiments of the papers that the methods are from, beside their figures (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
     parser.add_argument("--measure-cpu", action="store_true", help="with regressions: measure a sweep here, too")
     parser.add_argument(
-        "--cache", type=Path, default=None, help="with timm, torchvision, many-gpus, steps or hosts: folder of traces"
+        "--cache",
+        type=Path,
+        default=None,
+        help="with timm, torchvision, many-gpus, steps, unseen or hosts: folder of traces",
     )
     parser.add_argument("--output", type=Path, default=None, help="with steps: file to write their spread to")
+    parser.add_argument("--tables", type=Path, default=None, help="with unseen: folder of the measurement tables")
     parser.add_argument("--sample", type=int, default=None, help="with timm: so many models, not all")
     options = parser.parse_args(arguments)
     try:
@@ -148,6 +156,10 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         console.print(
             choices.choices_table(choices.evaluate_choices(folder / THROUGHPUT_TABLE, weights=options.weights))
         )
+    elif options.of == "unseen":
+        if options.tables is None:
+            raise MeasurementTableError("--of unseen trains networks: name the measurement tables with --tables.")
+        unseen_gpus.print_report(folder, options.tables, console, cache=options.cache or RECORDED_STEPS)
     elif options.of == "dlrm":
         recommendation.print_report(folder, console)
     elif options.of == "seeds":

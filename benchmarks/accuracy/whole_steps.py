@@ -53,7 +53,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.step_spread import UNCALIBRATED, bundled_spread
 from lightning_predict.tracing.trace import Trace
@@ -191,17 +191,38 @@ def whole_steps(folder: Path, *, cache: Path, weights: Path | None = None, jobs:
         MeasurementTableError: A table has a wrong column or value.
         WeightsError: Weights that cannot be found or trusted.
     """
+    models_of = partial(kernel_models, weights=None if weights is None else str(weights))
+    return predicted_steps(tuple(published_steps(folder, cache)), cache=cache, models_of=models_of, jobs=jobs)
+
+
+def predicted_steps(
+    rows: Sequence[PublishedStep],
+    *,
+    cache: Path,
+    models_of: Callable[[tuple[str, ...]], BundledModels],
+    jobs: int = 2,
+) -> tuple[StepCase, ...]:
+    """Predict these rows as `whole_steps` does.
+
+    Args:
+        rows: Rows of the tables.
+        cache: Folder that keeps the recorded steps.
+        models_of: Gives the models for GPUs by name.
+        jobs: Steps at a time.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     found = evaluate_in_groups(
-        tuple(published_steps(folder, cache)),
+        rows,
         key=lambda row: (row.file, row.release),
-        evaluate=partial(_predicted, cache=cache, weights=weights),
+        evaluate=partial(_predicted, cache=cache, models_of=models_of),
         jobs=jobs,
     )
     return tuple(case for case in found if case is not None)
 
 
-def _predicted(rows: Sequence[PublishedStep], cache: Path, weights: Path | None) -> list[StepCase | None]:
+def _predicted(
+    rows: Sequence[PublishedStep], cache: Path, models_of: Callable[[tuple[str, ...]], BundledModels]
+) -> list[StepCase | None]:
     """Cases of rows that ran the same step under one release, which is recorded once."""
     kept = cache / rows[0].file
     trace = Trace.load(str(kept)) if kept.is_file() else rows[0].record()
@@ -213,7 +234,7 @@ def _predicted(rows: Sequence[PublishedStep], cache: Path, weights: Path | None)
         trace = replace(trace, software={"torch": rows[0].release})
     names = tuple(dict.fromkeys(row.gpu for row in rows))
     gpus = [find_gpu(name) for name in names]
-    timed = timed_work(trace, gpus, origin=None, models=kernel_models(names, None if weights is None else str(weights)))
+    timed = timed_work(trace, gpus, origin=None, models=models_of(names))
     steps = iterations(trace, timed, gpus, spread=UNCALIBRATED)
     least, (rooflines, fallbacks) = least_seconds(trace), baselines(trace, names)
     cases: list[StepCase | None] = []

@@ -271,6 +271,37 @@ def train_families(
     }
 
 
+def train_bases(
+    recipes: Sequence[Recipe],
+    groups: Sequence[Group],
+    gpus: Mapping[str, Gpu],
+    *,
+    left_out: Sequence[str],
+    seed: int = 0,
+    jobs: int = 1,
+) -> dict[str, NetworkWeights]:
+    """Train the bases of families as they ship, but without the measurements of some GPUs, by family.
+
+    Args:
+        recipes: One a family; those that the measurements have no rows for are left out.
+        groups: Measurements, all on GPUs that are in `gpus`.
+        gpus: GPUs by name.
+        left_out: GPUs that no base sees.
+        seed: Seed of the networks and of the split.
+        jobs: Trainings at a time.
+    """
+    served = [recipe for recipe in recipes if any(map(recipe.serves, groups))]
+    wanted = {
+        replace(base_trainings(recipe, groups)[0], left_out=tuple(left_out)): recipe for recipe in reversed(served)
+    }
+    calls = (delayed(_train)(training, recipe, groups, gpus, seed, None) for training, recipe in wanted.items())
+    trained = dict(zip((training.families for training in wanted), Parallel(n_jobs=jobs)(calls), strict=True))
+    return {
+        recipe.family.name: replace(trained[base_trainings(recipe, groups)[0].families], family=recipe.family.name)
+        for recipe in served
+    }
+
+
 def trainings_of(recipes: Sequence[Recipe], groups: Sequence[Group], seed: int) -> list[Training]:
     """Return all that `train_families` trains."""
     bases = {training: None for recipe in recipes for training in base_trainings(recipe, groups)}
