@@ -35,15 +35,13 @@ from lightning_predict.training.weights import gpus_of
 from lightning_predict.weights.records import LoadedWeights
 from lightning_predict.weights.store import load_weights
 
-CHIPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "P100": ("P100-PCIe-16GB",),
-    "V100": ("V100-PCIe-32GB", "V100-SXM2-16GB", "V100-SXM2-32GB"),
-    "T4": ("T4",),
-    "A100": ("A100-PCIe-40GB", "A100-PCIe-80GB", "A100-SXM-40GB", "A100-SXM-80GB"),
-    "A40": ("A40",),
-    "L40S": ("L40S",),
-}
-"""Boards by chip; alike ones must not stand in for each other."""
+CHIPS: Final = ("P100", "V100", "T4", "A100", "A40", "L40S")
+"""Those that both kinds of tables hold."""
+
+
+def boards_of(chip: str) -> tuple[str, ...]:
+    """List the catalogue's boards of a chip; they must not stand in for each other."""
+    return tuple(name for name in gpu_names() if name == chip or name.startswith(f"{chip}-"))
 
 
 @final
@@ -52,7 +50,7 @@ class UnseenResult:
     """A row of a table on a chip that was left out.
 
     Attributes:
-        chip: A key of `CHIPS`.
+        chip: One of `CHIPS`.
         seen: The step by the weights as they ship.
         unseen: The same by networks that saw no measurement of the chip.
     """
@@ -88,9 +86,9 @@ def evaluate_unseen(
     rows = tuple(published_steps(folder, cache))
     return tuple(
         result
-        for chip, boards in CHIPS.items()
-        if {group.gpu for group in known} & set(boards)
-        for result in _on_chip(chip, [row for row in rows if row.gpu in boards], known, recipes, cache, jobs)
+        for chip in CHIPS
+        if {group.gpu for group in known} & set(boards_of(chip))
+        for result in _on_chip(chip, rows, known, recipes, cache, jobs)
     )
 
 
@@ -102,9 +100,11 @@ def _on_chip(
     cache: Path,
     jobs: int,
 ) -> Iterator[UnseenResult]:
+    boards = boards_of(chip)
+    rows = [row for row in rows if row.gpu in boards]
     if not rows:
         return
-    stranger = models_without(CHIPS[chip], groups, recipes, jobs=jobs)
+    stranger = models_without(boards, groups, recipes, jobs=jobs)
     seen, unseen = (
         predicted_steps(rows, cache=cache, models_of=models_of, jobs=jobs)
         for models_of in (kernel_models, partial(_same, stranger))

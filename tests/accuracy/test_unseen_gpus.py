@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.step_calibration import StepCase
+from benchmarks.accuracy.unseen_gpus import (
+    CHIPS,
+    UnseenResult,
+    boards_of,
+    evaluate_unseen,
+    models_without,
+    unseen_table,
+)
+from lightning_predict.gpus import gpu
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.estimates import problem_times
+from lightning_predict.kernels.operations import problem
+from lightning_predict.training.networks import TrainingPlan
+from lightning_predict.training.recipes import RECIPES
+from lightning_predict.training.tables import read_tables
+from tests.accuracy.test_report import TRANSFORMERS
+from tests.training.example import write_matmul_table
+
+PLAN = TrainingPlan(steps=60, batch_rows=128, hidden=(16,))
+QUICK = {"matmul_single": replace(RECIPES["matmul_single"], kin=(), start=None, base=PLAN, own=PLAN, fold=PLAN)}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    write_matmul_table(folder / "matmul.csv.gz", [gpu("V100-PCIe-32GB"), gpu("L4")], rows=400)
+    return folder
+
+
+def test_all_boards_of_a_chip_are_left_out_with_it() -> None:
+    assert {"V100-PCIe-32GB", "V100-SXM2-16GB", "V100-SXM2-32GB"} < set(boards_of("V100"))
+    assert boards_of("T4") == ("T4",)
+    assert all(map(boards_of, CHIPS))
+
+
+def test_a_chip_that_is_left_out_has_no_weights_and_taught_nothing(tables: Path) -> None:
+    groups = read_tables(tables)
+    both, without = (models_without(boards, groups, QUICK) for boards in ((), boards_of("V100")))
+    product = problem("linear", "float32", m=512, n=512, k=512)
+    seconds = [problem_times([product], [gpu("V100-PCIe-32GB")], models).seconds[0, 0] for models in (both, without)]
+    assert both.has_own_weights("V100-PCIe-32GB", "linear", "float32")
+    assert not without.has_own_weights("V100-PCIe-32GB", "linear", "float32")
+    assert without.has_own_weights("L4", "linear", "float32")
+    assert seconds[0] != seconds[1]
+    # The base saw both GPUs or one: it is another network.
+    stranger = gpu("RTX-2080-Ti")
+    times = [problem_times([product], [stranger], models).seconds[0, 0] for models in (both, without)]
+    assert np.isfinite(times).all()
+    assert times[0] != times[1]
+
+
+def test_steps_of_a_chip_are_predicted_with_it_and_without(tables: Path, tmp_path: Path) -> None:
+    (tmp_path / "transformers_fp32.csv").write_text(TRANSFORMERS, encoding="utf-8")
+    found = evaluate_unseen(tmp_path, tables, cache=tmp_path / "steps", recipes=QUICK, jobs=1)
+    assert {one.chip for one in found} == {"V100"}  # of the A100 and all others the tables have no measurement
+    for one in found:
+        assert one.seen.gpu == "V100-PCIe-32GB"
+        assert one.seen.measured_seconds == one.unseen.measured_seconds
+        assert one.seen.predicted.middle != one.unseen.predicted.middle
+
+
+def test_the_table_gives_errors_with_and_without() -> None:
+    def case(predicted: float) -> StepCase:
+        interval = Interval(predicted / 1.5, predicted, predicted * 1.5)
+        return StepCase(
+            table="made up", source="", gpu="T4", model="", measured_seconds=1.0, predicted=interval, shares={}
+        )
+
+    text = StringIO()
+    rows = [UnseenResult("T4", case(1.1), case(0.5)), UnseenResult("L40S", case(1.3), case(0.8))]
+    Console(file=text, width=180).print(unseen_table(rows))
+    lines = [line.split()[2:] for line in text.getvalue().splitlines() if "made up" in line]
+    # 1.5 up and down hold 10 and 30 % too slow and 20 % too fast (1 / 0.8 = 1.25), and not half the time.
+    assert lines == [
+        ["T4", "1", "10.0", "+10.0", "100", "2.25", "50.0", "-50.0", "0", "2.25"],
+        ["L40S", "1", "30.0", "+30.0", "100", "2.25", "20.0", "-20.0", "100", "2.25"],
+        ["all", "2", "20.0", "+20.0", "100", "2.25", "35.0", "-35.0", "50", "2.25"],
+    ]
+
+
+def test_the_report_says_which_tables_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--of", "unseen"]) == 1
+    assert "name the measurement tables with --tables" in capsys.readouterr().err
