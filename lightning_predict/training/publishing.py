@@ -215,6 +215,14 @@ large products give the rate, so that a card that one of them let throttle says 
   base that never saw it; the table of GPUs that were left out says by how much.
 - A problem far outside the measured range gets the utilisation of the range's edge.
 
+## Errors on a GPU that was left out
+
+The rows of the next table, predicted by a base that never saw the GPU nor its like (trained like the base, or more
+briefly): what to expect of the base on a GPU without measurements. Whole steps on such GPUs:
+`python -m benchmarks.accuracy FOLDER --of unseen --tables TABLES`, with its figures in docs/accuracy.md.
+
+{unseen_markdown(manifest)}
+
 ## Errors on held-out problems
 
 Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention), and for timed calls 0.2 ms
@@ -223,13 +231,6 @@ Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention
 {BESIDE}
 
 {score_markdown(scores)}
-
-## Errors on a GPU that was left out
-
-The same rows, predicted by a base that never saw the GPU nor its like (trained like the base, or more briefly): what to
-expect of the base on a GPU without measurements.
-
-{unseen_markdown(manifest)}
 
 ## Files
 
