@@ -69,8 +69,9 @@ PEER_ACCESS: Final = "peer_access"
 """Key of the rows whose driver refuses access between two such cards of one machine; the others have it."""
 
 INLINE_ECC: Final = "inline_ecc"
-"""Key of the boards with GDDR that NVIDIA's product briefs say to ship with ECC enabled: those for data centres. On
-GeForce and workstation boards it is not there or off."""
+"""Key of the boards that ship with ECC enabled and keep its codes in their GDDR: those for data centres before GDDR7.
+On GeForce and workstation boards ECC is not there or off. With GDDR7 it takes no memory: nvidia-smi shows 97,887 MiB on
+an RTX PRO 6000 Server Edition with ECC and on a Workstation Edition without."""
 
 COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
 

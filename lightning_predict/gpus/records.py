@@ -66,7 +66,7 @@ class Gpu:
             the box counts 10**9). What a program can use is up to 8 % less.
         memory_kind: `GDDR5`, `GDDR6X`, `HBM2e` and so on; `HBM` is stacked next to the die.
         has_inline_ecc: As shipped, codes that correct errors are kept in the memory itself and take some of its
-            bandwidth: data-centre boards with GDDR. HBM has wires of its own for them.
+            bandwidth: data-centre boards with GDDR up to GDDR6. HBM and GDDR7 have room of their own for them.
         max_threads_per_multiprocessor: Resident threads of one SM.
         max_blocks_per_multiprocessor: Resident thread blocks of one SM, however small they are.
         registers_per_multiprocessor: 32-bit registers of one SM.
