@@ -356,6 +356,11 @@ class Matrices:
         return self.data[None]
 
     @property
+    def images_last(self) -> Tensor:
+        """One image with channels last: its channels are the columns."""
+        return self.data.view(1, -1, 1, self.data.shape[1]).permute(0, 3, 1, 2)
+
+    @property
     def groups(self) -> int:
         """Groups of channels."""
         return 8 if self.data.shape[0] % 8 == 0 else 1
@@ -384,6 +389,7 @@ BY_DATA: Final[Mapping[str, Forward]] = {
     "softmax": lambda x: torch.softmax(x.data, -1),
     "log_softmax": lambda x: torch.log_softmax(x.data, -1),
     "batch_norm": lambda x: functional.batch_norm(x.images, None, None, training=True),
+    "batch_norm_last": lambda x: functional.batch_norm(x.images_last, None, None, training=True),
     "group_norm": lambda x: functional.group_norm(x.images, x.groups),
     "dropout": lambda x: functional.dropout(x.data, 0.1),
     "embedding": lambda x: functional.embedding(x.places, x.data),

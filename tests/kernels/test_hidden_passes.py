@@ -76,14 +76,15 @@ def test_a_logarithm_of_sums_of_exponentials_passes_six_times() -> None:
 @pytest.mark.parametrize(
     ("data", "weights", "is_last", "counted"),
     [
-        ("float16", "float32", False, "float16"),  # cuDNN's
-        ("float16", "float16", False, "float32"),  # PyTorch's own, which takes as long as with float32
-        ("bfloat16", "float32", False, "float32"),
-        ("bfloat16", "float32", True, "bfloat16"),  # PyTorch's other one, for channels last
+        ("float16", "float32", False, ["batch_norm/float16", "batch_norm_backward/float16"]),  # cuDNN's
+        # PyTorch's own, which take as long as with float32, and those for channels last.
+        ("float16", "float16", False, ["batch_norm/float32", "batch_norm_backward/float32"]),
+        ("bfloat16", "float32", False, ["batch_norm/float32", "batch_norm_backward/float32"]),
+        ("bfloat16", "float32", True, ["batch_norm_last/bfloat16", "batch_norm_last_backward/bfloat16"]),
     ],
 )
 def test_pytorchs_own_batch_norm_gains_nothing_from_16_bits(
-    data: str, weights: str, is_last: bool, counted: str
+    data: str, weights: str, is_last: bool, counted: list[str]
 ) -> None:
     norm = torch.nn.BatchNorm2d(8, device="meta", dtype=getattr(torch, weights))
     layout = torch.channels_last if is_last else torch.contiguous_format
@@ -95,7 +96,27 @@ def test_pytorchs_own_batch_norm_gains_nothing_from_16_bits(
     output.sum().backward()
     session.stop()
     norms = [one for one in session.trace().operations if "batch_norm" in one.name]
-    assert [problem.dtype for one in norms for problem in translate(one, Flags())] == [counted, counted]
+    problems = [problem for one in norms for problem in translate(one, Flags())]
+    assert [f"{problem.operation}/{problem.dtype}" for problem in problems] == counted
+
+
+def test_batch_norm_with_channels_last_takes_about_its_bytes() -> None:
+    """128 x 64 x 112 x 112 in 16 bits are 205 MB: 0.13 ms on an A100, thrice forward and five times backward."""
+    layouts = {}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        norm = torch.nn.BatchNorm2d(64, device="meta")
+        images = torch.empty(128, 64, 112, 112, device="meta", dtype=torch.float16, requires_grad=True)
+        session = CaptureSession(device=torch.device("meta"))
+        session.start()
+        norm(images.to(memory_format=layout)).sum().backward()
+        session.stop()
+        norms = tuple(one for one in session.trace().operations if "batch_norm" in one.name)
+        trace = Trace(operations=norms, device="meta", recorder="dispatch")
+        layouts[layout] = float(device_seconds(trace, "A100-SXM-40GB")[0])
+    assert 8 * 0.13e-3 < layouts[torch.channels_last] < 1.3 * 8 * 0.13e-3
+    # Channels first, 64 blocks load one element after another: an A100's ResNet-50 trains 1.5 times as fast with
+    # channels last (2,150 and 1,450 images a second, github.com/NVIDIA/apex/issues/1445).
+    assert layouts[torch.contiguous_format] > 2 * layouts[torch.channels_last]
 
 
 def test_a_scan_passes_three_times() -> None:

@@ -217,7 +217,8 @@ def test_the_preparation_of_an_update_is_no_work_of_the_step_but_what_stands_bef
             optimizer.step()
 
     trace = lp.capture(step)
-    assert sum(operation.python_seconds for operation in trace.operations) == pytest.approx(0.03, rel=0.1)
+    # With the preparation it were 0.05; a busy machine's clock of the thread moves by milliseconds.
+    assert sum(operation.python_seconds for operation in trace.operations) == pytest.approx(0.03, rel=0.3)
 
 
 def test_what_a_backward_pass_does_between_its_operations_is_left_out() -> None:
@@ -236,7 +237,7 @@ def test_what_a_backward_pass_does_between_its_operations_is_left_out() -> None:
         trace = lp.capture(step)
     finally:
         handle.remove()
-    assert sum(operation.python_seconds for operation in trace.operations) == pytest.approx(0.01, rel=0.1)
+    assert sum(operation.python_seconds for operation in trace.operations) == pytest.approx(0.01, rel=0.8)  # not 0.04
 
 
 def test_a_profile_begins_where_the_step_does() -> None:

@@ -180,13 +180,14 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
     problems = of_matrix(name, data, data.elements // max(columns, 1), columns)
     if not name.startswith("batch_norm"):
         return problems
+    if operation.arguments.get(CHANNELS_LAST):
+        return tuple(replace(one, operation=name.replace("batch_norm", "batch_norm_last")) for one in problems)
     channels = float(data.shape[1] if len(data.shape) > 1 else data.elements)
     # PyTorch's own kernels load elements one by one. Those of cuDNN take float32 weights, and no bfloat16 at all.
     # torchvision's VGG in float16, with float16 weights, spends 1.04 to 1.33 of float32's time on its batch norms on
     # the GTX 1080 Ti, RTX 2080 Ti and TITAN V (training data: those rows).
     is_own = data.dtype == "bfloat16" or any(one.dtype == "float16" for one in operation.inputs if len(one.shape) == 1)
-    as_long = "float32" if is_own and not operation.arguments.get(CHANNELS_LAST) else None
-    return tuple(Problem(one.operation, as_long or one.dtype, (*one.dims, channels)) for one in problems)
+    return tuple(Problem(one.operation, "float32" if is_own else one.dtype, (*one.dims, channels)) for one in problems)
 
 
 def _times(ratio: float, name: str) -> Callable[[Problem], tuple[Part, ...]]:
@@ -279,6 +280,9 @@ register(
         translator=_by_channel,
         families=(VECTOR,),
     ),
+    # With channels last neighbours belong to all channels, so that no channel is one block's: as long as their bytes.
+    by_element("batch_norm_last", 2, 1, 8),
+    by_element("batch_norm_last_backward", 4, 1, 14),
     replace(
         by_element("group_norm", 2, 1, 8),
         aten=("aten::native_group_norm",),
