@@ -271,8 +271,9 @@ STRIDED_GRADIENT: Final = 1.4
 V100 in one ResNet-50 step."""
 
 GROUPED_GRADIENT: Final = 2.0
-"""The same in groups, for each position in that many that the filter moves on by: 1.8 to 2.9 on the L40S and the
-H100-PCIe. A filter with gaps takes 0.9 to 1.3 there: no kernel leaves out the positions that either skips."""
+"""The same in groups, for each position in that many that the filter moves on by: 1.8 to 3.3 on the L40S and the
+H100-PCIe, 5.7 with gaps as well. Gaps alone take 1.3 to 1.9 there, counted as 1: no kernel leaves out the positions
+that either skips (training data: three of KernelBench's modules)."""
 
 MERGED_CHANNELS: Final = 8
 """Channels of a group below which groups are computed as one of as many."""
@@ -374,7 +375,8 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     were chosen on four tables, which are therefore training data for them: the kernels of one ResNet-50 step in TF32 on
     an A100 (tiles, feeding, conversions, strided gradients), timm's inference in AMP with channels last and first on
     the RTX 3090 and 4090 (feeding, what is merged in groups, depthwise outputs), DeepBench's float16 rows (feeding
-    through registers), and KernelBench's level 1 on the H100-PCIe and L40S (volumes, depthwise in float32).
+    through registers), and KernelBench's modules on the H100-PCIe and L40S (volumes, depthwise in float32, gradients to
+    the input with strides and groups).
     """
     rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))
