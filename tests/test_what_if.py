@@ -84,7 +84,7 @@ def test_the_users_price_comes_first(traces: dict[int, Trace]) -> None:
     assert option.usd_per_hour == 3.6
     (line,) = batch_size_lines([option])
     assert line.startswith(f"T4  batch size {option.batch_size:,}: ")
-    assert f" for a million (user own price ({date.today().isoformat()}))" in line
+    assert f" for a million (your own price ({date.today().isoformat()}))" in line
 
 
 def test_where_not_even_one_sample_fits(traces: dict[int, Trace]) -> None:

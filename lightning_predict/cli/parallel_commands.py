@@ -92,7 +92,7 @@ def curve(
     """
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.prediction import predict
-    from lightning_predict.reports.cost_curve import HEADERS, cost_curves, names_up_to, rows_of
+    from lightning_predict.reports.cost_curve import cost_curves, names_up_to, table_of
     from lightning_predict.reports.html import html_report
     from lightning_predict.tracing.trace import Trace
 
@@ -114,14 +114,17 @@ def curve(
         )
     if output is not None:
         output.write_text(html_report(predictions, predictions.ranking()), encoding="utf-8")
-    lines = [
-        line
-        for one in curves
-        for line in (aligned(HEADERS, rows_of(one), right=range(1, len(HEADERS))), "", one.sentence)
-    ]
+    lines: list[str] = []
+    for one in curves:
+        headers, rows = table_of(one)
+        lines += [aligned(headers, rows, right=range(1, len(headers))), "", *one.sentences]
     written = [] if output is None else [str(output)]
     return Answer(
-        data=lambda: {"curves": json_value(curves), "sentences": [one.sentence for one in curves], "written": written},
+        data=lambda: {
+            "curves": json_value(curves),
+            "sentences": [line for one in curves for line in one.sentences],
+            "written": written,
+        },
         show=lambda: print("\n".join([*lines, *written])),
     )
 
@@ -148,7 +151,14 @@ def _values(one: RankedLayout) -> dict[str, object]:
 
 
 def _lines(found: Sequence[RankedLayout]) -> list[str]:
-    from lightning_predict.reports.format import gibibytes, milliseconds, milliseconds_interval, significant, usd
+    from lightning_predict.reports.format import (
+        gibibytes,
+        known_columns,
+        milliseconds,
+        milliseconds_interval,
+        significant,
+        usd,
+    )
 
     rows = []
     for one in found:
@@ -159,12 +169,16 @@ def _lines(found: Sequence[RankedLayout]) -> list[str]:
                 one.strategy.name,
                 milliseconds(own.iteration_seconds),
                 milliseconds_interval(own.iteration_seconds_low, own.iteration_seconds_high),
-                "-" if one.samples_per_second is None else significant(one.samples_per_second),
-                "-" if own.cost_usd is None else usd(own.cost_usd),
-                "-" if own.memory_bytes is None else gibibytes(own.memory_bytes),
-                one.bound_by or "-",
+                "" if one.samples_per_second is None else significant(one.samples_per_second),
+                "" if own.cost_usd is None else usd(own.cost_usd),
+                "" if own.memory_bytes is None else gibibytes(own.memory_bytes),
+                one.bound_by or "",
             ]
         )
-    headers = ["layout", "strategy", "step (ms)", "interval", "samples/s", "cost", "GiB", "bound by"]
+    texts = {"layout", "strategy", "bound by"}
+    headers, rows = known_columns(
+        ["layout", "strategy", "step (ms)", "interval", "samples/s", "cost", "GiB", "bound by"], rows
+    )
+    right = {number for number, header in enumerate(headers) if header not in texts}
     notes = dict.fromkeys(note for note in found[0].prediction.step.notes)
-    return [aligned(headers, rows, right={2, 3, 4, 5, 6}), "", *notes]
+    return [aligned(headers, rows, right=right), "", *notes]

@@ -14,7 +14,7 @@ cheapest. Example::
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final, final
@@ -26,11 +26,17 @@ from lightning_predict.gpus.machines import is_same_machine
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
 
+USER: Final = "user"
+"""Provider of the user's own prices and machines."""
+
 CURRENT_YEARS: Final = 2
 """An offer is current if it is at most this much older than the newest offer of its table."""
 
 LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
+
+BY_THE_GPU: Final = "max_gpus"
+"""Key of a list whose provider rents one GPU or more of a machine, each at the price of one."""
 
 
 @final
@@ -42,13 +48,15 @@ class Offer:
         provider: Who rents it out; `user` for the user's own price.
         instance: The provider's name for the machine.
         gpu: Our name of its GPU.
-        num_gpus: GPUs of one machine.
+        num_gpus: GPUs of one machine; of what is rented together where the provider rents by the GPU.
         usd_per_hour: On-demand price of the whole machine (interruptible where `spot`).
         spot_usd_per_hour: Interruptible price of the whole machine; None if not offered or not known.
         spot: `usd_per_hour` is itself the price of an interruptible machine.
         region: Region that the price holds in; None if it holds in all, or was not stated.
         date: ISO date (or month) of the price.
         source: Where it was read.
+        max_gpus: Most GPUs that are rented together in one machine, each at the same price; None: the machine is
+            rented whole.
     """
 
     provider: str
@@ -61,6 +69,23 @@ class Offer:
     spot_usd_per_hour: float | None = None
     spot: bool = False
     region: str | None = None
+    max_gpus: int | None = None
+
+    def with_gpus(self, num_gpus: int) -> Offer | None:
+        """Return the offer of at least so many GPUs in one machine; None if the provider has no such machine."""
+        if num_gpus <= self.num_gpus:
+            return self
+        if self.max_gpus is None or num_gpus > self.max_gpus:
+            return None
+        factor = num_gpus / self.num_gpus
+        spot = None if self.spot_usd_per_hour is None else self.spot_usd_per_hour * factor
+        return replace(
+            self,
+            instance=f"{num_gpus}x {self.instance.removeprefix(f'{self.num_gpus}x ')}",
+            num_gpus=num_gpus,
+            usd_per_hour=self.usd_per_hour * factor,
+            spot_usd_per_hour=spot,
+        )
 
     @property
     def usd_per_gpu_hour(self) -> float:
@@ -70,6 +95,8 @@ class Offer:
     @property
     def label(self) -> str:
         """Provider, instance and date: what every printed cost names."""
+        if self.provider == USER:
+            return f"your {self.instance} ({self.date})"
         kind = " spot" if self.spot else ""
         return f"{self.provider} {self.instance}{kind} ({self.date})".replace("  ", " ")
 
@@ -116,8 +143,8 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
     if not candidates:
         return None
     oldest_current = _years_before(max(offer.date for offer in table), CURRENT_YEARS)
-    current = [offer for offer in candidates if offer.date >= oldest_current and offer.num_gpus >= num_gpus]
-    return min(current, key=lambda offer: offer.usd_per_hour, default=None)
+    current = (offer.with_gpus(num_gpus) for offer in candidates if offer.date >= oldest_current)
+    return min(filter(None, current), key=lambda offer: (offer.usd_per_hour, offer.num_gpus), default=None)
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:
@@ -154,7 +181,7 @@ def _parse_offers(document: Checked) -> tuple[Offer, ...]:
     known_gpus = frozenset(gpu_names())
     offers: dict[tuple[object, ...], Offer] = {}
     for price_list in _tables(document.member("price_list"), "provider", "date"):
-        price_list.check_keys(LIST_KEYS, {"region"})
+        price_list.check_keys(LIST_KEYS, {"region", BY_THE_GPU})
         for row in _tables(price_list.member("offers"), "instance"):
             offer = _parse_offer(row, price_list, known_gpus)
             key = (offer.provider, offer.instance, offer.gpu, offer.num_gpus, offer.region, offer.date)
@@ -182,11 +209,13 @@ def _parse_offer(row: Checked, price_list: Checked, known_gpus: frozenset[str]) 
         raise row.member("spot_usd_per_hour").problem(
             f"is {spot:g}, above the on-demand price; were the two exchanged?"
         )
+    num_gpus = row.member("num_gpus").integer(minimum=1)
     return Offer(
         provider=price_list.member("provider").words(),
         instance=row.member("instance").words(),
         gpu=gpu.words(),
-        num_gpus=row.member("num_gpus").integer(minimum=1),
+        num_gpus=num_gpus,
+        max_gpus=price_list.optional(BY_THE_GPU, lambda value: value.integer(minimum=num_gpus), None),
         usd_per_hour=price,
         spot_usd_per_hour=spot,
         region=price_list.optional("region", Checked.words, None),

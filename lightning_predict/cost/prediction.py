@@ -19,7 +19,7 @@ from typing import Any, Final, final
 
 from lightning_predict.checked import positive_number, shown
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
-from lightning_predict.cost.offers import Offer, cheapest_offer, machine_offer
+from lightning_predict.cost.offers import USER, Offer, cheapest_offer, machine_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
@@ -39,12 +39,14 @@ class Price:
         cost_usd: Cost of the whole run; None if its length or its price is unknown.
         offer: Source of the price, with its date; None if no offer is known.
         priced_on: Date of the price, as listed (a day or a month); None if no offer is known.
+        provider: Who rents the machines out; None if no offer is known.
     """
 
     usd_per_hour: float | None = None
     cost_usd: float | None = None
     offer: str | None = None
     priced_on: str | None = None
+    provider: str | None = None
 
 
 @final
@@ -322,8 +324,6 @@ UserPrice = float | Decimal | Fraction | Mapping[str, float | Decimal | Fraction
 """Price of one GPU, the same for all or by our name of the GPU; by the name of a layout, the price of all of it. What
 it does not name takes the listed offers."""
 
-USER: Final = "user"
-
 
 def check_price(usd_per_hour: UserPrice) -> None:
     """Refuse prices that are not positive numbers.
@@ -389,4 +389,5 @@ def price_of(
         cost_usd=None if seconds is None else seconds_to_hours(seconds) * price,
         offer=offer.label,
         priced_on=offer.date,
+        provider=offer.provider,
     )

@@ -7,6 +7,7 @@ of offers, and each error names its line and key::
       instance: dgx-2
       gpu: H100-SXM-80GB     # any name that the catalogue knows
       num_gpus: 8            # 1 where left out
+      max_gpus: 8            # where one GPU or more are rented at the same price each; left out: the whole machine
       usd_per_hour: 12.40    # of the whole machine
       spot: false            # true: the price is that of an interruptible machine
       region: berlin         # may be left out
@@ -45,7 +46,7 @@ from pathlib import Path
 from typing import Final, final
 
 from lightning_predict.checked import DAY, MONTH, Checked, File, nearest, read_csv, read_yaml, shown
-from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers
+from lightning_predict.cost.offers import USER, Offer, cheapest_offer, load_offers
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.units import watts_to_kilowatts
@@ -102,7 +103,7 @@ def _day(value: Checked) -> str:
 
 
 REQUIRED_KEYS: Final = ("provider", "instance", "gpu", "usd_per_hour", "date")
-OPTIONAL_KEYS: Final = ("num_gpus", "spot", "spot_usd_per_hour", "region", "source", "currency")
+OPTIONAL_KEYS: Final = ("num_gpus", "max_gpus", "spot", "spot_usd_per_hour", "region", "source", "currency")
 LIST_KEY: Final = "offers"
 
 
@@ -135,6 +136,7 @@ def _offer(row: Checked, path: Path) -> Offer:
         instance=_written(row.member("instance")),
         gpu=_gpu_name(row.member("gpu")),
         num_gpus=row.optional("num_gpus", _count, 1),
+        max_gpus=row.optional("max_gpus", _count, None),
         usd_per_hour=_price(row.member("usd_per_hour")),
         spot_usd_per_hour=row.optional("spot_usd_per_hour", _price, None),
         spot=row.optional("spot", Checked.flag, False),
@@ -454,7 +456,7 @@ def own_machine_offer(
             raise InvalidArgumentError(f"{word}={value!r} must be a finite number above 0.")
     electricity = "" if watts is None else f"{watts:g} W at ${usd_per_kwh:g}/kWh"
     return Offer(
-        provider="user",
+        provider=USER,
         instance=f"{name}, {electricity}" if electricity else name,
         gpu=find_gpu(gpu).name,
         num_gpus=num_gpus,

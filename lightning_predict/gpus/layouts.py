@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.lookup import gpu as find_gpu
+from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.gpus.machines import machine as find_machine
 from lightning_predict.gpus.records import Gpu
 
@@ -45,12 +46,14 @@ class Layout:
         gpus_per_node: GPUs of each machine that take part.
         nodes: Machines.
         machine: What a cloud calls such a machine, where it was asked for by that name: its price is then meant.
+        asked: The name that the GPU was asked for by, where it could have meant another card, too.
     """
 
     gpu: Gpu
     gpus_per_node: int = 1
     nodes: int = 1
     machine: str | None = None
+    asked: str | None = field(default=None, compare=False)
 
     @property
     def count(self) -> int:
@@ -90,7 +93,7 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
         )
     parts = _GRAMMAR.fullmatch(_SUFFIX.sub(r"\g<per_node>x\g<gpu>", name))
     if parts is None or _is_gpu(name):
-        return _machines_of(name, num_nodes) or Layout(find_gpu(name), 1, num_nodes)
+        return _machines_of(name, num_nodes) or _layout(name, 1, num_nodes)
     per_node = int(parts["per_node"])
     nodes = num_nodes if parts["nodes"] is None else int(parts["nodes"])
     example = f"'8x{parts['gpu']}' (one machine of eight) or '2x8x{parts['gpu']}' (two of them)"
@@ -110,12 +113,17 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
             )
         return machines
     try:
-        found = find_gpu(parts["gpu"])
+        return _layout(parts["gpu"], per_node, nodes)
     except UnknownGpuError as error:
         raise UnknownGpuError(
             f"In the layout {name!r}: {error} A layout reads '<GPUs>x<GPU>' or '<machines>x<GPUs>x<GPU>'."
         ) from None
-    return Layout(found, per_node, nodes)
+
+
+def _layout(name: str, gpus_per_node: int, nodes: int) -> Layout:
+    """Return GPUs by a name, which is kept where it could have meant another card."""
+    found = find_gpu(name)
+    return Layout(found, gpus_per_node, nodes, asked=name.strip() if other_forms(name, found) else None)
 
 
 def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tuple[Layout, ...]:

@@ -28,6 +28,9 @@ from lightning_predict.units import bytes_to_gibibytes, gibibytes_to_bytes
 
 SEPARATORS: Final = re.compile(r"[\s_-]+")
 
+_GEFORCE: Final = re.compile(r"[RG]TX[\s_-]+(?=\d)", re.IGNORECASE)
+"""What people leave out of a GeForce card's name: `4090` is an RTX-4090."""
+
 _SLICE: Final = re.compile(r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>\d+g\.\d+gb)\s*", re.IGNORECASE)
 """What CUDA reports for a slice of a GPU."""
 
@@ -77,6 +80,23 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
     return _by_memory(name, candidates, memory_bytes)
 
 
+def other_forms(name: str, found: Gpu) -> tuple[str, ...]:
+    """List the other cards that a name may have meant: `A100` is sold with 40 and with 80 GB, on SXM and as a card.
+
+    Args:
+        name: The name as the user wrote it.
+        found: What `gpu` took it for.
+    """
+    if normalise(name) == normalise(found.name):
+        return ()
+    words = _words(name)
+    return tuple(one for one in gpu_names() if one != found.name and _words(one)[: len(words)] == words)
+
+
+def _words(name: str) -> list[str]:
+    return SEPARATORS.split(name.strip().casefold())
+
+
 @cache
 def gpu_names() -> tuple[str, ...]:
     """List our names of all GPUs of the catalogue, oldest architecture first."""
@@ -99,7 +119,8 @@ def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
     for row in gpus:
         own_words |= {normalise(word) for word in (row.name, *row.aliases)}
         for word in (row.name, *row.aliases, *row.reported_names):
-            index.setdefault(normalise(word), {})[row.name] = row
+            for written in (word, _GEFORCE.sub("", word, count=1)):
+                index.setdefault(normalise(written), {})[row.name] = row
     for word, owners in index.items():
         sizes = sorted(row.memory_bytes for row in owners.values())
         distinct = all(small < SMALLEST_REPORTED_SHARE * large for small, large in pairwise(sizes))

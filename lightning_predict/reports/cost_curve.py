@@ -16,7 +16,7 @@ from typing import Final, final
 
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.reports.format import duration, share, significant, usd
+from lightning_predict.reports.format import duration, known_columns, share, significant, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.units import seconds_to_hours
 
@@ -44,6 +44,7 @@ class CurvePoint:
         usd_per_million_samples: Cost of so many samples; None without a price.
         efficiency: Throughput of a GPU over that in the smallest layout.
         fits: A step fits into the memory of each GPU; None if that is not known.
+        provider: Who rents it out at this price; None without a price.
     """
 
     name: str
@@ -54,6 +55,7 @@ class CurvePoint:
     usd_per_million_samples: float | None
     efficiency: float
     fits: bool | None
+    provider: str | None = None
 
 
 @final
@@ -76,6 +78,23 @@ class CostCurve:
                 break
             best = point
         return best
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Where further GPUs stop paying, and where the provider changes, in words."""
+        return (self.sentence,) if self.providers is None else (self.sentence, self.providers)
+
+    @property
+    def providers(self) -> str | None:
+        """Who rents out which layouts, in words, where it is not one provider throughout; None otherwise."""
+        names: dict[str, list[str]] = {}
+        for point in self.points:
+            if point.provider is not None:
+                names.setdefault(point.provider, []).append(point.name)
+        if len(names) < 2:
+            return None
+        parts = (f"{', '.join(layouts)}: {provider}" for provider, layouts in names.items())
+        return f"The provider changes along this curve, and the price with it ({'; '.join(parts)})."
 
     @property
     def sentence(self) -> str:
@@ -120,7 +139,15 @@ def _curve(name: str, predictions: Sequence[Prediction]) -> CostCurve:
         efficiency = throughput / one.num_gpus / first
         points.append(
             CurvePoint(
-                one.gpu, one.num_gpus, throughput, one.total_seconds, one.cost_usd, million, efficiency, one.fits
+                name=one.gpu,
+                gpus=one.num_gpus,
+                samples_per_second=throughput,
+                seconds=one.total_seconds,
+                usd=one.cost_usd,
+                usd_per_million_samples=million,
+                efficiency=efficiency,
+                fits=one.fits,
+                provider=one.price.provider,
             )
         )
     return CostCurve(name, tuple(points))
@@ -129,17 +156,18 @@ def _curve(name: str, predictions: Sequence[Prediction]) -> CostCurve:
 HEADERS: Final = ("GPUs", "samples/s", "efficiency", "per million samples", "total", "cost", "fits")
 
 
-def rows_of(curve: CostCurve) -> list[list[str]]:
-    """Write the points as texts under `HEADERS`."""
-    return [
+def table_of(curve: CostCurve) -> tuple[list[str], list[list[str]]]:
+    """Write the points as texts, with the headers over them; a column that is not known of any point is left out."""
+    rows = [
         [
             point.name,
             significant(point.samples_per_second),
             share(point.efficiency),
-            "-" if point.usd_per_million_samples is None else usd(point.usd_per_million_samples),
-            "-" if point.seconds is None else duration(point.seconds),
-            "-" if point.usd is None else usd(point.usd),
-            {True: "yes", False: "no", None: "-"}[point.fits],
+            "" if point.usd_per_million_samples is None else usd(point.usd_per_million_samples),
+            "" if point.seconds is None else duration(point.seconds),
+            "" if point.usd is None else usd(point.usd),
+            {True: "yes", False: "no", None: ""}[point.fits],
         ]
         for point in curve.points
     ]
+    return known_columns(HEADERS, rows)

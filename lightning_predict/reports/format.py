@@ -9,6 +9,7 @@ Example::
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_milliseconds
@@ -26,7 +27,13 @@ TIMES_TO: Final = 1000.0
 """Beyond so many times, how many says nothing more."""
 
 CENTS_FROM: Final = 0.1
-"""Dollars from which on cents say enough."""
+"""Dollars of an hour, or of some steps, from which on cents say enough."""
+
+LEAST_USD: Final = 0.005
+"""Dollars below which an amount is said to be under a cent."""
+
+LEAST_GIBIBYTES: Final = 0.1
+"""GiB below which nobody asks how much it is exactly."""
 
 _DIGITS: Final = 3
 _SMALLEST_EXPONENT: Final = -6
@@ -77,20 +84,28 @@ def relative_interval(low: float, middle: float, high: float) -> str:
 
 
 def gibibytes(size_bytes: float) -> str:
-    """Write bytes as GiB, without the unit."""
-    return significant(bytes_to_gibibytes(size_bytes))
+    """Write bytes as GiB, without the unit: `16.5`, `<0.1`."""
+    amount = bytes_to_gibibytes(size_bytes)
+    return f"<{LEAST_GIBIBYTES:g}" if 0 < amount < LEAST_GIBIBYTES else significant(amount)
 
 
 def usd(amount: float) -> str:
-    """Write US dollars to the cent where that says enough: `$0.0123`, `$12.34`, `$1,234`."""
-    if not math.isfinite(amount) or abs(amount) < CENTS_FROM or abs(amount) >= 1e9:
+    """Write US dollars as people do, to the cent or to the dollar: `<$0.01`, `$12.34`, `$1,234`."""
+    if 0 < amount < LEAST_USD:
+        return "<$0.01"
+    if not math.isfinite(amount) or amount == 0 or abs(amount) >= 1e9:
         return f"${significant(amount)}"
     return f"${amount:,.0f}" if abs(amount) >= 999.5 else f"${amount:,.2f}"
 
 
+def usd_of_steps(amount: float) -> str:
+    """Write US dollars of a few steps, to be multiplied by their number: `$0.00467`, `$12.34`."""
+    return usd(amount) if amount >= CENTS_FROM else f"${significant(amount)}"
+
+
 def usd_per_hour(price: float) -> str:
     """Write a price as price lists do, to the cent where that is enough: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
-    return f"${price:,.2f}/h" if price >= CENTS_FROM else f"{usd(price)}/h"
+    return f"${price:,.2f}/h" if price >= CENTS_FROM else f"{usd_of_steps(price)}/h"
 
 
 def duration(seconds: float) -> str:
@@ -117,6 +132,12 @@ def share(fraction: float) -> str:
     if 0.99 < fraction < 1:
         return ">99 %"
     return f"{fraction:.0%}".replace("%", " %")
+
+
+def known_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Leave out the columns in which every cell is empty; an empty cell of the others is a dash."""
+    known = [number for number in range(len(headers)) if any(row[number] for row in rows)]
+    return [headers[number] for number in known], [[row[number] or "-" for number in known] for row in rows]
 
 
 def markdown_text(text: str) -> str:

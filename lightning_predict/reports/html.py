@@ -30,7 +30,7 @@ from lightning_predict.reports.charts import (
     text_at,
     tick_text,
 )
-from lightning_predict.reports.cost_curve import HEADERS, CostCurve, cost_curves, rows_of
+from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_of
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Candidate, Ranking, advice, memory_of, remarks, takes
@@ -258,14 +258,14 @@ def _cost_curves(predictions: Predictions) -> str:
     """Draw throughput over the number of GPUs, next to what it would be if none waited, and list time and dollars."""
     sections = []
     for curve in cost_curves(predictions):
-        rows = rows_of(curve)
+        headers, rows = table_of(curve)
         cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in HEADERS)
+        heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in headers)
         sections.append(
             _figure(
                 f"More {curve.gpu}",
                 both(lambda width, curve=curve: curve_chart(curve, width)),  # type: ignore[misc]
-                f"{curve.sentence} The thin line is the throughput without any waiting.",
+                f"{' '.join(curve.sentences)} The thin line is the throughput without any waiting.",
             )
             + f'<section><div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>'
             "</section>"
@@ -381,11 +381,11 @@ def _badges(prediction: Prediction, ranking: Ranking) -> str:
 
 
 def _prices(predictions: Predictions, offers: Sequence[Offer]) -> str:
-    sources = {(offer.gpu, offer.label): offer for offer in offers}
     rows = []
     for one in predictions.values():
         if one.usd_per_hour is not None:
-            offer = sources.get((one.gpu, one.offer or ""))
+            same_gpu = (o.with_gpus(one.layout.gpus_per_node) for o in offers if o.gpu == one.layout.gpu.name)
+            offer = next((o for o in same_gpu if o is not None and o.label == one.offer), None)
             where = ("", "") if offer is None else (escape(offer.region or ""), _link(offer.source))
             rows.append((escape(one.gpu), escape(usd_per_hour(one.usd_per_hour)), escape(one.offer or ""), *where))
     if not rows:

@@ -14,6 +14,7 @@ printed. Example::
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,15 @@ from typing import Any, Final, Literal, final
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
-from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, markdown_text, usd, usd_per_hour
+from lightning_predict.reports.format import (
+    PLAIN_WIDTH,
+    duration,
+    gibibytes,
+    markdown_text,
+    usd,
+    usd_of_steps,
+    usd_per_hour,
+)
 from lightning_predict.reports.table import STEPS_SHOWN, bound_by, name_in_use
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
@@ -250,10 +259,22 @@ def _to_rent(best: Candidate, ranking: Ranking) -> str:
     price = best.prediction.usd_per_hour
     offer = best.prediction.offer
     given = ", ".join(text for text in ("" if price is None else usd_per_hour(price), offer or "") if text)
-    article = "an" if names[0] in "AEFHLMNRSX" else "a"
     doubt = ", as far as can be told" if ranking.perhaps_cheapest else ""
     which = given if not ranking.perhaps_cheapest else f"the first {given}"
-    return f"Rent {article} {names} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
+    return f"Rent {article(names)} {names} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
+
+
+_SPELLED: Final = re.compile(r"[A-Z]+(?![a-z])")
+"""Capital letters at the beginning of a name that are read one by one: the L of L4, RTX, but not the M of MyL4."""
+
+
+def article(name: str) -> str:
+    """Choose `a` or `an` by the sound that a name begins with: an A100, an RTX-4090, a T4, an 8xL4, a Quadro-P4000."""
+    number = re.match(r"\d+", name)
+    if number is not None:  # eight, eighteen, eleven, and eighty
+        return "an" if number[0][0] == "8" or number[0] in ("11", "18") else "a"
+    letters = _SPELLED.match(name)
+    return "an" if name[0] in ("AEFHILMNORSX" if letters is not None else "AEIO") else "a"
 
 
 def _beside(candidate: Candidate, ranking: Ranking) -> str:
@@ -284,7 +305,8 @@ def _sooner(cheapest: Candidate, ranking: Ranking) -> Iterable[str]:
         if one is ranking.fastest:
             name = either(one.gpu, [other for other in ranking.perhaps_fastest if other not in on_frontier])
         added = (_cost(one) - _cost(cheapest)) * scale
-        texts.append(f"{name} is {duration(saved * scale)} sooner for {usd(added)} more")
+        dollars = usd_of_steps(added) if ranking.per_iteration else usd(added)
+        texts.append(f"{name} is {duration(saved * scale)} sooner for {dollars} more")
     if texts:
         yield f"{'; '.join(texts)}."
 
@@ -304,7 +326,7 @@ def _help(fastest: Prediction, limit: Literal["loader", "host"]) -> str:
 def takes(candidate: Candidate, ranking: Ranking) -> str:
     """Write time and cost in words: `3 h 12 min, $1.12`."""
     if ranking.per_iteration:
-        cost = "" if candidate.cost_usd is None else f", {usd(STEPS_SHOWN * candidate.cost_usd)}"
+        cost = "" if candidate.cost_usd is None else f", {usd_of_steps(STEPS_SHOWN * candidate.cost_usd)}"
         return f"{duration(STEPS_SHOWN * candidate.seconds)}{cost} for {STEPS_SHOWN:,} steps"
     most = "at most " if candidate.prediction.at_most else ""
     cost = "" if candidate.cost_usd is None else f", {usd(candidate.cost_usd)}"

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from lightning_predict.cost.offers import CURRENT_YEARS, Offer, load_offers, offers_for
+from lightning_predict.cost.offers import Offer, cheapest_offer
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import Gpu
@@ -98,16 +98,11 @@ def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) ->
         UnknownGpuError: The catalogue does not hold the GPU.
         UnknownOfferError: No current offer has it.
     """
-    table = load_offers() if offers is None else tuple(offers)
     layout = layout_of(gpu) if isinstance(gpu, str) else gpu
-    name = layout.gpu.name
-    newest = max((offer.date for offer in table), default="0000")
-    oldest = f"{int(newest[:4]) - CURRENT_YEARS:04d}{newest[4:]}"
-    enough = [offer for offer in offers_for(name, table) if offer.num_gpus >= layout.gpus_per_node]
-    current = [offer for offer in enough if offer.date >= oldest]
-    if not current:
+    found = cheapest_offer(layout.gpu.name, offers, num_gpus=layout.gpus_per_node)
+    if found is None:
         raise UnknownOfferError(f"No current offer of {layout.name}; give a price file that has one.")
-    return min(current, key=lambda offer: (offer.usd_per_hour, offer.num_gpus))
+    return found
 
 
 def sky_task(

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Literal, final
 from lightning_predict.cost.energy import Energy
 from lightning_predict.cost.memory import MARGIN, MemoryNeed
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
+from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
@@ -37,6 +38,7 @@ from lightning_predict.reports.format import (
     share,
     significant,
     usd,
+    usd_of_steps,
     usd_per_hour,
 )
 from lightning_predict.tracing.code_paths import Detail
@@ -247,6 +249,13 @@ def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
         )
 
 
+def asked_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Say which card a name was taken for that several are sold under."""
+    for asked, one in {one.layout.asked: one for one in predictions.values() if one.layout.asked is not None}.items():
+        found = one.layout.gpu
+        yield f"{asked} is taken for {found.name}; also sold: {', '.join(other_forms(asked, found))}."
+
+
 OLD_DAYS: Final = 180
 """Days from which on a price may well have changed, a round figure: of the 14 machines that `offers.toml` lists at two
 dates, a year to a year and a half apart, 8 cost the same at both, 4 cost 12 to 44 % less at the second, 2 cost 27 to
@@ -449,7 +458,10 @@ def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tu
 
     def cost(line: Line) -> str | None:
         amount = span.cost_usd(line)
-        return None if amount is None else _most(line) + usd(amount)
+        if amount is None:
+            return None
+        text = usd(amount) if span.times is None else usd_of_steps(amount)
+        return text if text.startswith("<") else _most(line) + text
 
     def price(line: Line) -> str | None:
         return None if line.price.usd_per_hour is None else usd_per_hour(line.price.usd_per_hour).removesuffix("/h")
@@ -733,6 +745,7 @@ def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool 
     """Collect what is said below a table: what changes a decision, and all else where it is asked for."""
     brief = (
         *end_notes(predictions),
+        *asked_note(predictions),
         *epoch_note(predictions),
         *tight_note(predictions),
         *replicas_note(predictions),

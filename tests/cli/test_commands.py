@@ -49,7 +49,7 @@ def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> 
     )
     assert two["total_seconds"] == pytest.approx(2 * one["total_seconds"])
     assert one["cost_usd"] == pytest.approx(one["total_seconds"] / 3600 * 2)
-    assert one["offer"].startswith("user own price")
+    assert one["offer"].startswith("your own price")
 
 
 def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.reports.cost_curve import CostCurve, CurvePoint, cost_curves, names_up_to
+from lightning_predict.reports.cost_curve import CostCurve, CurvePoint, cost_curves, names_up_to, table_of
 from tests.cli.conftest import Run
 from tests.workloads.gpt import Gpt, GptConfig
 
@@ -95,3 +95,22 @@ def test_a_curve_is_priced(gpt: Path) -> None:
         assert point.usd_per_million_samples == pytest.approx(
             (result[point.name].usd_per_hour or 0) * 1e6 / point.samples_per_second / 3600
         )
+
+
+def test_a_curve_leaves_out_what_nobody_knows_and_says_where_the_provider_changes() -> None:
+    def point(gpus: int, provider: str) -> CurvePoint:
+        return CurvePoint(f"{gpus}xL4", gpus, 10.0 * gpus, None, None, 5.0 * gpus, 1.0, None, provider)
+
+    curve = CostCurve("L4", (point(1, "Pods"), point(2, "Pods"), point(8, "Racks")))
+    headers, rows = table_of(curve)
+    assert headers == [
+        "GPUs",
+        "samples/s",
+        "efficiency",
+        "per million samples",
+    ]  # no length, hence neither time nor cost
+    assert rows[-1] == ["8xL4", "80.0", "100 %", "$40.00"]
+    assert curve.sentences[1] == (
+        "The provider changes along this curve, and the price with it (1xL4, 2xL4: Pods; 8xL4: Racks)."
+    )
+    assert len(CostCurve("L4", curve.points[:2]).sentences) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -285,3 +286,33 @@ def test_a_machine_by_name_has_its_own_price_and_not_the_cheapest_one() -> None:
 def test_a_machine_without_a_listed_price_takes_the_cheapest_offer_of_its_gpus() -> None:
     assert machine_offer("g6.24xlarge", "L4") is None
     assert offer_for(layout_of("g6.24xlarge")) == offer_for(layout_of("4xL4"))
+
+
+def test_who_rents_by_the_gpu_is_priced_by_the_gpu() -> None:
+    one = replace(make_offer(1.5, "2026-11", provider="Pods", instance="1x T4"), max_gpus=4, spot_usd_per_hour=0.5)
+    whole = make_offer(11.0, "2026-11", provider="Racks", instance="rack-8", num_gpus=8)
+    table = [one, whole]
+    assert [cheapest_offer("T4", table, num_gpus=count).usd_per_hour for count in (1, 2, 3, 4)] == [1.5, 3.0, 4.5, 6.0]  # type: ignore[union-attr]
+    two = cheapest_offer("T4", table, num_gpus=2)
+    assert two is not None
+    assert (two.label, two.num_gpus, two.usd_per_gpu_hour, two.spot_usd_per_hour) == (
+        "Pods 2x T4 (2026-11)",
+        2,
+        1.5,
+        1.0,
+    )
+    # Five GPUs are more than such a machine has: the rack of eight is paid whole.
+    assert cheapest_offer("T4", table, num_gpus=5) == whole
+    assert cheapest_offer("T4", table, num_gpus=9) is None
+    assert whole.with_gpus(2) == whole
+
+
+@pytest.mark.parametrize("name", ["A100-SXM-80GB", "H100-SXM-80GB", "H200-SXM-141GB", "B200-SXM-180GB", "L40S"])
+def test_two_and_four_gpus_cost_no_more_each_than_twice_one(name: str) -> None:
+    # A price of two, four or eight that is another provider's shows as a jump of the price of each.
+    one = cheapest_offer(name)
+    assert one is not None
+    for count in (2, 4, 8):
+        several = cheapest_offer(name, num_gpus=count)
+        assert several is not None
+        assert several.usd_per_gpu_hour < 2 * one.usd_per_gpu_hour, (name, count, several.label)

@@ -50,7 +50,7 @@ def test_the_users_price_comes_first() -> None:
     assert price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour=3.0).cost_usd == 6.0
     by_name = price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour={"T4": 4.0})
     assert by_name.cost_usd == 8.0
-    assert by_name.offer == f"user own price ({date.today().isoformat()})"
+    assert by_name.offer == f"your own price ({date.today().isoformat()})"
 
 
 def test_a_price_for_another_gpu_leaves_the_listed_offer() -> None:

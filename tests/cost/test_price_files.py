@@ -420,7 +420,7 @@ def test_own_machines() -> None:
     assert (by_price.gpu, by_price.usd_per_gpu_hour, by_price.label) == (
         "RTX-4090",
         0.25,
-        "user own machine (2026-11-01)",
+        "your own machine (2026-11-01)",
     )
     by_watts = own_machine_offer("RTX-4090", watts=600, usd_per_kwh=0.30)
     assert by_watts.usd_per_hour == pytest.approx(0.18)  # 0.6 kW x $0.30

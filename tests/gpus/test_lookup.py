@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.catalogue import load_catalogue
-from lightning_predict.gpus.lookup import index_by_name, normalise
+from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.gpus.lookup import index_by_name, normalise, other_forms
 from tests.example_gpu import BIG, SMALL
 
 WORDS = [(word, row) for row in load_catalogue() for word in (row.name, *row.aliases, *row.reported_names)]
@@ -239,3 +240,26 @@ def test_importing_reads_no_row_and_loads_no_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("4090", "RTX-4090"),
+        ("3090 ti", "RTX-3090-Ti"),
+        ("1080Ti", "GTX-1080-Ti"),
+        ("GeForce 4090", "RTX-4090"),
+        ("a100", "A100-SXM-40GB"),
+    ],
+)
+def test_a_geforce_card_needs_no_prefix(written: str, name: str) -> None:
+    assert gpu(written).name == name
+
+
+def test_cards_that_a_short_name_may_have_meant() -> None:
+    assert other_forms("A100", gpu("A100")) == ("A100-SXM-80GB", "A100-PCIe-40GB", "A100-PCIe-80GB")
+    assert other_forms("A100-SXM-40GB", gpu("A100-SXM-40GB")) == ()
+    assert other_forms("L4", gpu("L4")) == ()  # neither the L40 nor the L40S
+    assert layout_of("8x h100").asked == "h100"
+    assert layout_of("T4").asked is None
+    assert layout_of("8xH100") == layout_of("8xH100-SXM-80GB")  # the same GPUs, however they were asked for

@@ -99,7 +99,15 @@ def test_only_nothing_is_0_percent_and_only_all_is_100_percent(fraction: float) 
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(0.01234, "$0.0123"), (0.996, "$1.00"), (12.344, "$12.34"), (999.6, "$1,000"), (1234.4, "$1,234")],
+    [
+        (0.01234, "$0.01"),
+        (0.0049, "<$0.01"),
+        (0.0, "$0"),
+        (0.996, "$1.00"),
+        (12.344, "$12.34"),
+        (999.6, "$1,000"),
+        (1234.4, "$1,234"),
+    ],
 )
 def test_dollars(amount: float, text: str) -> None:
     assert formats.usd(amount) == text
@@ -116,6 +124,13 @@ def test_milliseconds_and_gibibytes_leave_the_unit_to_the_header() -> None:
     assert formats.milliseconds(0.0123) == "12.3"
     assert formats.milliseconds_interval(0.0112, 0.0138) == "11.2–13.8"  # noqa: RUF001 (an en dash is meant)
     assert formats.gibibytes(7.81 * 2**30) == "7.81"
+    assert formats.gibibytes(0.0178 * 2**30) == "<0.1"
+    assert formats.gibibytes(0) == "0"
+
+
+def test_dollars_of_steps_are_multiplied_by_their_number_and_keep_their_digits() -> None:
+    assert formats.usd_of_steps(0.004667) == "$0.00467"
+    assert formats.usd_of_steps(12.344) == "$12.34"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from lightning_predict.cost.prediction import MachineInUse, Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Ranking, either, frontier, rank, ranking_lines, ranking_markdown
+from lightning_predict.reports.ranking import Ranking, article, either, frontier, rank, ranking_lines, ranking_markdown
 from lightning_predict.testing import changed
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
@@ -283,3 +283,14 @@ def test_a_run_that_the_loader_or_the_host_bounds_is_told_what_would_help() -> N
 )
 def test_gpus_that_stand_for_each_other(others: tuple[str, ...], words: str) -> None:
     assert either("L4", others) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        *(("A100-SXM-40GB", "an"), ("T4", "a"), ("8xL4", "an"), ("2xA100", "a"), ("18xT4", "an"), ("80xL4", "an")),
+        *(("Quadro-P4000", "a"), ("MyL4", "a"), ("MI300X", "an"), ("Own-L4", "an"), ("RTX-4090", "an"), ("GB200", "a")),
+    ],
+)
+def test_a_name_takes_the_article_of_its_sound(name: str, word: str) -> None:
+    assert article(name) == word
