@@ -1,4 +1,4 @@
-"""`trace`: files of recorded steps: check one, hide its names, read other tools' files, look at a predicted timeline.
+"""`trace`: files of recorded steps: check one, hide its names, read other tools', see what a prediction is made of.
 
 Example::
 
@@ -7,25 +7,29 @@ Example::
     lightning-predict trace import rank0.pt.trace.json.gz --output run.json.gz
     lightning-predict trace import old.pt.trace.json --gpu V100-SXM2-32GB       # where the file names no GPU
     lightning-predict trace view run.json.gz --gpu L4 --output timeline.json    # open it in ui.perfetto.dev
+    lightning-predict trace explain run.json.gz --gpu L4                        # what decided each operation's time
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from lightning_predict.cli.answers import Answer
+from lightning_predict.cli.answers import Answer, aligned
 
 if TYPE_CHECKING:
+    from lightning_predict.gpus.records import Gpu
+    from lightning_predict.kernels.timing import Explanation
     from lightning_predict.tracing.trace import Trace
 
 _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
 
 def trace(
-    action: Literal["check", "anonymise", "import", "view"],
+    action: Literal["check", "anonymise", "import", "view", "explain"],
     file: Path,
     *,
     output: Path | None = None,
@@ -34,21 +38,23 @@ def trace(
     step: int | None = None,
     weights: str | None = None,
 ) -> Answer:
-    """Check a file of a recorded step, hide its names, import another tool's, or view its timeline on a GPU.
+    """Check a file of a recorded step, hide its names, import another tool's, or see its prediction on a GPU.
 
     `check` reads a trace and says what it holds. `anonymise` writes it without names of modules and parameters and
     without notes. `import` reads a Kineto JSON file of torch.profiler or a PyTorch execution trace and writes a trace.
-    `view` writes the predicted timeline for a GPU as a Chrome trace, which ui.perfetto.dev opens.
+    `view` writes the predicted timeline for a GPU as a Chrome trace, which ui.perfetto.dev opens. `explain` lists the
+    operations that take longest on a GPU by their shapes alone, with where each time came from and what it was held to.
 
     Args:
-        action: What to do: check, anonymise, import or view.
+        action: What to do: check, anonymise, import, view or explain.
         file: The trace, or for import the file of the other tool; gzip or plain.
         output: File to write (default: beside the one that is read).
-        gpu: With view: GPU to view the timeline of (default: the one that the trace was recorded on). With import: GPU
-            that the file was recorded on, where it does not name it or the catalogue does not know the name.
+        gpu: With view and explain: GPU to predict for (default: the one that the trace was recorded on). With import:
+            GPU that the file was recorded on, where it does not name it or the catalogue does not know the name.
         keep_modules: With anonymise: leave the names of modules.
         step: With import: number of the ProfilerStep to take (default: the median one of those that did something).
-        weights: With view: weights to predict by: a folder, a file or an address (default: the cache, those that ship).
+        weights: With view and explain: weights to predict by: a folder, a file or an address (default: the cache, those
+            that ship).
     """
     from lightning_predict.tracing.trace import anonymised, load_trace, save_trace
 
@@ -57,6 +63,8 @@ def trace(
     )
     if action == "view":
         return _view(load_trace(file), output or _beside(file, "timeline.json"), gpu, weights)
+    if action == "explain":
+        return _explain(load_trace(file), gpu, weights)
     read = _imported(file, step, gpu) if action == "import" else load_trace(file)
     if action == "check":
         return Answer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
@@ -75,6 +83,7 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "anonymise": frozenset({"output", "keep_modules"}),
     "import": frozenset({"output", "step", "gpu"}),
     "view": frozenset({"output", "gpu", "weights"}),
+    "explain": frozenset({"gpu", "weights"}),
 }
 """Options of each action."""
 
@@ -116,19 +125,82 @@ def _beside(file: Path, ending: str) -> Path:
     return file.with_name(f"{name}.{ending}")
 
 
-def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> Answer:
-    import json
-
+def _gpus_of(recorded: Trace, name: str | None) -> tuple[Gpu, Gpu | None]:
+    """Find the GPU to predict for and the one that the trace was recorded on."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import gpu as find_gpu
-    from lightning_predict.kernels.models import kernel_models
-    from lightning_predict.timeline.viewer import chrome_trace
     from lightning_predict.tracing.reported_gpu import gpu_in_use
 
     origin = gpu_in_use(recorded)
     gpu = origin if name is None else find_gpu(name)
     if gpu is None:
         raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which to view: --gpu T4.")
+    return gpu, origin
+
+
+EXPLAINED: Final = 30
+"""Rows that `explain` prints; its JSON has all."""
+
+
+def _explain(recorded: Trace, name: str | None, weights: str | None) -> Answer:
+    from lightning_predict.kernels.models import kernel_models
+    from lightning_predict.kernels.timing import explain
+    from lightning_predict.kernels.translation import work_items
+
+    gpu, _ = _gpus_of(recorded, name)
+    models = kernel_models((gpu.name,), weights)
+    counts = Counter(problem for item in work_items(recorded) for problem in item.problems)
+    found = [(explain(problem, gpu, models), times) for problem, times in counts.items()]
+    found.sort(key=lambda one: -one[0].interval.middle * one[1])
+    rows = [
+        {
+            "operation": one.problem.operation,
+            "dtype": one.computed.dtype,
+            "shape": one.problem.shape,
+            "times": times,
+            "seconds": one.interval.middle,
+            "seconds_low": one.interval.low,
+            "seconds_high": one.interval.high,
+            "source": one.source.name,
+            "source_seconds": one.sourced_seconds,
+            "parts": [{"times": part.times, "operation": part.problem.operation} for part in one.parts],
+            "network_held_to": list(one.network_limits),
+            "held_to": [{"limit": limit, "seconds": seconds} for limit, seconds in one.limits],
+        }
+        for one, times in found
+    ]
+    return Answer(data=lambda: {"gpu": gpu.name, "problems": rows}, show=lambda: print(_explained(gpu.name, found)))
+
+
+def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
+    """Lay out what decided, longest first."""
+    total = math.fsum(one.interval.middle * times for one, times in found)
+    rows = []
+    for one, times in found[:EXPLAINED]:
+        shape = " ".join(f"{word}={value:g}" for word, value in one.problem.shape.items())
+        source = ", ".join(dict.fromkeys(part.problem.operation for part in one.parts))
+        held = [f"{limit} ({1e6 * seconds:.1f})" for limit, seconds in one.limits]
+        cells = f"{times}", f"{one.problem.operation} {one.computed.dtype}", f"{1e6 * one.interval.middle:.1f}"
+        share = f"{100 * times * one.interval.middle / total:.1f}"
+        named = f"{one.source.name}: {source}" if source else one.source.name
+        limits = ", ".join([*one.network_limits, *held])
+        rows.append([*cells, share, named, f"{1e6 * one.sourced_seconds:.1f}", limits, shape])
+    headers = ["times", "operation", "µs", "% of all", "source", "its µs", "then held to (µs)", "shape"]
+    last = "" if len(found) <= EXPLAINED else f"\n{len(found) - EXPLAINED} more; --json lists all."
+    return (
+        f"{len(found)} problems on the {gpu}, {1e3 * total:.3f} ms by their shapes:\n"
+        + aligned(headers, rows, right={0, 2, 3, 5})
+        + last
+    )
+
+
+def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> Answer:
+    import json
+
+    from lightning_predict.kernels.models import kernel_models
+    from lightning_predict.timeline.viewer import chrome_trace
+
+    gpu, origin = _gpus_of(recorded, name)
     names = (gpu.name,) if origin is None else (gpu.name, origin.name)
     models = kernel_models(names, weights)
     timeline = chrome_trace(recorded, gpu, origin=origin, models=models)

@@ -3,8 +3,8 @@
 `operations.py` is the registry of operations, which one file per family fills (`families/`); `translation.py` finds in
 it the problems that a recorded call computes. `roofline.py` is the bound, `wave_scaling.py` Habitat's method,
 `utilisation.py` the trained models, which are held to larger problems (`monotonicity.py`) and lesser GPUs;
-`estimates.py` takes the best of them for a problem and says which it was, `unknown_operations.py` names what none of
-them knows; `choice.py` decides where a measurement serves an operation, and how much it counts.
+`timing.py` says where a problem's time can come from, best first, and what it may not pass; `unknown_operations.py`
+names what no source knows; `choice.py` decides where a measurement serves an operation, and how much it counts.
 """
 
 from __future__ import annotations

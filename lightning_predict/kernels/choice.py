@@ -30,11 +30,12 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
-from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in, problem_times
+from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in
 from lightning_predict.kernels.operand_layout import transposed_products
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
 from lightning_predict.kernels.software import software_factors
 from lightning_predict.kernels.sustained import transposed_ratio
+from lightning_predict.kernels.timing import problem_times
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD
 from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds

@@ -283,7 +283,7 @@ def _gains(group: Sequence[int], trace: Trace) -> bool:
 
 
 def _is_limited(kind: OperationKind) -> bool:
-    return kind.latency is not None or kind.rereads is not None
+    return kind.floor is not None
 
 
 def _is_pointwise(operation: Operation, trace: Trace) -> bool:

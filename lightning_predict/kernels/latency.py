@@ -24,6 +24,7 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
+    Floor,
     Part,
     Problem,
     ProblemBatch,
@@ -84,7 +85,7 @@ register(
         shape=("read_bytes", "write_bytes", "flops", "cycles", "blocks", "block_cycles"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0, "cycles": 0, "blocks": 1, "block_cycles": 0},
         proxy=_as_transfer,
-        latency=_latency,
+        floor=Floor(latency=_latency),
     )
 )
 
@@ -116,12 +117,12 @@ def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
     seconds = np.zeros((len(gpus), len(problems)))
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(problems):
-        if operation_kind(item.operation).latency is not None:
+        if operation_kind(item.operation).floor is not None:
             groups.setdefault((item.operation, item.dtype), []).append(index)
     for (operation, _), indices in groups.items():
-        latency, batch = operation_kind(operation).latency, batch_of([problems[index] for index in indices])
-        assert latency is not None  # by the loop above
-        seconds[:, indices] = [latency(batch, gpu) for gpu in gpus]
+        floor, batch = operation_kind(operation).floor, batch_of([problems[index] for index in indices])
+        assert floor is not None  # by the loop above
+        seconds[:, indices] = [floor.latency(batch, gpu) for gpu in gpus]
     return seconds
 
 

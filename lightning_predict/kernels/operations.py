@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError, UnknownOperationError
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Flags, Operation
 
 Array = npt.NDArray[np.float64]
@@ -159,6 +160,76 @@ class Family:
         return self.described(batch, gpus)[1]
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another algorithm for an operation.
+
+    Attributes:
+        problem: What it computes instead; None for a problem that it cannot.
+        since: Compute capability from which libraries have it.
+        bounds_networks: The operation never takes longer than it, on no GPU; else that counts only where no measurement
+            of the GPU was seen.
+    """
+
+    problem: Callable[[Problem], Problem | None]
+    since: tuple[int, int] = (0, 0)
+    bounds_networks: bool = False
+
+
+def _no_problem(_problem: Problem) -> bool:
+    return False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """Times an operation by its tiles, caches or instructions; used with trained networks only.
+
+    Attributes:
+        seconds: Seconds with the ends of their interval, shape (gpus, problems).
+        comes_first: Problems that the operation's networks never saw, so that the formula times them though there are
+            some.
+    """
+
+    seconds: Callable[[ProblemBatch, Sequence[Gpu]], Interval[Array]]
+    comes_first: Callable[[Problem], bool] = _no_problem
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untrained:
+    """How an operation without a model stands to its roofline.
+
+    Attributes:
+        utilisation: Share that its kernels reach; what is typical of its units where None.
+        spread: Factor up and down around the time; the usual one where None.
+        sequential_kernels: Kernels that must wait for each other, each at least the shortest there is; None for one.
+    """
+
+    utilisation: float | None = None
+    spread: float | None = None
+    sequential_kernels: Callable[[Columns], Array] | None = None
+
+
+def _reads_once(_problem: Problem) -> Rereads | None:
+    return None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """What an operation takes at least besides its compulsory traffic and arithmetic.
+
+    Attributes:
+        latency: Seconds that instructions and waiting take on a GPU, shape (problems,).
+        rereads: What a problem moves that reads its input again and again; None for one that does not.
+    """
+
+    latency: Callable[[ProblemBatch, Gpu], Array]
+    rereads: Callable[[Problem], Rereads | None] = _reads_once
+
+
 def _nothing(c: Columns) -> Array:
     return np.zeros_like(next(iter(c.values())))
 
@@ -186,22 +257,10 @@ class OperationKind:
         families: Networks that serve it, each in its own dtypes.
         reduces_rows: Its kernels keep a whole row of (rows, cols) together.
         proxy: Problems whose times add up to its own, where it has no network.
-        proxy_spread: Factor by which the proxy widens the interval; the usual one where None.
-        alternative: Another algorithm that libraries always have; it may give None for a problem without one.
-        alternative_since: Compute capability from which they have it.
-        alternative_bounds: The operation never takes longer than the alternative, on no GPU; else that counts only
-            where no measurement of the GPU was seen.
-        formula: Seconds and the factor up and down around them, each of shape (gpus, problems), by a formula that comes
-            before the proxy; used with trained networks only.
-        beyond_networks: Problems that its networks never saw, so that the formula times them even where there are some.
-        typical_utilisation: Share of the roofline that its kernels reach, where no model was trained and it is not
-            what is typical of its units; None if it is.
-        typical_spread: Factor up and down around a time from that utilisation; None for the usual one.
-        sequential_kernels: Kernels that must wait for each other, each at least the shortest there is; None for one.
-        latency: Seconds on a GPU that instructions and waiting take at least (`latency.py`); None if memory and
-            arithmetic alone bound it.
-        rereads: What a problem moves that reads its input again and again; it may give None for a problem that does
-            not, and is None for an operation that never does.
+        alternative: Another algorithm that libraries always have.
+        formula: Times it where no network does; it comes before the proxy.
+        untrained: What its kernels reach of the roofline, where that is not what is typical of its units.
+        floor: What it takes at least besides its memory traffic and arithmetic (`latency.py`).
     """
 
     name: str
@@ -219,17 +278,10 @@ class OperationKind:
     families: tuple[Family, ...] = ()
     reduces_rows: bool = False
     proxy: Callable[[Problem], tuple[Part, ...]] | None = None
-    proxy_spread: float | None = None
-    alternative: Callable[[Problem], Problem | None] | None = None
-    alternative_since: tuple[int, int] = (0, 0)
-    alternative_bounds: bool = False
-    formula: Callable[[ProblemBatch, Sequence[Gpu]], tuple[Array, Array]] | None = None
-    beyond_networks: Callable[[Problem], bool] | None = None
-    typical_utilisation: float | None = None
-    typical_spread: float | None = None
-    sequential_kernels: Callable[[Columns], Array] | None = None
-    latency: Callable[[ProblemBatch, Gpu], Array] | None = None
-    rereads: Callable[[Problem], Rereads | None] | None = None
+    alternative: Alternative | None = None
+    formula: Formula | None = None
+    untrained: Untrained | None = None
+    floor: Floor | None = None
 
 
 @final

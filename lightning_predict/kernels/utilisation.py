@@ -23,8 +23,8 @@ launches, the base wavers between GPUs that never were. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, Literal, final
 
@@ -53,16 +53,23 @@ class Estimate:
     Attributes:
         interval: Seconds.
         by_base: True where the network that served saw no measurement of the GPU; None if no network did.
+        held: Where the network's time was brought down, by what it was held to (`NETWORK_LIMITS`).
     """
 
     interval: Interval[Array]
     by_base: BoolArray | None = None
+    held: Mapping[str, BoolArray] = field(default_factory=dict)
 
     @property
     def seconds(self) -> Array:
         """Middle of the prediction."""
         return self.interval.middle
 
+
+NETWORK_LIMITS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
+"""What the times of networks are held to, in this order: who multiplies may pad, and the base, which saw no measurement
+of a GPU, may not call it slower than one that it beats in every figure. What holds whatever the source is, follows in
+`timing.LIMITS`."""
 
 WEAKER: Final = (1.5, 2.25)
 """How much stronger a GPU must be, in every figure, before the base may not call it slower. The second is the first
@@ -184,14 +191,16 @@ class UtilisationModels:
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
         flat, half_widths, by_base = self._wanted_seconds(family, networks, batch, gpus, everything)
         predicted = flat.reshape(everything.shape)  # (gpus, problems)
-        seconds = held_by_monotonicity(family, batch, gpus, predicted, timed)
-        seconds = np.minimum(seconds, self._longest(batch, gpus))
-        seconds = self._held_to_weaker(family, batch, gpus, seconds)
+        larger = held_by_monotonicity(family, batch, gpus, predicted, timed)
+        lesser = np.minimum(larger, self._longest(batch, gpus))
+        seconds = self._held_to_weaker(family, batch, gpus, lesser)
+        steps = zip(NETWORK_LIMITS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
         spread = np.exp(half_widths).reshape(everything.shape)  # (gpus, problems)
         high = seconds * spread * np.where(family.least_seconds(batch, gpus) > 0, family.floor_spread, 1.0)
         interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
-        return Estimate(interval, by_base.reshape(everything.shape))
+        held = {name: after < before for name, before, after in steps}
+        return Estimate(interval, by_base.reshape(everything.shape), held)
 
     def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
         """Bound the seconds of GPUs that the base serves by measured GPUs of lesser figures, (gpus, problems)."""

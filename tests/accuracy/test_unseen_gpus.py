@@ -20,8 +20,8 @@ from benchmarks.accuracy.unseen_gpus import (
 )
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.estimates import problem_times
 from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.timing import problem_times
 from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.recipes import RECIPES
 from lightning_predict.training.tables import read_tables

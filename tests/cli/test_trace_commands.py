@@ -104,14 +104,27 @@ def test_view_asks_for_a_gpu_where_none_is_known(trace: Path, run: Run) -> None:
     )
 
 
+def test_explain_tells_where_each_time_came_from(trace: Path, run: Run) -> None:
+    found = run("trace", "explain", trace, "--gpu", "T4", "--json").json
+    assert found["gpu"] == "T4"
+    products = [one for one in found["problems"] if one["operation"] == "linear"]
+    assert products
+    assert all(one["source"] == "network" and one["dtype"] == "float32" for one in products)
+    longest = [one["times"] * one["seconds"] for one in found["problems"]]
+    assert longest == sorted(longest, reverse=True)
+    text = run("trace", "explain", trace, "--gpu", "T4").out
+    assert f"{len(found['problems'])} problems on the T4, {1e3 * sum(longest):.3f} ms by their shapes:" in text
+    assert "then held to (µs)" in text
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["check", "x", "--gpu", "T4"], "--gpu has no effect on trace check; it is for import, view."),
+        (["check", "x", "--gpu", "T4"], "--gpu has no effect on trace check; it is for import, view, explain."),
         (["view", "x", "--keep-modules"], "--keep-modules has no effect on trace view; it is for anonymise."),
         (["anonymise", "x", "--step", "3"], "--step has no effect on trace anonymise; it is for import."),
         (["check", "x", "--output", "y"], "--output has no effect on trace check; it is for anonymise, import, view."),
-        (["show", "x"], "but expected one of check, anonymise, import, view"),
+        (["show", "x"], "but expected one of check, anonymise, import, view, explain"),
     ],
 )
 def test_an_option_without_effect_is_refused(words: list[str], problem: str, run: Run) -> None:

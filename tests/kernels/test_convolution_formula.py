@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.kernels.estimates import problem_times
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, problem
+from lightning_predict.kernels.timing import problem_times
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -31,7 +31,7 @@ def by_formula(*problems: Problem) -> Array:
     """Seconds of problems of one operation and dtype, shape (gpus, problems)."""
     formula = operation_kind(problems[0].operation).formula
     assert formula is not None
-    return formula(batch_of(problems), GPUS)[0]
+    return formula.seconds(batch_of(problems), GPUS).middle
 
 
 @st.composite

@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.kernels.estimates import (
-    PROXY_SPREAD,
-    ROOFLINE_SPREAD,
-    SHORTEST_KERNEL_SECONDS,
-    STAND_IN_SPREAD,
-    compute_dtype_on,
-    float32_stands_in,
-    problem_times,
-)
+from lightning_predict.kernels.estimates import compute_dtype_on, float32_stands_in
 from lightning_predict.kernels.families.convolution import as_product
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, problem
 from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.timing import (
+    PROXY_SPREAD,
+    ROOFLINE_SPREAD,
+    SHORTEST_KERNEL_SECONDS,
+    STAND_IN_SPREAD,
+    problem_times,
+)
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.gpus.kinds import one_of_each_kind
 from tests.kernels.example_models import half_speed

@@ -7,12 +7,12 @@ import pytest
 
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
-from lightning_predict.kernels.estimates import problem_times
 from lightning_predict.kernels.families.norm import DISPATCH_CYCLES
 from lightning_predict.kernels.latency import latencies, limited_transfer, reread_share
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, problem
 from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.timing import problem_times
 
 GPUS = tuple(find_gpu(name) for name in gpu_names())
 H100, A100, T4 = (find_gpu(name) for name in ("H100-SXM-80GB", "A100-SXM-80GB", "T4"))
@@ -71,8 +71,9 @@ def test_softmax_reads_long_rows_three_times() -> None:
 
 
 def test_rows_that_fit_shared_memory_are_read_once() -> None:
-    rereads = operation_kind("softmax").rereads
-    assert rereads is not None
+    floor = operation_kind("softmax").floor
+    assert floor is not None
+    rereads = floor.rereads
     assert rereads(problem("softmax", "float32", rows=4096, cols=12 * 1024)) is None
     assert rereads(problem("softmax", "float16", rows=4096, cols=24 * 1024)) is None
     found = rereads(problem("softmax", "float32", rows=4096, cols=12 * 1024 + 1))

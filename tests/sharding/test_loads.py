@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import lightning_predict as lp
 from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.kernels.estimates import problem_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.timing import problem_times
 from lightning_predict.sharding.loads import KINDS, Load, Part, loads_of, local_samples, no_load
 from lightning_predict.sharding.tables import OPTIMIZERS, EmbeddingTable
 

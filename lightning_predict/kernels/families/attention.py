@@ -28,6 +28,7 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import alignment, log2, machine_features, tile_features, work_features
 from lightning_predict.kernels.operations import (
+    Alternative,
     Array,
     Columns,
     Family,
@@ -221,8 +222,7 @@ register(
         reads=_read_forward,
         writes=_queries,
         proxy=_without_a_mask,
-        alternative=_as_a_server,
-        alternative_bounds=True,
+        alternative=Alternative(problem=_as_a_server, bounds_networks=True),
     ),
     OperationKind(
         name="causal_attention_backward",
@@ -233,8 +233,7 @@ register(
         reads=_read_backward,
         writes=_gradients,
         proxy=_without_a_mask,
-        alternative=_as_a_server,
-        alternative_bounds=True,
+        alternative=Alternative(problem=_as_a_server, bounds_networks=True),
     ),
     # Eager: all scores are computed and pass through memory, masked or not; the backward pass keeps them.
     OperationKind(

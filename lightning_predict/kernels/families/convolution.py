@@ -29,6 +29,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.features import (
     alignment,
@@ -43,9 +44,11 @@ from lightning_predict.kernels.features import (
 )
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
+    Alternative,
     Array,
     Columns,
     Family,
+    Formula,
     NamedFeatures,
     OperationKind,
     Part,
@@ -230,7 +233,7 @@ can train them."""
 # --- What times them where they have no network
 
 ON_MATRIX_UNITS: Final = frozenset({"tf32", "float16", "bfloat16"})
-"""Dtypes that a GPU without matrix units for them is not asked for: `estimates` asks for float32 there."""
+"""Dtypes that a GPU without matrix units for them is not asked for: `timing` asks for float32 there."""
 
 MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32))
 """Output tiles of cuDNN's kernels for matrix units, rows x columns of the product."""
@@ -628,12 +631,13 @@ def _kind(variant: _Variant, suffix: str) -> OperationKind:
         dims = tuple(float(plane[name][0]) for name in _PLANE_SHAPE)
         return (Part(1.0, Problem(f"conv2d{plane_pass}", problem.dtype, dims)),)
 
-    def by_formula(batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
+    def by_formula(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
         work = _work(plane_pass, batch, variant.as_plane(batch.columns), is_volume="depth" in variant.sides)
-        return convolution_seconds(work, gpus), convolution_spread(work)
+        return Interval.around(convolution_seconds(work, gpus), convolution_spread(work))
 
     is_plane = variant.name == "conv2d"
     has_formula = is_plane or "depth" in variant.sides
+    formula = Formula(seconds=by_formula, comes_first=_is_beyond_networks) if is_plane else Formula(seconds=by_formula)
     return OperationKind(
         name=variant.name + suffix,
         shape=shape,
@@ -646,9 +650,8 @@ def _kind(variant: _Variant, suffix: str) -> OperationKind:
         writes=lambda c: added(c, read=False),
         families=(CONVOLUTION, TENSOR_CONVOLUTION) if is_plane else (),
         proxy=None if has_formula else as_plane,
-        formula=by_formula if has_formula else None,
-        beyond_networks=_is_beyond_networks if is_plane else None,
-        alternative=as_product if is_plane else None,
+        formula=formula if has_formula else None,
+        alternative=Alternative(problem=as_product) if is_plane else None,
     )
 
 

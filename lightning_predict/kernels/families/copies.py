@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
-from lightning_predict.kernels.operations import OperationKind, by_bytes, register
+from lightning_predict.kernels.operations import OperationKind, Untrained, by_bytes, register
 from lightning_predict.kernels.traffic import UNTRANSLATED
 
 register(
     replace(by_bytes("transfer"), families=(VECTOR,)),
     # What a call whose translator failed touches. Its work is not known: an addmm taken for its bytes was 42 times
     # faster than a product of that size; intervals of whole steps keep eight tenths of the logarithm.
-    replace(by_bytes(UNTRANSLATED), typical_spread=100.0),
+    replace(by_bytes(UNTRANSLATED), untrained=Untrained(spread=100.0)),
     OperationKind(
         name="host_copy",
         shape=("size_bytes",),

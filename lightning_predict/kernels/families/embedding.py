@@ -43,6 +43,7 @@ from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
     Columns,
+    Floor,
     OperationKind,
     Problem,
     ProblemBatch,
@@ -125,7 +126,7 @@ register(
         aten=("aten::embedding",),
         translator=_look_up,
         families=(VECTOR,),
-        latency=_gathered,
+        floor=Floor(latency=_gathered),
     ),
     # Scatter-add of gradient rows into a zeroed table: the rows are read, and read and written where they land.
     replace(by_element("embedding_backward", 2, 1), families=(VECTOR,)),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, Untrained, register, translates
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 
@@ -38,8 +38,7 @@ register(
         reads=_numbers,
         writes=_numbers,
         # Long ones go through memory twice and more. Assumptions: no table of transforms was at hand.
-        typical_utilisation=0.5,
-        typical_spread=2.0,
+        untrained=Untrained(utilisation=0.5, spread=2.0),
     )
 )
 

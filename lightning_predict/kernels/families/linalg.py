@@ -27,7 +27,7 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, register, translates
+from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, Untrained, register, translates
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -112,9 +112,7 @@ def _factorisation(
         flops=flops,
         reads=reads,
         writes=writes,
-        typical_utilisation=utilisation,
-        typical_spread=SPREAD,
-        sequential_kernels=waits,
+        untrained=Untrained(utilisation=utilisation, spread=SPREAD, sequential_kernels=waits),
     )
 
 

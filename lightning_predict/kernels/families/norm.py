@@ -23,7 +23,9 @@ from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, 
 from lightning_predict.kernels.latency import rounds
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
+    Alternative,
     Array,
+    Floor,
     Part,
     Problem,
     ProblemBatch,
@@ -204,15 +206,13 @@ register(
     # Transcendental counts follow Lin et al.'s measured equivalents.
     replace(
         by_element("softmax", 1, 1, 5),
-        alternative=_streamed(math.inf),
-        alternative_since=FIRST_STREAMED_SOFTMAX,
+        alternative=Alternative(problem=_streamed(math.inf), since=FIRST_STREAMED_SOFTMAX),
         aten=("aten::_softmax", "aten::_log_softmax"),
         translator=_along_dimension,
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
-        latency=_softmax_latency,
-        rereads=_rereads(3, 1),
+        floor=Floor(latency=_softmax_latency, rereads=_rereads(3, 1)),
     ),
     replace(
         by_element("softmax_backward", 2, 1, 4),
@@ -221,22 +221,20 @@ register(
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
-        latency=_softmax_latency,
-        rereads=_rereads(4, 2),
+        floor=Floor(latency=_softmax_latency, rereads=_rereads(4, 2)),
     ),
     # As long as the softmax, which reads and writes as much.
     replace(by_element("log_softmax", 1, 1), proxy=_times(1.0, "softmax")),
     replace(by_element("log_softmax_backward", 2, 1), proxy=_times(1.0, "softmax_backward")),
     replace(
         by_element("layer_norm", 1, 1, 8),
-        alternative=_streamed(STREAMED_COLUMNS),
-        alternative_since=FIRST_STREAMED,
+        alternative=Alternative(problem=_streamed(STREAMED_COLUMNS), since=FIRST_STREAMED),
         aten=("aten::native_layer_norm",),
         translator=_normalised,
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
-        latency=_norm_latency,
+        floor=Floor(latency=_norm_latency),
     ),
     replace(
         by_element("layer_norm_backward", 2, 1, 14),
@@ -249,7 +247,7 @@ register(
         aten=("aten::_fused_rms_norm",),
         translator=_normalised,
         proxy=as_transfer(RMS_NORM_TRANSFER_RATIO),
-        latency=_norm_latency,
+        floor=Floor(latency=_norm_latency),
     ),
     replace(
         by_element("rms_norm_backward", 2, 1, 10),
@@ -262,7 +260,7 @@ register(
         by_element("batch_norm", 2, 1, 8),
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
-        latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND),
+        floor=Floor(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND)),
         aten=(
             "aten::native_batch_norm",
             "aten::cudnn_batch_norm",
@@ -276,7 +274,7 @@ register(
         by_element("batch_norm_backward", 4, 1, 14),
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
-        latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD),
+        floor=Floor(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD)),
         aten=(
             "aten::native_batch_norm_backward",
             "aten::cudnn_batch_norm_backward",

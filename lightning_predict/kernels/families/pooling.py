@@ -21,6 +21,7 @@ from lightning_predict.kernels.latency import issue_rate, limited_transfer
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
+    Floor,
     OperationKind,
     Problem,
     ProblemBatch,
@@ -72,7 +73,7 @@ def _kind(name: str, reads: Callable[[Columns], Array], writes: Callable[[Column
         reads=reads,
         writes=writes,
         proxy=as_transfer(),
-        latency=_placed,
+        floor=Floor(latency=_placed),
     )
 
 

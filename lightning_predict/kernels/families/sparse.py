@@ -17,7 +17,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.kernels.operations import Problem, by_bytes, register
+from lightning_predict.kernels.operations import Problem, Untrained, by_bytes, register
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
@@ -25,8 +25,7 @@ register(
     replace(
         by_bytes("sparse_product"),
         # Rows are gathered, many more than once. Assumptions: no table of such products was at hand.
-        typical_utilisation=0.3,
-        typical_spread=2.5,
+        untrained=Untrained(utilisation=0.3, spread=2.5),
     )
 )
 

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import lightning_predict.kernels  # noqa: F401  (registers the operations)
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Problem, problem
+from lightning_predict.kernels.timing import LIMITS, SOURCES, explain, problem_times, source_of
+from tests.example_gpu import SMALL
+from tests.kernels.example_models import half_speed
+
+LINEAR = problem("linear", "float32", m=512, n=512, k=512)
+GROUPED = problem("conv2d", "float32", batch=8, in_channels=64, out_channels=64, image_size=16, kernel_size=3, groups=8)
+PLAIN = problem("conv2d", "float32", batch=8, in_channels=64, out_channels=64, image_size=16, kernel_size=3)
+
+
+@pytest.mark.parametrize(
+    ("item", "models", "name"),
+    [
+        (LINEAR, half_speed("linear/float32"), "network"),
+        (PLAIN, half_speed("conv2d/float32"), "network"),
+        (GROUPED, half_speed("conv2d/float32"), "formula"),  # networks saw no groups
+        (replace(PLAIN, dtype="tf32"), half_speed("conv2d/bfloat16"), "formula"),  # before the sibling's network
+        (replace(LINEAR, dtype="tf32"), half_speed("linear/bfloat16"), "sibling dtype"),
+        (problem("linear_backward", "float32", m=8, n=8, k=8), half_speed("linear/float32"), "proxy"),
+        (LINEAR, half_speed("add/float32"), "roofline"),
+        (GROUPED, None, "roofline"),
+        (problem("linear_backward", "float32", m=8, n=8, k=8), None, "roofline"),
+    ],
+)
+def test_the_first_source_that_knows_a_problem_times_it(item: Problem, models: KernelModels | None, name: str) -> None:
+    assert source_of(item, models).name == name
+    assert explain(item, SMALL, models).source.name == name
+
+
+def test_the_last_source_knows_every_problem() -> None:
+    assert [source.name for source in SOURCES if source.knows(GROUPED, None)] == ["roofline"]
+
+
+def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None:
+    models = kernel_models(("H200-SXM-141GB",))
+    # Rows of 49,160 numbers do not stay in shared memory: they are read again, from memory where they left the L2.
+    item = problem("softmax", "float32", rows=8192, cols=12290 * 4)
+    found = explain(item, gpu("H200-SXM-141GB"), models)
+    times = problem_times([item], [gpu("H200-SXM-141GB")], models)
+    assert found.interval.middle == times.seconds[0, 0]
+    names = [name for name, _ in found.limits]
+    assert names[-1] == "rows read again"
+    assert names == [limit.name for limit in LIMITS if limit.name in names]
+    assert found.limits[-1][1] == found.interval.middle
+
+
+def test_limits_that_do_not_bind_are_not_named() -> None:
+    found = explain(LINEAR, SMALL, half_speed("linear/float32"))
+    assert found.limits == ()
+    assert found.sourced_seconds == found.interval.middle
+
+
+def test_every_time_keeps_to_the_least_work_and_to_float32() -> None:
+    models = kernel_models(("L4",))
+    for item in (LINEAR, GROUPED, PLAIN):
+        single = problem_times([item], [gpu("L4")], models)
+        lower = problem_times([replace(item, dtype="tf32")], [gpu("L4")], models)
+        assert lower.seconds[0, 0] <= single.seconds[0, 0] * (1 + 1e-9)
+        assert np.all(single.interval.low <= single.seconds)
+
+
+def test_a_proxy_names_its_parts() -> None:
+    item = problem("linear_backward", "float32", m=8, n=16, k=32)
+    parts = explain(item, SMALL, half_speed("linear/float32")).parts
+    assert [part.problem.dims for part in parts] == [(1.0, 8.0, 32.0, 16.0), (1.0, 32.0, 16.0, 8.0)]
