@@ -17,6 +17,11 @@ Example::
     python -m benchmarks.accuracy validation --of dlrm
     python -m benchmarks.accuracy validation --of seeds
     python -m benchmarks.accuracy validation --of hosts --cache recorded-steps
+    python -m benchmarks.accuracy validation --of milabench
+    python -m benchmarks.accuracy validation --of lin
+    python -m benchmarks.accuracy validation --of gavel --cache recorded-steps
+    python -m benchmarks.accuracy validation --of sia --cache recorded-steps
+    python -m benchmarks.accuracy measurements --of products
 """
 
 from __future__ import annotations
@@ -36,11 +41,14 @@ from benchmarks.accuracy import (
     large_runs,
     many_gpus,
     operator_tables,
+    product_tables,
+    published_steps,
     recommendation,
     recordings,
     regressions,
     report,
     seeds,
+    source_scores,
     studies,
     unseen_gpus,
     vision,
@@ -49,6 +57,14 @@ from benchmarks.accuracy import (
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.kernels.models import kernel_models
+
+SOURCES: Final = {
+    "milabench": published_steps.MILABENCH_TABLE,
+    "lin": published_steps.LIN_TABLE,
+    "gavel": published_steps.GAVEL_TABLE,
+    "sia": published_steps.SIA_TABLE,
+}
+"""Tables of whole steps that are scored alone, by the name of the part."""
 
 RECORDED_STEPS: Final = Path("recorded-steps")
 """Folder that keeps recorded steps, where none was named."""
@@ -80,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "unseen",
             "dlrm",
             "seeds",
+            *SOURCES,
+            "products",
         ),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
@@ -89,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "hosts of steps that launches dominate; constants chosen on training benchmarks, left out; whole steps on GPUs "
         "whose measurements no network was trained on; DLRM on one and eight GPUs, and plans of its tables beside "
         "TorchRec's; "
-        "the experiments of the papers that the methods are from, beside their figures (default: %(default)s)",
+        "the experiments of the papers that the methods are from, beside their figures; whole steps of milabench, "
+        "Lin et al., Gavel and Sia: absolute, by one more sample, and as ratios of GPUs; single products in TF32 and "
+        "float8 (default: %(default)s)",
     )
     parser.add_argument("--weights", type=Path, default=None, help="weights to use (default: cache, then bundled)")
     parser.add_argument("--figure", type=Path, default=None, help="PNG of predicted against measured times to write")
@@ -98,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--cache",
         type=Path,
         default=None,
-        help="with timm, torchvision, many-gpus, steps, unseen or hosts: folder of traces",
+        help="folder of recorded steps, of the parts that record",
     )
     parser.add_argument("--output", type=Path, default=None, help="with steps: file to write their spread to")
     parser.add_argument("--tables", type=Path, default=None, help="with unseen: folder of the measurement tables")
@@ -116,11 +136,11 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     folder: Path = options.folder
     if options.of == "regressions":
         throughputs = folder / THROUGHPUT_TABLE
-        found = regressions.evaluate_regressions(
+        regressed = regressions.evaluate_regressions(
             throughputs=throughputs if throughputs.is_file() else None,
             measures_cpu=options.measure_cpu,
         )
-        regressions.print_report(found, console)
+        regressions.print_report(regressed, console)
     elif options.of == "recordings":
         recordings.print_report(folder, console)
     elif options.of == "correlations":
@@ -131,13 +151,24 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     elif options.of == "pairs":
         models = kernel_models((), None if options.weights is None else str(options.weights))
         console.print(gpu_pairs.studies_table(gpu_pairs.exponent_studies(gpu_pairs.measured_pairs(folder, models))))
-    elif options.of in ("timm", "torchvision"):
-        steps = (
-            vision.read_timm_cases(folder / vision.TIMM_TABLE, sample=options.sample)
-            if options.of == "timm"
-            else vision.read_torchvision_cases(folder / vision.TORCHVISION_TABLE)
-        )
+    elif options.of == "timm":
+        steps = vision.read_timm_cases(folder / vision.TIMM_TABLE, sample=options.sample)
         vision.print_report(vision.evaluate_vision(steps, cache=options.cache, weights=options.weights), console)
+    elif options.of == "torchvision":
+        for name in (vision.TORCHVISION_TABLE, vision.TORCHVISION_TABLE_2):
+            if (folder / name).is_file():
+                steps = vision.read_torchvision_cases(folder / name)
+                console.print(f"{name}:")
+                found = vision.evaluate_vision(steps, cache=options.cache, weights=options.weights)
+                vision.print_report(found, console)
+    elif options.of in SOURCES:
+        rows = tuple(published_steps.READERS[SOURCES[options.of]](folder))
+        scored = source_scores.scored_steps(rows, cache=options.cache or RECORDED_STEPS, weights=options.weights)
+        source_scores.print_scores(scored, console, title=SOURCES[options.of])
+        if options.of == "lin":
+            source_scores.print_peers(published_steps.lin_errors(folder / published_steps.LIN_TABLE), console)
+    elif options.of == "products":
+        product_tables.print_report(folder, console)
     elif options.of == "many-gpus":
         for table in large_runs.large_run_tables(
             large_runs.evaluate_large_runs(folder, weights=options.weights, cache=options.cache)

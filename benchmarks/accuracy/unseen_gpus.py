@@ -21,8 +21,9 @@ from typing import Final, final
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.accuracy.published_steps import PublishedStep
 from benchmarks.accuracy.step_calibration import StepCase, spread_out
-from benchmarks.accuracy.whole_steps import PublishedStep, predicted_steps, published_steps
+from benchmarks.accuracy.whole_steps import predicted_steps, published_steps
 from lightning_predict.gpus import gpu_names
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.utilisation import UtilisationModels

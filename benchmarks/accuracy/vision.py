@@ -11,6 +11,7 @@ Example::
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from rich.table import Table
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.vision import LAYOUTS, MODES, Precision, VisionStep, vision_trace
 from lightning_predict.checked import Checked, read_csv
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
@@ -41,6 +42,7 @@ from lightning_predict.units import milliseconds_to_seconds
 
 TIMM_TABLE: Final = "timm.csv.gz"
 TORCHVISION_TABLE: Final = "torchvision_step.csv"
+TORCHVISION_TABLE_2: Final = "torchvision_step_2.csv"
 
 TORCHVISION_IMAGE_SIZE: Final = 224
 
@@ -133,9 +135,34 @@ def read_timm_cases(path: Path, *, sample: int | None = None) -> tuple[VisionCas
 
 
 def read_torchvision_cases(path: Path) -> tuple[VisionCase, ...]:
-    """Read the rows of one GPU; errors as for `read_timm_cases`."""
+    """Read the rows of one GPU; errors as for `read_timm_cases`.
+
+    The second table leaves `gpu` empty for cards of other makers: of these the rows count that the catalogue holds.
+    """
     rows = read_csv(path, MeasurementTableError, columns=_TORCHVISION_COLUMNS)
-    return tuple(_torchvision_case(row) for row in rows if row.value["n_gpus"] == "1")
+    return tuple(_torchvision_case(row) for row in rows if row.value["n_gpus"] == "1" and _is_known(row))
+
+
+def _is_known(row: Checked) -> bool:
+    if row.value["gpu"]:
+        return True
+    try:
+        find_gpu(_named(row))
+    except UnknownGpuError:
+        return False
+    return True
+
+
+def _named(row: Checked) -> str:
+    return row.member("gpu").text() or row.member("gpu_as_named").text()
+
+
+def _torchvision_release(row: Checked) -> str:
+    """Release of torch: as the row says, of AMD's cards that of their ROCm, else that of the table's year."""
+    said = re.match(r"\d+\.\d+", row.value.get("software") or "")
+    if said is not None:
+        return said[0]
+    return "2.3" if row.value.get("vendor") == "AMD" else "1.4"
 
 
 def _timm_case(row: Checked) -> VisionCase:
@@ -162,8 +189,8 @@ def _timm_case(row: Checked) -> VisionCase:
 def _torchvision_case(row: Checked) -> VisionCase:
     precision = row.member("precision").choice(tuple(_TORCHVISION_PRECISIONS))
     return VisionCase(
-        gpu=find_gpu(row.member("gpu").text()).name,
-        software="1.4",  # the table says 2019 to 2020
+        gpu=find_gpu(_named(row)).name,
+        software=_torchvision_release(row),
         step=VisionStep(
             source="torchvision",
             model=row.member("model").text(),

@@ -18,15 +18,15 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.operator_tables import EAGER, KERNEL_BENCH, baselines, kernel_bench_times, least_seconds
+from benchmarks.accuracy.published_steps import LIN_TABLE, MILABENCH_TABLE, READERS, PublishedStep
 from benchmarks.accuracy.step_calibration import (
     StepCase,
     StepFit,
@@ -82,32 +82,6 @@ KINDS: Final[Sequence[tuple[str, str]]] = (
 """Kinds of work by what an operation's name holds, the first that fits; all else moves memory."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedStep:
-    """A row of a table before its step is recorded.
-
-    Attributes:
-        table: Its table.
-        source: Machine and software that timed it.
-        gpu: Our name of the GPU.
-        model: Model, precision, layout and mode.
-        file: Name of the recorded step.
-        measured_seconds: One step.
-        record: Records the step; None if it cannot.
-        release: Release of torch that it is predicted for; None for that of the trace.
-    """
-
-    table: str
-    source: str
-    gpu: str
-    model: str
-    file: str
-    measured_seconds: float
-    record: Callable[[], Trace | None]
-    release: str | None = None
-
-
 def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
     """Rows of all tables that a folder holds; errors as for the tables' readers."""
     if (folder / TRANSFORMERS_TABLE).is_file():
@@ -140,6 +114,9 @@ def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
     if (folder / TORCHVISION_TABLE).is_file():
         cases = read_torchvision_cases(folder / TORCHVISION_TABLE)
         yield from (_of_vision(case, cache) for case in cases if case.step.precision != NOT_TRAINED_IN)
+    for table in (MILABENCH_TABLE, LIN_TABLE):
+        if (folder / table).is_file():
+            yield from (row for row in READERS[table](folder) if not row.waits_for_input)
     if (folder / KERNEL_BENCH).is_dir():
         for (gpu, trace, machine), modes in kernel_bench_times(folder / KERNEL_BENCH, None).items():
             path = folder / KERNEL_BENCH / trace
@@ -213,7 +190,7 @@ def predicted_steps(
     cache.mkdir(parents=True, exist_ok=True)
     found = evaluate_in_groups(
         rows,
-        key=lambda row: (row.file, row.release),
+        key=lambda row: row.step,
         evaluate=partial(_predicted, cache=cache, models_of=models_of),
         jobs=jobs,
     )
@@ -224,14 +201,9 @@ def _predicted(
     rows: Sequence[PublishedStep], cache: Path, models_of: Callable[[tuple[str, ...]], BundledModels]
 ) -> list[StepCase | None]:
     """Cases of rows that ran the same step under one release, which is recorded once."""
-    kept = cache / rows[0].file
-    trace = Trace.load(str(kept)) if kept.is_file() else rows[0].record()
+    trace = rows[0].recorded(cache)
     if trace is None:
         return [None] * len(rows)
-    if not kept.is_file():
-        trace.save(str(kept))
-    if rows[0].release is not None:
-        trace = replace(trace, software={"torch": rows[0].release})
     names = tuple(dict.fromkeys(row.gpu for row in rows))
     gpus = [find_gpu(name) for name in names]
     timed = timed_work(trace, gpus, origin=None, models=models_of(names))

@@ -1,0 +1,104 @@
+"""Scores of single matrix products that others timed: TF32 beside bfloat16 (XLA), and float8 (vLLM's kernels).
+
+    python -m benchmarks.accuracy MEASUREMENTS --of products
+
+A row counts on GPUs of the catalogue; of float8's hundreds of thousands a sample does, evenly spread. Products whose
+roofline is below `LONG_SECONDS` are apart: of these the launch decides (of `fp8_block` 0.1 ms and more). Example::
+
+    scores = tf32_scores(Path("measurements/matmul_tf32.csv"))
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.accuracy.source_scores import Score, print_grouped
+from lightning_predict.checked import Checked, read_csv
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.operator_times import operator_seconds
+from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.units import MICROSECOND, milliseconds_to_seconds
+
+TF32_TABLE: Final = "matmul_tf32.csv"
+FP8_TABLE: Final = "matmul_fp8.csv.gz"
+
+LONG_SECONDS: Final = 20 * MICROSECOND
+SAMPLE: Final = 4_000
+"""Rows of float8 on each GPU."""
+
+FLOAT8_KERNELS: Final[Mapping[str, str]] = {"fp8": "float8", "fp8_block": "float8"}
+"""Dtype of each of the table's names; scales by tensor, and by block."""
+
+Shape = tuple[float, float, float, float]
+
+
+def tf32_scores(path: Path) -> tuple[Score, ...]:
+    """Score products in TF32, bfloat16 beside; errors as for `read_csv`."""
+    columns = ("gpu", "op", "dtype", "b", "m", "n", "k", "latency_ms")
+    rows: dict[tuple[str, str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
+    for row in read_csv(path, MeasurementTableError, columns=columns):
+        gpu, operation, dtype = (row.value[column] for column in ("gpu", "op", "dtype"))
+        if gpu and dtype in ("tf32", "bfloat16"):
+            shape = (_of(row, "b"), _of(row, "m"), _of(row, "n"), _of(row, "k"))
+            rows[find_gpu(gpu).name, operation, dtype, dtype].append((shape, _seconds(row)))
+    return tuple(_scores(rows))
+
+
+def float8_scores(path: Path) -> tuple[Score, ...]:
+    """Score a sample of products in float8; errors as for `read_csv`."""
+    rows: dict[tuple[str, str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
+    for row in read_csv(path, MeasurementTableError, columns=("gpu", "dtype", "m", "n", "k", "latency_ms")):
+        dtype = row.value["dtype"]
+        if dtype in FLOAT8_KERNELS:
+            shape = (1.0, _of(row, "m"), _of(row, "n"), _of(row, "k"))
+            rows[find_gpu(row.value["gpu"]).name, "linear", FLOAT8_KERNELS[dtype], dtype].append((shape, _seconds(row)))
+    sampled = {key: found[:: max(len(found) // SAMPLE, 1)] for key, found in rows.items()}
+    return tuple(_scores(sampled))
+
+
+def _of(row: Checked, column: str) -> float:
+    return row.member(column).parsed().positive()
+
+
+def _seconds(row: Checked) -> float:
+    return milliseconds_to_seconds(_of(row, "latency_ms"))
+
+
+def _scores(rows: Mapping[tuple[str, str, str, str], Sequence[tuple[Shape, float]]]) -> Iterator[Score]:
+    for (gpu, operation, dtype, name), found in rows.items():
+        b, m, n, k = np.array([shape for shape, _ in found]).T
+        predicted = np.asarray(operator_seconds(operation, gpu, dtype=dtype, b=b, m=m, n=n, k=k))
+        batch = problem_batch(operation, dtype, b=b, m=m, n=n, k=k)
+        rooflines = roofline_seconds(batch, [find_gpu(gpu)])[0]
+        for (_, measured), own, bound in zip(found, predicted, rooflines, strict=True):
+            length = "over" if bound >= LONG_SECONDS else "under"
+            yield Score(
+                gpu=gpu,
+                group=f"{name} {operation}, {length} {LONG_SECONDS / MICROSECOND:.0f} us",
+                measured=measured,
+                predicted=float(own),
+                untrained=float(bound),
+                roofline=float(bound),
+            )
+
+
+def print_report(folder: Path, console: Console) -> None:
+    """Print the scores of the tables that the folder holds.
+
+    Raises:
+        MeasurementTableError: It holds neither, or one has a wrong column or value.
+    """
+    tables = {TF32_TABLE: tf32_scores, FP8_TABLE: float8_scores}
+    found = {name: scores for name, scores in tables.items() if (folder / name).is_file()}
+    if not found:
+        raise MeasurementTableError(f"No table of products in {str(folder)!r}. Expected {' or '.join(tables)}.")
+    for name, scores in found.items():
+        print_grouped(scores(folder / name), console, title=name)
