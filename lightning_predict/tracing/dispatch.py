@@ -33,6 +33,7 @@ from lightning_predict.tracing.code_paths import (
     is_transposed,
 )
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
+from lightning_predict.tracing.long_graphs import HeldNodes, drain
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.modes import Call, OperationMode, Schema, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.pauses import Pauses
@@ -58,18 +59,8 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-"""Whether the running backward pass keeps its graph; torch before 2.6 does not tell, and any might."""
-
 _OUTSIDE: Final = -1
 """Number that torch gives for the running backward pass where none runs."""
-
-NODES_IDENTIFIED: Final = 10_000
-"""Autograd nodes of one graph that are asked for their sequence number at most.
-
-Asking makes torch keep a Python object for the node, and a chain of such nodes is freed recursively, at about 165 bytes
-of stack each (torch 2.13 survives 40,000 and dies at 50,000 on a stack of 8 MiB). 10,000 take 1.7 MB.
-"""
 
 _ACCUMULATES: Final = 2**64 - 1
 """Sequence number of the nodes that add to `.grad`; they run between any others."""
@@ -145,9 +136,8 @@ class DispatchRecorder:
         self._parts: _Parts | None = None
         self._regions: list[_Region] = []
         self._burst: _Region | None = None
-        # Operations that could not be read, and nodes whose number was asked for, by backward pass.
         self._passed_over: Counter[str] = Counter()
-        self._identified: Counter[int] = Counter()
+        self._held: dict[int, HeldNodes] = {}  # by backward pass
         self._last_number: int | None = None
         # Autograd's counter after each forward operation, and the module that ran it: finds a node's module.
         self._counters: list[int] = []
@@ -172,6 +162,8 @@ class DispatchRecorder:
             if self._modes is not None:
                 parts.callback(leave_modes, *self._modes)
         self._modes = None
+        self._held.clear()
+        drain()
 
     def _take_failures(self) -> None:
         """Note hooks that failed: they have seen no more, so the recording is not whole."""
@@ -192,11 +184,6 @@ class DispatchRecorder:
                 f"{sum(self._passed_over.values())} operations on tensors that the recorder cannot read (nested, or "
                 f"subclasses under another dispatch mode) are missing: {', '.join(shown)}{more}. Predictions leave "
                 "them out."
-            )
-        if max(self._identified.values(), default=0) >= NODES_IDENTIFIED:
-            yield (
-                f"A backward pass has more than {NODES_IDENTIFIED:,} nodes: the modules of the operations after them "
-                "are not known."
             )
 
     def cast(
@@ -425,17 +412,13 @@ class DispatchRecorder:
 
     def _node_number(self) -> int | None:
         """Read the sequence number of the autograd node that runs; None if it is not known."""
-        # A graph that is kept may be chained to the next one: they count together.
-        graph = _OUTSIDE if _keeps_graph() else _graph_task()
-        if self._identified[graph] >= NODES_IDENTIFIED:
-            return None
         node = _current_node()
         if node is None:
             return None
         number: int = node._sequence_nr()
         if number != self._last_number:
             self._last_number = number
-            self._identified[graph] += 1
+            self._held.setdefault(_graph_task(), HeldNodes()).saw(node)
         return number
 
     def _module(self, number: int | None, *, in_module: bool, grad_enabled: bool) -> str | None:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.kernels.collective import CURVES_FILE
+from lightning_predict.kernels.collective import CURVES_FILE, on_curve
 from lightning_predict.training.tables import SOURCES
 from lightning_predict.units import milliseconds_to_seconds, nanoseconds_to_seconds, seconds_to_microseconds
 
@@ -146,11 +146,10 @@ def fit_curves(points: Mapping[Key, Points]) -> tuple[list[int], dict[Key, Float
 
 
 def _raw(curve: Points, grid: FloatArray) -> FloatArray:
-    """Return a curve by itself: mean of the logarithms, straight lines between."""
+    """Return a curve by itself: mean of the logarithms, straight lines between, and on as messages longer than all."""
     own = sorted(curve)
-    values = [float(np.mean(np.log(curve[size]))) for size in own]
-    filled: FloatArray = np.interp(grid, np.log(own), values)
-    return filled
+    values = np.array([float(np.mean(np.log(curve[size]))) for size in own])
+    return on_curve(np.log(np.array(own, dtype=np.float64)), values, grid)
 
 
 def _completed(key: Key, curve: Points, raw: Mapping[Key, FloatArray], grid: FloatArray) -> FloatArray:

@@ -13,6 +13,7 @@ import lightning_predict as lp
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, bundled_curves
+from lightning_predict.kernels.fabric import bus_factor
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import link_bandwidth
 
@@ -30,8 +31,22 @@ def test_a_measured_all_reduce_is_near_its_measurement() -> None:
 
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("operation", COLLECTIVES)
-def test_beyond_the_largest_message_time_is_proportional_to_it(operation: str, name: str) -> None:
-    assert seconds(operation, name, 8, 2**36) == pytest.approx(2 * seconds(operation, name, 8, 2**35), rel=1e-6)
+def test_far_beyond_the_largest_message_time_is_proportional_to_it(operation: str, name: str) -> None:
+    assert seconds(operation, name, 8, 2**41) == pytest.approx(2 * seconds(operation, name, 8, 2**40), rel=1e-3)
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_bus_bandwidth_hardly_moves_from_half_a_gibibyte_on(operation: str) -> None:
+    """Published machines gain 5 to 9 % from 512 MiB to 4 GiB, and nobody passes the link."""
+    for name in bundled_curves().curves:
+        link = link_bandwidth(gpu(name))
+        for count in (2, 4, 8):
+            factor = bus_factor(operation, count)
+            at = {size: factor * size / seconds(operation, name, count, size) for size in (2**29, 2**30, 2**32, 2**34)}
+            for later in (2**30, 2**32):
+                assert 0.97 <= at[later] / at[2**29] <= 1.101, (name, count)
+            # A switch that adds takes all_reduce's message once: 480 GB/s were seen on links of 450.
+            assert at[2**34] <= link * (2 if operation == "all_reduce" else 1.001), (name, count)
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -48,7 +63,7 @@ def test_an_unmeasured_gpu_scales_the_saturated_part_by_its_link_and_keeps_the_l
     assert "P100-SXM2-16GB" not in curves.curves
     ratio = link_bandwidth(gpu("V100-SXM2-16GB")) / link_bandwidth(gpu("P100-SXM2-16GB"))
     large = seconds("all_reduce", "P100-SXM2-16GB", 8, 2**35) / seconds("all_reduce", "V100-SXM2-16GB", 8, 2**35)
-    assert large == pytest.approx(ratio, rel=1e-6)
+    assert large == pytest.approx(ratio, rel=0.02)
     tiny = seconds("all_reduce", "P100-SXM2-16GB", 8, 64) / seconds("all_reduce", "V100-SXM2-16GB", 8, 64)
     assert tiny == pytest.approx(1.0)
 

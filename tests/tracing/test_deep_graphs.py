@@ -2,56 +2,99 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
+
 import pytest
 import torch
+from torch import Tensor, nn
 
-from lightning_predict.tracing import dispatch
+from lightning_predict.tracing import long_graphs
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from tests.processes import run
 
-# 60,000 nodes that Python was shown die on a stack of 8 MiB (about 165 bytes a node); 20,000 on one of 2 MiB.
+# 60,000 nodes that Python was shown die on a stack of 8 MiB (about 165 bytes a node), 10,000 on one of 1 MiB.
 STEP = """
+import gc
 import threading
 import torch
 from lightning_predict.tracing.dispatch import DispatchRecorder
 
-def record():
+def record(freed):
     value = weight = torch.ones(1, requires_grad=True)
     recorder = DispatchRecorder()
     recorder.start()
-    for _ in range(25_000):
+    for _ in range(10_000):
         value = value * 0.5
-    value.sum().backward()
+    loss = value.sum()
+    loss.backward()
+    if freed == "while it is recorded":
+        del value, loss
     recorder.stop()
-    del value
+    if freed == "afterwards":
+        del value, loss
+        gc.collect()
     print(len(recorder.operations), recorder.failure)
 
-threading.stack_size(2 << 20)
-thread = threading.Thread(target=record)
-thread.start()
-thread.join()
+threading.stack_size(1 << 20)
+for freed in ("while it is recorded", "afterwards", "as the thread ends"):
+    thread = threading.Thread(target=record, args=[freed])
+    thread.start()
+    thread.join()
 """
 
 
-def test_a_long_chain_of_operations_is_recorded_on_a_small_stack() -> None:
+def test_a_long_chain_is_recorded_on_a_small_stack_whenever_it_is_freed() -> None:
     ran = run(STEP)
     assert ran.returncode == 0, ran.stderr
-    # 25,000 products forward and back, the sum, and for its gradient ones and their expansion; a detach for `.grad`.
-    assert ran.stdout == "50004 None\n"
+    # 10,000 products forward and back, the sum, and for its gradient ones and their expansion; a detach for `.grad`.
+    assert ran.stdout == 3 * "20004 None\n"
 
 
-def test_operations_beyond_the_limit_are_recorded_without_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dispatch.NODES_IDENTIFIED == 10_000  # 1.7 MB of stack
-    layers = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(6)))
-    recorder = DispatchRecorder(layers)
-    data = torch.ones(1, 2)
-    monkeypatch.setattr(dispatch, "NODES_IDENTIFIED", 8)
+def test_what_a_graph_holds_of_itself_is_freed_with_it() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    recorder = DispatchRecorder()
     recorder.start()
-    layers(data).sum().backward()
+    value = weight
+    for _ in range(3 * long_graphs.INTERVAL):
+        value = value * 0.5
+    value.backward()
     recorder.stop()
-    modules = [o.module for o in recorder.operations if o.name == "aten::mm" and o.phase == "backward"]
-    assert modules[0] == "5"
-    assert modules[-1] is None
-    assert recorder.notes == (
-        "A backward pass has more than 8 nodes: the modules of the operations after them are not known.",
-    )
+    assert len(long_graphs._keepers) == 4  # of the first node, and behind each of three rows
+    del value
+    gc.collect()
+    assert not long_graphs._keepers
+    assert long_graphs._after_collection not in gc.callbacks
+
+
+class Block(nn.Module):
+    """Attention in one call, and two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.output = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, data: Tensor) -> Tensor:
+        """Data of shape (batch, length, 16)."""
+        query, key, value = self.project(data).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind()
+        joined = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return data + torch.tanh(self.output(joined.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("layers", [2, 400])
+def test_every_block_is_recorded_alike_however_many_there_are(layers: int) -> None:
+    """Autograd's nodes of 400 blocks are more than 10,000."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(Block() for _ in range(layers)))
+        data = torch.zeros(2, 4, 16)
+    recorder = DispatchRecorder(model)
+    recorder.start()
+    model(data).sum().backward()
+    recorder.stop()
+    assert recorder.failure is None
+    by_block = [
+        Counter((one.name, one.phase) for one in recorder.operations if one.module and one.module.split(".")[0] == name)
+        for name in map(str, range(layers))
+    ]
+    assert by_block[0]["aten::scaled_dot_product_attention_backward", "backward"] == 1
+    assert by_block[1:] == by_block[:1] * (layers - 1) or by_block[1:-1] == by_block[1:2] * (layers - 2)

@@ -45,6 +45,14 @@ def test_a_size_that_was_left_out_is_filled_in_from_the_shape_of_the_others() ->
     assert math.exp(curves["A", "all_reduce", 4][sizes.index(2**20)]) == pytest.approx(wanted, rel=0.1)
 
 
+def test_beyond_its_largest_size_a_curve_goes_on_as_the_next_ones_do() -> None:
+    points = synthetic()
+    wanted = {size: points["A", "all_reduce", 8].pop(size)[0] for size in (2**29, 2**30)}
+    sizes, curves = fit_curves(points)
+    for size, seconds in wanted.items():
+        assert math.exp(curves["A", "all_reduce", 8][sizes.index(size)]) == pytest.approx(seconds, rel=0.02)
+
+
 def test_repeated_measurements_are_averaged_and_curves_never_fall() -> None:
     points = {("A", "all_reduce", 2): {512: [1e-6, 4e-6], 1024: [1e-6]}}
     sizes, curves = fit_curves(points)
