@@ -236,7 +236,7 @@ def _machine_in_use(
     if seconds is None or seconds <= 0 or trace.device == "meta":
         return None
     name = _machine_name(trace, in_use)
-    fastest, slowest = min(trace.step_seconds, default=seconds), max(trace.step_seconds, default=seconds)
+    fastest, slowest = min(trace.measured_steps, default=seconds), max(trace.measured_steps, default=seconds)
     step = Iteration(
         gpu=name,
         interval=Interval(min(fastest, seconds), seconds, max(slowest, seconds)),
@@ -312,7 +312,7 @@ def _learnt(
             history,
             fingerprint,
             step,
-            is_measured=origin is not None and step.gpu == origin.name and bool(trace.step_seconds),
+            is_measured=origin is not None and step.gpu == origin.name and bool(trace.measured_steps),
             model=model,
             samples=trace.samples,
         )
@@ -339,7 +339,7 @@ def _on_layouts(
     else:
         shared = tables.steps(single, steps, layouts)
     return [
-        step.as_measured(single.recorded.step_seconds) if layout == in_use and layout.count > 1 else step
+        step.as_measured(single.recorded.measured_steps) if layout == in_use and layout.count > 1 else step
         for step, layout in zip(shared, layouts, strict=True)
     ]
 

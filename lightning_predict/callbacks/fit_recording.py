@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 from lightning_predict.callbacks.bases import rank_zero_info, samples_of
 from lightning_predict.callbacks.recorders import EXTRA_WARMUP_WINDOWS, Pace, Session, StepRecorder, ValidationRecorder
 from lightning_predict.callbacks.remaining import remaining
+from lightning_predict.callbacks.run_clock import host_clock
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.environment import autograd_nodes, compilations, has_compiled_code
@@ -90,6 +91,7 @@ class FitRecording:
             capture_steps=capture_steps,
             latest_windows=must_predict_by,
             clock=self._clock,
+            host_clock=None if device.type == "cpu" else host_clock(),
             new_session=new_session,
             optimizers=[optimizer for optimizer in trainer.optimizers if _can_update(optimizer)],
             autograd_nodes=autograd_nodes,

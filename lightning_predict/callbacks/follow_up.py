@@ -188,7 +188,7 @@ class FollowUp:
         )
         mean = measured_seconds(trace) if trace.other_steps else None
         self.run_clock.settle(
-            trace.step_seconds if mean is None else (mean,),
+            trace.measured_steps if mean is None else (mean,),
             batches_per_window=trace.batches,
             buffered=batches_in_store(trainer),
             is_asynchronous=trainer.strategy.root_device.type != "cpu",

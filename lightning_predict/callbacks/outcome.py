@@ -71,7 +71,13 @@ def with_tempo(trace: Trace, tempo: Tempo | None) -> Trace:
     if before is None or before <= 0:
         return replace(trace, step_seconds=(seconds,)) if not trace.other_steps else trace
     ratio = seconds / before
-    return trace.changed(lambda kind: replace(kind, step_seconds=tuple(one * ratio for one in kind.step_seconds)))
+
+    def at_tempo(kind: Trace) -> Trace:
+        if kind.running_step_seconds is not None:
+            return replace(kind, running_step_seconds=kind.running_step_seconds * ratio)
+        return replace(kind, step_seconds=tuple(one * ratio for one in kind.step_seconds))
+
+    return trace.changed(at_tempo)
 
 
 def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus: int) -> Expected | None:

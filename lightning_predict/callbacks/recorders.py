@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal, Protocol, final
 
+from lightning_predict.tracing.running_loop import BlockTimer, block_steps, with_running_loop
 from lightning_predict.tracing.trace import OtherStep, Trace
 
 SLOW_RATIO: Final = 1.5
@@ -72,6 +73,8 @@ class Window:
         batches: Batches in it.
         optimizer_steps: Optimizer updates in it, as `trainer.global_step` counts them.
         samples: Samples in it; None if the size of a batch could not be read.
+        host_seconds: Seconds of its batches until the host was done with each, without the wait for the device; None if
+            not read.
     """
 
     seconds: float
@@ -79,6 +82,7 @@ class Window:
     batches: int
     optimizer_steps: int
     samples: int | None = None
+    host_seconds: float | None = None
 
     @property
     def interval_seconds(self) -> float:
@@ -104,6 +108,7 @@ class WindowWatch:
         self._batch_start: float | None = None
         self._last_end: float | None = None
         self._seconds = 0.0
+        self._host_seconds: float | None = 0.0
         self._loader_seconds: list[float] = []
         self._batches = 0
         self._samples: int | None = 0
@@ -129,13 +134,16 @@ class WindowWatch:
             self._loader_seconds.append(now - self._last_end)
         self._batch_start = now
 
-    def batch_ends(self, now: float, *, optimizer_steps_done: int, samples: int | None = None) -> Window | None:
+    def batch_ends(
+        self, now: float, *, optimizer_steps_done: int, samples: int | None = None, host_done: float | None = None
+    ) -> Window | None:
         """Note that a batch was trained.
 
         Args:
             now: Seconds on the same clock.
             optimizer_steps_done: `trainer.global_step`, which has counted this batch's updates.
             samples: Samples of the batch; None if unknown.
+            host_done: When the host was done with it, before the device was waited for; None if not read.
 
         Returns:
             The window that this batch closed; None if it goes on.
@@ -145,6 +153,8 @@ class WindowWatch:
         self.batches_seen += 1
         self._batches += 1
         self._seconds += now - self._batch_start
+        if self._host_seconds is not None:
+            self._host_seconds = None if host_done is None else self._host_seconds + host_done - self._batch_start
         self._samples = None if self._samples is None or samples is None else self._samples + samples
         self._batch_start, self._last_end = None, now
         stepped = optimizer_steps_done > self._steps_before_window
@@ -159,6 +169,7 @@ class WindowWatch:
             batches=self._batches,
             optimizer_steps=optimizer_steps_done - self._steps_before_window,
             samples=self._samples,
+            host_seconds=self._host_seconds,
         )
         self.windows_seen += 1
         self._steps_before_window = optimizer_steps_done
@@ -180,14 +191,15 @@ class WindowWatch:
         return optimizer_steps_done == self._steps_at_start and self.batches_seen >= UNSEEN_STEPS_PATIENCE
 
     def _forget_window(self) -> None:
-        self._seconds = 0.0
+        self._seconds, self._host_seconds = 0.0, 0.0
         self._loader_seconds = []
         self._batches = 0
         self._samples = 0
 
 
-Action = Literal["time", "record", "skip"]
-"""What to do with the next window: time it without a recorder, record it, or let it pass."""
+Action = Literal["time", "run", "record", "skip"]
+"""What to do with the next window: time it without a recorder, let it run in a block that waits for the device at its
+end alone, record it, or let it pass."""
 
 
 def kinds_of(windows: Iterable[Kind | None]) -> list[Kind | None]:
@@ -388,6 +400,8 @@ class StepRecorder:
         latest_windows: Windows after which something else may end the run, so that the first trace is due with what is
             recorded by then; None if nothing does.
         clock: Clock in seconds that waits for the device.
+        host_clock: The same clock without the wait; None where there is no device to wait for, so that there is no
+            block either.
         new_session: Makes the session that records one window.
         optimizers: Optimizers of the training; those that can make an update are waited for.
         autograd_nodes: Nodes that autograd has made so far.
@@ -407,6 +421,7 @@ class StepRecorder:
         capture_steps: int,
         latest_windows: int | None = None,
         clock: Callable[[], float],
+        host_clock: Callable[[], float] | None = None,
         new_session: Callable[[], Session],
         optimizers: Sequence[object] = (),
         autograd_nodes: Callable[[], int] = _never,
@@ -421,6 +436,8 @@ class StepRecorder:
         self._capture_steps = capture_steps
         self._latest_windows = latest_windows
         self._clock = clock
+        self._host_clock = host_clock
+        self._block = BlockTimer()
         self._new_session = new_session
         self._optimizers = tuple(optimizers)
         self._autograd_nodes = autograd_nodes
@@ -480,6 +497,9 @@ class StepRecorder:
             self._session.start()
             now = self._now()  # Starting a profiler takes longer than many a step.
         self._nodes_at_start = self._autograd_nodes()
+        if self._action == "run" and not self._block.is_running:
+            self._block.begins(now, steps=self._steps_of_block(full_windows_after), batches=self._timed[-1][1].batches)
+        self._block.batch_starts(now)
         self.watch.batch_starts(now)
 
     def optimizer_steps(self, optimizer: object) -> None:
@@ -501,7 +521,12 @@ class StepRecorder:
             The trace, once every kind of window is recorded; another one where a new kind turned up afterwards.
         """
         self._is_in_batch = False
-        window = self.watch.batch_ends(self._now(), optimizer_steps_done=optimizer_steps_done, samples=samples)
+        host_done = None if self._host_clock is None or self._action not in ("time", "run") else self._host_clock()
+        now = self._now()
+        window = self.watch.batch_ends(
+            now, optimizer_steps_done=optimizer_steps_done, samples=samples, host_done=host_done
+        )
+        self._block.batch_ends(now)
         self._nodes += self._autograd_nodes() - self._nodes_at_start
         if self._session is not None:
             self._session.stop()
@@ -518,6 +543,7 @@ class StepRecorder:
 
     def pause(self) -> None:
         """Note that something other than a wait for the loader happens before the next batch."""
+        self._block.breaks()
         self._drop_unended_batch()
         self.watch.pause()
 
@@ -543,17 +569,34 @@ class StepRecorder:
         return bool(self._kinds_complete) and self._windows[-1] in self._kinds_complete
 
     def _now(self) -> float:
-        """Return the time; the clock, which waits for the device, is not read once nothing is timed any more."""
+        """Return the time; the clock, which waits for the device, is not read once nothing is timed any more.
+
+        A block begins with a wait.
+        """
+        if self._block.is_running and self._host_clock is not None:
+            return self._host_clock()
         return 0.0 if self.is_idle else self._clock()
+
+    def _steps_of_block(self, full_windows_after: int | None) -> int:
+        """Return the windows of a block that begins now; 0 where there is to be none."""
+        if self._host_clock is None or not self._block.may_begin or not self._timed or not self._are_alike:
+            return 0
+        after = [] if full_windows_after is None else [full_windows_after]
+        if self._latest_windows is not None:
+            after.append(self._latest_windows - self.watch.windows_seen - self._capture_steps)
+        return block_steps(batches=self._timed[-1][1].batches, steps_after=min(after, default=None))
 
     def _next_action(self, full_windows_after: int | None, is_short: bool) -> Action:
         if self._is_settled:
             return "skip"
+        if self._block.is_running and not is_short:
+            return "run"
+        self._block.breaks()
         kinds = self._kinds()
         if len(self._recorded) < self._capture_steps:
             last = kinds[-1] if kinds else None
             alike = [window.seconds for number, window in self._timed if last is None or kinds[number] == last]
-            return next_action(
+            action = next_action(
                 alike or [window.seconds for _, window in self._timed],
                 windows_timed=len(self._timed),
                 warmup_steps=self._warmup_steps,
@@ -562,6 +605,8 @@ class StepRecorder:
                 full_windows_after=full_windows_after,
                 is_short=is_short,
             )
+            is_first = action == "record" and not self._recorded and not self._rejected
+            return "run" if is_first and self._steps_of_block(full_windows_after) else action
         if is_short or self._is_complete(kinds):
             return "skip"
         return "record" if any(due(kinds, kind) for kind in self._missing(kinds)) else "time"
@@ -582,6 +627,8 @@ class StepRecorder:
             self._windows.append(None if was_compiled or self._is_short else kind)
             if self._action == "time":
                 self._timed.append((number, window))
+            elif self._action == "run":
+                self._keep_running(window, is_alike=not was_compiled and self._are_alike)
             return
         seen = session.optimizers_seen
         updated = self._due if seen is None else self._positions(seen)
@@ -595,6 +642,18 @@ class StepRecorder:
         if len(self._recorded) < self._capture_steps or self._kinds()[number] not in known:
             optimizers = frozenset(self._due | updated)
             self._recorded.append(Recorded(session=session, window=window, number=number, optimizers=optimizers))
+
+    @property
+    def _are_alike(self) -> bool:
+        """Whether all windows so far are of one kind, as those of a block must be."""
+        return len({*self._kinds()} - {None}) <= 1
+
+    def _keep_running(self, window: Window, *, is_alike: bool) -> None:
+        """Count a window of the block under way; one of another kind, or one that compiled, discards the block."""
+        if not is_alike or window.batches != self._timed[-1][1].batches:
+            self._block.breaks()
+        elif self._block.is_running:
+            self._block.step_ends(self._clock() if self._block.is_at_last_step else 0.0)
 
     def _trace_if_due(self) -> Trace | None:
         if not self._recorded or (len(self._recorded) < self._capture_steps and not self._is_last):
@@ -694,21 +753,25 @@ class StepRecorder:
         """Return one kind of window, with the times of those that were not recorded."""
         recorded = self._typical(kinds, kind)
         window = recorded.window
-        timed = [(number, one.seconds) for number, one in self._timed if one.batches == window.batches]
+        timed = [(number, one) for number, one in self._timed if one.batches == window.batches]
         # The first of a kind is cold (an optimizer creates its state in it), which shows only against others of its
         # kind.
-        alike = [seconds for number, seconds in timed if kinds[number] == kind and kind in kinds[:number]]
+        alike = [one for number, one in timed if kinds[number] == kind and kind in kinds[:number]]
         if len({*kinds} - {None}) == 1 or (not alike and len(self._kinds_recorded(kinds)) == 1):
-            alike = [seconds for _, seconds in timed]
+            alike = [one for _, one in timed]
         waits = [seconds for _, one in self._timed for seconds in one.loader_seconds]
-        return recorded.session.trace(
-            step_seconds=steady_seconds(alike),
+        steady = steady_seconds([one.seconds for one in alike])
+        trace = recorded.session.trace(
+            step_seconds=steady,
             loader_seconds=waits,
             samples=window.samples,
             batches=window.batches,
             # Where Lightning does not see the optimizers, the session does.
             optimizer_steps=window.optimizer_steps or None,
         )
+        hosts = [one.host_seconds for one in alike[len(alike) - len(steady) :] if one.host_seconds is not None]
+        block = self._block.block if len({*kinds} - {None}) == 1 else None
+        return with_running_loop(trace, hosts=hosts if len(hosts) == len(steady) else (), block=block)
 
     def _typical(self, kinds: Sequence[Kind | None], kind: Kind) -> Recorded:
         """Return the recorded window of median length of a kind (the shorter of two)."""

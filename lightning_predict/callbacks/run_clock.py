@@ -27,6 +27,7 @@ import torch
 from lightning_predict.callbacks.remaining import CheckpointClock
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Memory
+from lightning_predict.tracing.waiting import wait_for
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -69,11 +70,12 @@ def device_clock(device: torch.device) -> Callable[[], float]:
     shown = _SHOWN.get()
     if shown is not None:
         return shown[1]
-    if device.type != "cuda":
+    wait = wait_for(device)
+    if wait is None:
         return perf_counter
 
     def synchronized() -> float:
-        torch.cuda.synchronize(device)
+        wait()
         return perf_counter()
 
     return synchronized

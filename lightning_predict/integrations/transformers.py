@@ -26,6 +26,7 @@ from lightning_predict.guard import never_raises, say
 from lightning_predict.prediction import predict
 from lightning_predict.reports.loggers import metrics
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.waiting import wait_for
 
 try:
     from transformers import TrainerCallback
@@ -175,6 +176,7 @@ class RuntimePredictorCallback(TrainerCallback):
 
 def _now(args: TrainingArguments) -> float:
     """Return the seconds of a clock once the device has done its work."""
-    if args.device.type == "cuda":
-        torch.cuda.synchronize(args.device)
+    wait = wait_for(args.device)
+    if wait is not None:
+        wait()
     return time.perf_counter()

@@ -196,7 +196,7 @@ def iterations(
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
     )
     return tuple(
-        step.as_measured(trace.step_seconds) if target == origin else step
+        step.as_measured(trace.measured_steps) if target == origin else step
         for target, step in zip(gpus, steps, strict=True)
     )
 
@@ -327,7 +327,7 @@ def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str
     """Say how long the host works outside of the operations, if that is a part of the step that counts."""
     seconds = python + own.residual_seconds
     is_measured = own.device_seconds > 0
-    step = statistics.median(trace.step_seconds) if is_measured else trace.profiled_seconds
+    step = statistics.median(trace.measured_steps) if is_measured else trace.profiled_seconds
     if seconds <= 0 or (step is not None and seconds < SMALLEST_SHARE * step):
         return
     share = f" ({seconds / step:.0%})" if step is not None and trace.device == "cuda" else ""

@@ -35,9 +35,9 @@ def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
 def measured_seconds(trace: Trace) -> float | None:
     """Return the seconds of the mean step as measured without a recorder; None if a kind was not timed."""
     kinds, weights = weighted_kinds(trace)
-    if not all(kind.step_seconds for kind in kinds):
+    if not all(kind.measured_steps for kind in kinds):
         return None
-    return sum(weight * statistics.median(kind.step_seconds) for kind, weight in zip(kinds, weights, strict=True))
+    return sum(weight * statistics.median(kind.measured_steps) for kind, weight in zip(kinds, weights, strict=True))
 
 
 def mean_step(steps: Sequence[Iteration], weights: Sequence[float]) -> Iteration:

@@ -82,15 +82,16 @@ class SameGpuCheck:
 
 def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None) -> SameGpuCheck | None:
     """Return the check; None if the GPU is unknown, its step was not timed, or compiled code hides what it computes."""
-    if origin is None or not trace.step_seconds or trace.compiled:
+    if origin is None or not trace.measured_steps or trace.compiled:
         return None
     shapes = replace(
-        trace, step_seconds=(), operations=tuple(replace(operation, kernels=()) for operation in trace.operations)
+        replace(trace.untimed(), profiled_seconds=trace.profiled_seconds),
+        operations=tuple(replace(operation, kernels=()) for operation in trace.operations),
     )
     (step,) = iterations(shapes, timed_work(shapes, [origin], origin=None, models=models), [origin])
     return SameGpuCheck(
         gpu=origin.name,
-        measured_seconds=statistics.median(trace.step_seconds),
+        measured_seconds=statistics.median(trace.measured_steps),
         predicted_seconds=step.seconds,
         bound_by=step.bound_by,
         python_seconds=math.fsum(recorded_host(shapes).python_seconds),

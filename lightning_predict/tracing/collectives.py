@@ -57,7 +57,7 @@ def left_out_collectives(trace: Trace) -> Trace:
 
 def _alone(trace: Trace) -> Trace:
     operations = (_computing(operation) for operation in trace.operations if not operation.name.startswith(_OPERATIONS))
-    return replace(trace, operations=tuple(operations), step_seconds=(), profiled_seconds=None)
+    return replace(trace.untimed(), operations=tuple(operations))
 
 
 def _computing(operation: Operation) -> Operation:

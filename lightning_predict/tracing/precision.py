@@ -152,12 +152,10 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
             f"The trace was recorded under autocast in {trace.flags.autocast_dtype}; record it in float32 first."
         )
     return replace(
-        trace,
+        trace.untimed(),
         operations=tuple(_Autocast(trace, dtype).operations()),
         gpu_reported_name=None,
         gpu_memory_bytes=None,
-        step_seconds=(),
-        profiled_seconds=None,
         memory=replace(trace.memory, peak_bytes=None),
         flags=replace(trace.flags, autocast_dtype=dtype),
         notes=(*trace.notes, f"What if in {dtype}: as under autocast, with the casts that follow from its lists."),

@@ -17,15 +17,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.tracing.environment import compilations
 from lightning_predict.tracing.precision import Precision, precision_of
+from lightning_predict.tracing.running_loop import FEWEST_BATCHES, Block, with_running_loop
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.waiting import wait_for
+
+STEPS_TIMED_ALONE: Final = 2
+"""Steps after the cold one that wait for the device, before a block of steps that does not."""
 
 _FLOATING: Final = ("float", "bfloat")
 
@@ -42,7 +47,8 @@ def capture(
     Works on CUDA (with the kernels' times), on the CPU and on the meta device, eager or compiled. The step may be
     anything up to the next optimizer update: several batches under accumulation, or two optimizers of a GAN. Your
     parameters advance by as many steps. The first step is never timed, because it is cold; with `warmup_steps` of 2 or
-    more the others are, and become the anchor of predictions for the same GPU.
+    more the others are, and become the anchor of predictions for the same GPU. On a GPU, with 6 or more, all but two of
+    these run as in a training loop, which does not wait for the device between its steps.
 
     Args:
         step: Runs one step; what it returns is ignored.
@@ -73,7 +79,7 @@ def capture(
     if wanted is not None and wanted.autocast is not None:
         step = _under_autocast(step, getattr(torch, wanted.autocast))
     before = _cuda_allocations()
-    seconds = [_timed(step) for _ in range(warmup_steps)]
+    seconds, hosts, block = _warmed_up(step, warmup_steps)
     session = CaptureSession(
         device=_device_in_use(before if warmup_steps else []), compiled_before=compiled_before, step=own_step
     )
@@ -82,7 +88,8 @@ def capture(
         step()
     finally:
         session.stop()
-    trace = session.trace(step_seconds=seconds[1:], samples=samples_per_step)
+    trace = session.trace(step_seconds=seconds, samples=samples_per_step)
+    trace = with_running_loop(trace, hosts=hosts if len(hosts) == len(seconds) else (), block=block)
     if wanted is not None:
         _check_dtype(trace, wanted)
     return trace
@@ -128,10 +135,40 @@ def _device_in_use(before: list[int]) -> torch.device:
     return torch.device("cuda", grown.index(most)) if most > 0 else torch.device("cpu")
 
 
-def _timed(step: Callable[[], object]) -> float:
-    """Return the seconds of a step, until the GPU has finished it."""
-    begin = time.perf_counter()
-    step()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
+def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], list[float], Block | None]:
+    """Run steps: the first is cold, a few are timed until the device is done, and the rest, if enough, as a block.
+
+    Returns:
+        Seconds of each timed step until the device was done, those until the host was done (none without a device to
+        wait for), and the block.
+    """
+    seconds: list[float] = []
+    hosts: list[float] = []
+    for number in range(steps):
+        wait, left = _wait_in_use(), steps - number
+        begin = time.perf_counter()
+        if wait is not None and number > STEPS_TIMED_ALONE and left >= FEWEST_BATCHES:
+            for _ in range(left):
+                step()
+            wait()
+            block = Block(seconds=time.perf_counter() - begin, waited_seconds=0.0, steps=left)
+            return seconds[1:], hosts[1:], block
+        step()
+        if number == 0:
+            wait = _wait_in_use()  # the first step may be the one that uses a GPU first
+        host_done = time.perf_counter()
+        if wait is not None:
+            hosts.append(host_done - begin)
+            wait()
+        seconds.append(time.perf_counter() - begin)
+    return seconds[1:], hosts[1:], None
+
+
+def _wait_in_use() -> Callable[[], object] | None:
+    """Return a function that waits for this process's device; None where it uses none."""
+    if torch.cuda.is_available():
+        return torch.cuda.synchronize if torch.cuda.is_initialized() else None
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if accelerator is None or not accelerator.is_available():
+        return None
+    return wait_for(accelerator.current_accelerator())

@@ -51,7 +51,7 @@ def with_named_gpu(trace: Trace, name: str | None) -> Trace:
 
 def unknown_gpu_note(trace: Trace) -> str | None:
     """Describe what is lost because the GPU of a recording is unknown, and the remedy; None if nothing is lost."""
-    if trace.device != "cuda" or not (trace.kernels or trace.step_seconds) or gpu_in_use(trace) is not None:
+    if trace.device != "cuda" or not (trace.kernels or trace.measured_steps) or gpu_in_use(trace) is not None:
         return None
     what = _named(trace)
     if not trace.kernels:

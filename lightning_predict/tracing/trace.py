@@ -20,6 +20,7 @@ import gzip
 import json
 import math
 import os
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
@@ -237,8 +238,13 @@ class Trace:
         recorder: `profiler`, `dispatch`, `kineto` (an imported file) or `execution_trace`.
         gpu_reported_name: What torch calls the GPU; None off CUDA.
         gpu_memory_bytes: Memory of that GPU; None off CUDA.
-        step_seconds: Times of whole steps without any recorder, loader waits excluded; the anchor of predictions on
-            the same GPU.
+        step_seconds: Times of whole steps without any recorder, each until the device was done, loader waits excluded;
+            the anchor of predictions on the same GPU.
+        host_seconds_unprofiled: Time of each of these steps until the host was done, before it waited for the device:
+            its work without a profiler, and waits inside the step. Empty if not read.
+        running_step_seconds: Time of a step in a running loop, which does not wait for the device between its steps,
+            in the mean over a block of them; None if no block was timed.
+        running_steps: Steps of that block.
         profiled_seconds: Time of the recorded step, recorder included; None if not timed.
         loader_seconds: Waits for the loader, one value a batch.
         waits: Times of the profiled step in which the host waited; empty without a profile.
@@ -266,6 +272,9 @@ class Trace:
     gpu_reported_name: str | None = None
     gpu_memory_bytes: int | None = None
     step_seconds: tuple[float, ...] = ()
+    host_seconds_unprofiled: tuple[float, ...] = ()
+    running_step_seconds: float | None = None
+    running_steps: int = 0
     profiled_seconds: float | None = None
     loader_seconds: tuple[float, ...] = ()
     waits: tuple[HostWait, ...] = ()
@@ -294,6 +303,32 @@ class Trace:
         """Return the Trace with a change made to every kind of step."""
         (_, *others), first = self.kinds, change(replace(self, other_steps=()))
         return replace(first, other_steps=tuple(replace(other, trace=change(other.trace)) for other in others))
+
+    @property
+    def measured_steps(self) -> tuple[float, ...]:
+        """Times of a step as training takes it, the typical one in the middle; empty if none was timed.
+
+        That of a running loop where a block was timed, with the scatter of the steps that were timed one by one; else
+        these, which wait for the device.
+        """
+        running = self.running_step_seconds
+        if running is None:
+            return self.step_seconds
+        if not self.step_seconds:
+            return (running,)
+        middle = statistics.median(self.step_seconds)
+        return tuple(running * one / middle for one in self.step_seconds) if middle > 0 else (running,)
+
+    def untimed(self) -> Trace:
+        """Return the Trace without the times of whole steps, as of work that nobody has run."""
+        return replace(
+            self,
+            step_seconds=(),
+            host_seconds_unprofiled=(),
+            running_step_seconds=None,
+            running_steps=0,
+            profiled_seconds=None,
+        )
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -495,6 +530,9 @@ def _trace_from_json(document: Checked) -> Trace:
         gpu_reported_name=get("gpu_reported_name", Checked.text, None),
         gpu_memory_bytes=get("gpu_memory_bytes", Checked.integer, None),
         step_seconds=get("step_seconds", _seconds_list, ()),
+        host_seconds_unprofiled=get("host_seconds_unprofiled", _seconds_list, ()),
+        running_step_seconds=get("running_step_seconds", Checked.number, None),
+        running_steps=get("running_steps", Checked.integer, 0),
         profiled_seconds=get("profiled_seconds", Checked.number, None),
         loader_seconds=get("loader_seconds", _seconds_list, ()),
         waits=get("waits", lambda value: tuple(_wait(row) for row in value.items()), ()),

@@ -21,11 +21,16 @@ from lightning_predict.tracing.trace import Trace
 
 @dataclass
 class Clock:
+    """A clock that waits for the device of a loop, where it has one."""
+
     seconds: float = 0.0
     readings: int = 0
+    device: Loop | None = None
 
     def __call__(self) -> float:
         self.readings += 1
+        if self.device is not None:
+            self.seconds = max(self.seconds, self.device.device_free)
         return self.seconds
 
 
@@ -76,8 +81,10 @@ class Loop:
         is_manual: bool = False,
         optimizers: int = 0,
         latest_windows: int | None = None,
+        device_seconds: float | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock = Clock() if device_seconds is None else Clock(device=self)
+        self.device_seconds, self.device_free = device_seconds or 0.0, 0.0
         self.sessions: list[FakeSession] = []
         self.accumulates = accumulates
         self.batches = 0
@@ -89,6 +96,7 @@ class Loop:
             capture_steps=capture_steps,
             latest_windows=latest_windows,
             clock=self.clock,
+            host_clock=None if device_seconds is None else lambda: self.clock.seconds,
             new_session=self.new_session,
             optimizers=self.optimizers,
             autograd_nodes=lambda: self.nodes,
@@ -113,8 +121,10 @@ class Loop:
         seen: Sequence[int] | None = None,
         nodes: int = 0,
         compiles: bool = False,
+        loader: float = 0.25,
     ) -> Trace | None:
         self.start(full_windows_after=full_windows_after)
+        self.device_free = max(self.device_free, self.clock.seconds) + self.device_seconds
         self.clock.seconds += seconds
         self.nodes += nodes
         self.compiled += compiles
@@ -125,7 +135,7 @@ class Loop:
         self.batches += 1
         done = steps_a_window * (self.batches // self.accumulates)
         trace = self.recorder.batch_ends(optimizer_steps_done=done, samples=8)
-        self.clock.seconds += 0.25  # the loader
+        self.clock.seconds += loader
         return trace
 
 
@@ -139,6 +149,88 @@ def test_it_times_then_records_one_step() -> None:
     assert trace.loader_seconds == (0.25,)
     assert (trace.samples, trace.batches, trace.optimizer_steps) == (8, 1, 1)
     assert loop.sessions[0].events == ["start", "stop"]
+
+
+def test_on_a_gpu_a_block_that_waits_once_comes_before_the_recording() -> None:
+    # The host takes 1 s, the device 3: alone a step takes 3, and the host was done after 1; so do steps in a row.
+    loop = Loop(device_seconds=3.0)
+    traces = [loop.batch(1.0, loader=0.0) for _ in range(2 + 8 + 1)]
+    assert traces[:10] == [None] * 10
+    trace = traces[10]
+    assert trace is not None
+    assert trace.step_seconds == (3.0, 3.0)
+    assert trace.host_seconds_unprofiled == (1.0, 1.0)
+    assert (trace.running_step_seconds, trace.running_steps) == (3.0, 8)
+    assert len(loop.sessions) == 1
+
+
+def test_within_a_block_nothing_waits_for_the_device() -> None:
+    loop = Loop(device_seconds=3.0)
+    for _ in range(2):
+        loop.batch(1.0, loader=0.0)
+    before = loop.clock.readings
+    for _ in range(8):
+        loop.batch(1.0, loader=0.0)
+    assert loop.clock.readings == before + 2  # as it begins, and at its end
+
+
+def test_accumulated_batches_run_in_the_block_without_a_wait() -> None:
+    loop = Loop(device_seconds=3.0, accumulates=4)
+    traces = [loop.batch(1.0, loader=0.0) for _ in range(4 * (2 + 2 + 1))]
+    trace = traces[-1]
+    assert trace is not None
+    assert (trace.running_step_seconds, trace.running_steps, trace.batches) == (12.0, 2, 4)
+    assert trace.host_seconds_unprofiled == (4.0, 4.0)
+
+
+def test_a_run_that_is_short_or_may_end_early_has_no_block() -> None:
+    short = Loop(device_seconds=3.0)
+    traces = [short.batch(1.0, loader=0.0, full_windows_after=33 - number) for number in range(3)]
+    trace = traces[-1]
+    assert trace is not None
+    assert trace.running_step_seconds is None
+    assert trace.host_seconds_unprofiled == (1.0, 1.0)
+    judged = Loop(device_seconds=3.0, latest_windows=20)
+    assert [judged.batch(1.0) is None for _ in range(3)] == [True, True, False]
+
+
+def test_a_block_that_something_breaks_is_tried_once_more() -> None:
+    loop = Loop(device_seconds=3.0)
+    for _ in range(5):
+        loop.batch(1.0, loader=0.0)
+    loop.recorder.pause()  # validation
+    traces = [loop.batch(1.0, loader=0.0) for _ in range(9)]
+    assert traces[:8] == [None] * 8
+    assert traces[8] is not None
+    assert traces[8].running_steps == 8
+    twice = Loop(device_seconds=3.0)
+    for _ in range(2):
+        for _ in range(5):
+            assert twice.batch(1.0, loader=0.0) is None
+        twice.recorder.pause()
+    trace = twice.batch(1.0, loader=0.0)
+    assert trace is not None
+    assert trace.running_step_seconds is None
+
+
+def test_a_block_that_compiles_or_turns_to_another_kind_is_none() -> None:
+    compiling = Loop(device_seconds=3.0)
+    for number in range(4):
+        compiling.batch(1.0, loader=0.0, compiles=number == 3)
+    traces = [compiling.batch(1.0, loader=0.0) for _ in range(9)]
+    assert traces[8] is not None
+    assert traces[8].running_steps == 8  # the second block
+    kinds = Loop(device_seconds=3.0)
+    traces = [kinds.batch(1.0, loader=0.0, nodes=10 + number // 4 % 2) for number in range(80)]
+    trace = next(trace for trace in traces if trace is not None)
+    assert trace.running_step_seconds is None
+
+
+def test_a_block_that_waits_for_its_loader_is_left_out() -> None:
+    loop = Loop(device_seconds=3.0)
+    trace = [loop.batch(1.0) for _ in range(11)][-1]
+    assert trace is not None
+    assert trace.running_step_seconds is None
 
 
 def test_the_recording_stands_still_between_the_batches_of_a_window() -> None:
