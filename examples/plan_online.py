@@ -34,7 +34,9 @@ URGENT = (
 
 def plan_folder(folder: Path, state: dict[str, object], console: Console) -> Plan:
     """Plan the jobs whose files are in the folder, from this state on."""
-    jobs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((folder / "jobs").glob("*.yaml"))]
+    # What starts a job, and where it keeps its checkpoint: without them no plan in which it moves can be carried out.
+    run = {"command": "python train.py --resume $CHECKPOINTS", "checkpoint": "s3://our-bucket/runs"}
+    jobs = [run | yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((folder / "jobs").glob("*.yaml"))]
     (folder / "jobs.yaml").write_text(yaml.safe_dump(SETTINGS | {"jobs": jobs}), encoding="utf-8")
     (folder / "state.yaml").write_text(yaml.safe_dump(state), encoding="utf-8")
     problem = read_problem(folder / "jobs.yaml")
@@ -77,7 +79,7 @@ def main(folder: Path = Path("online"), console: Console | None = None) -> None:
         console.print(f"\nAfter {now_hours} h, {name} comes:")
         state = state_at(now_hours, planned, done, spent_usd=5.67 * now_hours)
         planned = plan_folder(folder, state, console)
-        console.print((folder / "plan" / "sky" / "schedule.txt").read_text(encoding="utf-8"))
+        console.print((folder / "plan" / "sky" / "schedule.txt").read_text(encoding="utf-8"), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from lightning_predict.cli.answers import Answer, json_value
 if TYPE_CHECKING:
     from rich.console import Console
 
+_WRITTEN: Final = ("plan.json", "gantt.html", "sky", "slurm")
+
 FILE_WIDTH: Final = 120
 """Columns of tables that are not printed on a terminal."""
 
@@ -50,8 +52,11 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
             result = cheapest_plan(problem, method=method, since=since, on_candidate=advance)
         console.print(plan_table(result))
         if output is not None:
-            write_plan(result, problem, output, since)
-            console.print(f"Written to {output}: plan.json, gantt.html, sky/, slurm/")
+            refused = write_plan(result, problem, output, since)
+            names = [one.name + "/" * one.is_dir() for one in sorted(output.iterdir()) if one.name in _WRITTEN]
+            console.print(f"Written to {output}: {', '.join(names)}")
+            for words in refused:
+                console.print(words, style="yellow", highlight=False)
         return result
 
     return Answer(

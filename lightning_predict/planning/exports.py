@@ -1,7 +1,8 @@
 """Write a plan to a folder: JSON, a chart, SkyPilot tasks and Slurm scripts.
 
-A job that moves has one file per stretch: `bert.yaml`, `bert-2.yaml`, and so on; what starts it again must find
-its checkpoint. Example::
+Carrying a plan out must lose nothing, however wrong the predicted times are: no line ends a job or a machine at a
+predicted moment. A job that moves has one file per stretch, `bert.yaml`, `bert-2.yaml`, and so on; it is told to stop,
+writes its checkpoint where the next stretch finds it, and only then starts again. Example::
 
     write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/
 """
@@ -11,21 +12,24 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_predict.errors import PlanningFormatError
 from lightning_predict.planning.pictures import gantt_page
-from lightning_predict.planning.problem import Job, MachineType, Plan, Problem, Segment, Situation
+from lightning_predict.planning.problem import Job, MachineType, Placement, Plan, Problem, Segment, Situation
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
-_PLACEHOLDER: Final = "echo 'Put the command that starts the training of {name} here.'; exit 1"
+SCHEDULE: Final = "schedule.txt"
+"""File that says which line of a plan to run when."""
 
 
-def write_plan(plan: Plan, problem: Problem, folder: Path, since: Situation | None = None) -> None:
-    """Write all files of a plan.
+def write_plan(plan: Plan, problem: Problem, folder: Path, since: Situation | None = None) -> tuple[str, ...]:
+    """Write all files of a plan, and return what was not written, and why, in words.
 
     Args:
         plan: What runs when.
@@ -34,11 +38,24 @@ def write_plan(plan: Plan, problem: Problem, folder: Path, since: Situation | No
         since: What was running already when the plan was made, and is not started again.
     """
     files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
-    files |= {f"sky/{name}": text for name, text in skypilot_tasks(plan, problem, since).items()}
-    files |= {f"slurm/{name}": text for name, text in slurm_scripts(plan, problem, since).items()}
+    refused: list[str] = []
+    for target, write in (("sky", skypilot_tasks), ("slurm", slurm_scripts)):
+        _remove_earlier(folder / target)
+        try:
+            files |= {f"{target}/{name}": text for name, text in write(plan, problem, since).items()}
+        except PlanningFormatError as error:
+            refused.append(str(error))
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    return tuple(refused)
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove what an earlier plan wrote, as its tasks would be taken for this one's; nothing that is not ours."""
+    if (folder / SCHEDULE).is_file():
+        for path in (*folder.glob("*.yaml"), *folder.glob("*.sh"), folder / SCHEDULE):
+            path.unlink()
 
 
 def plan_json(plan: Plan) -> str:
@@ -63,26 +80,28 @@ def plan_json(plan: Plan) -> str:
 def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
     """Write what SkyPilot needs to carry a plan out, by file name.
 
-    A task rents each machine, one starts each stretch of a job on its GPUs of that machine, and
-    `schedule.txt` says which command comes when.
+    A task rents each machine, one starts each stretch of a job on its GPUs of that machine, and `schedule.txt` says
+    which line to run when. No line ends what still works: a machine gives itself back once nothing ran on it for
+    `IDLE_MINUTES`, a job waits in the machine's own queue until its GPUs are free, and one that moves is told to stop,
+    writes its checkpoint and has ended before it starts elsewhere.
 
     Args:
         plan: What runs when.
         problem: What was planned.
         since: What was running already when the plan was made, and is not started again.
+
+    Raises:
+        PlanningFormatError: A job that names no command, or that moves and names no bucket for its checkpoint.
     """
+    check_exportable(plan, problem, since, target="SkyPilot")
     begin = 0.0 if since is None else since.now_seconds
-    machines = {machine.name: machine for machine in problem.machines}
-    running = {} if since is None else since.running
-    there = {(placement.node, placement.configuration.machine) for placement in running.values()}
+    stays = tuple(_stays(plan, problem, since))
     tasks: dict[str, str] = {}
-    commands: list[tuple[float, int, str]] = []
-    for rental in plan.rentals:
-        machine, cluster = machines[rental.machine], f"node-{rental.node}"
-        if not ((rental.node, rental.machine) in there and rental.start_seconds == begin):
-            file = _unused(f"{cluster}.yaml", tasks)
+    for _, segment, _, machine in stays:
+        cluster = _cluster(segment.placement)
+        if f"{cluster}.yaml" not in tasks:
             cloud = _cloud(machine)
-            tasks[file] = write_sky_task(
+            tasks[f"{cluster}.yaml"] = write_sky_task(
                 name=cluster,
                 run=None,
                 accelerators=_accelerators(machine, machine.num_gpus),
@@ -90,29 +109,192 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
                 instance_type=None if cloud is None else sky_instance(cloud, machine.instance or machine.name),
                 use_spot=True if machine.interruptions_per_hour is not None else None,
                 num_nodes=1,
+                file_mounts={
+                    _mounted(job): {"source": job.checkpoint, "mode": "MOUNT"}
+                    for _, other, job, _ in stays
+                    if _cluster(other.placement) == cluster and _is_bucket(job.checkpoint)
+                },
                 comment=(_safe_comment(f"{machine.name}, ${machine.usd_per_hour:g} an hour"),),
             )
-            commands.append((rental.start_seconds, 2, f"sky launch --yes --cluster {cluster} {file}"))
-        commands.append((rental.end_seconds, 1, f"sky down --yes {cluster}"))
-    for name, segment, job, machine in _stays(plan, problem, since):
-        file = _unused(f"{name}.yaml", tasks)
-        tasks[file] = write_sky_task(
+    commands: list[tuple[float, int, str]] = []
+    for name, segment, job, machine in stays:
+        cluster = _cluster(segment.placement)
+        tasks[f"{name}.yaml"] = write_sky_task(
             name=name,
-            run=_command(job) + "\n",
+            run=_stoppable(job, pid_file=_pid_file(job)),
             accelerators=_accelerators(machine, segment.placement.configuration.num_gpus),
             num_nodes=1,
+            envs={"CHECKPOINTS": _mounted(job)} if _is_bucket(job.checkpoint) else None,
             comment=(_when(segment, machine),),
         )
-        command = f"sky exec --detach-run node-{segment.placement.node} {file}"
-        commands.append((segment.start_seconds, 3, command))
-    ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
-    for segment in plan.segments:
-        if segment.end_seconds < ends[segment.job]:
-            cluster = f"node-{segment.placement.node}"
-            job_name = _safe_comment(segment.job)
-            commands.append((segment.end_seconds, 0, f"# {job_name} leaves {cluster}: sky queue {cluster}, sky cancel"))
-    lines = [f"{seconds_to_hours(at - begin):8.3f} h  {command}\n" for at, _, command in sorted(commands)]
-    return {**tasks, "schedule.txt": "".join(lines)}
+        rented = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
+        commands.append((segment.start_seconds, 1, f"{rented} && sky exec --detach-run {cluster} {name}.yaml"))
+    for at_seconds, job, placement in _stops(plan, problem, since):
+        pid = f"$(cat {_pid_file(job)})"
+        stop = f"pid={pid} && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done"
+        commands.append((at_seconds, 0, f"sky exec {_cluster(placement)} {shlex.quote(stop)}"))
+    return {**tasks, SCHEDULE: _schedule(commands, begin)}
+
+
+def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
+    """Write a Slurm batch script for each stretch of a job, by file name, and `schedule.txt`, which line to run when.
+
+    The stretches of a job share its name and follow one another (`--dependency=singleton`). A time limit, at the upper
+    end of the predicted time, is set only where a checkpoint outlasts it: the job is told before, and queued again.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        since: What was running already when the plan was made, and is not started again.
+
+    Raises:
+        PlanningFormatError: A job that names no command, or that moves and names no checkpoint.
+    """
+    check_exportable(plan, problem, since, target="Slurm")
+    begin = 0.0 if since is None else since.now_seconds
+    hosts = _hosts(plan, problem)
+    files: dict[str, str] = {}
+    commands: list[tuple[float, int, str]] = []
+    names = _file_names({job.name: job for job in problem.jobs})
+    for name, segment, job, machine in _stays(plan, problem, since):
+        configuration = segment.placement.configuration
+        limit = (segment.end_seconds - segment.start_seconds) * job.high_factor + problem.restart_seconds
+        host = hosts.get((segment.placement.node, configuration.machine))
+        directives = [
+            f"--job-name={names[job.name]}",
+            "--dependency=singleton",
+            "--nodes=1",
+            f"--gres=gpu:{_safe(machine.gpu).lower()}:{configuration.num_gpus}",
+            *([] if host is None else [f"--nodelist={host}"]),
+            f"--begin=now+{math.floor(segment.start_seconds - begin)}seconds",
+        ]
+        if job.checkpoint is not None:
+            told = f"--signal=B:TERM@{TOLD_SECONDS}"
+            directives += [f"--time={_slurm_time(limit + TOLD_SECONDS)}", told, "--requeue", "--open-mode=append"]
+        lines = [
+            "#!/bin/bash",
+            *(f"#SBATCH {directive}" for directive in directives),
+            f"# {_when(segment, machine)}",
+            *([] if job.checkpoint else ["# No time limit, as it names no checkpoint: all that it did would be lost."]),
+            "",
+            *([] if job.checkpoint is None else [f"export CHECKPOINTS={shlex.quote(job.checkpoint)}"]),
+            _stoppable(job, requeues=job.checkpoint is not None),
+        ]
+        files[f"{name}.sh"] = "\n".join(lines)
+        commands.append((segment.start_seconds, 1, f"sbatch {name}.sh"))
+    for at_seconds, job, _ in _stops(plan, problem, since):
+        which = f"--user=$USER --name={names[job.name]}"
+        running = f"squeue --noheader --states=RUNNING {which} | grep -q ."
+        commands.append((at_seconds, 0, f"{running} && scancel --batch --signal=USR1 --state=RUNNING {which}"))
+    return {**files, SCHEDULE: _schedule(commands, begin)}
+
+
+IDLE_MINUTES: Final = 15
+"""A rented machine is given back once nothing has run on it for so long: a job that is late keeps it, and the next one
+is there within it."""
+
+TOLD_SECONDS: Final = 300
+"""Before its time limit a job is told so long ahead, and writes its checkpoint: a minute or two of a large model's."""
+
+
+def check_exportable(plan: Plan, problem: Problem, since: Situation | None = None, *, target: str) -> None:
+    """Refuse a plan that would end or lose a job's work if somebody carried it out.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        since: What was running already when the plan was made.
+        target: `SkyPilot` or `Slurm`.
+
+    Raises:
+        PlanningFormatError: A job that names no command, or that moves and names no checkpoint (no bucket, on clouds).
+    """
+    silent = sorted({job.name for _, _, job, _ in _stays(plan, problem, since) if job.command is None})
+    if silent:
+        raise PlanningFormatError(
+            f"Nothing is written for {target}: {_listed(silent)} no command that starts the training. Add "
+            "command: to each in the file of jobs."
+        )
+    is_kept = _is_bucket if target == "SkyPilot" else _is_path
+    lost = sorted({job.name for _, job, _ in _stops(plan, problem, since) if not is_kept(job.checkpoint)})
+    if lost:
+        what = "bucket for its checkpoint" if target == "SkyPilot" else "folder for its checkpoint that machines share"
+        example = "s3://our-bucket/runs" if target == "SkyPilot" else "/shared/runs"
+        raise PlanningFormatError(
+            f"Nothing is written for {target}: in this plan {_listed(lost, 'moves or pauses', 'move or pause')} "
+            f"and would lose all work, as the file names no {what}. Add checkpoint: {example} to each, with a command "
+            "that writes it on SIGTERM and goes on from it, or plan without moves (formulation: {preempts: false, "
+            "migrates: false})."
+        )
+
+
+def _listed(names: Sequence[str], one: str = "names", several: str = "name") -> str:
+    return f"{', '.join(names)} {one if len(names) == 1 else several}"
+
+
+def _is_path(checkpoint: str | None) -> bool:
+    return checkpoint is not None and not _is_bucket(checkpoint)
+
+
+def _is_bucket(checkpoint: str | None) -> bool:
+    """Return whether a checkpoint lies in a bucket, by its address: `s3://our-bucket/runs`."""
+    return checkpoint is not None and re.match(r"[a-z0-9]+://", checkpoint) is not None
+
+
+def _mounted(job: Job) -> str:
+    """Give the folder that a job's bucket is mounted at."""
+    return f"/checkpoints/{_safe(job.name)}"
+
+
+def _pid_file(job: Job) -> str:
+    """Give the file on the machine that holds the process of a job."""
+    return f"~/.lightning-predict-{_safe(job.name)}.pid"
+
+
+def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False) -> str:
+    """Write bash that runs a job's command, tells all of its processes when it is told to stop, and waits for them.
+
+    A process group of its own takes the signal, as the command may start others; and only once all of them have ended
+    is the checkpoint whole, and does this script end.
+
+    Args:
+        job: Its command.
+        pid_file: Where to write the number of this script's process.
+        requeues: TERM comes before a time limit: Slurm queues the job again. USR1 stops it for good.
+    """
+    lines = [
+        *([] if pid_file is None else [f"echo $$ > {pid_file}", f"trap 'rm -f {pid_file}' EXIT"]),
+        f"setsid bash -c {shlex.quote(job.command or '')} &",
+        "group=$!",
+        *(["again="] if requeues else []),
+        f"trap '{'again=1; ' if requeues else ''}kill -TERM -- -$group' TERM",
+        "trap 'kill -TERM -- -$group' USR1",
+        "wait $group; status=$?",
+        "while kill -0 -- -$group 2>/dev/null; do sleep 1; done",
+        *(['[ -z "$again" ] || scontrol requeue $SLURM_JOB_ID'] if requeues else []),
+        "exit $status",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _schedule(commands: Iterable[tuple[float, int, str]], begin_seconds: float) -> str:
+    """Write which line to run when, in hours from now; at one moment jobs are stopped before others start."""
+    return "".join(f"{seconds_to_hours(at - begin_seconds):8.3f} h  {line}\n" for at, _, line in sorted(commands))
+
+
+def _cluster(placement: Placement) -> str:
+    """Name a rented machine: the same in every plan, so that planning again finds what runs."""
+    return f"node-{placement.node}-{_safe(placement.configuration.machine)}"
+
+
+def _hosts(plan: Plan, problem: Problem) -> dict[tuple[int, str], str]:
+    """Give the own machines that stand for the nodes of a plan, by node and type, where the problem names enough."""
+    found: dict[tuple[int, str], str] = {}
+    for machine in problem.machines:
+        nodes = sorted({rental.node for rental in plan.rentals if rental.machine == machine.name})
+        if len(nodes) <= len(machine.hosts):
+            found |= {(node, machine.name): host for node, host in zip(nodes, machine.hosts, strict=False)}
+    return found
 
 
 def _cloud(machine: MachineType) -> str | None:
@@ -122,43 +304,6 @@ def _cloud(machine: MachineType) -> str | None:
 
 def _accelerators(machine: MachineType, num_gpus: int) -> str:
     return f"{sky_accelerator(machine.gpu, machine.provider or '')}:{num_gpus}"
-
-
-def _unused(file: str, files: Mapping[str, str]) -> str:
-    """Give a file a name that is not taken."""
-    stem, number = file.removesuffix(".yaml"), 1
-    while file in files:
-        number += 1
-        file = f"{stem}-{number}.yaml"
-    return file
-
-
-def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
-    """Write a Slurm batch script for each stretch, by file name; its time limit is the planned time and a tenth.
-
-    Args:
-        plan: What runs when.
-        problem: What was planned.
-        since: What was running already when the plan was made, and is not started again.
-    """
-    begin = 0.0 if since is None else since.now_seconds
-    scripts = {}
-    for name, segment, job, machine in _stays(plan, problem, since):
-        gpus = segment.placement.configuration.num_gpus
-        limit = (segment.end_seconds - segment.start_seconds) * job.high_factor * 1.1
-        lines = [
-            "#!/bin/bash",
-            f"#SBATCH --job-name={name}",
-            "#SBATCH --nodes=1",
-            f"#SBATCH --gres=gpu:{_safe(machine.gpu).lower()}:{gpus}",
-            f"#SBATCH --time={_slurm_time(limit)}",
-            f"#SBATCH --begin=now+{math.floor(segment.start_seconds - begin)}seconds",
-            f"# {_when(segment, machine)}",
-            "",
-            _command(job),
-        ]
-        scripts[f"{name}.sh"] = "\n".join(lines) + "\n"
-    return scripts
 
 
 def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tuple[str, Segment, Job, MachineType]]:
@@ -177,6 +322,20 @@ def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tu
         yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]
 
 
+def _stops(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tuple[float, Job, Placement]]:
+    """List when which job stops where, without having ended, to move or to wait."""
+    jobs = {job.name: job for job in problem.jobs}
+    ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
+    for segment in plan.segments:
+        if segment.end_seconds < ends[segment.job]:
+            yield segment.end_seconds, jobs[segment.job], segment.placement
+    if since is not None:
+        stays = {(one.job, one.placement) for one in plan.segments if one.start_seconds == since.now_seconds}
+        for name, placement in sorted(since.running.items()):
+            if (name, placement) not in stays:
+                yield since.now_seconds, jobs[name], placement
+
+
 def _file_names(jobs: Mapping[str, Job]) -> dict[str, str]:
     """Name a file for each job, safe in a file system, and shared by no two jobs."""
     names: dict[str, str] = {}
@@ -190,10 +349,6 @@ def _file_names(jobs: Mapping[str, Job]) -> dict[str, str]:
 
 def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "job"
-
-
-def _command(job: Job) -> str:
-    return job.command if job.command is not None else _PLACEHOLDER.format(name=_safe(job.name))
 
 
 def _when(segment: Segment, machine: MachineType) -> str:

@@ -18,9 +18,12 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
       - {name: bert, trace: bert.json, iterations: 200000, deadline_hours: 24}
 
 `jobs: jobs.csv` reads a table instead: one line per job and configuration, with the columns name, machine, num_gpus,
-hours, deadline_hours, and perhaps release_hours, tardiness_usd_per_hour, command. With `remaining_epochs`, `hours` is
-the time of one epoch. The times of a job that names a trace are predicted: on one, two, four, ... GPUs of each machine
-type, as far as it has them, where the step fits (`times_of_trace`).
+hours, deadline_hours, and perhaps release_hours, tardiness_usd_per_hour, command, checkpoint. With `remaining_epochs`,
+`hours` is the time of one epoch. The times of a job that names a trace are predicted: on one, two, four, ... GPUs of
+each machine type, as far as it has them, where the step fits (`times_of_trace`).
+
+What an exported plan needs beside times: `command`, which starts the training, and, of a job that may move,
+`checkpoint`, a shared folder or a bucket. Machines of your own may be named for Slurm: `hosts: [dgx1, dgx2]`.
 """
 
 from __future__ import annotations
@@ -110,10 +113,11 @@ _JOB_OPTIONAL: Final = frozenset(
         "low_factor",
         "high_factor",
         "command",
+        "checkpoint",
     }
 )
 _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
-_CSV_OF_A_JOB: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command"})
+_CSV_OF_A_JOB: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint"})
 
 
 def read_problem(path: Path) -> Problem:
@@ -221,7 +225,9 @@ def _machine(row: Checked) -> MachineType:
     if row.has("spot"):
         row.check_keys({"spot", "interruptions_per_hour"})
         return _spot(row)
-    row.check_keys({"name", "gpu", "num_gpus", "usd_per_hour"}, {"provider", "instance", "interruptions_per_hour"})
+    row.check_keys(
+        {"name", "gpu", "num_gpus", "usd_per_hour"}, {"provider", "instance", "interruptions_per_hour", "hosts"}
+    )
     return MachineType(
         name=row.member("name").words(),
         gpu=row.member("gpu").words(),
@@ -230,6 +236,7 @@ def _machine(row: Checked) -> MachineType:
         provider=row.optional("provider", Checked.words, None),
         instance=row.optional("instance", Checked.words, None),
         interruptions_per_hour=row.optional("interruptions_per_hour", _float, None),
+        hosts=row.optional("hosts", Checked.texts, ()),
     )
 
 
@@ -287,7 +294,8 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Job:
         tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
         low_factor=_number(row, "low_factor", 1.0),
         high_factor=_number(row, "high_factor", 1.0),
-        command=row.member("command").words() if row.has("command") else None,
+        command=row.optional("command", Checked.words, None),
+        checkpoint=row.optional("checkpoint", Checked.words, None),
     )
 
 
@@ -325,8 +333,9 @@ def _csv_jobs(path: Path) -> list[Checked]:
         for key in ("deadline_hours", "release_hours", "tardiness_usd_per_hour"):
             if row.has(key):
                 own[key] = row.member(key).parsed().any_number()
-        if row.has("command"):
-            own["command"] = row.member("command").words()
+        for key in ("command", "checkpoint"):
+            if row.has(key):
+                own[key] = row.member(key).words()
         job = jobs.setdefault(own["name"], own | {"hours": {}})
         if {key: value for key, value in job.items() if key != "hours"} != own:
             raise row.problem(f"gives job {own['name']!r} another deadline, release, weight or command than above.")

@@ -35,6 +35,7 @@ class MachineType:
         instance: The provider's name of the machine, where `name` is another.
         interruptions_per_hour: How often a spot machine is taken away, on average: an assumption of whoever plans. None
             if it is not a spot machine.
+        hosts: Names of own machines of this type, as Slurm knows them; empty where Slurm chooses.
     """
 
     name: str
@@ -44,6 +45,7 @@ class MachineType:
     provider: str | None = None
     instance: str | None = None
     interruptions_per_hour: float | None = None
+    hosts: tuple[str, ...] = ()
 
 
 @final
@@ -67,7 +69,9 @@ class Job:
         release_seconds: Time of its submission; no decision before it knows the job.
         low_factor: Lower end of the interval of its times, as a factor of the predicted ones.
         high_factor: Upper end of that interval.
-        command: What starts the training, for the exported scripts; None leaves a placeholder there.
+        command: What starts the training, for the exported scripts; None: they are not written.
+        checkpoint: Folder that all machines share, or bucket, that the command writes its checkpoint to on SIGTERM and
+            goes on from; None: what stops has lost its work, so that a plan in which it moves is not exported.
     """
 
     name: str
@@ -78,6 +82,7 @@ class Job:
     low_factor: float = 1.0
     high_factor: float = 1.0
     command: str | None = None
+    checkpoint: str | None = None
 
     @property
     def fastest_seconds(self) -> float:

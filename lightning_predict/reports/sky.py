@@ -141,6 +141,8 @@ def write_sky_task(
     instance_type: str | None = None,
     use_spot: bool | None = None,
     num_nodes: int | None = None,
+    file_mounts: Mapping[str, object] | None = None,
+    envs: Mapping[str, str] | None = None,
     comment: Iterable[str] = (),
 ) -> str:
     """Write a SkyPilot task in YAML; a field that is None is left out, so that SkyPilot chooses.
@@ -154,6 +156,8 @@ def write_sky_task(
         instance_type: The cloud's name of the machine.
         use_spot: Rent an interruptible machine.
         num_nodes: Machines.
+        file_mounts: What is mounted where, by folder on the machine.
+        envs: Environment of the command.
         comment: Lines at the top.
     """
     resources = {
@@ -167,6 +171,8 @@ def write_sky_task(
         "name": name,
         "resources": {key: value for key, value in resources.items() if value is not None},
         **({} if num_nodes is None else {"num_nodes": num_nodes}),
+        **({"file_mounts": dict(file_mounts)} if file_mounts else {}),
+        **({"envs": dict(envs)} if envs else {}),
         **({} if run is None else {"run": run}),
     }
     document: str = yaml.safe_dump(task, sort_keys=False, allow_unicode=True)

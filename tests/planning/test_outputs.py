@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lightning_predict.errors import MissingDependencyError
-from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts
+from lightning_predict.errors import MissingDependencyError, PlanningFormatError
+from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts, write_plan
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.pictures import (
     chart_of,
@@ -30,7 +34,7 @@ from lightning_predict.planning.pictures import (
 from lightning_predict.planning.problem import Plan, Problem, Situation
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.study import Comparison, Saving, random_problem
-from tests.planning.example import HOUR, LARGE, TWO_JOBS, job, on
+from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, job, on
 from tests.planning.test_simulator import ONE_EVENT, Script, at
 
 PLAN = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), []))
@@ -141,8 +145,22 @@ def test_json_has_everything_and_its_sums() -> None:
     assert [item["job"] for item in document["jobs"]] == ["a", "b"]
 
 
-def with_command(command: str) -> Problem:
-    return replace(TWO_JOBS, jobs=tuple(replace(item, command=command) for item in TWO_JOBS.jobs))
+def with_command(command: str, checkpoint: str | None = None, problem: Problem = TWO_JOBS) -> Problem:
+    jobs = tuple(replace(item, command=command, checkpoint=checkpoint) for item in problem.jobs)
+    return replace(problem, jobs=jobs)
+
+
+BUCKETS = with_command("python train.py", "s3://ours/runs")
+FOLDERS = with_command("srun python train.py", "/shared/runs")
+
+
+def launch(cluster: str) -> str:
+    return f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop 15 --down {cluster}.yaml"
+
+
+def stop(name: str) -> str:
+    pid = f"~/.lightning-predict-{name}.pid"
+    return f"'pid=$(cat {pid}) && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done'"
 
 
 def test_a_task_rents_a_machine_and_one_starts_each_job_on_its_part_of_it() -> None:
@@ -151,30 +169,26 @@ def test_a_task_rents_a_machine_and_one_starts_each_job_on_its_part_of_it() -> N
         Script(({"a": at(0, "large", 2), "b": at(0, "large", 2)},), []),
     )
     tasks = skypilot_tasks(shared, with_command("python train.py"))
-    assert list(tasks) == ["node-0.yaml", "a.yaml", "b.yaml", "schedule.txt"]
-    assert yaml.safe_load(tasks["node-0.yaml"]) == {
-        "name": "node-0",
+    assert list(tasks) == ["node-0-large.yaml", "a.yaml", "b.yaml", "schedule.txt"]
+    assert yaml.safe_load(tasks["node-0-large.yaml"]) == {
+        "name": "node-0-large",
         "resources": {"accelerators": "A10:4"},
         "num_nodes": 1,
     }
-    assert yaml.safe_load(tasks["a.yaml"]) == {
-        "name": "a",
-        "resources": {"accelerators": "A10:2"},
-        "num_nodes": 1,
-        "run": "python train.py\n",
-    }
+    task = yaml.safe_load(tasks["a.yaml"])
+    assert "setsid bash -c 'python train.py' &" in task.pop("run")
+    assert task == {"name": "a", "resources": {"accelerators": "A10:2"}, "num_nodes": 1}
+    # Whatever the times were predicted to be, no line ends anything: the machine gives itself back once it is idle.
     assert tasks["schedule.txt"].splitlines() == [
-        "   0.000 h  sky launch --yes --cluster node-0 node-0.yaml",
-        "   0.000 h  sky exec --detach-run node-0 a.yaml",
-        "   0.000 h  sky exec --detach-run node-0 b.yaml",
-        "   1.000 h  sky down --yes node-0",
+        f"   0.000 h  {launch('node-0-large')} && sky exec --detach-run node-0-large a.yaml",
+        f"   0.000 h  {launch('node-0-large')} && sky exec --detach-run node-0-large b.yaml",
     ]
 
 
 def test_a_task_spells_gpu_and_cloud_as_skypilot_does() -> None:
     machines = tuple(replace(one, gpu="A100-SXM-80GB", provider="Lambda") for one in TWO_JOBS.machines)
-    tasks = skypilot_tasks(PLAN, replace(TWO_JOBS, machines=machines))
-    assert yaml.safe_load(tasks["node-0.yaml"])["resources"] == {
+    tasks = skypilot_tasks(PLAN, replace(BUCKETS, machines=machines))
+    assert yaml.safe_load(tasks["node-0-large.yaml"])["resources"] == {
         "cloud": "lambda",
         "instance_type": "large",
         "accelerators": "A100-80GB:4",
@@ -186,10 +200,10 @@ def test_a_spot_machine_is_rented_as_one() -> None:
     large = replace(
         LARGE, name="cheap", instance="g5.12xlarge", gpu="A10G", provider="AWS", interruptions_per_hour=0.05
     )
-    jobs = (job("a", hours={on("cheap", 4): 1.0}, deadline=2.0),)
+    jobs = (replace(job("a", hours={on("cheap", 4): 1.0}, deadline=2.0), command="python train.py"),)
     problem = replace(ONE_EVENT, jobs=jobs, machines=(large,), checkpoint_seconds=600.0)
     files = skypilot_tasks(simulate(problem, Script(({"a": at(0, "cheap", 4)},), [])), problem)
-    assert yaml.safe_load(files["node-0.yaml"])["resources"] == {
+    assert yaml.safe_load(files["node-0-cheap.yaml"])["resources"] == {
         "cloud": "aws",
         "instance_type": "g5.12xlarge",
         "accelerators": "A10G:4",
@@ -197,103 +211,177 @@ def test_a_spot_machine_is_rented_as_one() -> None:
     }
 
 
-def test_a_job_that_moves_has_a_file_a_stay() -> None:
-    assert list(skypilot_tasks(MOVED, TWO_JOBS)) == [
-        *("node-0.yaml", "node-1.yaml", "node-0-2.yaml"),
+def test_a_job_that_moves_has_stopped_with_its_checkpoint_before_it_starts_elsewhere() -> None:
+    tasks = skypilot_tasks(MOVED, BUCKETS)
+    assert list(tasks) == [
+        *("node-0-small.yaml", "node-1-small.yaml", "node-0-large.yaml"),
         *("a.yaml", "b.yaml", "a-2.yaml", "schedule.txt"),
     ]
-    assert skypilot_tasks(MOVED, TWO_JOBS)["schedule.txt"].splitlines()[4:8] == [
-        "   1.000 h  # a leaves node-0: sky queue node-0, sky cancel",
-        "   1.000 h  sky down --yes node-0",
-        "   1.000 h  sky launch --yes --cluster node-0 node-0-2.yaml",
-        "   1.000 h  sky exec --detach-run node-0 a-2.yaml",
+    assert tasks["schedule.txt"].splitlines()[2:] == [
+        f"   1.000 h  sky exec node-0-small {stop('a')}",
+        f"   1.000 h  {launch('node-0-large')} && sky exec --detach-run node-0-large a-2.yaml",
     ]
-    assert list(slurm_scripts(MOVED, TWO_JOBS)) == ["a.sh", "b.sh", "a-2.sh"]
+    # Both machines see the bucket that the checkpoint is in; a task that is executed cannot mount it itself.
+    for node in ("node-0-small", "node-0-large"):
+        mounts = yaml.safe_load(tasks[f"{node}.yaml"])["file_mounts"]
+        assert mounts["/checkpoints/a"] == {"source": "s3://ours/runs", "mode": "MOUNT"}
+    assert yaml.safe_load(tasks["a-2.yaml"])["envs"] == {"CHECKPOINTS": "/checkpoints/a"}
+    assert list(slurm_scripts(MOVED, FOLDERS)) == ["a.sh", "b.sh", "a-2.sh", "schedule.txt"]
+    assert slurm_scripts(MOVED, FOLDERS)["schedule.txt"].splitlines()[2:] == [
+        "   1.000 h  squeue --noheader --states=RUNNING --user=$USER --name=a | grep -q . && "
+        "scancel --batch --signal=USR1 --state=RUNNING --user=$USER --name=a",
+        "   1.000 h  sbatch a-2.sh",
+    ]
 
 
-def test_what_runs_already_is_not_started_again() -> None:
+def test_what_runs_already_is_not_started_again_and_its_machine_is_left_alone() -> None:
     here = at(0, "large", 4)
     since = Situation(
         now_seconds=HOUR / 2, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
     )
     plan = simulate(ONE_EVENT, Script(({"a": here, "b": at(1, "small", 1)},), []), since=since)
-    tasks = skypilot_tasks(plan, TWO_JOBS, since)
-    assert list(tasks) == ["node-1.yaml", "b.yaml", "schedule.txt"]
+    tasks = skypilot_tasks(plan, BUCKETS, since)
+    assert list(tasks) == ["node-1-small.yaml", "b.yaml", "schedule.txt"]
     assert tasks["schedule.txt"].splitlines() == [
-        "   0.000 h  sky launch --yes --cluster node-1 node-1.yaml",
-        "   0.000 h  sky exec --detach-run node-1 b.yaml",
-        "   0.500 h  sky down --yes node-0",
-        "   2.000 h  sky down --yes node-1",
+        f"   0.000 h  {launch('node-1-small')} && sky exec --detach-run node-1-small b.yaml",
     ]
-    scripts = slurm_scripts(plan, TWO_JOBS, since)
-    assert list(scripts) == ["b.sh"]
+    scripts = slurm_scripts(plan, FOLDERS, since)
+    assert list(scripts) == ["b.sh", "schedule.txt"]
     assert "#SBATCH --begin=now+0seconds\n" in scripts["b.sh"]
 
 
-def test_a_node_that_becomes_another_machine_at_once_is_rented_again() -> None:
+def test_a_job_that_runs_and_is_planned_elsewhere_stops_where_it_runs_first() -> None:
     here = at(0, "small", 1)
     since = Situation(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
     plan = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4)},), []), since=since)
-    assert skypilot_tasks(plan, TWO_JOBS, since)["schedule.txt"].splitlines()[:3] == [
-        "   0.000 h  sky down --yes node-0",
-        "   0.000 h  sky launch --yes --cluster node-0 node-0.yaml",
-        "   0.000 h  sky exec --detach-run node-0 a.yaml",
+    assert skypilot_tasks(plan, BUCKETS, since)["schedule.txt"].splitlines() == [
+        f"   0.000 h  sky exec node-0-small {stop('a')}",
+        f"   0.000 h  {launch('node-0-large')} && sky exec --detach-run node-0-large a.yaml",
     ]
 
 
-def test_a_slurm_script_has_gpus_begin_and_limit() -> None:
-    script = slurm_scripts(MOVED, with_command("srun python train.py"))["a-2.sh"]
-    # From 1 h to 1.75 h: three quarters of the work are left, on large a whole run takes 1 h. A tenth more is 49.5 min,
-    # rounded up to a second.
+def test_a_plan_that_would_lose_work_is_not_exported_and_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(PlanningFormatError, match=r"a moves or pauses and would lose all work.*Add checkpoint: s3://"):
+        skypilot_tasks(MOVED, with_command("python train.py"))
+    # A folder is none that machines of a cloud share, and a bucket none that a cluster mounts.
+    with pytest.raises(PlanningFormatError, match="names no bucket for its checkpoint"):
+        skypilot_tasks(MOVED, FOLDERS)
+    with pytest.raises(PlanningFormatError, match="names no folder for its checkpoint that machines share"):
+        slurm_scripts(MOVED, BUCKETS)
+    refused = write_plan(PLAN, TWO_JOBS, tmp_path)
+    assert [words.partition(":")[2].partition(".")[0].strip() for words in refused] == [
+        "a, b name no command that starts the training"
+    ] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gantt.html", "plan.json"]
+
+
+def test_an_earlier_plan_is_not_carried_out_with_a_later_one(tmp_path: Path) -> None:
+    assert write_plan(MOVED, with_command("python train.py", "s3://ours/runs"), tmp_path) != ()  # none for Slurm
+    assert (tmp_path / "sky" / "a-2.yaml").exists()
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "mine.sh").touch()
+    assert write_plan(PLAN, with_command("python train.py"), tmp_path) == ()
+    assert not (tmp_path / "sky" / "a-2.yaml").exists()
+    assert (tmp_path / "slurm" / "mine.sh").exists()
+
+
+def test_a_slurm_script_has_gpus_begin_limit_and_host() -> None:
+    hosted = replace(FOLDERS, machines=(SMALL, replace(LARGE, hosts=("dgx1",))), restart_seconds=60.0)
+    script = slurm_scripts(MOVED, hosted)["a-2.sh"]
+    # From 1 h to 1.75 h: three quarters of the work are left, on large a whole run takes 1 h. A minute of restart and
+    # five in which the checkpoint is written make 51 min; rounded up to a second.
     assert "#SBATCH --gres=gpu:a10:4\n" in script
     assert "#SBATCH --begin=now+3600seconds\n" in script
-    assert re.search(r"#SBATCH --time=00:49:3[01]\n", script)
-    assert script.startswith("#!/bin/bash\n")
-    assert script.endswith("srun python train.py\n")
+    assert re.search(r"#SBATCH --time=00:51:0[01]\n", script)
+    assert "#SBATCH --nodelist=dgx1\n" in script
+    assert "export CHECKPOINTS=/shared/runs\n" in script
+    wide = replace(hosted, jobs=tuple(replace(item, high_factor=2.0) for item in hosted.jobs))
+    assert re.search(r"#SBATCH --time=01:36:0[01]\n", slurm_scripts(MOVED, wide)["a-2.sh"])
+    # Without a checkpoint a limit would lose all; and two hosts cannot stand for more nodes than there are.
+    unlimited = slurm_scripts(PLAN, with_command("python train.py"))["a.sh"]
+    assert "--time" not in unlimited
+    assert "# No time limit, as it names no checkpoint" in unlimited
 
 
 SBATCH = {
     "job-name": r"[A-Za-z0-9._-]+",
+    "dependency": "singleton",
     "nodes": r"[1-9]\d*",
     "gres": r"gpu:[a-z0-9._-]+:[1-9]\d*",
     "time": r"\d{2,}:[0-5]\d:[0-5]\d",
     "begin": r"now\+\d+seconds",
+    "signal": r"B:TERM@\d+",
+    "requeue": "",
+    "open-mode": "append",
 }
 """The directives that scripts use, as the manual of sbatch documents their values; sbatch 22.05 (`--test-only`) accepts
 such scripts and refuses `--time=1h`, `--begin=soonish` and `--gres=gpu:a10:four`."""
 
 
 @pytest.mark.parametrize("name", ["a", "two words", "$(touch x); `id`", 'it\'s "quoted" & more', "größer\nzwei"])
-@pytest.mark.parametrize("command", [None, "srun python train.py --name 'a b'"])
-def test_every_slurm_script_is_one_that_bash_and_sbatch_read(name: str, command: str | None) -> None:
-    first = replace(TWO_JOBS.jobs[0], name=name, command=command)
+@pytest.mark.parametrize("checkpoint", ["/shared/runs", "/shared/two words; id"])
+def test_every_slurm_script_is_one_that_bash_and_sbatch_read(name: str, checkpoint: str) -> None:
+    first = replace(TWO_JOBS.jobs[0], name=name, command="srun python train.py --name 'a b'", checkpoint=checkpoint)
     problem = replace(ONE_EVENT, jobs=(first,), period_seconds=HOUR)
     plan = simulate(problem, Script(({name: at(0, "small", 1)}, {name: at(0, "large", 4)}), []))
     scripts = slurm_scripts(plan, problem)
+    for line in scripts.pop("schedule.txt").splitlines():
+        subprocess.run(["bash", "-n"], input=line.split("h  ", 1)[1], text=True, check=True)
     assert len(scripts) == 2
     for script in scripts.values():
         lines = script.splitlines()
         directives = [line for line in lines if line.startswith("#SBATCH")]
         assert lines[0] == "#!/bin/bash"
         assert lines[1 : 1 + len(directives)] == directives  # sbatch stops reading them at the first command
-        found = (re.fullmatch(r"#SBATCH --([a-z-]+)=(\S+)", line) for line in directives)
-        options = {match[1]: match[2] for match in found if match is not None}
+        found = (re.fullmatch(r"#SBATCH --([a-z-]+)(?:=(\S+))?", line) for line in directives)
+        options = {match[1]: match[2] or "" for match in found if match is not None}
         assert len(options) == len(directives)
         assert options.keys() == SBATCH.keys()
         assert all(re.fullmatch(SBATCH[option], value) for option, value in options.items())
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_without_a_command_the_script_says_what_is_missing_and_fails() -> None:
-    last = slurm_scripts(PLAN, TWO_JOBS)["a.sh"].splitlines()[-1]
-    assert shlex.split(last)[:2] == ["echo", "Put the command that starts the training of a here.;"]
-    assert last.endswith("exit 1")
+TRAINING = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+def save(*_):
+    time.sleep(0.3)  # a checkpoint takes a while
+    (folder / "checkpoint").write_text("whole")
+    raise SystemExit(7)
+signal.signal(signal.SIGTERM, save)
+(folder / "started").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["TERM", "USR1"])
+def test_a_job_that_is_told_to_stop_writes_its_checkpoint_before_its_script_ends(how: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    # A command of two processes: the shell dies of the signal at once, the training ends later.
+    command = f"true; {shlex.quote(sys.executable)} {tmp_path / 'train.py'} {tmp_path}; true"
+    script = slurm_scripts(MOVED, with_command(command, str(tmp_path)))["a.sh"]
+    scontrol = tmp_path / "scontrol"  # stands for Slurm's
+    scontrol.write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/requeued\n')
+    scontrol.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
+    process = subprocess.Popen(["bash", "-c", script], env=environment)
+    try:
+        while not (tmp_path / "started").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(getattr(signal, f"SIG{how}"))
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+    assert (tmp_path / "checkpoint").read_text() == "whole"
+    # A time limit comes with TERM: the job is queued again. A move comes with USR1: the next stretch goes on.
+    assert (tmp_path / "requeued").exists() == (how == "TERM")
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=2, unique=True))
 def test_file_names_are_safe_and_different_and_tasks_stay_yaml(names: list[str]) -> None:
     jobs = tuple(job(name, hours={on("small", 1): 1.0}, deadline=2.0) for name in names)
-    problem = replace(ONE_EVENT, jobs=jobs)
+    problem = with_command("python train.py", problem=replace(ONE_EVENT, jobs=jobs))
     placements = {name: at(node, "small", 1) for node, name in enumerate(names)}
     plan = simulate(problem, Script((placements,), []))
     tasks = skypilot_tasks(plan, problem)
@@ -302,8 +390,10 @@ def test_file_names_are_safe_and_different_and_tasks_stay_yaml(names: list[str])
     for name, text in tasks.items():
         assert name.removesuffix(".yaml").strip("-_.").replace("-", "").replace(".", "").replace("_", "").isalnum()
         assert yaml.safe_load(text)["num_nodes"] == 1
-    for text in slurm_scripts(plan, problem).values():
-        assert all(line.startswith("#") for line in text.splitlines()[:-2])
+    scripts = slurm_scripts(plan, problem)
+    del scripts["schedule.txt"]
+    for text in scripts.values():
+        assert all(line.startswith("#") for line in text.partition("setsid")[0].splitlines() if line)
 
 
 def rendered(plan: Plan) -> str:
