@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: compat demo test test-gpu soak soak-modules bench check audit lock format build clean
+.PHONY: compat demo test test-random test-gpu soak soak-modules bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -30,6 +30,12 @@ COVERAGE = $(shell $(BIN)/python -c "import sys; print('--cov --cov-report=term:
 test: $(VENV)/installed
 	env -u PYTHONDONTWRITEBYTECODE COVERAGE_CORE=sysmon $(BIN)/python -m pytest -n logical --dist loadfile \
 		--no-loadscope-reorder $(COVERAGE)
+
+# Files in an order that SEED draws, with PROCESSES of them at a time.
+SEED ?= $(shell date +%G%V)
+PROCESSES ?= logical
+test-random: $(VENV)/installed
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --random-files $(SEED)
 
 test-gpu: $(VENV)/installed
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -1,7 +1,8 @@
-"""`never_raises`: keep a hook from ever harming training.
+"""`never_raises` and `gives_instead`: keep what a Trainer calls of ours from ever harming training.
 
 Whatever goes wrong inside a guarded hook is handed to the callback's `give_up`, which cleans up and warns once; the
-Trainer sees neither that error nor one in `give_up`. Example::
+Trainer sees neither that error nor one in `give_up`. Every method of ours that a Trainer, or torch, calls is guarded:
+a `try` inside it begins too late. Example::
 
     class Careful(Callback):
         @never_raises
@@ -17,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from lightning_predict.errors import BudgetExceededError
 
@@ -39,24 +40,66 @@ class GivesUp(Protocol):
 
 
 Guarded = TypeVar("Guarded", bound=GivesUp)
+Owner = TypeVar("Owner")
+Result = TypeVar("Result")
 
 
 def never_raises(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """Return the hook with its errors handed to `give_up`; only exceptions with which a budget ends a run pass."""
+    """Return the hook with its errors handed to `give_up`; only exceptions with which a budget ends a run pass.
+
+    StopIteration does not pass, as a loop would take it for the end of its loader, nor does GeneratorExit. What asks a
+    program to end (KeyboardInterrupt, SystemExit) does: it came from outside while the hook ran.
+    """
 
     @wraps(hook)
     def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         # Exception, the broadest that is not an exit: predictions are worth less than the run that they are about.
         try:
             hook(self, *args, **kwargs)
-        except (BudgetExceededError, StopIteration):  # a loop treats StopIteration as the end of its loader
+        except BudgetExceededError:
             raise
-        except Exception as error:
+        except (Exception, GeneratorExit) as error:
             try:
-                self.give_up(error)
-            except Exception as another:
+                self.give_up(_as_error(error))
+            except (Exception, GeneratorExit) as another:
                 say(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
     return guarded
+
+
+def gives_instead(
+    value: Callable[[], Any], report: Callable[[Any, Exception], object]
+) -> Callable[[Callable[Concatenate[Owner, Parameters], Result]], Callable[Concatenate[Owner, Parameters], Result]]:
+    """Return a decorator for a method that something is asked of: it gives another value where it fails, and reports.
+
+    Args:
+        value: Makes what is given instead.
+        report: Says what failed; what fails in it is logged.
+    """
+
+    def decorate(
+        method: Callable[Concatenate[Owner, Parameters], Result],
+    ) -> Callable[Concatenate[Owner, Parameters], Result]:
+        @wraps(method)
+        def guarded(self: Owner, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            try:
+                return method(self, *args, **kwargs)
+            except (Exception, GeneratorExit) as error:
+                try:
+                    report(self, _as_error(error))
+                except (Exception, GeneratorExit) as another:
+                    name = f"{type(self).__name__}.{method.__name__}"
+                    say(f"{name} failed ({error!r}), and so did saying it ({another!r}).")
+            instead: Result = value()
+            return instead
+
+        return guarded
+
+    return decorate
+
+
+def _as_error(error: BaseException) -> Exception:
+    """Return an error as it is, and a GeneratorExit, which is none for Python, as one that names it."""
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))

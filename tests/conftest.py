@@ -6,6 +6,7 @@ A test compares with `golden("name.txt", text)`. After a wanted change of the ou
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the tests print to their golden files instead of comparing",
     )
+    parser.addoption(
+        "--random-files",
+        metavar="SEED",
+        help="run the test files in the order that a seed draws: what one file leaves must not matter to another",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--random-files")
+    return None if seed is None else f"files in random order: --random-files {seed}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the files in an order that the seed and their names decide, alike in every process."""
+    seed = config.getoption("--random-files")
+    if seed is not None:
+        items.sort(key=lambda item: hashlib.sha256(f"{seed} {item.location[0]}".encode()).digest())
 
 
 _HISTORIES: Final = count()

@@ -68,6 +68,18 @@ def test_what_is_misspelt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         callbacks_from_environment()
 
 
+def test_what_fails_in_ours_makes_no_trainer_fail(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError("injected")
+
+    monkeypatch.setenv("LIGHTNING_PREDICT", "1")
+    monkeypatch.setattr(RuntimePredictor, "__init__", fails)
+    assert callbacks_from_environment() == []
+    assert caplog.messages == ["LIGHTNING_PREDICT=1, but RuntimePredictor cannot be made: MemoryError: injected"]
+
+
 @pytest.mark.parametrize("package", GROUPS)
 def test_a_trainer_that_knows_nothing_of_it_predicts(package: str, tmp_path: Path) -> None:
     ran = run(SCRIPT, package, tmp_path, variables={"LIGHTNING_PREDICT": "1", "LIGHTNING_PREDICT_GPUS": "T4,L4"})

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from time import monotonic
@@ -312,6 +312,26 @@ def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
     return verdict
 
 
+VALIDATION_OVERRUN_SHARE: Final = 0.05
+"""Share of a limit by which a validation that has begun may exceed it, for metrics of all of its batches."""
+
+
+def judge_validation(limits: Sequence[Limit], elapsed_seconds: float, rest_seconds: float | None) -> Verdict:
+    """Judge the use within a validation: warn where a limit is used up, stop where the rest would exceed it by far.
+
+    Args:
+        limits: The limits.
+        elapsed_seconds: Seconds of this fit.
+        rest_seconds: Seconds that the rest of the validation takes; None if unknown.
+    """
+    use = judge_use(limits, elapsed_seconds)
+    if use.action != "stop":
+        return GO_ON
+    allowed = [replace(limit, total=(1.0 + VALIDATION_OVERRUN_SHARE) * limit.total) for limit in limits]
+    is_small = judge_use(allowed, elapsed_seconds, rest_seconds or 0.0).action != "stop"
+    return Verdict("warn" if is_small else "stop", use.reason)
+
+
 Question = Literal["forecast", "use"]
 """What is to be judged at the end of a window."""
 
@@ -427,9 +447,13 @@ class BudgetWatch:
         """Return values for loggers by name."""
         return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
 
-    def judge_use(self, *, at_end: bool = False) -> Verdict:
-        """Judge what is used up; `at_end`, within a validation, nothing more is to come."""
-        return judge_use(self.limits, self._ledger.elapsed_seconds, 0.0 if at_end else self.end_seconds)
+    def judge_use(self) -> Verdict:
+        """Judge what is used up, with what it takes to end."""
+        return judge_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds)
+
+    def judge_validation(self, rest_seconds: float | None) -> Verdict:
+        """Judge what is used up within a validation, whose rest takes so long."""
+        return judge_validation(self.limits, self._ledger.elapsed_seconds, rest_seconds)
 
     def judge_forecast(self, forecast: Interval[float] | None) -> Verdict:
         """Judge what the rest of the run will take, and be quiet until the next forecast is due."""

@@ -56,7 +56,7 @@ from lightning_predict.callbacks.trainer_state import (
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
-from lightning_predict.guard import never_raises, say
+from lightning_predict.guard import gives_instead, never_raises, say
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours
 
@@ -136,6 +136,21 @@ def where_it_is(trainer: Trainer) -> str:
     )
 
 
+def _say_state_is_lost(budget: CostBudget, error: Exception) -> None:
+    """Warn once a fit that checkpoints are written without what was used."""
+    if "state" not in budget._warned:
+        budget._warned.add("state")
+        warn(f"CostBudget: this checkpoint does not say what was used: {type(error).__name__}: {error}")
+
+
+def _say_state_is_unread(_: CostBudget, error: Exception) -> None:
+    """Warn that a checkpoint does not count."""
+    warn(
+        "CostBudget cannot read from the checkpoint what was used before, and counts from here: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
 class CostBudget(Callback):
     """Keep a run within dollars, hours or a deadline.
 
@@ -148,8 +163,10 @@ class CostBudget(Callback):
 
     A run that ends this way leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; Lightning
     validates once more before `fit` returns, as it does after early stopping. The budget reserves time for that
-    validation, and the checkpoint counts it, as forecast. A validation that uses up the budget is cut short. To go
-    on, give `fit` that checkpoint and a larger budget.
+    validation, and the checkpoint counts it, as forecast. A validation that
+    uses up the budget ends where that exceeds it by at most 5 %; else the run ends by a BudgetExceededError after its
+    checkpoint, as the metrics of half a validation would pass for those of a whole one. To go on, give `fit` that
+    checkpoint and a larger budget.
 
     Args:
         usd: US dollars.
@@ -210,39 +227,32 @@ class CostBudget(Callback):
         self._judge: Callable[[], Verdict] | None = None
         self._question: Question = "use"
 
-    @property
-    def state_key(self) -> str:
-        """Use the same key for every budget, so that a run can be resumed with a larger one."""
-        return "lightning_predict.CostBudget"
+    state_key = "lightning_predict.CostBudget"
+    """The same for every budget, so that a run can be resumed with a larger one."""
 
+    @gives_instead(dict, _say_state_is_lost)
     def state_dict(self) -> dict[str, Any]:
-        """Return what was used so far and on what, and why the run was ended, as plain values."""
-        try:
-            machine = {} if self._machine is None else self._machine.as_state()
-            # The validation that ends the run comes after its checkpoint.
-            later = self._watch.end_seconds if self._is_saving and self._watch is not None else 0.0
-            used = {
-                "seconds": self._ledger.seconds + later,
-                "usd": self._ledger.usd + later * self._ledger.usd_per_second,
-            }
-            return used | machine | {"stopping_reason": self.stopping_reason}
-        except Exception as error:  # The user's checkpoint is worth more than our state in it.
-            warn(f"CostBudget: this checkpoint does not say what was used: {type(error).__name__}: {error}")
-            return {}
+        """Return what was used so far and on what, and why the run was ended, as plain values.
 
+        The user's checkpoint is worth more than our state in it: where that fails, it is written without, in words.
+        """
+        machine = {} if self._machine is None else self._machine.as_state()
+        # The validation that ends the run comes after its checkpoint.
+        later = self._watch.end_seconds if self._is_saving and self._watch is not None else 0.0
+        used = {
+            "seconds": self._ledger.seconds + later,
+            "usd": self._ledger.usd + later * self._ledger.usd_per_second,
+        }
+        return used | machine | {"stopping_reason": self.stopping_reason}
+
+    @gives_instead(lambda: None, _say_state_is_unread)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what was used before the checkpoint, unless each fit counts alone."""
-        try:
-            seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
-            machine = Machine.of_state(state_dict)
-            if self.scope == "cumulative":
-                self._ledger.resume(seconds=seconds, usd=usd)
-            self._machine_before = machine
-        except Exception as error:
-            warn(
-                "CostBudget cannot read from the checkpoint what was used before, and counts from here: "
-                f"{type(error).__name__}: {error}"
-            )
+        seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
+        machine = Machine.of_state(state_dict)
+        if self.scope == "cumulative":
+            self._ledger.resume(seconds=seconds, usd=usd)
+        self._machine_before = machine
 
     @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -287,10 +297,13 @@ class CostBudget(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Time the batches of validation, and cut it off where it has used up the budget.
+        """Time the batches of validation; end the run within one that would exceed the budget by far.
+
+        It ends by an exception: a validation that is cut short would leave the means of a few batches, and with them a
+        best checkpoint that is none.
 
         Raises:
-            StopIteration: The budget is used up; Lightning treats it as the end of the loader.
+            BudgetExceededError: The budget is used up.
         """
         if self._meetings is None or trainer.sanity_checking:
             if self._run_clock is not None:
@@ -302,10 +315,11 @@ class CostBudget(Callback):
         self._on_rank_zero(is_due, self._validation_batch_ends)
         if not is_due or self.on_exceed == "warn" or unmet_minimums(trainer):
             return
-        decision = self._meet(self._judge_validation)
-        if decision["action"] == "stop":
-            self._overrun = decision["reason"]
-            raise StopIteration
+        decision = self._meet(lambda: self._judge_validation(trainer))
+        if decision["action"] == "warn":
+            self._overrun = decision["reason"]  # The run ends with this validation.
+        elif decision["action"] == "stop":
+            self._end_within_validation(trainer, decision["reason"])
 
     @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -350,14 +364,8 @@ class CostBudget(Callback):
         """Use its time to forecast later validations; end the run if it used up the budget."""
         overrun, self._overrun = self._overrun, None
         self._on_rank_zero(False, lambda: self._validation_ends(trainer))
-        if overrun is not None:
-            of = _validation_batches(trainer)
-            warn(
-                f"CostBudget cut this validation off after {self._validated_batches:,}"
-                f"{'' if of is None else f' of {of:,}'} batches, and its metrics are of these alone: {overrun}."
-            )
-            if not self._has_ended:
-                self._end(trainer, overrun, can_save=True)
+        if overrun is not None and not self._has_ended:
+            self._end(trainer, overrun, can_save=True)
 
     @never_raises
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -539,10 +547,15 @@ class CostBudget(Callback):
         if watch is not None and clock is not None and self.on_exceed == "stop":
             watch.ends_in(end_seconds(trainer, clock, None))
 
-    def _judge_validation(self) -> Decision:
+    def _judge_validation(self, trainer: Trainer) -> Decision:
         """Judge the use of the budget during a validation."""
-        verdict = GO_ON if self._watch is None else self._watch.judge_use(at_end=True)
-        return {"action": "stop" if verdict.action == "stop" else "go on", "reason": verdict.reason}
+        watch, clock = self._watch, self._run_clock
+        tempo, batches = None if clock is None else clock.validation_tempo(), _validation_batches(trainer)
+        rest = None
+        if tempo is not None and tempo.batch_seconds is not None and batches is not None:
+            rest = max(0, batches - self._validated_batches) * (tempo.batch_seconds + tempo.wait_seconds)
+        verdict = GO_ON if watch is None else watch.judge_validation(rest)
+        return {"action": verdict.action, "reason": verdict.reason}
 
     # On every rank:
 
@@ -565,6 +578,21 @@ class CostBudget(Callback):
         if self.on_exceed == "raise":
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
         rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
+
+    def _end_within_validation(self, trainer: Trainer, reason: str) -> None:
+        """End the run, with a checkpoint, by an exception.
+
+        Raises:
+            BudgetExceededError: Always.
+        """
+        saved = "" if self._has_ended else self._save(trainer)  # One was written where the run was told to stop.
+        self.stopping_reason, self._has_ended = self.stopping_reason or reason, True
+        batches = _validation_batches(trainer)
+        of = "" if batches is None else f" of {batches:,}"
+        raise BudgetExceededError(
+            f"CostBudget: {reason}, after {self._validated_batches:,}{of} batches of a validation, whose metrics are "
+            f"dropped, as the rest would take too long.{saved}{saved and ' A resume goes on after this validation.'}"
+        )
 
     def _save(self, trainer: Trainer) -> str:
         """Write a checkpoint and return a sentence on where it is; warn and return "" if a rank could not write it."""

@@ -398,7 +398,8 @@ class RuntimePredictor(Callback):
 
     def _is_second(self, trainer: Trainer) -> bool:
         """Return whether the code has one already and the environment asks for a second, which would interfere."""
-        return next(one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)) is not self
+        # A callback that passes its hooks on to this one may stand in the Trainer's list in its place.
+        return next((one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)), self) is not self
 
     def _deactivate(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""

@@ -522,30 +522,107 @@ def validated_fit(small: Small, folder: Path, budget: CostBudget, model: Any, **
     return trainer
 
 
-def test_a_validation_that_uses_the_budget_up_is_cut_off(small: Small, tmp_path: Path, time: Clock) -> None:
+def test_a_validation_that_would_exceed_the_budget_by_far_ends_the_run_by_an_exception(
+    small: Small, tmp_path: Path, time: Clock
+) -> None:
     model, budget = slow_validation(small, time, 60.0), hours_of(610.0)
     # Nobody knows what validation takes: the low end of the forecast, 10 s of training, is within the budget. After
-    # 10 s of training, ten batches of validation of a minute each use up the 610 s.
-    with pytest.warns(LightningPredictWarning) as warned:
-        trainer = validated_fit(small, tmp_path, budget, model, max_epochs=3)
-    assert (model.batches_trained, model.validated) == (10, 10)
+    # 10 s of training, ten batches of validation of a minute each use up the 610 s; another exceeds it by 10 %.
+    with pytest.raises(BudgetExceededError) as raised:
+        validated_fit(small, tmp_path, budget, model, max_epochs=3)
+    assert (model.batches_trained, model.validated) == (10, 11)
+    assert budget.stopping_reason == "11 min 10 s of 10 min 10 s (hours) are used"
+    path = tmp_path / CHECKPOINT_NAME
+    assert str(raised.value) == (
+        "CostBudget: 11 min 10 s of 10 min 10 s (hours) are used, after 11 of 20 batches of a validation, whose "
+        f"metrics are dropped, as the rest would take too long. Its checkpoint is {path}. A resume goes on "
+        "after this validation."
+    )
+    state = torch.load(path, weights_only=False)["callbacks"][budget.state_key]
+    assert state["seconds"] == 670.0
+
+
+def test_a_validation_that_exceeds_the_budget_by_little_ends_and_with_it_the_run(
+    small: Small, tmp_path: Path, time: Clock
+) -> None:
+    # 10 s of training and 20 batches of 60 s are 1,210 s: 1.7 % more than 1,190 s, of which 19 batches leave nothing.
+    model, budget = slow_validation(small, time, 60.0), hours_of(1190.0)
+    trainer = validated_fit(small, tmp_path, budget, model, max_epochs=3)
+    assert (model.batches_trained, model.validated) == (10, 20)
     assert trainer.should_stop
-    assert budget.stopping_reason == "10 min 10 s of 10 min 10 s (hours) are used"
-    words = "CostBudget cut this validation off after 10 of 20 batches, and its metrics are of these alone"
-    assert sum(words in str(one.message) for one in warned) == 1
-    state = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=False)["callbacks"][budget.state_key]
-    assert state["seconds"] == 610.0
+    assert budget.stopping_reason == "20 min 10 s of 19 min 50 s (hours) are used"
+    assert torch.load(tmp_path / CHECKPOINT_NAME, weights_only=False)["callbacks"][budget.state_key]["seconds"] == 1210
     assert trainer.callback_metrics["val_loss"] > 0
 
 
-def test_a_validation_that_uses_the_budget_up_can_raise(lightning: Small, tmp_path: Path, time: Clock) -> None:
-    model, budget = slow_validation(lightning, time, 60.0), CostBudget(hours=610.0 / 3600, on_exceed="raise")
-    with (
-        pytest.warns(LightningPredictWarning, match="cut this validation off"),
-        pytest.raises(BudgetExceededError, match="are used"),
-    ):
-        validated_fit(lightning, tmp_path, budget, model, max_epochs=3)
-    assert model.validated == 10
+def test_a_known_rest_that_exceeds_the_budget_by_far_is_not_begun(
+    lightning: Small, tmp_path: Path, time: Clock
+) -> None:
+    # The first validation tells that a batch takes 2 s. Of 75 s, 60 are used when the second begins; after 8 batches
+    # of it all are, and the other 12 would take it to 100: the run ends at once, not 5 % later.
+    model, budget = slow_validation(lightning, time, 2.0), hours_of(75.0)
+    stopping = lightning.lightning.callbacks.EarlyStopping("val_loss", patience=10**6)  # A forecast alone stops none.
+    trainer = lightning.trainer(
+        tmp_path, callbacks=[budget, stopping], num_sanity_val_steps=0, max_epochs=2, min_epochs=0
+    )
+    budget.warmup_steps = 11  # asleep until the second epoch
+    with pytest.raises(BudgetExceededError, match=r"after \d+ of 20 batches of a validation"):
+        trainer.fit(model, lightning.loader(10), lightning.loader(20))
+    assert budget._ledger.seconds == 75.0
+
+
+def losing(model: Any, losses: dict[int, float]) -> None:
+    """Let validation log these values by the number of the batch that it validates, and others otherwise."""
+    plain = model.validation_step
+
+    def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
+        plain(batch, batch_idx)
+        model.log("monitored", losses.get(model.validated, 1.0))
+
+    model.validation_step = validation_step
+
+
+@pytest.mark.parametrize("on_exceed", ["stop", "raise"])
+def test_the_best_checkpoint_and_the_metrics_survive_a_validation_that_ends_the_run(
+    small: Small, tmp_path: Path, time: Clock, on_exceed: Any
+) -> None:
+    # Two validations of 20 batches whose mean is 1; of the second the first batch is much better than all others.
+    model = slow_validation(small, time, 60.0)
+    losing(model, {21: -100.0, 22: 100.0, 23: 3.0})
+    budget = CostBudget(hours=1300.0 / 3600, on_exceed=on_exceed)
+    callbacks = small.lightning.callbacks
+    best = callbacks.ModelCheckpoint(tmp_path / "best", monitor="monitored", save_top_k=1, filename="{monitored:.2f}")
+    stopping = callbacks.EarlyStopping("monitored", patience=10**6)
+    logger = small.lightning.loggers.CSVLogger(tmp_path)
+    trainer = small.trainer(
+        tmp_path,
+        callbacks=[budget, best, stopping],
+        num_sanity_val_steps=0,
+        max_epochs=3,
+        logger=logger,
+        enable_checkpointing=True,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that most of the budget is used
+        with pytest.raises(BudgetExceededError, match="of 20 batches of a validation"):
+            trainer.fit(model, small.loader(10), small.loader(20))
+    assert model.validated > 20
+    (path,) = (tmp_path / "best").iterdir()
+    assert path.name == "monitored=1.00.ckpt"
+    assert best.best_model_path == str(path)
+    assert [float(best.best_model_score), float(stopping.best_score)] == [1.0, 1.0]
+    assert float(trainer.callback_metrics["monitored"]) == float(trainer.logged_metrics["monitored"]) == 1.0
+    logged = [row["monitored"] for row in logger.experiment.metrics if "monitored" in row]
+    assert logged in ([], [1.0])  # what is not in memory any more is in the file
+    # A resume from the budget's own checkpoint trains what was left, and what it validates it validates whole.
+    resumed = slow_validation(small, time, 60.0)
+    losing(resumed, {})
+    later = small.trainer(tmp_path, callbacks=hours_of(1e6), num_sanity_val_steps=0, max_epochs=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`|You're resuming from a checkpoint that")
+        later.fit(resumed, small.loader(10), small.loader(20), ckpt_path=tmp_path / CHECKPOINT_NAME, weights_only=False)
+    assert model.batches_trained + resumed.batches_trained == 30
+    assert float(later.callback_metrics["monitored"]) == 1.0
 
 
 @pytest.mark.parametrize("options", [{"min_epochs": 2}, {}])
@@ -568,7 +645,7 @@ def test_the_run_ends_before_the_validation_that_ends_it_is_over_the_budget(
     model, budget = slow_validation(small, time, 2.0), hours_of(75.0)
     stopping = small.lightning.callbacks.EarlyStopping("val_loss", patience=10**6)
     trainer = small.trainer(tmp_path, callbacks=[budget, stopping], num_sanity_val_steps=0, max_epochs=2)
-    with pytest.warns(LightningPredictWarning, match="unless early stopping ends it before|are used"):
+    with pytest.raises(BudgetExceededError, match="after 12 of 20 batches of a validation"):
         trainer.fit(model, small.loader(10), small.loader(20))
     assert model.batches_trained == 10 + 2
     assert budget.stopping_reason == (

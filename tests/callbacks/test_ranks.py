@@ -75,14 +75,16 @@ def test_all_ranks_end_after_the_same_batch_for_the_same_reason(seen: Seen, scen
         assert ("rank 0: OSError: [Errno 28]" if "disk" in scenario else "rank 1: ZeroDivisionError: by zero") in said
 
 
-def test_a_validation_that_uses_the_budget_up_is_cut_off_on_all_ranks(seen: Seen) -> None:
+def test_a_validation_that_uses_the_budget_up_ends_all_ranks(seen: Seen) -> None:
     first, second = seen["validation uses the budget up"]
     assert first["batches"] == second["batches"] == EPOCHS * BATCHES
-    # The first validation tells what a batch takes; of the second, the hook of the batch that is cut off is left out.
+    # The first validation tells what a batch takes; of the second, the hook of the batch that ends it is left out.
     assert (first["validated"], second["validated"]) == (3 + 1, 3 + 1)
     assert first["reason"] == second["reason"] == "it is used up"
-    (said,) = first["said"]
-    assert "cut this validation off after 2 of 3 batches" in said
+    words = "BudgetExceededError: CostBudget: it is used up, after 2 of 3 batches of a validation, whose metrics are"
+    assert first["ended"] == second["ended"]
+    assert first["ended"].startswith(words)
+    assert first["said"] == second["said"] == []
 
 
 def test_a_rank_that_dies_ends_the_others_by_their_own_collectives(seen: Seen) -> None:

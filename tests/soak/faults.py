@@ -4,7 +4,8 @@
 
 A fit with both callbacks is traced once, to learn which functions it calls. Then it is run again and again, and each
 time one of them fails at its first or second call. What is watched: weights, number of batches, an error that reaches
-`fit` (KeyboardInterrupt does, as it ends any fit), and what is left behind: modes, hooks, profilers, files, threads.
+`fit` (KeyboardInterrupt and SystemExit do, as they end any fit), and what is left behind: modes, hooks, profilers,
+files, threads.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import errno
 import logging
 import os
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -39,15 +42,22 @@ ERRORS: Final[dict[str, Callable[[], BaseException]]] = {
     "RuntimeError": lambda: RuntimeError("injected"),
     "MemoryError": lambda: MemoryError("injected"),
     "ENOSPC": lambda: OSError(errno.ENOSPC, "No space left on device (injected)"),
+    "StopIteration": lambda: StopIteration("injected"),
+    "GeneratorExit": lambda: GeneratorExit("injected"),
     "KeyboardInterrupt": lambda: KeyboardInterrupt("injected"),
+    "SystemExit": lambda: SystemExit("injected"),
 }
+ENDS: Final = ("KeyboardInterrupt", "SystemExit")
+"""Errors with which a program is asked to end: they end the fit, and must leave nothing behind."""
 
 
 ENTRANCES: Final = (
     "guard.py never_raises.<locals>.guarded",
+    "guard.py gives_instead.<locals>.decorate.<locals>.guarded",
     "tracing/hooks.py _unseen_by_the_step.<locals>.guarded",
     "tracing/hooks.py OptimizerWatch._outside.<locals>.watched",
     "tracing/modes.py OperationMode.__torch_dispatch__",
+    "tracing/modes.py OperationMode.ignore_compile_internals",
     "tracing/modes.py WholeCallMode.__torch_function__",
     "tracing/modes.py WholeCallMode._run",
     "tracing/modes.py WholeCallMode._run_autograd",
@@ -55,6 +65,7 @@ ENTRANCES: Final = (
     "tracing/modes.py WholeCallMode._shown_inside.<locals>.shown",
     "tracing/dispatch.py DispatchRecorder.saw_operation",
     "tracing/session.py CaptureSession._quietly",
+    "registration.py callbacks_from_environment",
 )
 """Functions that torch or Lightning calls and that guard all others: nothing is around them that could catch what fails
 before their first line, so they are left out."""
@@ -158,6 +169,13 @@ def traced(on_call: Callable[[CodeType], None]) -> Iterator[None]:
         if event == "call" and frame.f_code.co_filename.startswith(OURS):
             on_call(frame.f_code)
 
+    with watched(trace):
+        yield
+
+
+@contextlib.contextmanager
+def watched(trace: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Trace calls on all threads."""
     threading.settrace(trace)
     sys.settrace(trace)
     try:
@@ -168,8 +186,36 @@ def traced(on_call: Callable[[CodeType], None]) -> Iterator[None]:
 
 
 def name_of(code: CodeType) -> str:
-    """File, line and name of a function."""
-    return f"{code.co_filename.removeprefix(OURS)[1:]}:{code.co_firstlineno}:{code.co_qualname}"
+    """File and name of a function; two of one name in a file (a property's two sides) count as one."""
+    return f"{code.co_filename.removeprefix(OURS)[1:]} {code.co_qualname}"
+
+
+def entrances(run: Callable[[], object]) -> dict[str, set[str]]:
+    """Functions of ours that others call while something runs, each with who calls it: torch, Lightning, a model.
+
+    Python's own library passes calls on (`contextlib`, `functools`), so that who called it counts.
+    """
+    passes_on = (sysconfig.get_paths()["stdlib"], "<")
+    site = sysconfig.get_paths()["purelib"]
+    found: dict[str, set[str]] = {}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(OURS):
+            return
+        caller = frame.f_back
+        while caller is not None:
+            path = caller.f_code.co_filename
+            if path.startswith(OURS):
+                return
+            if path.startswith(site) or not path.startswith(passes_on):
+                found.setdefault(name_of(code), set()).add(f"{Path(path).name} {caller.f_code.co_qualname}")
+                return
+            caller = caller.f_back
+
+    with watched(note):
+        run()
+    return found
 
 
 def reached(folder: Path) -> list[str]:
@@ -181,12 +227,12 @@ def reached(folder: Path) -> list[str]:
         found[name_of(code)] = None
 
     fit(folder, with_callbacks=True, on_call=note)
-    entrances = tuple(tuple(one.split()) for one in ENTRANCES)
-    return [
-        name
-        for name in found
-        if "<module>" not in name and (name.split(":")[0], name.split(":", 2)[2]) not in entrances
-    ]
+    return [name for name in found if "<module>" not in name and name not in ENTRANCES]
+
+
+def sampled(names: Iterable[str], every: int) -> list[str]:
+    """Take about one function in so many, the same ones in every process: a hash of the name decides, not its place."""
+    return sorted(name for name in names if zlib.crc32(name.encode()) % every == 0)
 
 
 def injected(folder: Path, name: str, call: int, error: Callable[[], BaseException]) -> tuple[Result, bool]:
@@ -218,7 +264,7 @@ def study(
                 if not was_reached:
                     continue
                 counts[error]["faults"] += 1
-                ends = isinstance(result.error, KeyboardInterrupt | SystemExit) or error == "KeyboardInterrupt"
+                ends = error in ENDS
                 is_whole = result.batches == plain.batches and torch.equal(result.weights, plain.weights)
                 if not ends and (result.error is not None or not is_whole):
                     counts[error]["harmed"] += 1
@@ -233,7 +279,7 @@ def study(
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--every", type=int, default=1, help="take each n-th function only")
+    parser.add_argument("--every", type=int, default=1, help="take one function in so many only")
     parser.add_argument("--only", default="", help="take functions whose name holds this only")
     parser.add_argument("--errors", default=",".join(ERRORS))
     parser.add_argument("--calls", default="0,1")
@@ -246,7 +292,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         os.environ["LIGHTNING_PREDICT_HISTORY"] = f"{place}/history.jsonl"
         folder = Path(place)
-        names = [name for name in reached(folder) if options.only in name][:: options.every]
+        names = sampled((name for name in reached(folder) if options.only in name), options.every)
         start = time.monotonic()
         calls = [int(call) for call in options.calls.split(",")]
         counts, words = study(names, options.errors.split(","), calls, folder)
