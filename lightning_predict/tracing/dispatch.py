@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
@@ -70,6 +70,12 @@ _NAMES_SHOWN: Final = 5
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
+_ASKED_EVERY: Final = 8
+"""Operations after which the storages that the last ones used are asked whether they have been freed."""
+
+_SWEEP: Final = 64
+"""Operations after which all storages are asked; a multiple of the above."""
+
 
 @final
 @dataclass(slots=True)
@@ -96,6 +102,10 @@ def _lies_in_columns(factor: Any) -> bool:
     return is_plain and is_transposed(factor.shape, factor.stride())
 
 
+def _used_by(operations: Sequence[Operation]) -> set[int | None]:
+    return {tensor.id for operation in operations for tensor in operation.inputs + operation.outputs}
+
+
 def _are_alike(one: Operation, other: Operation) -> bool:
     """Return whether two calls take tensors of the same shapes and dtypes."""
     kinds = [[(tensor.shape, tensor.dtype) for tensor in each.inputs] for each in (one, other)]
@@ -117,6 +127,7 @@ class DispatchRecorder:
         optimizers: Watches the optimizers.
         modules: Watches the modules.
         leaves: Tensors that are leaves with gradients and were read: the parameters, where no module is known.
+        forward_gradient_bytes: Gradients that these had when they were first read.
         autocast_dtype: dtype of an autocast that was on; None without.
         failure: The error that ended the recording; None while all is well.
     """
@@ -138,6 +149,13 @@ class DispatchRecorder:
         self._burst: _Region | None = None
         self._passed_over: Counter[str] = Counter()
         self._held: dict[int, HeldNodes] = {}  # by backward pass
+        self._used_before: set[int | None] = set()
+        # What was freed later than after its last use, by the operation that ran before; what is alive at the end.
+        self._freed: dict[int, list[int]] = {}
+        self._alive_at_stop: tuple[int, ...] = ()
+        self._written_in_burst: dict[int, TensorInfo] = {}
+        self._burst_at = 0
+        self.forward_gradient_bytes = 0
         self._last_number: int | None = None
         # Autograd's counter after each forward operation, and the module that ran it: finds a node's module.
         self._counters: list[int] = []
@@ -157,6 +175,7 @@ class DispatchRecorder:
         with ExitStack() as parts:  # each stops even if others raise
             parts.callback(self.pauses.close, after=len(self.operations))
             parts.callback(self._take_failures)
+            parts.callback(self._guarded, self._note_alive)
             parts.callback(self.modules.close)
             parts.callback(self.optimizers.close)
             if self._modes is not None:
@@ -164,6 +183,13 @@ class DispatchRecorder:
         self._modes = None
         self._held.clear()
         drain()
+
+    def _note_alive(self) -> None:
+        """Note which storages are alive where the recording ends."""
+        if self._written_in_burst:
+            self._end_burst()
+        self._note_freed(sweep=True)
+        self._alive_at_stop = tuple(self._numbers.alive)
 
     def _take_failures(self) -> None:
         """Note hooks that failed: they have seen no more, so the recording is not whole."""
@@ -234,8 +260,20 @@ class DispatchRecorder:
 
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
-        """The operations that ran, with the time that the step spent outside of them."""
-        return self.pauses.placed(self.operations)
+        """The operations that ran, with the time that the step spent outside of them, and the storages they outlast."""
+        timed = list(self.pauses.placed(self.operations))
+        for index, numbers in self._freed.items():
+            timed[index] = replace(timed[index], freed=tuple(numbers))
+        return tuple(timed)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Storages that the step wrote and that were still there when it was stopped."""
+        given, written = set[int | None](), set[int | None]()
+        for operation in self.operations:
+            given.update([tensor.id for tensor in operation.inputs if tensor.id not in written])
+            written.update([tensor.id for tensor in operation.outputs])
+        return tuple(number for number in self._alive_at_stop if number in written and number not in given)
 
     def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note that an operation has run."""
@@ -297,7 +335,10 @@ class DispatchRecorder:
             return
         in_backward = _graph_task() != _OUTSIDE
         number = self._node_number() if in_backward else None
-        if schema.marks or (number is not None and self._is_part_of_backward(number)):
+        if schema.marks:
+            return
+        if number is not None and self._is_part_of_backward(number):
+            self._note_part_of_backward(output)
             return
         words, values = schema.words, args
         if kwargs or not words:  # by name, or of an operator that names none
@@ -368,6 +409,9 @@ class DispatchRecorder:
         *,
         in_backward: bool,
     ) -> Operation | None:
+        if self._written_in_burst and self._burst is None:
+            self._end_burst()
+        self._look_for_freed()
         inputs, written = self._described(tensors), self._described(outputs)
         if inputs is None or written is None:
             self._pass_over(name)
@@ -378,8 +422,9 @@ class DispatchRecorder:
         for tensor in tensors:
             if tensor.requires_grad:
                 needs_grad = True
-                if tensor.is_leaf:
+                if tensor.is_leaf and id(tensor) not in self.leaves:
                     self.leaves[id(tensor)] = tensor
+                    self._note_gradient(tensor)
         phase = self._rules.phase_of(
             name,
             in_optimizer=self.optimizers.inside,
@@ -399,6 +444,27 @@ class DispatchRecorder:
         )
         self.operations.append(operation)
         return operation
+
+    def _look_for_freed(self) -> None:
+        """Find storages that have been freed; to be called before the next operation is added."""
+        count = len(self.operations)
+        if count % _ASKED_EVERY == 0:
+            self._note_freed(sweep=count % _SWEEP == 0)
+
+    def _note_freed(self, *, sweep: bool) -> None:
+        """Note storages that have been freed, but for those that were used just before."""
+        lately = _used_by(self.operations[-_ASKED_EVERY:])
+        asked = self._numbers.alive if sweep else lately | self._used_before
+        self._used_before = lately
+        for number in self._numbers.find_freed(asked):
+            if number not in lately:
+                self._freed.setdefault(len(self.operations) - 1, []).append(number)
+
+    def _note_gradient(self, leaf: torch.Tensor) -> None:
+        """Count the gradient that a leaf has as the forward pass first reads it."""
+        gradient = leaf.grad
+        if gradient is not None:
+            self.forward_gradient_bytes += gradient.numel() * gradient.element_size()
 
     def _described(self, tensors: list[torch.Tensor]) -> tuple[TensorInfo, ...] | None:
         """Describe tensors; None if one cannot be described."""
@@ -468,6 +534,25 @@ class DispatchRecorder:
                 inputs=backward_inputs(forward.name, forward.inputs),
                 outputs=(),
             )
+            if self._written_in_burst:
+                self._end_burst()
+            self._look_for_freed()
+            self._burst_at = len(self.operations)
             self.operations.append(backward)
         self._burst = region
         return region is not None
+
+    def _note_part_of_backward(self, output: Any) -> None:
+        """Note what a part of a whole call's backward pass writes; what is left when the last has run is its result."""
+        for tensor in tensors_in(output):
+            described = self._numbers.describe(tensor)
+            if described is not None and described.id is not None:
+                self._written_in_burst[described.id] = described
+
+    def _end_burst(self) -> None:
+        """Give the recorded backward pass of a whole call the tensors that its parts wrote and that are still there."""
+        written, self._written_in_burst = self._written_in_burst, {}
+        self._numbers.find_freed(written)
+        read = {tensor.id for tensor in self.operations[self._burst_at].inputs}
+        outputs = tuple(one for number, one in written.items() if number in self._numbers.alive and number not in read)
+        self.operations[self._burst_at] = replace(self.operations[self._burst_at], outputs=outputs)

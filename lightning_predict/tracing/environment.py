@@ -101,7 +101,9 @@ def measure_memory(
     optimizers: Sequence[torch.optim.Optimizer],
     *,
     has_backward: bool,
+    forward_gradient_bytes: int | None,
     peak_bytes: int | None,
+    reserved_bytes: int | None,
 ) -> Memory:
     """Return the bytes that live through the step; None for what is unknown.
 
@@ -110,13 +112,15 @@ def measure_memory(
         leaves: Parameters that were seen without a module; used where there are no roots.
         optimizers: Those that stepped.
         has_backward: The step ran a backward pass.
+        forward_gradient_bytes: Gradients that were there while the forward pass ran.
         peak_bytes: Peak of the CUDA allocator.
+        reserved_bytes: Peak of what it reserved.
     """
     tensors = {id(tensor): tensor for root in roots for tensor in (*root.parameters(), *root.buffers())}
     if not roots:
         tensors = {id(leaf): leaf for leaf in leaves}
     if not tensors:
-        return Memory(peak_bytes=peak_bytes)
+        return Memory(peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
     gradients = [tensor.grad for tensor in tensors.values() if tensor.is_leaf and tensor.grad is not None]
     if has_backward and not gradients:  # cleared within the step: as large as what they are for
         gradients = [tensor for tensor in tensors.values() if tensor.requires_grad]
@@ -124,7 +128,9 @@ def measure_memory(
         parameter_bytes=_total_bytes(tensors.values()),
         gradient_bytes=_total_bytes(gradients) if has_backward else 0,
         optimizer_state_bytes=_total_bytes(_state_tensors(optimizers)),
+        forward_gradient_bytes=forward_gradient_bytes if has_backward else 0,
         peak_bytes=peak_bytes,
+        reserved_bytes=reserved_bytes,
     )
 
 

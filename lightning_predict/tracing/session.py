@@ -95,6 +95,7 @@ class CaptureSession:
         self._seconds = 0.0
         self._started_at = 0.0
         self._peak_bytes: int | None = None
+        self._reserved_bytes: int | None = None
 
     def start(self) -> None:
         """Begin to record.
@@ -225,6 +226,7 @@ class CaptureSession:
         self._seconds += time.perf_counter() - self._started_at
         if self._device.type == "cuda":
             self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            self._reserved_bytes = torch.cuda.max_memory_reserved(self._device)
 
     def _stop_recorder(self) -> None:
         if self._recorder is None:
@@ -247,6 +249,7 @@ class CaptureSession:
                 device=self._device.type,
                 recorder="dispatch",
                 optimizer_steps=recorder.optimizers.steps,
+                held=recorder.held,
                 flags=environment.read_flags(recorder.autocast_dtype),
                 notes=recorder.notes,
             )
@@ -264,7 +267,9 @@ class CaptureSession:
             leaves,
             optimizers,
             has_backward=any(operation.phase == "backward" for operation in trace.operations),
+            forward_gradient_bytes=self._forward_gradient_bytes,
             peak_bytes=self._peak_bytes,
+            reserved_bytes=self._reserved_bytes,
         )
         return self._with_device(
             replace(
@@ -276,6 +281,10 @@ class CaptureSession:
                 software={**trace.software, **environment.software_versions()},
             )
         )
+
+    @property
+    def _forward_gradient_bytes(self) -> int | None:
+        return self._recorder.forward_gradient_bytes if isinstance(self._recorder, DispatchRecorder) else None
 
     def _compile_seconds(self) -> float | None:
         return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)

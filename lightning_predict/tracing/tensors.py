@@ -10,7 +10,7 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, Final, final
 
@@ -41,6 +41,9 @@ class _WeakReferences(list[int]):
             torch.UntypedStorage._free_weak_ref(reference)
 
 
+_is_freed: Final[Callable[[int], bool]] = torch.UntypedStorage._expired
+
+
 @final
 class StorageNumbers:
     """Numbers storages in order of first use; views of one storage share its number.
@@ -51,6 +54,7 @@ class StorageNumbers:
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._references = _WeakReferences()
+        self._alive: dict[int, int] = {}  # number to weak reference
         self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
@@ -91,7 +95,21 @@ class StorageNumbers:
             number = self._numbers[address] = len(self._numbers)
             reference: Any = storage._weak_ref()  # an address; torch types it as a storage
             self._references.append(reference)
+            self._alive[number] = reference
         return number
+
+    @property
+    def alive(self) -> Collection[int]:
+        """Numbers of the storages that have not been found freed."""
+        return self._alive.keys()
+
+    def find_freed(self, numbers: Iterable[int | None]) -> list[int]:
+        """Return those of these numbers whose storages have been freed since they were last asked for."""
+        alive = self._alive
+        freed = [number for number in numbers if number in alive and _is_freed(alive[number])]
+        for number in freed:
+            alive.pop(number, None)
+        return freed
 
 
 _COMPRESSED: Final = {

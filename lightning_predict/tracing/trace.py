@@ -146,6 +146,8 @@ class Operation:
         kernels: What it ran on the device; empty without a CUDA profile.
         host_start_seconds: Start on the host from the beginning of the profiled step; None without a profile.
         host_seconds: Time on the host, its children included; None without a profile.
+        freed: Storages that were freed after it though an earlier operation was the last to use them: a variable of the
+            step held them. Any other is freed after its last use, or is one of the Trace's `held`.
         python_seconds: Time before it in which the host ran no operation (Python code of the step, outside of backward
             passes and optimizers), as far as the recorder timed it and there is no profile; 0 for less than 5 ms.
     """
@@ -159,6 +161,7 @@ class Operation:
     kernels: tuple[Kernel, ...] = ()
     host_start_seconds: float | None = None
     host_seconds: float | None = None
+    freed: tuple[int, ...] = ()
     python_seconds: float = 0.0
 
 
@@ -198,13 +201,18 @@ class Memory:
         parameter_bytes: Parameters and buffers; None if no module was known.
         gradient_bytes: Gradients after the backward pass; None if not known.
         optimizer_state_bytes: State that the optimizers keep between steps; None if not known.
+        forward_gradient_bytes: Gradients of the step before that live through the forward pass (Lightning drops them
+            after it, most loops before it); None where the recorder cannot see it.
         peak_bytes: `torch.cuda.max_memory_allocated` over the step; None off CUDA.
+        reserved_bytes: `torch.cuda.max_memory_reserved` over the step; None off CUDA.
     """
 
     parameter_bytes: int | None = None
     gradient_bytes: int | None = None
     optimizer_state_bytes: int | None = None
+    forward_gradient_bytes: int | None = None
     peak_bytes: int | None = None
+    reserved_bytes: int | None = None
 
 
 @final
@@ -254,6 +262,8 @@ class Trace:
         optimizer_steps: Optimizer updates inside the step (2 for a GAN with two optimizers).
         parameters: The model's parameters in their order; empty where no module was known.
         memory: What lives through the step.
+        held: Storages that the step wrote and that were still there at its end: gradients, and what a variable of the
+            loop holds until the next step replaces it; None where the recorder cannot see it.
         flags: Global switches.
         compiled: Any part ran through `torch.compile`.
         compile_seconds: What compiling has taken until the step was recorded, in this fit (without a Trainer, in this
@@ -284,6 +294,7 @@ class Trace:
     optimizer_steps: int = 1
     parameters: tuple[Parameter, ...] = ()
     memory: Memory = Memory()
+    held: tuple[int, ...] | None = None
     flags: Flags = Flags()
     compiled: bool = False
     compile_seconds: float | None = None
@@ -542,6 +553,7 @@ def _trace_from_json(document: Checked) -> Trace:
         optimizer_steps=get("optimizer_steps", Checked.integer, 1),
         parameters=get("parameters", lambda value: tuple(_parameter(row) for row in value.items()), ()),
         memory=get("memory", _memory, Memory()),
+        held=get("held", _numbers, None),
         flags=get("flags", _flags, Flags()),
         compiled=get("compiled", Checked.flag, False),
         compile_seconds=get("compile_seconds", Checked.number, None),
@@ -567,6 +579,10 @@ def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
 
 def _seconds_list(value: Checked) -> tuple[float, ...]:
     return tuple(item.number() for item in value.items())
+
+
+def _numbers(value: Checked) -> tuple[int, ...]:
+    return tuple(item.integer() for item in value.items())
 
 
 def _texts_by_name(value: Checked) -> dict[str, str]:
@@ -602,6 +618,7 @@ def _operation(row: Checked, tensors: list[TensorInfo]) -> Operation:
         kernels=row.optional("kernels", lambda value: tuple(_kernel(item) for item in value.items()), ()),
         host_start_seconds=row.optional("host_start_seconds", Checked.any_number, None),
         host_seconds=row.optional("host_seconds", Checked.number, None),
+        freed=row.optional("freed", _numbers, ()),
         python_seconds=row.optional("python_seconds", Checked.number, 0.0),
     )
 

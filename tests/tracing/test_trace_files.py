@@ -215,7 +215,7 @@ def _drop(*place: str | int) -> Callable[[dict[str, Any]], None]:
         (_set("device", to=None), "device is None; expected a string"),
         (_set("compiled", to="yes"), "compiled is 'yes'; expected true or false"),
         (_set("step_seconds", to=[0.1, -0.1]), r"step_seconds\[1\] is -0\.1; expected a number of at least 0"),
-        (_set("memory", to={"peak": 1}), "memory has the field 'peak'; expected only gradient_bytes"),
+        (_set("memory", to={"peak": 1}), "memory has the field 'peak'; expected only forward_gradient_bytes"),
         (_set("flags", to={"matmul_tf32": 1}), r"flags\.matmul_tf32 is 1; expected true or false"),
         (_set("software", to={"torch": 2}), r"software\.torch is 2; expected a string"),
         (_set("parameters", to=[{"name": "w", "shape": [1]}]), r"parameters\[0\]\.dtype is missing"),

@@ -1,0 +1,1 @@
+"""Memory of a step: its storages, torch's allocator, and what CUDA's libraries add."""

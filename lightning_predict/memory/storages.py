@@ -1,0 +1,133 @@
+"""Find the storages that a step writes: how large, for what, and between which operations they live.
+
+A storage is born with the first operation that writes it. It is freed after the last one that uses it (just as long as
+autograd keeps what the backward pass reads), or later where the recorder saw that a variable of the step held it. What
+is still there at the end is a gradient, or belongs to a variable that the next step replaces. Example::
+
+    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> data, hidden, loss = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 1))
+    >>> trace = Trace(device="meta", recorder="dispatch", operations=(
+    ...     Operation(name="aten::relu", phase="forward", inputs=(data,), outputs=(hidden,), module="body"),
+    ...     Operation(name="aten::sum", phase="forward", inputs=(hidden,), outputs=(loss,))))
+    >>> [(one.cause, one.module, one.size_bytes, one.birth, one.death) for one in written_storages(trace)]
+    [('activation', 'body', 80, 0, 1), ('activation', None, 4, 1, 1)]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
+
+Cause = Literal["activation", "backward", "gradient", "update", "batch"]
+"""Why a storage lives: written by the forward pass; written by the backward pass in passing; a gradient; written by the
+optimizer in passing; given to the step."""
+
+_DRAWS_MASKS: Final = "aten::bernoulli_"
+"""Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte per
+element."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A storage and its life within the step.
+
+    Attributes:
+        size_bytes: Its bytes.
+        cause: Why it lives.
+        birth: Index of the operation that writes it first; 0 for what the step found.
+        death: Index of the operation after which it is freed; None if it is still there at the end.
+        module: Module that wrote it; None if not known.
+    """
+
+    size_bytes: int
+    cause: Cause
+    birth: int
+    death: int | None
+    module: str | None = None
+
+
+@dataclass(slots=True)
+class _Life:
+    """A storage as it was first met, and the numbers of the first and the last operation that met it."""
+
+    tensor: TensorInfo
+    size_bytes: int
+    phase: Phase
+    module: str | None
+    first: int
+    last: int
+    is_given: bool
+    is_for_optimizer: bool = False
+
+    @property
+    def kind(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype."""
+        return self.tensor.shape, self.tensor.dtype
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the backward pass wrote it for the optimizer."""
+        return self.phase == "backward" and not self.is_given and self.is_for_optimizer
+
+
+def written_storages(trace: Trace) -> tuple[Storage, ...]:
+    """List the storages that the step writes, in the order of their birth."""
+    held = None if trace.held is None else frozenset(trace.held)
+    return tuple(_storage(life, held) for life in _lives(trace.operations) if not life.is_given)
+
+
+def batch_bytes(operations: Sequence[Operation], parameters: Iterable[Parameter]) -> tuple[int, ...]:
+    """List bytes of each storage that the forward pass reads and none wrote: the batch, which always lives."""
+    given = [life for life in _lives(operations) if life.is_given and life.phase == "forward"]
+    frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)
+    frozen.subtract(life.kind for life in given if life.is_for_optimizer)
+    sizes = []
+    for life in given:
+        if life.is_for_optimizer:
+            continue
+        if frozen[life.kind] > 0:
+            frozen[life.kind] -= 1
+        else:
+            sizes.append(life.size_bytes)
+    return tuple(sizes)
+
+
+def _storage(life: _Life, held: frozenset[int] | None) -> Storage:
+    cause: Cause = "activation"
+    if life.is_gradient:
+        cause = "gradient"
+    elif life.phase == "backward":
+        cause = "backward"
+    elif life.phase == "optimizer":
+        cause = "update"
+    is_open = life.is_gradient if held is None else life.tensor.id in held
+    return Storage(life.size_bytes, cause, life.first, None if is_open else life.last, life.module)
+
+
+def _lives(operations: Sequence[Operation]) -> list[_Life]:
+    """Find every storage once, in the size of the tensor that met it first, as later views may repeat its elements."""
+    lives: dict[int, _Life] = {}
+    for number, operation in enumerate(operations):
+        phase = operation.phase
+        for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
+            for tensor in tensors:
+                if tensor.id is None:
+                    continue
+                life = lives.get(tensor.id)
+                if life is None:
+                    life = _Life(tensor, tensor.size_bytes, phase, operation.module, number, number, is_given)
+                    lives[tensor.id] = life
+                life.last = number
+                if phase == "optimizer":
+                    life.is_for_optimizer = True
+        if operation.name == _DRAWS_MASKS and operation.outputs and operation.outputs[0].id is not None:
+            lives[operation.outputs[0].id].size_bytes = operation.outputs[0].elements
+        for freed in operation.freed:
+            if freed in lives:
+                lives[freed].last = number
+    return list(lives.values())

@@ -1,0 +1,131 @@
+"""What torch's allocator reserves: its published constants by hand, and what must hold for any blocks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.memory.allocator import CachingAllocator, block_bytes
+from lightning_predict.units import KIBIBYTE, MEBIBYTE
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reserved_mebibytes"),
+    [
+        ((), 0),
+        ((1,), 2),  # a segment of small blocks
+        ((MEBIBYTE, MEBIBYTE), 2),
+        ((MEBIBYTE, MEBIBYTE, 1), 4),
+        ((MEBIBYTE + 1,), 20),  # a segment of larger ones
+        ((9 * MEBIBYTE, 9 * MEBIBYTE), 20),
+        ((9 * MEBIBYTE, 9 * MEBIBYTE, 9 * MEBIBYTE), 40),
+        ((10 * MEBIBYTE,), 10),  # one of its own
+        ((11 * MEBIBYTE,), 12),
+        ((1, 2 * MEBIBYTE, 11 * MEBIBYTE), 2 + 20),  # beside the 2 are 18 free
+        ((1, 11 * MEBIBYTE, 2 * MEBIBYTE), 2 + 12 + 20),
+    ],
+)
+def test_requests_are_served_from_segments_of_2_and_20_mebibytes_or_of_their_own(
+    sizes: tuple[int, ...], reserved_mebibytes: int
+) -> None:
+    allocator = CachingAllocator()
+    for size in sizes:
+        allocator.allocate(size)
+    assert allocator.reserved_bytes == reserved_mebibytes * MEBIBYTE
+
+
+def test_the_smallest_free_block_that_is_large_enough_is_taken_and_its_rest_split_off() -> None:
+    allocator = CachingAllocator()
+    large, small = (allocator.allocate(size * MEBIBYTE) for size in (40, 30))
+    allocator.free(large)
+    allocator.free(small)
+    taken = allocator.allocate(24 * MEBIBYTE)
+    assert (taken.address, taken.size) == (small.address, 24 * MEBIBYTE)
+    again = allocator.allocate(6 * MEBIBYTE)  # what was left of the 30
+    assert again.address == small.address + 24 * MEBIBYTE
+    assert allocator.reserved_bytes == 70 * MEBIBYTE
+
+
+def test_a_rest_of_up_to_a_mebibyte_stays_with_a_large_block() -> None:
+    allocator = CachingAllocator()
+    block = allocator.allocate(11 * MEBIBYTE)
+    assert block.size == allocator.allocated_bytes == 12 * MEBIBYTE
+    small = allocator.allocate(KIBIBYTE + 1)
+    assert small.size == KIBIBYTE + 512  # in the small pool every 512 bytes are split off
+
+
+def test_free_neighbours_are_joined_and_those_in_use_keep_them_apart() -> None:
+    allocator = CachingAllocator()
+    whole = allocator.allocate(60 * MEBIBYTE)
+    allocator.free(whole)
+    parts = [allocator.allocate(20 * MEBIBYTE) for _ in range(3)]
+    assert allocator.reserved_bytes == 60 * MEBIBYTE
+    allocator.free(parts[0])
+    allocator.free(parts[2])
+    apart = allocator.allocate(40 * MEBIBYTE)  # twice 20 are free, but not side by side
+    assert allocator.reserved_bytes == 100 * MEBIBYTE
+    allocator.free(apart)
+    allocator.free(parts[1])
+    allocator.allocate(60 * MEBIBYTE)
+    assert allocator.reserved_bytes == 100 * MEBIBYTE
+
+
+def test_an_expandable_segment_joins_what_segments_of_their_own_keep_apart() -> None:
+    reserved = []
+    for expandable in (False, True):
+        allocator = CachingAllocator(expandable_segments=expandable)
+        for size in (40, 80, 120):  # a batch that grows
+            allocator.free(allocator.allocate(size * MEBIBYTE))
+        reserved.append(allocator.reserved_bytes // MEBIBYTE)
+    assert reserved == [40 + 80 + 120, 120]
+
+
+def test_expandable_segments_grow_by_pages() -> None:
+    allocator = CachingAllocator(expandable_segments=True)
+    allocator.allocate(1)
+    assert allocator.reserved_bytes == 2 * MEBIBYTE
+    allocator.allocate(21 * MEBIBYTE)
+    assert allocator.reserved_bytes == (2 + 40) * MEBIBYTE
+    allocator.allocate(19 * MEBIBYTE)
+    assert allocator.reserved_bytes == (2 + 40) * MEBIBYTE
+
+
+def test_an_emptied_cache_keeps_segments_in_which_something_lies() -> None:
+    allocator = CachingAllocator()
+    blocks = [allocator.allocate(30 * MEBIBYTE) for _ in range(2)]
+    kept = allocator.allocate(9 * MEBIBYTE)
+    for block in blocks:
+        allocator.free(block)
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 20 * MEBIBYTE
+    assert allocator.peak_reserved_bytes == 80 * MEBIBYTE
+    allocator.free(kept)
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 0
+
+
+REQUESTS = st.lists(st.tuples(st.integers(1, 64 * MEBIBYTE), st.booleans()), max_size=40)
+
+
+@given(REQUESTS, st.booleans())
+def test_blocks_never_overlap_and_all_that_is_freed_can_be_given_back(
+    requests: list[tuple[int, bool]], expandable: bool
+) -> None:
+    allocator = CachingAllocator(expandable_segments=expandable)
+    living = []
+    for size, frees in requests:
+        block = allocator.allocate(size)
+        assert block.size >= block_bytes(size)
+        living.append(block)
+        if frees:
+            allocator.free(living.pop(0))
+        spans = sorted((one.address, one.address + one.size) for one in living)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+        assert allocator.allocated_bytes == sum(one.size for one in living) <= allocator.reserved_bytes
+    for block in living:
+        allocator.free(block)
+    allocator.empty_cache()
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)

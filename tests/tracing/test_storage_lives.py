@@ -1,0 +1,124 @@
+"""When the recorder finds that a storage is freed, and what is still there at the end of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.tracing.trace import Operation, Trace
+
+
+def recorded(step: Callable[[], object]) -> Trace:
+    return lp.capture(step, warmup_steps=0)
+
+
+def freed_at(trace: Trace, number: int | None) -> list[int]:
+    return [index for index, operation in enumerate(trace.operations) if number in operation.freed]
+
+
+def written_by(trace: Trace, name: str) -> Operation:
+    return next(operation for operation in trace.operations if operation.name == name)
+
+
+def test_what_dies_after_its_last_use_is_not_listed() -> None:
+    data = torch.zeros(4)
+
+    def step() -> None:
+        for _ in range(100):
+            torch.relu(data + 1)
+
+    trace = recorded(step)
+    assert [operation.freed for operation in trace.operations] == [()] * 200
+    assert trace.held == ()
+
+
+def test_what_a_variable_holds_beyond_its_last_use_is_listed_where_it_is_freed() -> None:
+    data = torch.zeros(4)
+
+    def step() -> None:
+        kept = torch.exp(data)
+        for _ in range(40):
+            torch.relu(data)
+        del kept
+        for _ in range(80):
+            torch.relu(data)
+
+    trace = recorded(step)
+    (number,) = (tensor.id for tensor in written_by(trace, "aten::exp").outputs)
+    (index,) = freed_at(trace, number)
+    assert 40 <= index < 40 + 64  # operations 1 to 40 ran while it was held; all are asked every 64
+
+
+def test_what_the_loop_still_holds_is_there_at_the_end() -> None:
+    variables: dict[str, torch.Tensor] = {}
+    data = torch.zeros(4)
+
+    def step() -> None:
+        variables["logits"] = torch.exp(data)
+        torch.relu(data)
+
+    trace = recorded(step)
+    assert trace.held == tuple(tensor.id for tensor in written_by(trace, "aten::exp").outputs)
+
+
+def test_gradients_are_there_at_the_end_and_those_of_the_step_before_may_live_through_the_forward_pass() -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    data = torch.zeros(4, 3)
+
+    def dropped_first() -> None:
+        optimizer.zero_grad()
+        layer(data).sum().backward()
+        optimizer.step()
+
+    def dropped_last() -> None:
+        loss = layer(data).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    dropped_first()
+    first, last = recorded(dropped_first), recorded(dropped_last)
+    assert first.memory.forward_gradient_bytes == 0
+    assert last.memory.forward_gradient_bytes == last.memory.gradient_bytes == (3 * 2 + 2) * 4
+    updates = [operation.inputs[1].id for operation in first.operations if operation.phase == "optimizer"]
+    assert len(updates) == 2
+    assert set(updates) <= set(first.held or ())
+
+
+def test_the_backward_pass_of_attention_writes_the_gradients_of_its_inputs() -> None:
+    query, key, value = (torch.zeros(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+
+    def step() -> None:
+        data = (query * 2, key * 2, value * 2)
+        nn.functional.scaled_dot_product_attention(*data).sum().backward()
+
+    trace = recorded(step)
+    backward = written_by(trace, "aten::scaled_dot_product_attention_backward")
+    assert [tensor.shape for tensor in backward.outputs] == [(2, 4, 16, 8)] * 3
+    written = {tensor.id for tensor in backward.outputs}
+    read = {operation.inputs[0].id for operation in trace.operations if operation.phase == "backward"}
+    assert len(written) == 3
+    assert written <= read
+
+
+def test_lives_are_kept_in_the_file(tmp_path: object) -> None:
+    variables: dict[str, torch.Tensor] = {}
+
+    def step() -> None:
+        variables["kept"] = torch.exp(torch.zeros(3))
+        held = torch.zeros(4) + 1
+        for _ in range(40):
+            torch.relu(variables["kept"])
+        del held
+        for _ in range(80):
+            torch.relu(variables["kept"])
+
+    trace = recorded(step)
+    assert trace.held
+    assert any(operation.freed for operation in trace.operations)
+    trace.save(f"{tmp_path}/step.json")
+    assert lp.Trace.load(f"{tmp_path}/step.json") == trace
