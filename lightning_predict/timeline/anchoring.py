@@ -1,11 +1,13 @@
 """Hold a recorded step against its simulation, and carry host, gaps and what no operation explains to other GPUs.
 
-The step is simulated on the GPU that it was recorded on, with the kernels as they were measured, and held against the
-steps that were timed without a recorder. What the measured step has beyond the simulated one is time of the host that
-no operation of the trace accounts for; it is the same with any GPU, so it is added to each as it is. A shorter
-measured step means that the profiler slowed the host, where late launches made the device wait in the recording, and
-else that the device leaves less between its kernels, or ran a little faster. So a prediction is continuous in the
-measured step, and grows by what that grows. Example::
+The step is simulated on the GPU that it was recorded on, with the kernels as they were measured, and held against what
+a clock read without a recorder: when the host was done with a step, when the device was, and how long a step takes in a
+running loop, which is what predictions are of. The host is as fast as the first says, without the profiler that it was
+recorded under. What the measured step has beyond the simulated one is time of the host that no operation of the trace
+accounts for; it is the same with any GPU, so it is added to each as it is. A shorter measured step means that the
+profiler slowed the host, where the host bounds the step and its own time was not read, and else that the device leaves
+less between its kernels, or ran a little faster. So a prediction is continuous in the measured step, and grows by what
+that grows. Example::
 
     own = anchor(trace, timed, gpu("V100-SXM2-32GB"), 1.0)
     own.residual_seconds       # 0.030 where a training_step of 130 ms holds operations for 100 ms
@@ -14,7 +16,7 @@ measured step, and grows by what that grows. Example::
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, final
@@ -25,7 +27,17 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.recorded_host import has_recorded_launches
-from lightning_predict.timeline.simulation import STEADY_STEPS, launch_order, launchings, main_stream, simulate
+from lightning_predict.timeline.simulation import (
+    STEADY_STEPS,
+    Launching,
+    LaunchOrder,
+    Simulated,
+    host_walk,
+    launch_order,
+    launchings,
+    main_stream,
+    simulate,
+)
 from lightning_predict.tracing.trace import Kernel, Trace
 from lightning_predict.units import MICROSECOND
 
@@ -72,7 +84,9 @@ class Anchor:
         device_factor: Measured time of the device over that of the recorded kernels, 1 or a little less.
         residual_seconds: What the measured step has beyond what the trace explains.
         device_seconds: What the origin's device needs for the step; 0 where nothing was measured.
-        steps: Steps to simulate; 1 where measured steps begin with an idle device, as a clock waits for it.
+        added_host_seconds: Work of the host in a step beyond what the recording holds, before its first operation.
+        running_share: Time of a step in a running loop over the measured one: below 1 where the latter waited for the
+            device at its ends by more than a little; 1 where nobody recorded the launches that overlap.
         is_host_assumed: The host is a median one, as neither its launches nor a step that it bounds were timed.
     """
 
@@ -81,48 +95,115 @@ class Anchor:
     device_factor: float = 1.0
     residual_seconds: float = 0.0
     device_seconds: float = 0.0
-    steps: int = STEADY_STEPS
+    added_host_seconds: float = 0.0
+    running_share: float = 1.0
     is_host_assumed: bool = False
 
 
 def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> Anchor:
-    """Hold the recorded step against the measured one."""
+    """Hold the recorded step against the measured one.
+
+    Args:
+        trace: The trace.
+        timed: Its work.
+        origin: GPU that it was recorded on; None if it is not known.
+        factor: Time of the target's host over that of the host in use.
+    """
     if not trace.has_measured_kernels:
-        return Anchor(host=HostModel(factor=factor), is_host_assumed=True)
+        return _of_shapes(trace, timed, origin, factor)
     is_recorded = has_recorded_launches(trace)
     slower = STACKS_SPREAD if trace.has_python_stacks else PROFILED_SPREAD
     host = HostModel(low_factor=1 / slower / MACHINE_SPREAD, high_factor=MACHINE_SPREAD) if is_recorded else HostModel()
     gap = recorded_gap(trace)
-    if origin is None or not trace.step_seconds:
+    if origin is None or not trace.measured_steps:
         return Anchor(host=replace(host, factor=factor), gap_seconds=gap, is_host_assumed=not is_recorded)
     return _held_against(trace, timed, host, gap, factor)
 
 
+def with_host_work(work: Sequence[Launching], seconds: float) -> tuple[Launching, ...]:
+    """Let the host work for so long, on the machine of the recording, before the first operation."""
+    if not work or seconds <= 0:
+        return tuple(work)
+    first, *others = work
+    return replace(first, python_seconds=first.python_seconds + seconds), *others
+
+
+def _of_shapes(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> Anchor:
+    """Take the host's own time where it was read; nothing is known of what it waits for in the midst of a step."""
+    host = HostModel(factor=factor)
+    if origin is None or not trace.host_seconds_unprofiled or trace.device == "cpu":
+        return Anchor(host=host, is_host_assumed=True)
+    order = launch_order(launchings(trace, timed, np.zeros((1, len(timed.items)))), gpus=1)
+    walked = host_walk(order, HostModel()).seconds
+    if order.waits or walked <= 0:
+        return Anchor(host=host, is_host_assumed=True)
+    own = statistics.median(trace.host_seconds_unprofiled) / walked
+    return Anchor(host=HostModel(factor=own * factor, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD))
+
+
+@final
+class Replay:
+    """The recorded step on its own GPU, with another host or gap, and with work of the host added to it."""
+
+    def __init__(self, trace: Trace, timed: TimedWork, host: HostModel, gap: float) -> None:
+        kernels = [
+            [kernel for index in item.operations for kernel in trace.operations[index].kernels] for item in timed.items
+        ]
+        seconds = np.array([[sum(kernel.seconds for kernel in launched) for launched in kernels]])  # (1, items)
+        self._work = launchings(trace, timed, seconds)
+        self._host = host
+        self.gap_seconds = gap
+        self._order = self._ordered(0.0)
+
+    def add_host_work(self, seconds: float) -> None:
+        """Let the host work longer before the first operation."""
+        self._order = self._ordered(seconds)
+
+    def _ordered(self, added: float) -> LaunchOrder:
+        return launch_order(with_host_work(self._work, added), gpus=1, gap_seconds=self.gap_seconds)
+
+    def simulated(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> Simulated:
+        """Simulate so many steps in a row with a host that takes `own` times as long."""
+        order = self._order if gap is None else replace(self._order, gap_seconds=gap)
+        return simulate(order, replace(self._host, factor=own), steps=steps)
+
+    def seconds(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> float:
+        """Return the seconds of the last of so many steps."""
+        return float(self.simulated(own=own, gap=gap, steps=steps).seconds[0])
+
+    def host_seconds(self, own: float) -> float:
+        """Return when the host is done with a step that began with an idle device, waits inside included."""
+        return float(self.simulated(own=own, steps=1).host_ends[0])
+
+
 def _held_against(trace: Trace, timed: TimedWork, host: HostModel, gap: float, factor: float) -> Anchor:
-    kernels = [
-        [kernel for index in item.operations for kernel in trace.operations[index].kernels] for item in timed.items
-    ]
-    seconds = np.array([[sum(kernel.seconds for kernel in launched) for launched in kernels]])  # (1, items)
-    order = launch_order(launchings(trace, timed, seconds), gpus=1, gap_seconds=gap)
-    step = statistics.median(trace.step_seconds)
-
-    def simulated(own: float = 1.0, own_gap: float = gap) -> float:
-        result = simulate(replace(order, gap_seconds=own_gap), replace(host, factor=own), steps=1)
-        return float(result.seconds[0])
-
-    share = late_share(trace)
-    found = simulate(order, host, steps=1)
-    recorded = float(found.seconds[0])
-    is_host_bound = share >= LATE_SHARE if share is not None else found.host_seconds > float(found.occupied_seconds[0])
-    own, own_gap = 1.0, gap
+    replay = Replay(trace, timed, host, gap)
+    read = _unprofiled(trace, replay)
+    own, added = (1.0, 0.0) if read is None else read
+    replay.add_host_work(added)
+    found = replay.simulated(own=own, steps=1)
+    running = replay.seconds(own=own)
+    step = measured = statistics.median(trace.measured_steps)
+    steps = STEADY_STEPS
+    if trace.running_step_seconds is None:
+        # It waited for the device at its ends. Between a running and a standing step of the replay it agrees with both.
+        standing = float(found.seconds[0])
+        step, steps = (min(step, running), STEADY_STEPS) if step <= standing else (step, 1)
+    late = late_share(trace) if read is None else None
+    is_host_bound = late >= LATE_SHARE if late is not None else found.host_seconds > float(found.occupied_seconds[0])
+    recorded = running if steps > 1 else float(found.seconds[0])
+    own_gap = gap
     if step < recorded and is_host_bound:
-        least = (1 + FLAT) * simulated(1 / SLOWEST_PROFILER)
-        own = _solve(simulated, max(step, least)) if least < recorded else 1.0
+        least = (1 + FLAT) * replay.seconds(own=own / SLOWEST_PROFILER, steps=steps)
+        if least < recorded:
+            own = _solve(lambda one: replay.seconds(own=one, steps=steps), max(step, least), highest=own)
     elif step < recorded:
-        least = simulated(own_gap=0.0)
+        least = replay.seconds(own=own, gap=0.0, steps=steps)
         own_gap = gap * max(step - least, 0.0) / (recorded - least) if recorded > least else 0.0
-    explained = simulated(own, own_gap)
-    if is_host_bound:
+    explained = replay.seconds(own=own, gap=own_gap, steps=steps)
+    overlap = explained - replay.seconds(own=own, gap=own_gap) if steps == 1 else 0.0
+    share = (step - overlap) / measured if measured > 0 and has_recorded_launches(trace) else 1.0
+    if is_host_bound or read is not None:
         host = replace(host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
     return Anchor(
         host=replace(host, factor=own * factor),
@@ -130,17 +211,33 @@ def _held_against(trace: Trace, timed: TimedWork, host: HostModel, gap: float, f
         device_factor=min(step / explained, 1.0),
         residual_seconds=max(step - explained, 0.0),
         device_seconds=float(found.occupied_seconds[0]),
-        steps=1,
-        is_host_assumed=not (is_host_bound or has_recorded_launches(trace)),
+        added_host_seconds=added,
+        running_share=share if share < 1 - FLAT else 1.0,
+        is_host_assumed=not (is_host_bound or read is not None or has_recorded_launches(trace)),
     )
 
 
-def _solve(simulated: Callable[[float], float], step: float) -> float:
-    """Return the host's factor, up to 1, at which the simulated step, which grows with it, equals the measured one."""
-    low, high = 1 / SLOWEST_PROFILER, 1.0
+def _unprofiled(trace: Trace, replay: Replay) -> tuple[float, float] | None:
+    """Return the factor of the recorded host that gives the host's own time, and what that has beyond the recording.
+
+    None if it was not read, or if the host waits for the device until the end of the step, whatever its speed.
+    """
+    if not trace.host_seconds_unprofiled:
+        return None
+    read = statistics.median(trace.host_seconds_unprofiled)
+    recorded = replay.host_seconds(1.0)
+    if read >= recorded:
+        return 1.0, read - recorded
+    least = (1 + FLAT) * replay.host_seconds(1 / SLOWEST_PROFILER)
+    return (_solve(replay.host_seconds, read, highest=1.0), 0.0) if least < min(read, recorded) else None
+
+
+def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) -> float:
+    """Return the host's factor, up to the highest, at which a time that grows with it equals the wanted one."""
+    low, high = highest / SLOWEST_PROFILER, highest
     for _ in range(20):
         middle = (low * high) ** 0.5
-        if simulated(middle) < step:
+        if seconds(middle) < wanted:
             low = middle
         else:
             high = middle

@@ -26,7 +26,14 @@ from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
 from lightning_predict.kernels.estimates import float32_stands_in
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.unknown_operations import unknown_operation_notes
-from lightning_predict.timeline.anchoring import MACHINE_SPREAD, PROFILED_SPREAD, STACKS_SPREAD, Anchor, anchor
+from lightning_predict.timeline.anchoring import (
+    MACHINE_SPREAD,
+    PROFILED_SPREAD,
+    STACKS_SPREAD,
+    Anchor,
+    anchor,
+    with_host_work,
+)
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, simulate
 from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread
@@ -157,10 +164,10 @@ def iterations(
     if is_host_measured:
         measured = replace(own.host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
         own = replace(own, host=measured, is_host_assumed=False)
-    work = launchings(trace, timed, timed.seconds)  # of seconds (gpus, items)
+    work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)  # of seconds (gpus, items)
     order = launch_order(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
-    middle = simulate(order, own.host, steps=own.steps, speed=1 / own.device_factor)
-    faster = simulate(order, own.host, steps=own.steps, speed=FASTER / own.device_factor)
+    middle = simulate(order, own.host, speed=1 / own.device_factor)
+    faster = simulate(order, own.host, speed=FASTER / own.device_factor)
     python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
     host_ends = _host_ends(trace, own.host, middle.host_seconds, python)
     beyond_operations = UNCALIBRATED if trace.has_measured_kernels else spread or bundled_spread()
@@ -195,8 +202,10 @@ def iterations(
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
     )
+    own_steps = tuple(own.running_share * seconds for seconds in trace.measured_steps)
+    waited = tuple(map(Detail, _waited(trace, own)))
     return tuple(
-        step.as_measured(trace.measured_steps) if target == origin else step
+        replace(step.as_measured(own_steps), notes=(*step.notes, *waited)) if target == origin else step
         for target, step in zip(gpus, steps, strict=True)
     )
 
@@ -335,6 +344,17 @@ def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str
         f"The {'measured' if is_measured else 'recorded'} step holds {seconds_to_milliseconds(seconds):.3g} ms{share} "
         "beyond its operations (Python work in the step, data, waits); they are carried to every GPU as time of the "
         "host."
+    )
+
+
+def _waited(trace: Trace, own: Anchor) -> Iterator[str]:
+    """Say how much shorter than the steps that were timed one by one a step of the running loop is."""
+    if own.running_share == 1:
+        return
+    alone = seconds_to_milliseconds(statistics.median(trace.measured_steps))
+    yield (
+        f"Steps were timed one by one, each until the GPU was done: {alone:.3g} ms. A training loop does not wait for "
+        f"it, and takes {own.running_share * alone:.3g} ms by the recorded launches and kernels."
     )
 
 

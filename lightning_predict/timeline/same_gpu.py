@@ -85,7 +85,9 @@ def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None
     if origin is None or not trace.measured_steps or trace.compiled:
         return None
     shapes = replace(
-        replace(trace.untimed(), profiled_seconds=trace.profiled_seconds),
+        trace.untimed(),
+        profiled_seconds=trace.profiled_seconds,
+        host_seconds_unprofiled=trace.host_seconds_unprofiled,
         operations=tuple(replace(operation, kernels=()) for operation in trace.operations),
     )
     (step,) = iterations(shapes, timed_work(shapes, [origin], origin=None, models=models), [origin])

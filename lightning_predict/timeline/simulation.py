@@ -276,6 +276,8 @@ class Simulated:
         active_seconds: Work of the compute stream, shape (gpus,).
         occupied_seconds: The same with the gaps between its kernels, shape (gpus,).
         host_seconds: Time of the host alone, waits left out.
+        host_ends: When the host is done with the last step, waits in its midst included, from the step's beginning;
+            shape (gpus,).
         busy: Seconds that each operation's kernels and their gaps keep the compute stream busy, (gpus, operations).
         waiting: Seconds that the compute stream waits for each operation's launches, shape (gpus, operations).
         begins: When the last step begins, which is when the one before it ended, shape (gpus,).
@@ -290,6 +292,7 @@ class Simulated:
     active_seconds: Array
     occupied_seconds: Array
     host_seconds: float
+    host_ends: Array
     busy: Array
     waiting: Array
     begins: Array
@@ -326,6 +329,7 @@ def simulate(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, 
         active_seconds=durations[:, on_compute].sum(axis=1),
         occupied_seconds=occupied[:, on_compute].sum(axis=1),
         host_seconds=walk.seconds,
+        host_ends=clocks.host - previous,
         busy=summed_by_owner(occupied * on_compute, order.owners, operations),
         waiting=summed_by_owner(last.waiting, order.owners, operations),
         begins=previous,

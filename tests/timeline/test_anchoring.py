@@ -17,14 +17,16 @@ from lightning_predict.timeline.anchoring import (
     PROFILED_SPREAD,
     STACKS_SPREAD,
     Anchor,
+    Replay,
     anchor,
     late_share,
     recorded_gap,
 )
 from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
 from lightning_predict.timeline.simulation import START_SECONDS
-from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
 
@@ -158,8 +160,10 @@ def test_no_interval_of_another_gpu_is_empty_and_a_longer_step_is_never_a_shorte
 
 
 def test_python_work_is_seen_on_every_gpu() -> None:
-    # An environment steps for 30 ms, then 400 products take 28 ms and their gaps 0.4: 58.4 ms, measured so.
-    found = predicted(recorded(400, 70e-6, python=0.03, steps=(0.0584,)))
+    # An environment steps for 30 ms, then 400 products take 28 ms and their gaps 0.4; the host waits for them.
+    trace = recorded(400, 70e-6, python=0.03, steps=(0.0584,))
+    wait = HostWait(0.03 + 399 * 12e-6 + 9e-6, 0.0236, "device")
+    found = predicted(replace(trace, waits=(wait,)))
     assert found["SMALL"].seconds == 0.0584
     assert found["LIKE-SMALL"].seconds == pytest.approx(0.0584, rel=1e-3)
     assert found["BIG"].seconds == pytest.approx(0.03 + 0.014 + 400 * GAP, rel=1e-2)
@@ -210,7 +214,7 @@ def test_a_device_bound_step_says_nothing_of_its_host() -> None:
 
 def test_gaps_are_as_short_as_the_measured_step_leaves_them() -> None:
     # 400 gaps in 0.2 ms: half a microsecond each.
-    own = anchored(recorded(400, 70e-6, steps=(0.028 + 400 * 0.5e-6 + 8e-6 + LAUNCH,)))
+    own = anchored(replace(recorded(400, 70e-6), running_step_seconds=0.028 + 400 * 0.5e-6))
     assert own.gap_seconds == pytest.approx(0.5e-6, rel=0.05)
     assert own.device_factor == pytest.approx(1)
 
@@ -255,3 +259,92 @@ def test_without_measured_kernels_nothing_is_held_against_a_step() -> None:
     trace = Trace(operations=(), device="cpu", recorder="dispatch", step_seconds=(1.0,))
     assert anchor(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), None, 2.0).host.factor == 2
     assert anchored(trace).residual_seconds == 0
+
+
+def in_a_loop(trace: Trace, *, host: float) -> Trace:
+    """The trace with the readings of a clock on a machine whose host, without the profiler, takes so much less."""
+    replay = Replay(trace, timed_work(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), HostModel(), GAP)
+    return replace(
+        trace,
+        step_seconds=(replay.seconds(own=host, steps=1),),
+        host_seconds_unprofiled=(replay.host_seconds(host),),
+        running_step_seconds=replay.seconds(own=host),
+        running_steps=8,
+    )
+
+
+# The host bounds the step; the device does; both take about as long, so that waits at the ends count most.
+@pytest.mark.parametrize("kernel_seconds", [10e-6, 70e-6, 40e-6])
+@pytest.mark.parametrize("host", [1.0, 1 / 2.9, 1 / 3.9])
+def test_readings_of_a_loop_give_what_its_replay_gives_on_any_gpu(kernel_seconds: float, host: float) -> None:
+    trace = recorded(400, kernel_seconds, every=40e-6, python=2e-3)
+    truth = predicted(trace, host_factor=host)
+    live = in_a_loop(trace, host=host)
+    assert anchored(live).host.factor == pytest.approx(host, rel=1e-3)
+    for seen in (live, replace(live, running_step_seconds=None)):
+        found = predicted(seen)
+        for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+            assert found[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=2e-3)
+            assert found[gpu].host_seconds == pytest.approx(truth[gpu].host_seconds, rel=1e-3)
+            assert not any("profiler" in note for note in found[gpu].notes)
+
+
+@pytest.mark.parametrize("kernel_seconds", [10e-6, 70e-6, 40e-6])
+def test_a_step_between_the_standing_and_the_running_one_agrees_with_both(kernel_seconds: float) -> None:
+    trace = recorded(400, kernel_seconds, every=40e-6, python=2e-3)
+    truth = predicted(trace)
+    live = in_a_loop(trace, host=1.0)
+    standing, running = live.step_seconds[0], live.running_step_seconds
+    assert running is not None
+    for step in (standing, running, (standing + running) / 2):
+        found = predicted(replace(trace, step_seconds=(step,)))
+        for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+            assert found[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=1e-6)
+
+
+def test_the_gpu_in_use_is_shown_as_its_loop_runs() -> None:
+    # 5 ms of Python, then 400 products of 70 us: one after the other in a step that waits, side by side in a loop.
+    trace = recorded(400, 70e-6, python=5e-3)
+    live = in_a_loop(trace, host=1.0)
+    (standing,), running = live.step_seconds, live.running_step_seconds
+    assert standing == pytest.approx(5e-3 + 400 * (70e-6 + GAP), rel=2e-3)
+    assert running == pytest.approx(400 * (70e-6 + GAP))
+    measured = predicted(live)["SMALL"]
+    assert measured.seconds == running
+    assert not any("one by one" in note for note in measured.notes)
+    derived = predicted(replace(live, host_seconds_unprofiled=(), running_step_seconds=None))["SMALL"]
+    assert derived.seconds == pytest.approx(running)
+    assert derived.notes[-1] == (
+        "Steps were timed one by one, each until the GPU was done: 33.4 ms. A training loop does not wait for it, and "
+        "takes 28.4 ms by the recorded launches and kernels."
+    )
+
+
+def test_a_host_that_takes_longer_than_its_recording_works_longer_on_every_gpu() -> None:
+    # Hooks of 20 ms that no operation accounts for: the device, of 28.4 ms, hides them, and BIG's, of 14.4, does not.
+    trace = in_a_loop(recorded(400, 70e-6), host=1.0)
+    (host,), (standing,) = trace.host_seconds_unprofiled, trace.step_seconds
+    longer = replace(trace, host_seconds_unprofiled=(host + 0.02,), step_seconds=(standing + 0.02,))
+    found = predicted(longer)
+    assert anchored(longer).added_host_seconds == pytest.approx(0.02)
+    assert found["LIKE-SMALL"].seconds == pytest.approx(predicted(trace)["LIKE-SMALL"].seconds)
+    assert found["BIG"].seconds == pytest.approx(host + 0.02)
+    assert found["BIG"].bound_by == "host"
+
+
+def test_a_host_that_waits_to_the_end_of_its_step_says_nothing_of_its_own_time() -> None:
+    trace = recorded(400, 70e-6)
+    wait = HostWait(399 * 12e-6 + 9e-6, 0.0236, "device")
+    trace = replace(trace, waits=(wait,), step_seconds=(0.0284,), host_seconds_unprofiled=(0.0284,))
+    assert anchored(trace).host.factor == 1
+    assert anchored(trace).added_host_seconds == pytest.approx(0, abs=2e-5)
+
+
+def test_without_kernels_the_host_s_own_time_still_counts() -> None:
+    trace = recorded(100, 10e-6)
+    shapes = replace(trace, operations=tuple(replace(one, kernels=()) for one in trace.operations))
+    shapes = replace(shapes, operations=tuple(replace(one, host_start_seconds=None) for one in shapes.operations))
+    median = predicted(shapes)["BIG"].host_seconds
+    read = predicted(replace(shapes, host_seconds_unprofiled=(median / 2,)))["BIG"]
+    assert read.host_seconds == pytest.approx(median / 2)
+    assert not any("Host assumed" in note for note in read.notes)

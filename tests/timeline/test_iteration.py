@@ -113,7 +113,8 @@ def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
     assert own.seconds == 0.51
     assert (own.low_seconds, own.high_seconds) == (0.51 * 0.98, 0.51 * 1.03)
     # Half of the measured kernel, and the 10 ms that it does not explain.
-    assert math.isclose(other.seconds, 0.25 + 0.01)
+    # In a running loop the first launch, of 23.9 us, is made while the GPU still works.
+    assert other.seconds == pytest.approx(0.25 + 0.01 - 23.9e-6)
 
 
 def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
@@ -122,8 +123,8 @@ def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
     work = timed_work(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
     beyond = 5000 - (23.9 + 100 * (30 + 1))
     (other,) = iterations(trace, work, [BIG], origin=SMALL)
-    # BIG takes 15 us for a kernel, and waits for the last of 100 launches, of 23.3 us each but for T3.
-    assert other.seconds * 1e6 == pytest.approx(99 * 23.3 + 23.9 + 15 + 1 + beyond)
+    # BIG takes 15 us for a kernel, and waits for 100 launches, of 23.3 us each.
+    assert other.seconds * 1e6 == pytest.approx(100 * 23.3 + beyond)
     assert other.bound_by == "host"
     assert other.device_seconds * 1e6 == pytest.approx(100 * 15)
     assumed, said = other.notes
@@ -134,7 +135,7 @@ def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
     )
     # A host twice as fast launches each within 11.65 us, so that the device bounds the step.
     (half,) = iterations(trace, work, [BIG], origin=SMALL, host_factor=0.5)
-    assert half.seconds * 1e6 == pytest.approx(21.9 / 2 + 2 + 100 * (15 + 1) + beyond)
+    assert half.seconds * 1e6 == pytest.approx(100 * (15 + 1) + beyond)
 
 
 def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:

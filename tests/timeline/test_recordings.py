@@ -10,7 +10,12 @@ import pytest
 import lightning_predict as lp
 from benchmarks.accuracy.recordings import recorded_step_seconds
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.timeline.anchoring import LATE_SHARE, late_share
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.timeline.anchoring import LATE_SHARE, Replay, late_share, recorded_gap
+from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.recorded_host import recorded_host
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import Trace
@@ -95,7 +100,7 @@ def test_a_device_bound_resnet_gains_on_a_faster_gpu() -> None:
 def test_a_gap_of_20_percent_is_added_and_no_more() -> None:
     trace = trace_of("married_resnet50_v100")
     gaps = [0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
-    steps = [predicted(replace(trace, step_seconds=(0.0953 * (1 + gap),)), A100)[0] for gap in gaps]
+    steps = [predicted(replace(trace, running_step_seconds=0.0953 * (1 + gap)), A100)[0] for gap in gaps]
     seconds = [step.iteration_seconds for step in steps]
     assert seconds == sorted(seconds)
     for gap, own in zip(gaps, seconds, strict=True):
@@ -117,3 +122,42 @@ def test_a_host_with_python_stacks_says_so() -> None:
     (own,) = predicted(trace_of("tl_vit_nsfw_h100_step6"), H100)
     assert any("kept Python's stacks" in note for note in own.notes)
     assert own.iteration_seconds_low < 0.3 * own.iteration_seconds
+
+
+HOSTS = (1.0, 1 / 2.9)
+"""Time of a host without the profiler over that of the recording, whose launches hold it: none slower, and the ratio of
+a step of 894 operations that was timed both ways."""
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+@pytest.mark.parametrize("factor", HOSTS)
+def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor: float) -> None:
+    # On the recording's own GPU the clock reads what the replay takes there; nothing else changes on the other GPUs.
+    trace = trace_of(name)
+    others = ["T4", "L4", A100, H100, "B200-SXM-180GB"]
+    origin = gpu(RECORDINGS[name])
+    timed = timed_work(trace, [origin], origin=origin, models=None)
+    replay = Replay(trace, timed, HostModel(), recorded_gap(trace))
+    read = replace(
+        trace,
+        step_seconds=(replay.seconds(own=factor, steps=1),),
+        host_seconds_unprofiled=(replay.host_seconds(factor),),
+    )
+    running = replace(read, running_step_seconds=replay.seconds(own=factor), running_steps=8)
+    truth = iterations_of(trace, others, factor)
+    for live in (read, running):
+        for found, expected in zip(iterations_of(live, others, 1.0, origin=origin), truth, strict=True):
+            assert found.seconds == pytest.approx(expected.seconds, rel=0.02)
+            assert found.host_seconds == pytest.approx(expected.host_seconds, rel=0.15)
+    if factor == 1:
+        standing, loop = read.step_seconds[0], running.running_step_seconds
+        for step in (standing, loop):
+            live = replace(trace, step_seconds=(step,)) if step is not None else trace
+            for found, expected in zip(iterations_of(live, others, 1.0, origin=origin), truth, strict=True):
+                assert found.seconds == pytest.approx(expected.seconds, rel=0.02)
+
+
+def iterations_of(trace: Trace, names: list[str], factor: float, *, origin: Gpu | None = None) -> tuple[Iteration, ...]:
+    gpus = [gpu(name) for name in names]
+    own = origin or gpu(str(trace.gpu_reported_name))
+    return iterations(trace, timed_work(trace, gpus, origin=own, models=None), gpus, origin=own, host_factor=factor)

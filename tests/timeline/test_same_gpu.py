@@ -87,7 +87,7 @@ def test_kernels_that_were_measured_are_not_corrected_twice() -> None:
     check = same_gpu_check(trace, SMALL, MODELS)
     work = timed_work(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
-    assert other.seconds == pytest.approx(0.26)  # half of the measured kernel's 0.5, and the 10 ms beyond it
+    assert other.seconds == pytest.approx(0.26, rel=1e-3)  # half of the kernel's 0.5, and the 10 ms beyond it
     assert not any(note.startswith("Other GPUs") for note in other.notes)
 
 
