@@ -55,6 +55,21 @@ def test_a_layout_stands_under_its_own_name_beside_its_gpu() -> None:
     assert eight.device_seconds == single.device_seconds
 
 
+def test_a_layout_is_found_by_every_name_that_it_can_be_asked_by() -> None:
+    found = lp.predict(TRACE, gpus=["8xB200", "g5.48xlarge"])
+    assert list(found) == ["8xB200-SXM-180GB", "8xA10G"]
+    for name in ("8xB200", "B200:8", "1x8xB200", "8xb200-sxm-180gb"):
+        assert found[name] is found["8xB200-SXM-180GB"]
+        assert name in found
+        assert found.get(name) is found["8xB200-SXM-180GB"]
+    assert found["g5.48xlarge"] is found["8xA10G"]
+    for name in ("B200", "4xB200", "8xL4", "no such thing"):
+        assert name not in found
+        assert found.get(name) is None
+    with pytest.raises(UnknownGpuError, match=r"No prediction for '4xB200' here\. Predicted: 8xB200-SXM-180GB, 8xA10G"):
+        found["4xB200"]
+
+
 def test_all_gpus_work_through_the_samples() -> None:
     found = lp.predict(TRACE, gpus=["L4", "8xL4"], iterations=1000)
     assert (found["L4"].iterations, found["8xL4"].iterations) == (1000, 125)

@@ -28,6 +28,7 @@ from typing import Final, final
 import numpy as np
 from rich.table import Table
 
+from benchmarks.accuracy.reported_gpus import reported_gpu
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from lightning_predict.checked import read_csv
@@ -220,7 +221,7 @@ def _case(row: Mapping[str, str], key: Key, singles: Mapping[str, float]) -> Sca
             if efficiency > LARGEST_EFFICIENCY:
                 return f"its efficiency is above {LARGEST_EFFICIENCY}"
             return ScalingCase(
-                gpu=find_gpu(reported).name,
+                gpu=reported_gpu(reported).name,
                 system=f"{reported}, torch {container[:6]}",
                 count=count,
                 model=model,

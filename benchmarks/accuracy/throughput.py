@@ -19,11 +19,11 @@ from itertools import permutations
 from pathlib import Path
 from typing import Final, final
 
+from benchmarks.accuracy.reported_gpus import reported_gpu
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.prediction import predict
 
 THROUGHPUT_TABLE: Final = "training_throughput.csv"
@@ -186,7 +186,7 @@ def ratios_of(results: Sequence[ThroughputResult]) -> Iterator[RatioResult]:
 
 def _case(row: Checked) -> ThroughputCase:
     return ThroughputCase(
-        gpu=find_gpu(row.member("gpu_reported").text()).name,
+        gpu=reported_gpu(row.member("gpu_reported").text()).name,
         model=row.member("model").text(),
         precision=row.member("precision_label").text(),
         batch=int(row.member("batch").parsed().positive()),

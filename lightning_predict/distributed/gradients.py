@@ -12,10 +12,11 @@ communication starts early. FSDP's units are the numbered modules (`layers.0`, `
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, final
 
+from lightning_predict.distributed.experts import is_of_expert
 from lightning_predict.timeline.simulation import Launching
 from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Trace
 from lightning_predict.units import mebibytes_to_bytes
@@ -34,10 +35,12 @@ class Bucket:
     Attributes:
         size_bytes: Their size.
         after: Number of the step's operations after which the last of them is ready.
+        is_expert: Gradients of experts, which fewer GPUs exchange.
     """
 
     size_bytes: float
     after: int
+    is_expert: bool = False
 
 
 @final
@@ -87,7 +90,7 @@ def ready_gradients(trace: Trace, work: Sequence[Launching]) -> list[Bucket]:
             for depth in range(1, len(parts) + 1):
                 last[".".join(parts[:depth])] = end
     gradients = [
-        Bucket(parameter_bytes(parameter), _ready(parameter, last))
+        Bucket(parameter_bytes(parameter), _ready(parameter, last), is_of_expert(parameter))
         for parameter in reversed(trace.parameters)
         if parameter.requires_grad and last
     ]
@@ -105,17 +108,17 @@ def buckets(gradients: Sequence[Bucket], *, cap_bytes: float) -> Iterator[Bucket
     """Return the gradients in DDP's buckets: one is full once it holds `cap_bytes` or more.
 
     Args:
-        gradients: In the order in which they are ready.
+        gradients: In the order in which they are ready; all of experts, or none.
         cap_bytes: Size of a bucket; the first one is at most `FIRST_BUCKET_BYTES`.
     """
-    cap, size, after = min(FIRST_BUCKET_BYTES, cap_bytes), 0.0, 0
+    cap, size, last = min(FIRST_BUCKET_BYTES, cap_bytes), 0.0, None
     for gradient in gradients:
-        size, after = size + gradient.size_bytes, gradient.after
+        size, last = size + gradient.size_bytes, gradient
         if size >= cap:
-            yield Bucket(size, after)
+            yield replace(gradient, size_bytes=size)
             cap, size = cap_bytes, 0.0
-    if size:
-        yield Bucket(size, after)
+    if size and last is not None:
+        yield replace(last, size_bytes=size)
 
 
 def unit_of(module: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from lightning_predict.distributed.experts import is_of_expert
 from lightning_predict.distributed.gradients import (
     ROOT,
     Visit,
@@ -52,7 +53,7 @@ from lightning_predict.distributed.overlap import (
     walk,
 )
 from lightning_predict.distributed.pipeline_parallel import idle_share, turns
-from lightning_predict.distributed.strategy import Strategy, data_group
+from lightning_predict.distributed.strategy import Strategy, data_group, expert_data_group
 from lightning_predict.distributed.tensor_parallel import ProblemClock, SplitModel, WorkCutter, split_model
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
@@ -305,6 +306,8 @@ class SharedStep:
         pace = max(paces, key=lambda pace: float(pace.seconds[1]))
         factors = stage_factors(pace.stage, row, device_factors, host)
         links = Links(group.layout, interconnect, friction.slowdown, group.groups_per_node)
+        alike_experts = expert_data_group(layout, strategy)
+        experts = replace(links, layout=alike_experts.layout, groups_per_node=alike_experts.groups_per_node)
         cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
         trace = replace(self._trace, parameters=pace.stage.parameters)
         each = turns(
@@ -319,7 +322,7 @@ class SharedStep:
         if is_sharded and pace.stage.micro_batches > 1:
             alone = Cutter(pace.stage.passes, row, factors, pace.exposed)
             before = [_exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
-        last = _exchanged(trace, pace.stage.work, cutter, links, strategy)
+        last = _exchanged(trace, pace.stage.work, cutter, links, strategy, experts)
         walked = pace.repeated(last, each, before=before)
         seconds = friction.seconds(walked, walked.seconds, replicas=layout.count, spread=WAITS)
         return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
@@ -341,43 +344,78 @@ def narrowed_ends(step: Iteration) -> Ends:
     return narrowed(np.array([step.low_seconds, step.seconds, step.high_seconds]))
 
 
-def _exchanged(trace: Trace, work: Sequence[Launching], cutter: Cutter, links: Links, strategy: Strategy) -> Walked:
-    """Return the work with what the replicas exchange meanwhile; without a backward pass that is nothing."""
+def _exchanged(
+    trace: Trace,
+    work: Sequence[Launching],
+    cutter: Cutter,
+    links: Links,
+    strategy: Strategy,
+    experts: Links | None = None,
+) -> Walked:
+    """Return the work with what the replicas exchange meanwhile; without a backward pass that is nothing.
+
+    Args:
+        trace: With the parameters of one GPU.
+        work: Its operations.
+        cutter: Cuts their time.
+        links: The links among replicas.
+        strategy: How the GPUs share.
+        experts: The links among those that hold the same experts; None: among all.
+    """
     if not has_backward(work):
         (whole,) = cutter.pieces([])
         return Walked(whole, np.zeros(3), np.zeros(3))
     if strategy.data in ("fsdp", "hybrid"):
         return _sharded(trace, work, cutter, links, strategy)
-    return _bucketed(trace, work, cutter, links, strategy)
+    return _bucketed(trace, work, cutter, {False: links, True: experts or links}, strategy)
 
 
 def _bucketed(
     trace: Trace,
     work: Sequence[Launching],
     cutter: Cutter,
-    links: Links,
+    links_of: Mapping[bool, Links],
     strategy: Strategy,
 ) -> Walked:
     """Time data parallelism with whole parameters on every GPU.
 
     DDP: all_reduce of each bucket behind the backward pass, or all of them after it. ZeRO 1 and 2: each GPU updates its
     share of the parameters, which all gather afterwards; stage 2 keeps its share of the gradients only
-    (reduce_scatter).
+    (reduce_scatter). Gradients of experts pass among the GPUs that hold the same ones alone.
+
+    Args:
+        trace: With the parameters of one GPU.
+        work: Its operations.
+        cutter: Cuts their time.
+        links_of: The links among replicas, and those among GPUs that hold the same experts, by whether they are these.
+        strategy: How the GPUs share.
     """
-    exchanged = list(buckets(ready_gradients(trace, work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
+    gradients, cap_bytes = ready_gradients(trace, work), mebibytes_to_bytes(strategy.bucket_cap_mb)
+    apart = strategy.expert > 1  # else all are exchanged alike, and together
+    exchanged = [
+        bucket
+        for is_expert in (False, True)
+        for bucket in buckets([one for one in gradients if (apart and one.is_expert) == is_expert], cap_bytes=cap_bytes)
+    ]
+    exchanged.sort(key=lambda bucket: bucket.after)
     update = _update(work)
     durations = cutter.pieces([*(bucket.after for bucket in exchanged), update])
     *before, last = durations
-    last = _shared_update(last, cutter.busy(update), trace, links, strategy)
+    last = _shared_update(last, cutter.busy(update), trace, links_of[False], strategy)
     operation = "reduce_scatter" if strategy.data == "zero2" else "all_reduce"
     share = _reduced_share(trace, strategy)
-    seconds = links.collective(operation, [share * bucket.size_bytes for bucket in exchanged])
+    seconds = [
+        links_of[apart and bucket.is_expert].collective(operation, [share * bucket.size_bytes])[0]
+        for bucket in exchanged
+    ]
     ready = range(1, len(seconds) + 1) if strategy.overlap_grad_reduce else [len(before)] * len(seconds)
     transfers = [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
     pieces = [*map(Piece, before), Piece(last, waits_for=len(transfers) - 1 if transfers else None)]
     if strategy.data != "ddp":
-        size = sum(bucket.size_bytes for bucket in exchanged)
-        transfers.append(Transfer(links.collective("all_gather", [size])[0], after=len(pieces)))
+        for is_expert, links in links_of.items():
+            size = sum(bucket.size_bytes for bucket in exchanged if (apart and bucket.is_expert) == is_expert)
+            if size:
+                transfers.append(Transfer(links.collective("all_gather", [size])[0], after=len(pieces)))
     return walk(pieces, transfers)
 
 
@@ -385,7 +423,9 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
     """Return the time behind the backward pass where each GPU updates its share, or its machine's processors do."""
     if strategy.data == "ddp" or not busy.any():
         return last
-    count = _sharing(links, strategy)
+    # GPUs that hold the same experts are as many times fewer as the experts are dealt out.
+    dealt = _expert_share(trace) * (min(strategy.expert, _sharing(links, strategy)) - 1)
+    count = _sharing(links, strategy) / (1 + dealt)
     if strategy.offload == "none":
         shared: Ends = last - busy * (1 - 1 / count)
         return shared
@@ -400,6 +440,13 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
             gpus_per_node=links.layout.gpus_per_node * links.groups_per_node,
         )
     )
+
+
+def _expert_share(trace: Trace) -> float:
+    """Divide the trained parameters of experts by all; 0 without any."""
+    own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad and is_of_expert(one))
+    everything = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
+    return own / everything if everything else 0.0
 
 
 def _sharing(links: Links, strategy: Strategy) -> int:

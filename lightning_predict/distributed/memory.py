@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from lightning_predict.distributed.experts import experts_module
+from lightning_predict.distributed.experts import experts_module, is_of_expert
 from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
 from lightning_predict.distributed.model_parallel import needs_blocks, stage_parameters
 from lightning_predict.distributed.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, under_way
@@ -43,6 +43,7 @@ class HeldMemory:
         activation_bytes: What lives in the passes alone.
         copy_bytes: Copies of the parameters that the optimizer updates in their stead.
         update_bytes: What the update writes in passing.
+        expert_share: Share of the trainable parameters that lies in experts, which fewer replicas hold.
     """
 
     peak_bytes: float
@@ -55,6 +56,7 @@ class HeldMemory:
     activation_bytes: float = 0.0
     copy_bytes: float = 0.0
     update_bytes: float = 0.0
+    expert_share: float = 0.0
 
     @property
     def lasting_bytes(self) -> float:
@@ -305,6 +307,7 @@ def _of_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemor
         trainable_bytes=trainable,
         unit_bytes=tuple(unit_bytes(replace(trace, parameters=parameters)).values()),
         unit_elements=tuple(unit_elements(parameters).values()),
+        expert_share=_trainable_bytes(tuple(filter(is_of_expert, parameters))) / trainable if trainable else 0.0,
     )
 
 

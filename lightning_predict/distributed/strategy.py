@@ -380,6 +380,12 @@ def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
     return _group(layout, strategy.expert, strategy.tensor * strategy.context)
 
 
+def expert_data_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """Return the GPUs that hold the same experts and exchange their gradients."""
+    count = layout.count // strategy.model_parallel // strategy.expert
+    return _group(layout, count, strategy.tensor * strategy.expert)
+
+
 def _unknown(name: str) -> str:
     known = ", ".join((*DATA_STRATEGIES, *ALIASES))
     offload = " Of offloading, offload=optimizer is predicted, behind a comma." if "offload" in name else ""

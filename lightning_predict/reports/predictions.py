@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
-from lightning_predict.errors import MissingDependencyError, UnknownGpuError
+from lightning_predict.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
+from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.reports.ranking import Ranking, rank
 from lightning_predict.reports.table import html_table, plain_table
 
@@ -29,7 +30,7 @@ _Default = TypeVar("_Default")
 @final
 @dataclass(frozen=True)
 class Predictions(AbstractPredictions):
-    """Map names of GPUs to their predictions, in the order asked.
+    """Map names of GPUs to their predictions, in the order asked; any name that `predict` takes finds its own.
 
     Attributes:
         items_in_order: One prediction a GPU.
@@ -50,15 +51,15 @@ class Predictions(AbstractPredictions):
     made_on: str | None = None
 
     def __getitem__(self, name: str) -> Prediction:
-        for prediction in self.items_in_order:
-            if prediction.gpu == name:
-                return prediction
+        found = self._find(name)
+        if found is not None:
+            return found
         asked = ", ".join(prediction.gpu for prediction in self.items_in_order)
         raise UnknownGpuError(f"No prediction for {name!r} here. Predicted: {asked}.")
 
     def __contains__(self, name: object) -> bool:
         # Mapping's own waits for a KeyError, which the error of __getitem__ is not; `get` below likewise.
-        return any(prediction.gpu == name for prediction in self.items_in_order)
+        return self._find(name) is not None
 
     @overload
     def get(self, key: str, /) -> Prediction | None: ...
@@ -71,7 +72,18 @@ class Predictions(AbstractPredictions):
 
     def get(self, key: str, default: object = None, /) -> object:
         """Give the prediction for this GPU, or `default`."""
-        return next((prediction for prediction in self.items_in_order if prediction.gpu == key), default)
+        found = self._find(key)
+        return default if found is None else found
+
+    def _find(self, name: object) -> Prediction | None:
+        """Find a GPU or layout by the name that it bears here, or by any other that `predict` takes."""
+        by_name = {prediction.gpu: prediction for prediction in self.items_in_order}
+        if not isinstance(name, str):
+            return None
+        try:
+            return by_name[name] if name in by_name else by_name.get(layout_of(name).name)
+        except LightningPredictError:
+            return None
 
     def __iter__(self) -> Iterator[str]:
         return (prediction.gpu for prediction in self.items_in_order)

@@ -188,7 +188,8 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
     """Compute each GPU's peak memory on a layout, from what the fullest holds before replicas share anything."""
     strategy.replicas(layout)
     count = strategy.sharded_count(layout)
-    share = 1 / count
+    # Replicas that hold the same experts are as many times fewer as the experts are dealt out.
+    share = (1 - held.expert_share + held.expert_share * min(strategy.expert, count)) / count
     gradients, parameters = held.gradient_bytes, held.parameter_bytes
     state = (held.optimizer_state_bytes + held.copy_bytes) * (0.0 if strategy.offload == "optimizer" else 1.0)
     updated = held.update_bytes

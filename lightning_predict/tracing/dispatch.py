@@ -261,7 +261,7 @@ class DispatchRecorder:
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
         """The operations that ran, with the time that the step spent outside of them, and the storages they outlast."""
-        timed = list(self.pauses.placed(self.operations))
+        timed = list(self.pauses.placed(self.operations, parameters=len(self.leaves)))
         for index, numbers in self._freed.items():
             timed[index] = replace(timed[index], freed=tuple(numbers))
         return tuple(timed)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Final, final
 
 import torch
@@ -302,6 +303,25 @@ class AutocastOnMeta:
             self._parameters[id(source)] = source
         self._saw_copy(source, copy)
         return copy
+
+
+@contextmanager
+def fused_optimizers_on_meta() -> Iterator[None]:
+    """Let optimizers with `fused=True` take parameters on the meta device, which torch refuses.
+
+    Adam's and AdamW's kernels are known there; the others' are not, and torch says so.
+    """
+    name = "_get_fused_kernels_supported_devices"
+    module = import_module("torch.optim.optimizer")
+    devices = getattr(module, name, None)
+    if devices is None:  # an older torch, which checks for CUDA alone
+        yield
+        return
+    setattr(module, name, lambda: [*devices(), "meta"])
+    try:
+        yield
+    finally:
+        setattr(module, name, devices)
 
 
 def _is_castable(tensor: torch.Tensor) -> bool:

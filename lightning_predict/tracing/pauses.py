@@ -27,6 +27,12 @@ SHORTEST_PAUSE_SECONDS: Final = 5e-3
 """A shorter pause is PyTorch's own, a hook's, or a slice of time (3-4 ms) that a virtual machine lost to another: on
 one with six times as many programs as processors, pauses of a step that does nothing else were 4.5 ms at most."""
 
+PARAMETER_SECONDS: Final = 1e-5
+"""What `zero_grad` takes at most for a parameter, between two steps: 3 to 7 us were seen."""
+
+NODE_SECONDS: Final = 1e-6
+"""What autograd takes at most for a node before the first one of a backward pass runs; 0.5 us were seen."""
+
 STALE_SECONDS: Final = 5e-4
 """Age up to which a reading of what other programs took of the processor counts as new."""
 
@@ -106,11 +112,21 @@ class Pauses:
         if seconds >= SHORTEST_PAUSE_SECONDS and not self._is_framework():
             self._found.append((before, seconds))
 
-    def placed(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
-        """Give each operation the pauses before it; the first one those behind the last, as steps repeat."""
+    def placed(self, operations: Sequence[Operation], *, parameters: int = 0) -> tuple[Operation, ...]:
+        """Give each operation the pauses before it; the first one those behind the last, as steps repeat.
+
+        Args:
+            operations: Those of the step.
+            parameters: How many parameters it has, whose number PyTorch's own work between two steps grows with.
+        """
         timed = list(operations)
         for position, seconds in self._found if timed else ():
             index = position % len(timed)
+            own = parameters * PARAMETER_SECONDS if index == 0 else 0.0
+            if index and (timed[index - 1].phase, timed[index].phase) == ("forward", "backward"):
+                own = index * NODE_SECONDS
+            if seconds < SHORTEST_PAUSE_SECONDS + own:
+                continue
             timed[index] = replace(timed[index], python_seconds=timed[index].python_seconds + seconds)
         return tuple(timed)
 

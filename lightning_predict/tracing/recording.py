@@ -23,6 +23,7 @@ import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.tracing.environment import compilations
+from lightning_predict.tracing.meta_device import fused_optimizers_on_meta
 from lightning_predict.tracing.precision import Precision, precision_of
 from lightning_predict.tracing.running_loop import FEWEST_BATCHES, Block, with_running_loop
 from lightning_predict.tracing.session import CaptureSession
@@ -79,13 +80,15 @@ def capture(
     if wanted is not None and wanted.autocast is not None:
         step = _under_autocast(step, getattr(torch, wanted.autocast))
     before = _cuda_allocations()
-    seconds, hosts, block = _warmed_up(step, warmup_steps)
+    with fused_optimizers_on_meta():
+        seconds, hosts, block = _warmed_up(step, warmup_steps)
     session = CaptureSession(
         device=_device_in_use(before if warmup_steps else []), compiled_before=compiled_before, step=own_step
     )
     session.start()
     try:
-        step()
+        with fused_optimizers_on_meta():
+            step()
     finally:
         session.stop()
     trace = session.trace(step_seconds=seconds, samples=samples_per_step)

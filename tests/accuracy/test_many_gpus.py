@@ -24,9 +24,10 @@ from benchmarks.accuracy.many_gpus import (
     scaling_tables,
     uniform_step,
 )
+from benchmarks.accuracy.reported_gpus import reported_gpu
 from lightning_predict.distributed.overlap import FRICTION, Friction, slowest_of
 from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.errors import MeasurementTableError
+from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import Interconnect
@@ -176,3 +177,10 @@ def test_a_row_of_a_benchmark_without_a_model_is_predicted_from_its_size(tmp_pat
     rows = "Tesla T4,1,SSD,FP32,8,1.7,img/s,10\nTesla T4,2,SSD,FP32,8,1.7,img/s,19\n"
     report = evaluate_scaling(table(tmp_path, rows), jobs=1)
     assert 0.8 < report.results[0].efficiency < 1
+
+
+def test_a_name_that_several_cards_report_is_the_one_sold_under_it() -> None:
+    assert reported_gpu("GeForce RTX 3080").name == "RTX-3080"
+    assert reported_gpu("Tesla V100-SXM2-16GB").name == "V100-SXM2-16GB"
+    with pytest.raises(UnknownGpuError):
+        reported_gpu("NVIDIA GeForce RTX 9999")

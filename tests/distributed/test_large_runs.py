@@ -295,6 +295,53 @@ def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
         on(2, "ddp,expert=2", Layout(A100, 2))
 
 
+def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None:
+    """Two blocks of experts of 4 x 4 MiB over eight GPUs, under a bus that takes a second for a GiB."""
+    trace, seconds = mixture(2, 4)
+    timed = timed_as(trace, seconds)
+    (step,) = iterations(trace, timed, [A100])
+    layout, experts, dense = Layout(A100, 8), 2 * 4 * HIDDEN * HIDDEN * 4, 2 * WEIGHT_BYTES
+
+    def exchanged(count: int, size: float) -> float:
+        """The all_reduce of this size among so many GPUs, beside other work."""
+        return 2 * (count - 1) / count * size / 2**30 * FRICTION.slowdown
+
+    def moved(words: str) -> float:
+        bus = Interconnect(intra_node_bytes_per_second=2**30)
+        strategy = strategy_of(f"{words},capacity=1.0" if "expert" in words else words)
+        (found,) = on_layouts(trace, timed, [A100], [step], [layout], strategy, interconnect=bus, models=MODELS)
+        routed = 0.0
+        if strategy.expert > 1:  # four all-to-alls a layer
+            routed = 2 * 4 * (strategy.expert - 1) / strategy.expert * TOKENS * HIDDEN * 4 / 2**30
+        return found.communication_seconds - routed
+
+    whole = exchanged(8, dense + experts)
+    assert moved("ddp") == pytest.approx(whole, rel=0.02)
+    # Each GPU holds half, or a quarter, of the experts, and exchanges their gradients with four, or two, GPUs.
+    for expert in (2, 4):
+        wanted = exchanged(8, dense) + exchanged(8 // expert, experts / expert)
+        assert moved(f"ddp,expert={expert}") == pytest.approx(wanted, rel=0.02)
+    # Over as many GPUs as there are, nobody else has the same; ZeRO 1 then gathers what is not of experts alone.
+    trace, seconds = mixture(2, 8)
+    timed = timed_as(trace, seconds)
+    (step,) = iterations(trace, timed, [A100])
+    assert moved("ddp,expert=8") == pytest.approx(exchanged(8, dense), rel=0.05)
+    assert moved("zero1,expert=8") == pytest.approx(1.5 * exchanged(8, dense), rel=0.05)
+
+
+def test_zero_divides_the_state_of_experts_among_those_that_hold_the_same_ones() -> None:
+    trace, _ = mixture(2, 8)
+    experts, dense = 2 * 8 * HIDDEN * HIDDEN * 4, 2 * WEIGHT_BYTES
+    state = 2 * (experts + dense)
+    trace = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state))
+    single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + state
+    for expert in (1, 2, 8):
+        words = f"zero1,expert={expert}" if expert > 1 else "zero1"
+        found = shared_memory_bytes(single, trace, Layout(A100, 8), strategy_of(words))
+        # Parameters, gradients and their buckets; of the state an eighth, of experts' an eighth of all of them, too.
+        assert found == pytest.approx(3 * (dense + experts / expert) + state / 8)
+
+
 @pytest.mark.parametrize(
     ("words", "gpus", "nodes", "lasting", "activations"),
     [

@@ -54,6 +54,23 @@ def test_work_of_the_steps_own_code_stands_before_the_operation_that_follows(clo
     assert python(pauses) == pytest.approx([0.03, 0, 0.02])
 
 
+def test_pytorchs_own_work_between_steps_and_before_a_backward_pass_grows_with_them_and_does_not_count(
+    clocks: Clocks,
+) -> None:
+    """3,000 parameters are set to no gradient in 10 to 20 ms, and 20,000 nodes made ready in 10."""
+    forward = [Operation(name="aten::mm", phase="forward")] * 20_000
+    operations = (*forward, Operation(name="aten::mm", phase="backward"))
+    pauses = clocks.pauses()
+    for before, seconds in ((0, 0.02), (20_000, 0.02)):
+        pauses.begins()
+        clocks.works(seconds)
+        pauses.ends(before=before)
+    counted = [sum(one.python_seconds for one in pauses.placed(operations, parameters=n)) for n in (0, 3_000)]
+    assert counted == pytest.approx([0.02, 0.0])
+    short = pauses.placed((*forward[:20], *operations[-1:]))  # of so few, 20 ms are the step's own
+    assert sum(one.python_seconds for one in short) == pytest.approx(0.04)
+
+
 def test_what_follows_the_last_operation_comes_before_the_first_of_the_next_step(clocks: Clocks) -> None:
     pauses = clocks.pauses()
     pauses.begins()

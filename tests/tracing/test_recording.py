@@ -186,6 +186,26 @@ def test_gpt2_large_is_captured_on_the_meta_device() -> None:
     assert flops == 1024 * (36 * (24 * 1280**2 + 4 * 1024 * 1280) + 2 * 1280 * 50257)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+def test_a_fused_optimizer_steps_on_the_meta_device(kind: type[torch.optim.Optimizer]) -> None:
+    with torch.device("meta"):
+        model, data = torch.nn.Linear(8, 8), torch.zeros(4, 8)
+    optimizer = kind(model.parameters(), fused=True)  # type: ignore[call-arg]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    trace = capture(step)
+    (fused,) = (one for one in trace.operations if one.name.startswith("aten::_fused_adam"))
+    # Parameters, gradients and two moments of weight and bias, and a count of steps for each.
+    assert sorted(tensor.shape for tensor in fused.inputs).count((8, 8)) == 4
+    optimizer = kind(model.parameters(), fused=True)  # type: ignore[call-arg]
+    with pytest.raises(RuntimeError, match="fused=True"):  # torch's own refusal, once nothing is recorded
+        step()
+
+
 def test_code_compiled_earlier_counts_only_where_the_step_may_call_it() -> None:
     compiled, plain, data = torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4), torch.rand(2, 4)
     compiled(data).sum().backward()  # compiled before any capture
