@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar, final
+from contextvars import copy_context
+from typing import Any, Final, Generic, TypeVar, final
 
 Result = TypeVar("Result")
 
@@ -28,7 +29,8 @@ class Background(Generic[Result]):
         self._work = work
         self._results: list[Result] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="lightning-predict", daemon=True)
+        context = copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="lightning-predict", daemon=True)
         self._thread.start()
 
     def is_done(self, *, wait_seconds: float = 0.0) -> bool:
@@ -58,4 +60,30 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
     background = Background(work)
     if not background.is_done(wait_seconds=seconds):
         raise TimeoutError(f"not done within {seconds:g} s")
+    return background.result()
+
+
+_UNANSWERED: Final[dict[str, Background[Any]]] = {}
+"""What was not done in time, by what was asked."""
+
+
+def answered(seconds: float, asked: str, work: Callable[[], Result]) -> Result:
+    """Return the result of some work, or raise its error; what has not answered yet is not waited for a second time.
+
+    Args:
+        seconds: Longest wait.
+        asked: What is asked, such as a file or a server.
+        work: Asks it.
+
+    Raises:
+        TimeoutError: It is not done, or an earlier one is not done yet.
+    """
+    before = _UNANSWERED.get(asked)
+    if before is not None and not before.is_done():
+        raise TimeoutError(f"{asked} has not answered yet")
+    _UNANSWERED.pop(asked, None)
+    background = Background(work)
+    if not background.is_done(wait_seconds=seconds):
+        _UNANSWERED[asked] = background
+        raise TimeoutError(f"{asked} did not answer within {seconds:g} s")
     return background.result()

@@ -83,6 +83,10 @@ else:
     rank_zero_warn = _packages[0].utilities.rank_zero_warn
 
 
+LIGHTNINGS_OWN: Final = frozenset({"log", "log_dict"})
+"""What a Trainer gives each callback: methods of the module, which a copy would copy with all its weights."""
+
+
 class LightningPredictWarning(UserWarning):
     """Something that a callback could not do, or that breaks a budget; training goes on unharmed."""
 

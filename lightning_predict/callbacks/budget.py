@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from time import monotonic
-from typing import Final, Literal, final
+from typing import Any, Final, Literal, final
 
 import torch
 
@@ -169,6 +169,10 @@ class Ledger:
     def usd(self) -> float:
         """Dollars of all fits, each at its own price; fits without a price are not included."""
         return self.usd_before + self.elapsed_seconds * self.usd_per_second
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle what was used so far: the clock of this fit means nothing elsewhere."""
+        return vars(self) | {"seconds_before": self.seconds, "usd_before": self.usd, "_start": None}
 
     def open(self, *, forget: bool) -> None:
         """Begin a fit.

@@ -28,7 +28,7 @@ from lightning_predict.callbacks.arguments import (
     future_time,
     hours_of,
 )
-from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
+from lightning_predict.callbacks.bases import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
 from lightning_predict.callbacks.budget import (
     CHECK_SECONDS,
     GO_ON,
@@ -227,6 +227,23 @@ class CostBudget(Callback):
         self._judge: Callable[[], Verdict] | None = None
         self._question: Question = "use"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle the terms and what was used, but nothing of a fit under way."""
+        idle: dict[str, Any] = {
+            "_meetings": None,
+            "_schedule": None,
+            "_failure": None,
+            "_overrun": None,
+            "_validation_interval": None,
+            "_has_ended": False,
+            "_is_saving": False,
+            "_watch": None,
+            "_run_clock": None,
+            "_judge": None,
+        }
+        left_out = LIGHTNINGS_OWN | {"_clock"}  # the device's, in a fit
+        return {name: value for name, value in vars(self).items() if name not in left_out} | idle
+
     state_key = "lightning_predict.CostBudget"
     """The same for every budget, so that a run can be resumed with a larger one."""
 
@@ -326,7 +343,8 @@ class CostBudget(Callback):
         """Find the price, report what would override a stop, and end at once if earlier fits used up the budget."""
         if self._meetings is None:
             return
-        decision = self._meet(lambda: self._open(trainer), alike=_validation_batches(trainer))
+        decision = self._meet(lambda: self._open(trainer) | self._settings, alike=_validation_batches(trainer))
+        self._follow(decision)
         self._schedule = Schedule(self.warmup_steps, optimizer_steps_done=trainer.global_step)
         self._act(trainer, decision, can_save=False)
 
@@ -455,7 +473,7 @@ class CostBudget(Callback):
 
     # On rank zero only.
 
-    def _open(self, trainer: Trainer) -> Decision:
+    def _open(self, trainer: Trainer) -> dict[str, Any]:
         """Find the limits of this fit, and judge what earlier ones used."""
         limits = self.terms.limits_of(trainer, self._ledger)
         if not limits:
@@ -508,7 +526,7 @@ class CostBudget(Callback):
         else:
             self._judge = lambda: judge_first_forecast(trainer, watch, rest())
 
-    def _decide(self, trainer: Trainer) -> Decision:
+    def _decide(self, trainer: Trainer) -> dict[str, Any]:
         """Judge, report, and decide what every rank does."""
         watch, judge, self._judge = self._watch, self._judge, None
         if watch is None or self._run_clock is None:
@@ -558,6 +576,22 @@ class CostBudget(Callback):
         return {"action": verdict.action, "reason": verdict.reason}
 
     # On every rank:
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What every rank acts on, and so must be the same on all."""
+        return {"on_exceed": self.on_exceed, "warmup_steps": self.warmup_steps}
+
+    def _follow(self, decision: Decision) -> None:
+        """Take the settings of rank zero, in words where they are others than this rank was given."""
+        own, common = self._settings, {name: decision[name] for name in self._settings}
+        if own == common:
+            return
+        self.on_exceed, self.warmup_steps = common["on_exceed"], common["warmup_steps"]
+        given, instead = (", ".join(f"{name}={value!r}" for name, value in one.items()) for one in (own, common))
+        say(
+            f"CostBudget: this rank was given {given}, and rank zero {instead}; what rank zero was given counts on all."
+        )
 
     def _act(self, trainer: Trainer, decision: Decision, *, can_save: bool) -> None:
         """Carry out a decision."""

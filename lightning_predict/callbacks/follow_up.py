@@ -15,18 +15,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.callbacks.bases import warn
+from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.outcome import Outcome, OutcomeTimer
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
 from lightning_predict.callbacks.recorders import Pace
 from lightning_predict.callbacks.remaining import Moment
 from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
 from lightning_predict.callbacks.run_clock import RunClock
-from lightning_predict.callbacks.showing import Manner, log_values, say, write_file
+from lightning_predict.callbacks.showing import Manner, log_values, logged, say, write_file
 from lightning_predict.callbacks.trainer_state import batches_in_store
+from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.loggers import log_predictions
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.history import append_record
+from lightning_predict.run.history import append_record, history_path
 from lightning_predict.run.workload import Workload
 from lightning_predict.timeline.mean_step import measured_seconds
 from lightning_predict.tracing.trace import Trace
@@ -148,12 +150,12 @@ class FollowUp:
         said = before.rest.forecast
         instead = None if said is None else max(0.0, said.middle - (now - self._answered_at))
         predictions = self.predict(trainer, moment=moment)
-        refusals = log_predictions(
-            trainer.loggers, predictions, step=trainer.global_step, in_full=self.manner.logs_in_full
-        )
-        for refusal in refusals:
+        step, in_full = trainer.global_step, self.manner.logs_in_full
+        for refusal in logged(
+            trainer, lambda: log_predictions(trainer.loggers, predictions, step=step, in_full=in_full)
+        ):
             warn(refusal)
-        write_file(predictions, self.manner)
+        write_file(predictions, trainer, self.manner)
         left = 0.0 if rest.forecast is None else rest.forecast.middle
         if max(left, instead or 0.0) >= SECONDS_WORTH_A_LINE:
             news = _news(self._answer or before, instead)
@@ -175,7 +177,7 @@ class FollowUp:
         record = outcome.record() if self._question.learns else None
         if record is not None:
             try:
-                append_record(record)
+                in_hook(history_path(), lambda: append_record(record), seconds=wait_seconds(trainer, FILE_SECONDS))
             except OSError as error:
                 warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
         return outcome

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.outcome import Expected, expected_of, with_tempo
 from lightning_predict.callbacks.recorders import Pace
@@ -25,10 +26,11 @@ from lightning_predict.cost.prediction import MachineInUse
 from lightning_predict.deadline import within
 from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, Strategy
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.prediction import layout_in_use, predict_workload
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.history import HistoryRecord, read_history
+from lightning_predict.run.history import HistoryRecord, history_path, read_history
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
@@ -149,7 +151,7 @@ def predict_rest(
     assumptions = replace(
         question.assumptions,
         strategy=strategy_of_trainer(trainer) if question.strategy is None else question.strategy,
-        history=_history(question, trace, is_renewed=is_renewed),
+        history=_history(trainer, question, trace, is_renewed=is_renewed),
     )
 
     def work_out() -> Predictions:
@@ -200,13 +202,18 @@ def of_processes(step: Trace, trainer: Trainer) -> Trace:
     return replace(step, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
 
 
-def _history(question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
+def _history(trainer: Trainer, question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
     """Read earlier runs; their error against a first prediction says nothing about a renewed one."""
     if not question.learns:
         return ()
+    try:
+        records = in_hook(history_path(), read_history, seconds=wait_seconds(trainer, FILE_SECONDS))
+    except OSError as error:
+        warn(f"RuntimePredictor predicts without earlier runs: {type(error).__name__}: {error}")
+        return ()
     origin = gpu_in_use(trace) if is_renewed else None
     used = None if origin is None else layout_in_use(trace, origin).name
-    return tuple(one for one in read_history() if one.layout != used)
+    return tuple(one for one in records if one.layout != used)
 
 
 def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> int | None:

@@ -30,11 +30,12 @@ from lightning_predict.callbacks.arguments import (
     check_weights,
     hours_of,
 )
-from lightning_predict.callbacks.bases import Callback, rank_zero_info, warn
+from lightning_predict.callbacks.bases import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
 from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
 from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
+from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.outcome import Outcome
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.remaining import Moment
@@ -45,6 +46,7 @@ from lightning_predict.checked import shown
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
+from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.gpus.own import add_gpus
@@ -188,6 +190,11 @@ class RuntimePredictor(Callback):
         self.predictions: Predictions | None = None
         self.trace: Trace | None = None
         self.outcome: Outcome | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle what was given and found, but nothing of a fit under way: its recording cannot be copied."""
+        left_out = LIGHTNINGS_OWN | {"_recording", "_follow_up"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -370,18 +377,23 @@ class RuntimePredictor(Callback):
     ) -> None:
         """Keep a step that was recorded, and predict from it."""
         self.trace = trace.changed(lambda step: of_processes(step, trainer))
-        self._save()
+        self._save(trainer)
         self._predict(trainer, pl_module, follow_up, "batch end", trace=trace, pace=recording.pace)
 
-    def _save(self) -> None:
+    def _save(self, trainer: Trainer) -> None:
         """Write the recorded step where that was asked for; a file that cannot be written is one warning."""
-        if self.save_trace is None or self.trace is None:
+        path, trace = self.save_trace, self.trace
+        if path is None or trace is None:
             return
+
+        def save() -> None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            trace.save(path)
+
         try:
-            Path(self.save_trace).parent.mkdir(parents=True, exist_ok=True)
-            self.trace.save(self.save_trace)
+            in_hook(path, save, seconds=wait_seconds(trainer, FILE_SECONDS))
         except (OSError, TraceFormatError) as error:
-            warn(f"RuntimePredictor could not write save_trace={self.save_trace!r}: {type(error).__name__}: {error}")
+            warn(f"RuntimePredictor could not write save_trace={path!r}: {type(error).__name__}: {error}")
 
     def _predict(
         self, trainer: Trainer, pl_module: LightningModule, follow_up: FollowUp, moment: Moment, **given: Any

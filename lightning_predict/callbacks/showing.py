@@ -7,11 +7,14 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from lightning_predict.callbacks.bases import rank_zero_info, warn
+from lightning_predict.callbacks.meetings import wait_seconds
+from lightning_predict.deadline import answered
+from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.reports.format import PLAIN_WIDTH, markdown_text
 from lightning_predict.reports.loggers import LoggedTable, log_predictions, log_table, ranking_table, write_json
 from lightning_predict.reports.predictions import Predictions
@@ -55,18 +58,39 @@ def show(
     if manner.with_table:
         pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
         pl_module.print("\n".join(ranking_lines(ranking)) + "\n")
-    refusals = log_predictions(trainer.loggers, predictions, step=step, in_full=manner.logs_in_full)
-    for warning in (*refusals, *log_table(trainer.loggers, ranking_table(ranking), step=step)):
+    loggers = trainer.loggers
+
+    def log() -> tuple[str, ...]:
+        refusals = log_predictions(loggers, predictions, step=step, in_full=manner.logs_in_full)
+        return (*refusals, *log_table(loggers, ranking_table(ranking), step=step))
+
+    for warning in logged(trainer, log):
         warn(warning)
-    write_file(predictions, manner)
+    write_file(predictions, trainer, manner)
 
 
-def write_file(predictions: Predictions, manner: Manner) -> None:
+def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:
+    """Log to other people's loggers, which may ask a server that hangs, and wait only so long.
+
+    Returns:
+        A sentence for everything that was not taken.
+    """
+    names = " and ".join(type(logger).__name__ for logger in trainer.loggers)
+    if not names:
+        return ()
+    try:
+        return tuple(answered(wait_seconds(trainer, FILE_SECONDS), names, log))
+    except TimeoutError as error:
+        return (f"What lightning-predict logs may be missing: {error}",)
+
+
+def write_file(predictions: Predictions, trainer: Trainer, manner: Manner) -> None:
     """Write the file that was asked for; one that cannot be written is one warning."""
-    if manner.json_file is None:
+    file = manner.json_file
+    if file is None:
         return
     try:
-        write_json(predictions, manner.json_file)
+        in_hook(file, lambda: write_json(predictions, file), seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
         warn(f"RuntimePredictor could not write json_file={manner.json_file!r}: {type(error).__name__}: {error}")
 
@@ -86,14 +110,17 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
     Returns:
         A sentence for every logger that did not take them.
     """
-    refusals = []
-    for logger in trainer.loggers if trainer.is_global_zero else ():
-        named = {f"{group}{logger.group_separator}{name}": value for name, value in values.items()}
-        try:
-            logger.log_metrics(named, step=trainer.global_step)
-        except Exception as error:  # A logger is code (and often a network) of other people.
-            refusals.append(f"{type(logger).__name__} did not take {group}: {type(error).__name__}: {error}")
-    return refusals
+    step = trainer.global_step
+
+    def log() -> Iterator[str]:
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            named = {f"{group}{logger.group_separator}{name}": value for name, value in values.items()}
+            try:
+                logger.log_metrics(named, step=step)
+            except Exception as error:  # A logger is code (and often a network) of other people.
+                yield f"{type(logger).__name__} did not take {group}: {type(error).__name__}: {error}"
+
+    return list(logged(trainer, lambda: list(log())))
 
 
 def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str]:
@@ -108,7 +135,10 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
         rows=((event, trainer.global_step, reason),),
         markdown=f"**{event}** at step {trainer.global_step}: {markdown_text(reason)}",
     )
-    return list(log_table(trainer.loggers, table, step=trainer.global_step)) if trainer.is_global_zero else []
+    step = trainer.global_step
+    if not trainer.is_global_zero:
+        return []
+    return list(logged(trainer, lambda: log_table(trainer.loggers, table, step=step)))
 
 
 def table_text(predictions: Predictions, *, verbose: bool = False, reason: str | None = None) -> str:

@@ -95,6 +95,10 @@ class RuntimePredictorCallback(TrainerCallback):
         self.trace: Trace | None = None
         self._deactivate()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle what was given and found, but no recording."""
+        return {name: value for name, value in vars(self).items() if name != "_session"} | {"_is_on": False}
+
     @never_raises
     def on_train_begin(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

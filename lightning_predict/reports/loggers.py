@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from lightning_predict.cost.prediction import Prediction
+from lightning_predict.files import write_whole
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Candidate, Ranking, ranking_markdown
 from lightning_predict.reports.table import markdown_table
@@ -197,15 +198,9 @@ def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
     Raises:
         OSError: The file cannot be written.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(predictions.to_json() + "\n", encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, f"{predictions.to_json()}\n".encode())
+    return Path(path)
 
 
 RANKING_KEY: Final = "predict/ranking"

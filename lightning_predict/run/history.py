@@ -24,6 +24,7 @@ import platformdirs
 
 from lightning_predict.checked import File, parse_json
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.files import refuse_irregular
 from lightning_predict.run.batch_size import line_through
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Trace
@@ -140,6 +141,7 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
         OSError: The file cannot be written.
     """
     target = history_path(path)
+    refuse_irregular(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(asdict(record)).encode() + b"\n"
     descriptor = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -159,6 +161,7 @@ def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
         OSError: The file is there and cannot be read.
     """
     source = history_path(path)
+    refuse_irregular(source)
     if not source.exists():
         return ()
     return tuple(_records(source))

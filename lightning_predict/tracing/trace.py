@@ -29,6 +29,7 @@ from typing import Any, Final, Literal, final
 from lightning_predict import checked
 from lightning_predict.checked import Checked
 from lightning_predict.errors import TraceFormatError, TraceVersionError
+from lightning_predict.files import write_whole
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 """Part of the step: `other` is what belongs to none of the three (zero_grad, metrics, copies of the batch)."""
@@ -408,20 +409,11 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     content = text.encode()
     if target.endswith(".gz"):
         content = gzip.compress(content, mtime=0)
-    target = os.path.realpath(target)  # a link stays a link
     if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device cannot be replaced
         with open(target, "wb") as stream:
             stream.write(content)
         return
-    temporary = f"{target}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-        os.replace(temporary, target)
-    except OSError:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    write_whole(target, content)
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:

@@ -66,6 +66,10 @@ def over() -> list[Any]:
     return [CostBudget(hours=1e-9)]
 
 
+def _settings_of_rank() -> dict[str, Any]:
+    return {"on_exceed": "stop", "warmup_steps": 4} if os.environ["RANK"] == "0" else {"on_exceed": "raise"}
+
+
 HOOKS: Final = "lightning_predict.callbacks."
 FULL: Final = OSError(errno.ENOSPC, "No space left on device")
 
@@ -94,6 +98,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "warnings are errors": Scenario(
         lambda: [CostBudget(usd=1, hours=1e-9, usd_per_hour=1, on_exceed="warn")], filters=True
     ),
+    "ranks are set differently": Scenario(lambda: [CostBudget(hours=1e-9, **_settings_of_rank())]),
     "rank 1 dies": Scenario(within, 1, HOOKS + "cost_budget:CostBudget.on_train_batch_end", 4, None),
 }
 """By name."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_predict.callbacks import RuntimePredictor, predicting
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, predicting, showing
 from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.recorders import EXTRA_WARMUP_WINDOWS
 from lightning_predict.callbacks.run_clock import clock_of_fits
@@ -248,3 +252,87 @@ def test_a_slow_first_step_is_no_anchor(lightning: Small, tmp_path: Path, calls:
     assert calls[0].trace.step_seconds == (1.0, 9.0, 1.0)
     assert calls[0].workload.training_iterations == 20 - 5
     assert EXTRA_WARMUP_WINDOWS >= 1
+
+
+@pytest.mark.parametrize("moment", ["on_train_start", "on_train_batch_start", "training_step", "on_validation_start"])
+def test_callbacks_can_be_copied_and_pickled_while_they_record(small: Small, tmp_path: Path, moment: str) -> None:
+    callbacks: list[Any] = [RuntimePredictor(GPUS, print_table=False), CostBudget(hours=1000, usd=1e6, usd_per_hour=1)]
+    copies: list[Any] = []
+
+    def copied(*_: Any) -> None:
+        copies.append([[copy.deepcopy(one), pickle.loads(pickle.dumps(one))] for one in callbacks])
+
+    class Copier(small.lightning.Callback):  # type: ignore[misc,name-defined]
+        """Stands behind ours, so that it copies what they have begun."""
+
+    model = small.model(validates=True)
+    if moment == "training_step":
+        step = model.training_step
+
+        def training_step(batch: torch.Tensor, batch_idx: int) -> Any:
+            copied()
+            return step(batch, batch_idx)
+
+        model.training_step = training_step
+    else:
+        setattr(Copier, moment, lambda self, *_: copied())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LightningPredictWarning)
+        trainer = small.trainer(tmp_path, max_epochs=3, callbacks=[*callbacks, Copier()])
+        trainer.fit(model, small.loader(4), small.loader(2))
+    assert model.batches_trained == 12
+    assert callbacks[0].predictions is not None
+    assert len(copies) >= 1
+    for predictor, budget in zip(*copies[-1], strict=True):
+        assert predictor.gpus == ("T4",)
+        assert (predictor.predictions is None) == (moment == "on_train_start")
+        assert 0 < budget.state_dict()["seconds"] <= callbacks[1].state_dict()["seconds"]
+        # A copy serves another fit as the callback itself would.
+        again = small.model(validates=True)
+        small.trainer(tmp_path, max_epochs=2, callbacks=[predictor, budget]).fit(
+            again, small.loader(4), small.loader(2)
+        )
+        assert again.batches_trained == 8
+        assert predictor.predictions is not None
+
+
+@pytest.mark.parametrize("name", ["history", "save_trace", "json_file"])
+def test_a_pipe_that_nobody_reads_keeps_no_run_waiting(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    if name == "history":
+        monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(pipe))
+    given: dict[str, Any] = {} if name == "history" else {name: pipe}
+    predictor = RuntimePredictor(GPUS, print_table=False, **given)
+    model = lightning.model()
+    with pytest.warns(LightningPredictWarning) as warned:
+        lightning.trainer(tmp_path, max_epochs=2, callbacks=predictor).fit(model, lightning.loader(4))
+    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
+    words = "predicts without earlier runs" if name == "history" else f"could not write {name}"
+    assert words in said[0]
+    assert all("not a regular file; name one" in one for one in said)
+    assert model.batches_trained == 8
+    assert predictor.predictions is not None
+
+
+def test_a_logger_that_hangs_keeps_no_run_waiting(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+
+    class Hung(lightning.lightning.loggers.CSVLogger):  # type: ignore[misc,name-defined]
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            if any(name.startswith("predict/") for name in metrics):
+                done.wait(60)
+
+    monkeypatch.setattr(showing, "FILE_SECONDS", 0.01)
+    predictor, model = RuntimePredictor(GPUS, print_table=False), lightning.model()
+    trainer = lightning.trainer(tmp_path, max_epochs=2, callbacks=predictor, logger=Hung(tmp_path))
+    words = "What lightning-predict logs may be missing: Hung (did not answer within 0.01 s|has not answered yet)"
+    with pytest.warns(LightningPredictWarning, match=words):
+        trainer.fit(model, lightning.loader(4))
+    done.set()
+    assert model.batches_trained == 8
+    assert predictor.predictions is not None

@@ -75,6 +75,19 @@ def test_all_ranks_end_after_the_same_batch_for_the_same_reason(seen: Seen, scen
         assert ("rank 0: OSError: [Errno 28]" if "disk" in scenario else "rank 1: ZeroDivisionError: by zero") in said
 
 
+def test_settings_that_differ_by_rank_are_said_and_those_of_rank_zero_count(seen: Seen) -> None:
+    first, second = seen["ranks are set differently"]
+    assert first["batches"] == second["batches"] == 4
+    assert first["weights"] == second["weights"]
+    assert (first["ended"], second["ended"]) == ("", "")
+    assert first["reason"] == second["reason"]
+    assert second["said"] == [
+        "CostBudget: this rank was given on_exceed='raise', warmup_steps=3, and rank zero on_exceed='stop', "
+        "warmup_steps=4; what rank zero was given counts on all."
+    ]
+    assert first["said"] == []
+
+
 def test_a_validation_that_uses_the_budget_up_ends_all_ranks(seen: Seen) -> None:
     first, second = seen["validation uses the budget up"]
     assert first["batches"] == second["batches"] == EPOCHS * BATCHES

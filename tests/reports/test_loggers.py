@@ -265,13 +265,11 @@ def test_json_is_written_to_a_folder_which_is_made(tmp_path: Path) -> None:
 def test_json_replaces_an_older_file_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_json(BARE, tmp_path / "found.json")
 
-    def full_disk(self: Path, text: str, encoding: str) -> int:
-        with open(self, "w") as file:
-            file.write(text[:100])
-        raise OSError("No space left on device")
+    def full_disk(part: str, whole: str) -> None:
+        raise OSError(f"No space left on device for {part}, {whole}")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full_disk)
+        patched.setattr("os.replace", full_disk)
         with pytest.raises(OSError, match="No space left"):
             write_json(FULL, path)
     assert json.loads(path.read_text()) == BARE.as_dict()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.deadline import answered
+from lightning_predict.files import in_hook, refuse_irregular, write_whole
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "found.json"
+    write_whole(path, b"old")
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    write_whole(link, b"through the link")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"through the link"
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, b"half")
+    assert path.read_bytes() == b"through the link"
+    assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+def test_a_pipe_is_refused_in_words_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/null")):
+        with pytest.raises(OSError, match="not a regular file; name one"):
+            in_hook(path, path.read_bytes)
+    refuse_irregular(tmp_path / "not there")
+
+
+def test_what_hangs_is_waited_for_once(tmp_path: Path) -> None:
+    path, goes_on = tmp_path / "home", threading.Event()
+    with pytest.raises(TimeoutError, match=f"{path} did not answer within 0.01 s"):
+        in_hook(path, lambda: goes_on.wait(60), seconds=0.01)
+    with pytest.raises(TimeoutError, match=f"{path} has not answered yet"):
+        in_hook(path, lambda: goes_on.wait(60), seconds=1e9)
+    goes_on.set()
+    threads = [thread for thread in threading.enumerate() if thread.name == "lightning-predict"]
+    for thread in threads:
+        thread.join(60)
+    assert in_hook(path, lambda: 7, seconds=1e9) == 7
+
+
+def test_an_error_is_raised_as_it_is() -> None:
+    def fails() -> None:
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(ZeroDivisionError, match="by zero"):
+        answered(60.0, "a server", fails)
