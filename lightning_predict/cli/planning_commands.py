@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_predict.cli.answers import Answer, json_value
+from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,16 +66,29 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     )
 
 
-def simulate(study: Path, *, output: Path | None = None, workers: int | None = None) -> Answer:
+def simulate(
+    study: Path,
+    *,
+    output: Path | None = None,
+    workers: int | None = None,
+    replay: Path | None = None,
+    off: str | None = None,
+) -> Answer:
     """Compare ways of planning on random jobs, with real times that differ from the predicted ones.
 
-    Needs the extra `planning`.
+    With --replay, carry out one plan of the jobs in the file against other real times. Needs the extra `planning`.
 
     Args:
-        study: A YAML file of settings; an empty one takes the defaults.
+        study: A YAML file of settings; an empty one takes the defaults. With --replay the file of jobs.
         output: Folder to write all runs and the figure to.
         workers: Processes, -1 for all cores.
+        replay: The plan.json that `plan --output` wrote of these jobs.
+        off: Real over predicted time of all jobs, some separated by commas; as predictions were off where left out.
     """
+    if replay is not None:
+        return _replayed(study, replay, off)
+    if off is not None:
+        raise InvalidArgumentError(f"--off {off} is for a plan that is replayed; name it with --replay plan/plan.json.")
     from rich.console import Console
 
     from lightning_predict.planning.pictures import comparison_figure, comparison_table
@@ -96,6 +110,46 @@ def simulate(study: Path, *, output: Path | None = None, workers: int | None = N
         return document
 
     return Answer(data=lambda: simulated(Console(quiet=True)), show=lambda: _ignored(simulated(_terminal())))
+
+
+def _replayed(jobs: Path, plan_file: Path, off: str | None) -> Answer:
+    """Carry out a plan with each of some factors, the same for all jobs, and say what became of it."""
+    from lightning_predict.planning.exports import read_plan
+    from lightning_predict.planning.files import read_problem
+    from lightning_predict.planning.replay import replay
+    from lightning_predict.planning.study import likely_factors
+    from lightning_predict.reports.format import duration, share, significant, usd
+
+    problem, segments = read_problem(jobs), read_plan(plan_file)
+    factors = likely_factors() if off is None else _factors(off)
+    found = {factor: replay(segments, problem, {job.name: factor for job in problem.jobs}) for factor in factors}
+    headers = ["real / predicted", "machines", "late", "total", "deadlines kept", "work lost", "moves"]
+    rows = [
+        [
+            significant(factor),
+            usd(one.machine_usd),
+            usd(one.tardiness_usd),
+            usd(one.total_usd),
+            share(one.kept_deadlines),
+            duration(one.lost_seconds) if one.lost_seconds else "none",
+            str(sum(job.moves for job in one.jobs)),
+        ]
+        for factor, one in found.items()
+    ]
+    late = {job.job: factor for factor, one in found.items() for job in one.jobs if not job.is_in_time}
+    said = [f"{name} misses its deadline at {significant(factor)}." for name, factor in sorted(late.items())]
+    lines = [aligned(headers, rows, right=range(len(headers))), *([""] if said else []), *said]
+    return Answer(
+        data=lambda: {"replays": [{"factor": factor, **json_value(one)} for factor, one in found.items()]},
+        show=lambda: print("\n".join(lines)),
+    )
+
+
+def _factors(off: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in off.split(","))
+    except ValueError:
+        raise InvalidArgumentError(f"--off {off} is no list of factors; expected for example 0.8,1,1.5.") from None
 
 
 @contextmanager

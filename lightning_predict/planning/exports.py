@@ -18,9 +18,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_predict.checked import read_json
 from lightning_predict.errors import PlanningFormatError
 from lightning_predict.planning.pictures import gantt_page
-from lightning_predict.planning.problem import Job, MachineType, Placement, Plan, Problem, Segment, Situation
+from lightning_predict.planning.problem import (
+    Configuration,
+    Job,
+    MachineType,
+    Placement,
+    Plan,
+    Problem,
+    Segment,
+    Situation,
+)
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
@@ -77,6 +87,32 @@ def plan_json(plan: Plan) -> str:
     )
 
 
+def read_plan(path: Path) -> tuple[Segment, ...]:
+    """Read what runs when from a `plan.json`.
+
+    Args:
+        path: The file, as `plan_json` writes it.
+
+    Raises:
+        PlanningFormatError: It is missing, or no plan.
+    """
+    document = read_json(path, PlanningFormatError)
+    return tuple(
+        Segment(
+            job=row.member("job").words(),
+            placement=Placement(
+                node=row.member("node").integer(),
+                configuration=Configuration(
+                    machine=row.member("machine").words(), num_gpus=row.member("num_gpus").integer(minimum=1)
+                ),
+            ),
+            start_seconds=float(row.member("start_seconds").any_number()),
+            end_seconds=float(row.member("end_seconds").any_number()),
+        )
+        for row in document.member("segments").items(named=["job"])
+    )
+
+
 def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
     """Write what SkyPilot needs to carry a plan out, by file name.
 
@@ -128,11 +164,13 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
             comment=(_when(segment, machine),),
         )
         rented = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
-        commands.append((segment.start_seconds, 1, f"{rented} && sky exec --detach-run {cluster} {name}.yaml"))
+        line = f"{rented} && sky exec --detach-run {cluster} {name}.yaml"
+        commands.append((segment.start_seconds, 1, f"{_once_stopped(segment, plan, problem, since)}{line}"))
     for at_seconds, job, placement in _stops(plan, problem, since):
         pid = f"$(cat {_pid_file(job)})"
         stop = f"pid={pid} && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done"
-        commands.append((at_seconds, 0, f"sky exec {_cluster(placement)} {shlex.quote(stop)}"))
+        line = f"sky exec {_cluster(placement)} {shlex.quote(stop)} && touch {_marker(job.name)}"
+        commands.append((at_seconds, 0, line))
     return {**tasks, SCHEDULE: _schedule(commands, begin)}
 
 
@@ -181,11 +219,13 @@ def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) 
             _stoppable(job, requeues=job.checkpoint is not None),
         ]
         files[f"{name}.sh"] = "\n".join(lines)
-        commands.append((segment.start_seconds, 1, f"sbatch {name}.sh"))
+        line = f"{_once_stopped(segment, plan, problem, since)}sbatch {name}.sh"
+        commands.append((segment.start_seconds, 1, line))
     for at_seconds, job, _ in _stops(plan, problem, since):
         which = f"--user=$USER --name={names[job.name]}"
         running = f"squeue --noheader --states=RUNNING {which} | grep -q ."
-        commands.append((at_seconds, 0, f"{running} && scancel --batch --signal=USR1 --state=RUNNING {which}"))
+        stop = f"scancel --batch --signal=USR1 --state=RUNNING {which}"
+        commands.append((at_seconds, 0, f"{running} && {stop} && touch {_marker(job.name)}"))
     return {**files, SCHEDULE: _schedule(commands, begin)}
 
 
@@ -285,6 +325,21 @@ def _schedule(commands: Iterable[tuple[float, int, str]], begin_seconds: float) 
 def _cluster(placement: Placement) -> str:
     """Name a rented machine: the same in every plan, so that planning again finds what runs."""
     return f"node-{placement.node}-{_safe(placement.configuration.machine)}"
+
+
+def _marker(name: str) -> str:
+    """Name the file beside the schedule that says that a job was stopped, to be started again."""
+    return f"{_safe(name)}.stopped"
+
+
+def _once_stopped(segment: Segment, plan: Plan, problem: Problem, since: Situation | None) -> str:
+    """Write on what condition a later stretch starts: a job that ended earlier, or waits still, has not stopped."""
+    stopped = any(
+        job.name == segment.job and at_seconds <= segment.start_seconds
+        for at_seconds, job, _ in _stops(plan, problem, since)
+    )
+    marker = _marker(segment.job)
+    return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
 
 
 def _hosts(plan: Plan, problem: Problem) -> dict[tuple[int, str], str]:

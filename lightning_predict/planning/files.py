@@ -38,6 +38,7 @@ from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import at_spot_prices
 from lightning_predict.errors import PlanningFormatError
 from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.interval import Interval
 from lightning_predict.planning.problem import (
     RESTART_SECONDS,
     Configuration,
@@ -54,9 +55,14 @@ from lightning_predict.prediction import predict
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import hours_to_seconds
 
+DEADLINE_PROBABILITY: Final = 0.9
+"""Deadlines of a file of jobs are to be kept with this probability, unless it says otherwise."""
 
-def times_of_trace(path: Path, iterations: int, machines: tuple[MachineType, ...]) -> Mapping[Configuration, float]:
-    """Return the seconds of the run that is still to come, by configuration.
+
+def times_of_trace(
+    path: Path, iterations: int, machines: tuple[MachineType, ...]
+) -> Mapping[Configuration, Interval[float]]:
+    """Return the seconds of the run that is still to come, with their 90 % interval, by configuration.
 
     A configuration is left out where the step is known not to fit in its GPUs' memory. A trace that does not know its
     parameters gives configurations of one GPU, because what several would exchange is unknown.
@@ -80,7 +86,7 @@ def times_of_trace(path: Path, iterations: int, machines: tuple[MachineType, ...
     return {
         configuration: seconds
         for configuration, name in layouts.items()
-        if predictions[name].fits is not False and (seconds := predictions[name].total_seconds) is not None
+        if predictions[name].fits is not False and (seconds := predictions[name].total) is not None
     }
 
 
@@ -100,6 +106,7 @@ _TOP_OPTIONAL: Final = frozenset(
         "checkpoint_seconds",
         "tardiness_factor",
         "postponement_factor",
+        "probability",
     }
 )
 _JOB_OPTIONAL: Final = frozenset(
@@ -147,6 +154,7 @@ def read_problem(path: Path) -> Problem:
         postponement_factor=_number(document, "postponement_factor", 1.0),
         restart_seconds=_number(document, "restart_seconds", RESTART_SECONDS),
         checkpoint_seconds=document.optional("checkpoint_seconds", _float, None),
+        probability=_number(document, "probability", DEADLINE_PROBABILITY),
     )
     check_problem(problem)
     return problem
@@ -286,21 +294,25 @@ def _formulation(value: Checked) -> Formulation:
 
 def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Job:
     row.check_keys({"name", "deadline_hours"}, _JOB_OPTIONAL)
+    times = _times(row, machines, folder)
+    # One factor a job: the widest of its intervals.
+    low = min((time.low / time.middle for time in times.values()), default=1.0)
+    high = max((time.high / time.middle for time in times.values()), default=1.0)
     return Job(
         name=row.member("name").words(),
-        seconds=_seconds(row, machines, folder),
+        seconds={configuration: time.middle for configuration, time in times.items()},
         deadline_seconds=hours_to_seconds(row.member("deadline_hours").any_number()),
         release_seconds=hours_to_seconds(_number(row, "release_hours", 0.0)),
         tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
-        low_factor=_number(row, "low_factor", 1.0),
-        high_factor=_number(row, "high_factor", 1.0),
+        low_factor=_number(row, "low_factor", low),
+        high_factor=_number(row, "high_factor", high),
         command=row.optional("command", Checked.words, None),
         checkpoint=row.optional("checkpoint", Checked.words, None),
     )
 
 
-def _seconds(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Mapping[Configuration, float]:
-    """Return the seconds of the whole run by configuration, stated or predicted."""
+def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Mapping[Configuration, Interval[float]]:
+    """Return the seconds of the whole run by configuration, stated or predicted; stated ones have no width."""
     if row.has("hours") == row.has("trace"):
         raise row.problem("must state either hours (by machine and number of GPUs) or a trace with iterations.")
     if row.has("trace"):
@@ -315,7 +327,8 @@ def _seconds(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> M
                     f"has the key {shown(num_gpus)}; expected a number of GPUs, for example {{1: 5.2, 2: 2.8}}."
                 )
             configuration = Configuration(machine=str(machine), num_gpus=num_gpus)
-            seconds[configuration] = hours_to_seconds(hours.any_number()) * epochs
+            stated = hours_to_seconds(hours.any_number()) * epochs
+            seconds[configuration] = Interval(stated, stated, stated)
     return seconds
 
 

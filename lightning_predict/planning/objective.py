@@ -6,7 +6,7 @@ the time `h` until machines are used otherwise:
 
     machines now       c_v · h            for each machine that is rented
     afterwards (ours)  c_v · g/G_v · max(0, t − h)                the job's share of its machine from then on
-    tardiness          ρ · ω · max(0, now + t − d)
+    tardiness          ρ · ω · max(0, now + q·t − d)             q: for deadlines to be kept with a probability
     postponed          ρ̂ · ω · max(0, now + h + t_worst − d)      the worst case of a job that waits
     and (ours)         min over (v, g) of c_v · (h + g/G_v · max(0, t − h)): its cheapest run later, started alone
     restarts (ours)    t counts m more restarts of the time r for a job that moves or is paused
@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final, final
 
 import numpy as np
@@ -104,6 +105,27 @@ def working_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping
         item: measured.get(item, seconds * factors.get(gpus[item.machine], elsewhere))
         for item, seconds in job.seconds.items()
     }
+
+
+INTERVAL_PROBABILITY: Final = 0.95
+"""Probability with which a time stays below the upper end of its interval, which holds 90 % of the cases."""
+
+
+def late_factor(job: Job, probability: float) -> float:
+    """Return what the predicted time of a job has to be multiplied by to be kept with a probability.
+
+    Logarithms of measured over predicted times are taken as normal, with the upper end of the interval at 95 %.
+    """
+    normal = NormalDist()
+    return float(job.high_factor ** (normal.inv_cdf(probability) / normal.inv_cdf(INTERVAL_PROBABILITY)))
+
+
+def late_factors(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
+    """Return that factor by configuration: 1 on GPUs that the job was measured on, whose time is no longer in doubt."""
+    gpus = {machine.name: machine.gpu for machine in problem.machines}
+    known = {gpus[item.machine] for item in situation.measured.get(job.name, ())}
+    late = late_factor(job, problem.probability)
+    return {item: 1.0 if gpus[item.machine] in known else late for item in job.seconds}
 
 
 def interruption_factor(machine: MachineType, problem: Problem) -> float:
@@ -226,14 +248,25 @@ def options_of(problem: Problem, situation: Situation) -> Options:
     times = [run_seconds(job, problem, situation) for job in jobs]
     seconds = np.array([[row.get(item, math.nan) for item in configurations] for row in times])  # (J, K)
     seconds = seconds.reshape(len(jobs), len(configurations))
+    factors = [late_factors(job, problem, situation) for job in jobs]
+    doubt = np.array([[row.get(item, 1.0) for item in configurations] for row in factors])  # (J, K)
+    doubt = doubt.reshape(len(jobs), len(configurations))
+    # A move is paid for certain, and pays only if the other GPU is as fast as predicted.
+    gpu_of = np.array([machines[number].gpu for number in machine_of])  # (K,)
+    gpus_now = np.array(["" if place is None else gpu_of[column_of[place.configuration]] for place in running])  # (J,)
+    moves = runs[:, np.newaxis] & (gpus_now[:, np.newaxis] != gpu_of)
+    seconds = np.where(moves, seconds * doubt, seconds)
+    doubt = np.where(moves, 1.0, doubt)
     if not problem.formulation.migrates:
         for row, job in enumerate(jobs):
             if job.name in situation.started:
                 seconds[row, np.arange(len(configurations)) != column_of[situation.started[job.name]]] = math.nan
     stay, stay_rate = np.full(len(jobs), math.nan), np.full(len(jobs), math.nan)  # (J,)
+    stay_doubt = np.ones(len(jobs))
     for row, (job, place) in enumerate(zip(jobs, running, strict=True)):
         if place is not None:
             stay[row], stay_rate[row] = stay_seconds(job, problem, situation), job_rate[column_of[place.configuration]]
+            stay_doubt[row] = factors[row][place.configuration]
 
     def tardiness(end: Table) -> Table:  # jobs are the first axis
         late: Table = np.maximum(0.0, end.T - deadlines) * weights
@@ -241,10 +274,11 @@ def options_of(problem: Problem, situation: Situation) -> Options:
 
     paid = seconds * job_rate  # (J, K)
     later = job_rate * (np.maximum(0.0, seconds - horizon).T + again).T
-    cost_usd = later + problem.tardiness_factor * tardiness((now + seconds.T + again).T)
-    stays_usd = stay_rate * np.maximum(0.0, stay - horizon) + problem.tardiness_factor * tardiness(now + stay)
+    cost_usd = later + problem.tardiness_factor * tardiness((now + (seconds * doubt).T + again).T)
+    stays_late = problem.tardiness_factor * tardiness(now + stay * stay_doubt)  # (J,)
+    stays_usd = stay_rate * np.maximum(0.0, stay - horizon) + stays_late
     run_later = (1 + TIE) * (machine_rate * horizon + later)  # (J, K)
-    late = problem.postponement_factor * tardiness((now + horizon + seconds.T + again).T)
+    late = problem.postponement_factor * tardiness((now + horizon + (seconds * doubt).T + again).T)
     is_cheapest = paid == np.nanmin(paid, axis=1, keepdims=True)
     postponed_usd = np.maximum(
         np.nanmin(run_later, axis=1) + np.nanmin(np.where(is_cheapest, late, math.nan), axis=1),

@@ -151,6 +151,8 @@ class Problem:
             after it. None only without spot machines.
         horizon_seconds: How long a rented machine is counted in a decision; None takes it from the events so far (see
             `objective.py`).
+        probability: Deadlines are to be kept with this probability, as far as the intervals of the jobs' times say,
+            and a running job moves to another GPU only if that pays with it; 0.5 plans with the times as predicted.
     """
 
     jobs: tuple[Job, ...]
@@ -163,6 +165,7 @@ class Problem:
     restart_seconds: float = RESTART_SECONDS
     checkpoint_seconds: float | None = None
     horizon_seconds: float | None = None
+    probability: float = 0.5
 
 
 @final

@@ -162,6 +162,10 @@ def _check_settings(problem: Problem) -> None:
         math.isfinite(problem.checkpoint_seconds) and problem.checkpoint_seconds > 0
     ):
         raise InvalidArgumentError(f"checkpoint_seconds={problem.checkpoint_seconds}; expected seconds above 0.")
+    if not 0.5 <= problem.probability < 1:
+        raise InvalidArgumentError(
+            f"probability={problem.probability}; expected at least 0.5 (times as predicted) and less than 1."
+        )
     for name in ("tardiness_factor", "postponement_factor", "restart_seconds"):
         value = getattr(problem, name)
         if not (math.isfinite(value) and value >= 0):

@@ -97,3 +97,22 @@ def test_the_example_of_planning_online_starts_only_what_is_new(tmp_path: Path) 
         ("node-0-g5.12xlarge", "ranking.yaml"),
         ("node-1-g5.12xlarge", "urgent.yaml"),
     ]  # speech runs all the time
+
+
+def test_a_plan_is_replayed_against_other_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = written(tmp_path, DOCUMENT | {"formulation": {"preempts": False, "migrates": False}})
+    assert main(["plan", str(jobs), "--output", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    words = ["simulate", str(jobs), "--replay", str(tmp_path / "out" / "plan.json")]
+    assert main([*words, "--off", "1,2.5"]) == 0
+    out = capsys.readouterr().out
+    # a takes an hour of large, due in two: in time as predicted, half an hour late at 2.5 times; $6 an hour and a
+    # quarter of an hour until the machine is given back.
+    rows = [line.split() for line in out.splitlines()[2:4]]
+    assert rows[0] == ["1.00", "$7.50", "$0", "$7.50", "100", "%", "none", "0"]
+    assert rows[1] == ["2.50", "$16.50", "$0.50", "$17.00", "0", "%", "none", "0"]
+    assert out.endswith("a misses its deadline at 2.50.\n")
+    assert main([*words, "--off", "much"]) == 2
+    assert "--off much is no list of factors; expected for example 0.8,1,1.5." in capsys.readouterr().err
+    assert main(["simulate", str(jobs), "--off", "2"]) == 2
+    assert "name it with --replay plan/plan.json." in capsys.readouterr().err

@@ -12,6 +12,7 @@ from lightning_predict.planning.objective import (
     HORIZON_RESTARTS,
     horizon_seconds,
     interruption_factor,
+    late_factor,
     options_of,
     run_seconds,
     stay_seconds,
@@ -161,3 +162,33 @@ def test_more_gpus_that_save_nothing_are_no_option() -> None:
 
 def test_machines_are_in_the_order_of_their_names() -> None:
     assert options_of(TWO_JOBS, at_start(TWO_JOBS)).machines == (LARGE, SMALL)
+
+
+def test_a_deadline_is_kept_with_a_probability_as_far_as_the_interval_says() -> None:
+    wide = replace(TWO_JOBS.jobs[0], high_factor=2.0)
+    assert late_factor(wide, 0.5) == 1.0
+    assert late_factor(wide, 0.95) == pytest.approx(2.0)  # the upper end of an interval that holds 90 %
+    # The 90 % quantile of a normal distribution lies at 1.2816 deviations, the 95 % one at 1.6449.
+    assert late_factor(wide, 0.9) == pytest.approx(2 ** (1.2816 / 1.6449), rel=1e-4)
+    problem = replace(TWO_JOBS, jobs=(wide, TWO_JOBS.jobs[1]), probability=0.95)
+    sure = options_of(problem, at_start(problem))
+    middle = options_of(TWO_JOBS, at_start(TWO_JOBS))
+    column = sure.configurations.index(on("large", 4))
+    # a takes an hour on large, due in two: in time as predicted, and at the upper end, two hours, just so.
+    assert sure.cost_usd[0, column] == pytest.approx(middle.cost_usd[0, column])
+    column = sure.configurations.index(on("small", 1))
+    # On small it takes four hours, two late; at the upper end eight, six late, at $3 an hour.
+    assert sure.cost_usd[0, column] - middle.cost_usd[0, column] == pytest.approx(3 * (6 - 2))
+
+
+def test_a_move_to_another_gpu_must_pay_at_the_interval_and_what_was_measured_is_not_in_doubt() -> None:
+    here = Placement(node=0, configuration=on("small", 1))
+    wide = replace(TWO_JOBS.jobs[0], high_factor=2.0, deadline_seconds=100 * HOUR)
+    problem = replace(TWO_JOBS, jobs=(wide,), probability=0.95)
+    running = Situation(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
+    options = options_of(problem, running)
+    large = options.configurations.index(on("large", 4))
+    # Half the run is half an hour on large as predicted, an hour at the upper end: what a move has to be paid for.
+    assert options.machine_usd[0, large] == pytest.approx(6.0)
+    seen = replace(running, measured={"a": {on("large", 4): HOUR}})
+    assert options_of(problem, seen).machine_usd[0, large] == pytest.approx(3.0)

@@ -163,6 +163,10 @@ def stop(name: str) -> str:
     return f"'pid=$(cat {pid}) && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done'"
 
 
+ONCE_STOPPED = "[ -e a.stopped ] && rm a.stopped && "
+"""A job that has ended by itself, or has not begun, was not stopped: its next stretch is not started."""
+
+
 def test_a_task_rents_a_machine_and_one_starts_each_job_on_its_part_of_it() -> None:
     shared = simulate(
         replace(ONE_EVENT, jobs=tuple(job(name, hours={on("large", 2): 1.0}, deadline=9.0) for name in "ab")),
@@ -218,8 +222,8 @@ def test_a_job_that_moves_has_stopped_with_its_checkpoint_before_it_starts_elsew
         *("a.yaml", "b.yaml", "a-2.yaml", "schedule.txt"),
     ]
     assert tasks["schedule.txt"].splitlines()[2:] == [
-        f"   1.000 h  sky exec node-0-small {stop('a')}",
-        f"   1.000 h  {launch('node-0-large')} && sky exec --detach-run node-0-large a-2.yaml",
+        f"   1.000 h  sky exec node-0-small {stop('a')} && touch a.stopped",
+        f"   1.000 h  {ONCE_STOPPED}{launch('node-0-large')} && sky exec --detach-run node-0-large a-2.yaml",
     ]
     # Both machines see the bucket that the checkpoint is in; a task that is executed cannot mount it itself.
     for node in ("node-0-small", "node-0-large"):
@@ -229,8 +233,8 @@ def test_a_job_that_moves_has_stopped_with_its_checkpoint_before_it_starts_elsew
     assert list(slurm_scripts(MOVED, FOLDERS)) == ["a.sh", "b.sh", "a-2.sh", "schedule.txt"]
     assert slurm_scripts(MOVED, FOLDERS)["schedule.txt"].splitlines()[2:] == [
         "   1.000 h  squeue --noheader --states=RUNNING --user=$USER --name=a | grep -q . && "
-        "scancel --batch --signal=USR1 --state=RUNNING --user=$USER --name=a",
-        "   1.000 h  sbatch a-2.sh",
+        "scancel --batch --signal=USR1 --state=RUNNING --user=$USER --name=a && touch a.stopped",
+        f"   1.000 h  {ONCE_STOPPED}sbatch a-2.sh",
     ]
 
 
@@ -255,8 +259,8 @@ def test_a_job_that_runs_and_is_planned_elsewhere_stops_where_it_runs_first() ->
     since = Situation(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
     plan = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4)},), []), since=since)
     assert skypilot_tasks(plan, BUCKETS, since)["schedule.txt"].splitlines() == [
-        f"   0.000 h  sky exec node-0-small {stop('a')}",
-        f"   0.000 h  {launch('node-0-large')} && sky exec --detach-run node-0-large a.yaml",
+        f"   0.000 h  sky exec node-0-small {stop('a')} && touch a.stopped",
+        f"   0.000 h  {ONCE_STOPPED}{launch('node-0-large')} && sky exec --detach-run node-0-large a.yaml",
     ]
 
 

@@ -30,7 +30,7 @@ def trace(tmp_path: Path) -> Path:
 def test_a_trace_without_parameters_has_times_on_one_gpu_of_each_machine(trace: Path) -> None:
     times = times_of_trace(trace, 1000, MACHINES)
     predicted = lp.predict(Trace.load(str(trace)), gpus=["T4", "A10"])
-    assert times == {
+    assert {item: time.middle for item, time in times.items()} == {
         Configuration(machine="one", num_gpus=1): pytest.approx(1000 * predicted["T4"].iteration_seconds),
         Configuration(machine="four", num_gpus=1): pytest.approx(1000 * predicted["T4"].iteration_seconds),
         Configuration(machine="box", num_gpus=1): pytest.approx(1000 * predicted["A10"].iteration_seconds),
@@ -52,7 +52,7 @@ def test_several_gpus_of_a_machine_do_the_same_samples_in_fewer_steps(trace: Pat
     ]
     four = lp.predict(whole, gpus=["4xT4"], iterations=1000)["4xT4"]
     assert four.iterations == 250
-    assert times[Configuration(machine="four", num_gpus=4)] == four.total_seconds
+    assert times[Configuration(machine="four", num_gpus=4)] == four.total
 
 
 def test_a_file_of_jobs_can_name_traces(trace: Path, tmp_path: Path) -> None:
@@ -63,5 +63,11 @@ def test_a_file_of_jobs_can_name_traces(trace: Path, tmp_path: Path) -> None:
     }
     path = tmp_path / "jobs.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    (job,) = read_problem(path).jobs
-    assert job.seconds == times_of_trace(trace, 1000, MACHINES[:1])
+    problem = read_problem(path)
+    (job,) = problem.jobs
+    ((place, time),) = times_of_trace(trace, 1000, MACHINES[:1]).items()
+    assert job.seconds == {place: time.middle}
+    # How far the prediction may be off is the job's interval, and deadlines are to be kept within it.
+    assert (job.low_factor, job.high_factor) == (time.low / time.middle, time.high / time.middle)
+    assert job.high_factor > 1
+    assert problem.probability == 0.9

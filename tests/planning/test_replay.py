@@ -1,0 +1,96 @@
+"""A plan carried out against other times than the predicted ones: what it costs, and that nothing is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.planning.exports import IDLE_MINUTES, plan_json, read_plan
+from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.planning.problem import Problem
+from lightning_predict.planning.replay import replay
+from lightning_predict.planning.simulator import simulate
+from lightning_predict.planning.study import likely_factors, random_problem
+from tests.planning.example import HOUR, TWO_JOBS, job, on
+from tests.planning.test_outputs import MOVED, PLAN
+from tests.planning.test_simulator import ONE_EVENT, Script, at
+
+IDLE = IDLE_MINUTES * 60
+
+
+def kept(problem: Problem) -> Problem:
+    """Give every job a checkpoint."""
+    return replace(problem, jobs=tuple(replace(one, checkpoint="/shared") for one in problem.jobs))
+
+
+def test_with_the_predicted_times_it_is_the_plan_and_the_idle_minutes_of_each_machine() -> None:
+    found = replay(PLAN.segments, kept(TWO_JOBS), {})
+    assert {one.job: one.end_seconds for one in found.jobs} == {
+        one.job: pytest.approx(one.end_seconds) for one in PLAN.outcomes
+    }
+    # a: an hour of large at $6; b: two hours of small at $1; each machine waits a quarter of an hour for another job.
+    assert found.machine_usd == pytest.approx(6 * (1 + IDLE / HOUR) + 1 * (2 + IDLE / HOUR))
+    assert (found.tardiness_usd, found.kept_deadlines, found.lost_seconds) == (0.0, 1.0, 0.0)
+
+
+def test_a_late_job_moves_with_what_it_has_done_and_ends_later() -> None:
+    problem = kept(TWO_JOBS)
+    (a, _) = replay(MOVED.segments, problem, {"a": 2.0}).jobs
+    # After an hour on small, where a whole run really takes 8 h, an eighth is done; on large 7/8 of 2 h are left.
+    assert a.end_seconds == pytest.approx(HOUR + 7 / 8 * 2 * HOUR)
+    assert (a.moves, a.lost_seconds) == (1, 0.0)
+    # Without a checkpoint, which no exported plan does, the hour would be lost.
+    (bare, _) = replay(MOVED.segments, TWO_JOBS, {"a": 2.0}).jobs
+    assert bare.lost_seconds == pytest.approx(HOUR)
+    assert bare.end_seconds == pytest.approx(HOUR + 2 * HOUR)
+
+
+def test_a_job_that_ends_before_it_would_move_is_not_started_again() -> None:
+    found = replay(MOVED.segments, kept(TWO_JOBS), {"a": 0.2})  # 4 h on small take 48 min
+    assert found.jobs[0].end_seconds == pytest.approx(0.8 * HOUR)
+    assert found.jobs[0].moves == 0
+    # Large is never rented: 48 min and two hours of small, each with its idle minutes.
+    assert found.machine_usd == pytest.approx(0.8 + 2 + 2 * IDLE / HOUR)
+
+
+def test_a_job_waits_for_gpus_that_a_late_one_still_has() -> None:
+    jobs = (
+        job("a", hours={on("small", 1): 1.0}, deadline=1.5),
+        job("b", hours={on("small", 1): 1.0}, deadline=2.5),
+    )
+    problem = replace(ONE_EVENT, jobs=jobs, period_seconds=HOUR)
+    plan = simulate(problem, Script(({"a": at(0, "small", 1)}, {"b": at(0, "small", 1)}), []))
+    found = replay(plan.segments, problem, {"a": 2.0})
+    assert [one.end_seconds for one in found.jobs] == [pytest.approx(2 * HOUR), pytest.approx(3 * HOUR)]
+    assert [one.is_in_time for one in found.jobs] == [False, False]
+    assert found.tardiness_usd == pytest.approx(0.5 + 0.5)  # half an hour each, at $1
+
+
+@pytest.mark.parametrize("factor", likely_factors())
+def test_no_work_is_lost_whatever_the_times_are(factor: float) -> None:
+    problem = kept(random_problem(nodes=1, mean_gap_seconds=120.0, seed=3))
+    plan = simulate(problem, MilpPlanner(time_limit_seconds=2.0))
+    found = replay(plan.segments, problem, {one.name: factor for one in problem.jobs})
+    assert found.lost_seconds == 0.0
+    # No job ends before all of its work is done on the fastest configuration that it has.
+    for one in found.jobs:
+        fastest = next(item.fastest_seconds for item in problem.jobs if item.name == one.job)
+        assert one.end_seconds >= 0.999 * factor * fastest
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(plan_json(MOVED), encoding="utf-8")
+    assert read_plan(path) == MOVED.segments
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"The plan has the jobs \['a', 'b'\] and the file \['a'\]"):
+        replay(PLAN.segments, replace(TWO_JOBS, jobs=TWO_JOBS.jobs[:1]), {})
+    with pytest.raises(InvalidArgumentError, match=r"'c' takes 2\.0 times as long as predicted; expected one of"):
+        replay(PLAN.segments, TWO_JOBS, {"c": 2.0})
+    with pytest.raises(InvalidArgumentError, match="a factor above 0"):
+        replay(PLAN.segments, TWO_JOBS, {"a": 0.0})
