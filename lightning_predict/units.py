@@ -54,6 +54,11 @@ def seconds_to_hours(seconds: float) -> float:
     return seconds / SECONDS_PER_HOUR
 
 
+def minutes_to_seconds(minutes: float) -> float:
+    """Convert minutes to seconds."""
+    return minutes * SECONDS_PER_MINUTE
+
+
 def hours_to_seconds(hours: float) -> float:
     """Convert hours to seconds."""
     return hours * SECONDS_PER_HOUR

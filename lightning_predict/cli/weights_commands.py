@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from lightning_predict.cli.answers import Answer, aligned, json_value
-from lightning_predict.units import bytes_to_mebibytes
+from lightning_predict.reports.format import duration
+from lightning_predict.units import bytes_to_mebibytes, minutes_to_seconds
 
 WIDTH: Final = 160
 """Columns of progress."""
@@ -35,18 +36,25 @@ def measure(
     operations: str | None = None,
     dtypes: str | None = None,
     problems: int | None = None,
+    minutes: float | None = None,
+    problem_seconds: float = 2.0,
     seed: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
     gpu: str | None = None,
 ) -> Answer:
     """Measure operations on the GPU at hand, into tables that `train` reads.
 
+    How long it takes is said before it begins. The operations take turns, each with those problems first that lie
+    farthest apart, so that a run that ends early has something of all; the same command again goes on.
+
     Args:
-        output: Folder of the tables; those of the same operations are replaced.
+        output: Folder of the tables; problems that it holds are not measured again.
         operations: Names of operations, separated by commas (default: all that have a benchmark).
         dtypes: Of float32, tf32, float16, bfloat16 and float64, separated by commas (default: the first four; with
             --device cpu the first).
         problems: Shapes of each operation and dtype (default: 200; with --device cpu 1).
+        minutes: Time after which no other problem is begun (default: all problems).
+        problem_seconds: Time that the repetitions of one call may take; longer problems are left out.
         seed: Seed of the shapes.
         device: Device to time; cpu times the host instead, to try the command out.
         gpu: Our name of the GPU (default: what torch reports).
@@ -68,17 +76,35 @@ def measure(
             operations=tuple(BENCHMARKS) if operations is None else _names(operations),
             dtypes=_names(usual if dtypes is None else dtypes),
             problems=(1 if is_try else 200) if problems is None else problems,
+            minutes=minutes,
+            problem_seconds=problem_seconds,
             seed=seed,
             device=device,
             gpu=gpu,
             is_trial=is_try,
+            announce=lambda count, seconds: console.print(_announced(count, seconds, minutes)),
             progress=lambda name, done, total: shown.update(task, description=name, completed=done, total=total),
         )
-    left_out = "" if not found.skipped else f"\n{len(found.skipped)} left out, the first: {found.skipped[0]}"
-    return Answer(
-        data=lambda: json_value(found),
-        show=lambda: print(f"{found.rows} rows in {len(found.files)} tables in {output}.{left_out}"),
-    )
+    lines = [f"{found.rows} rows in {len(found.files)} tables in {output}."]
+    if found.known:
+        lines.append(f"{found.known} problems were there from an earlier run.")
+    if found.skipped:
+        lines.append(f"{len(found.skipped)} left out, the first: {found.skipped[0]}")
+    if found.eager:
+        lines.append(f"{len(found.eager)} rows no CUDA graph holds, and train leaves them out: {found.eager[0]}")
+    if found.left:
+        lines.append(f"{found.left} problems are left; the same command goes on with them.")
+    return Answer(data=lambda: json_value(found), show=lambda: print("\n".join(lines)))
+
+
+def _announced(problems: int, seconds: float | None, minutes: float | None) -> str:
+    """Say before measuring begins how long it takes."""
+    if seconds is None:
+        return f"Measuring {problems:,} problems."
+    if minutes is not None and minutes_to_seconds(minutes) < seconds:
+        limit, whole = duration(minutes_to_seconds(minutes)), duration(seconds)
+        return f"Measuring for {limit}; all {problems:,} problems would take about {whole}."
+    return f"Measuring {problems:,} problems, in about {duration(seconds)}."
 
 
 def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Answer:
@@ -95,13 +121,16 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
     from rich.console import Console
 
     from lightning_predict.training.scores import score_table
+    from lightning_predict.training.tables import eager_rows
     from lightning_predict.training.weights import WIDTH as OPERATORS_WIDTH
     from lightning_predict.training.weights import train as train_weights
 
     scores = train_weights(tables, output, seed=seed, console=Console(stderr=True, width=WIDTH))
+    eager = eager_rows(tables)
+    note = "" if not eager else f"{eager} rows are left out: no CUDA graph timed them, so they hold launches."
     return Answer(
-        data=lambda: {"weights": str(output), "scores": json_value(scores)},
-        show=lambda: Console(width=OPERATORS_WIDTH).print(score_table(scores) if scores else NO_SCORES),
+        data=lambda: {"weights": str(output), "scores": json_value(scores), "eager_rows": eager},
+        show=lambda: Console(width=OPERATORS_WIDTH).print(score_table(scores) if scores else NO_SCORES, note),
     )
 
 

@@ -31,6 +31,9 @@ from lightning_predict.kernels.operations import operation_names
 Words = dict[str, int]
 Drawer = Callable[[random.Random], Words]
 
+EAGER: Final = "eager"
+"""How a call was timed that no CUDA graph holds, in the column `timed` of the tables."""
+
 MULTIPLE_SHARE: Final = 0.7
 """Share of sizes that are multiples of 8, as most layers are; the rest is any number."""
 

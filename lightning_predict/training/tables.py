@@ -34,7 +34,7 @@ from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.operations import Array, Columns, ProblemBatch, operation_kind, problem_batch
-from lightning_predict.measuring.benchmarks import BENCHMARKS
+from lightning_predict.measuring.benchmarks import BENCHMARKS, EAGER
 from lightning_predict.units import milliseconds_to_seconds
 
 GROWING_LAUNCHES: Final = frozenset({("neusight", "conv2d")})
@@ -265,6 +265,11 @@ def read_tables(folder: Path, *, by_build: bool = False) -> tuple[Group, ...]:
             f"writes. {where_tables_come_from()}"
         )
     groups = [group for kind in present for group in read_table(folder / kind.file, kind, by_build=by_build)]
+    if not groups and (eager := eager_rows(folder)):
+        raise MeasurementTableError(
+            f"All {eager} rows of {', '.join(kind.file for kind in present)} were timed as ordinary calls (`timed` is "
+            f"{EAGER}), launches and all; expected rows that a CUDA graph timed. Measure on a CUDA GPU."
+        )
     return tuple(sorted(groups, key=lambda g: (g.batch.operation, g.batch.dtype, g.gpu, g.source, g.build)))
 
 
@@ -280,7 +285,7 @@ def read_table(path: Path, kind: TableKind, *, by_build: bool = False) -> tuple[
     needed = ("gpu", "op", "dtype", "source", *kind.words, *kind.times)
     for line in read_csv(path, MeasurementTableError, columns=needed):
         row = line.value
-        if row.get("kernel") in LEFT_OUT_KERNELS:
+        if row.get("kernel") in LEFT_OUT_KERNELS or was_eager(row):
             continue
         shape = tuple(line.member(word).parsed().any_number() for word in kind.words)
         for column, suffix in kind.times.items():
@@ -291,6 +296,21 @@ def read_table(path: Path, kind: TableKind, *, by_build: bool = False) -> tuple[
             key = (row["gpu"], row["op"] + suffix, plain_dtype(row["dtype"]), row["source"], build)
             rows[key].append((*shape, milliseconds_to_seconds(milliseconds)))
     return tuple(_group(key, values, kind) for key, values in sorted(rows.items()))
+
+
+def was_eager(row: Mapping[str, str]) -> bool:
+    """Return whether a row of `measure` holds an ordinary call, launches and all, and not the device's own time.
+
+    A table of a release that did not say so leaves `warm_ms` empty there.
+    """
+    timed = row.get("timed")
+    return timed == EAGER if timed is not None else row.get("warm_ms") == "" and "eager_ms" in row
+
+
+def eager_rows(folder: Path) -> int:
+    """Count the rows of one's own tables that no fit uses, as no CUDA graph timed them."""
+    present = [folder / kind.file for kind in OWN_TABLES if (folder / kind.file).is_file()]
+    return sum(was_eager(row.value) for path in present for row in read_csv(path, MeasurementTableError))
 
 
 def plain_dtype(text: str) -> str:

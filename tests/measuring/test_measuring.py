@@ -2,16 +2,36 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lightning_predict.errors import CaptureError, InvalidArgumentError, UnknownOperationError
+from lightning_predict.errors import (
+    CaptureError,
+    InvalidArgumentError,
+    MeasurementTableError,
+    UnknownOperationError,
+)
+from lightning_predict.gpus import gpu
 from lightning_predict.kernels.operations import operation_kind, operation_names, problem_batch
+from lightning_predict.measuring import management, run
 from lightning_predict.measuring.benchmarks import BENCHMARKS, draw_problems
-from lightning_predict.measuring.clock import time_call
-from lightning_predict.measuring.run import measure
+from lightning_predict.measuring.clock import PROBLEM_SECONDS, Timing, captured, fitting, time_call
+from lightning_predict.measuring.management import GpuState, read_state
+from lightning_predict.measuring.run import (
+    SECONDS_AROUND,
+    estimate_seconds,
+    measure,
+    problems_in_turns,
+    spread_first,
+)
+from lightning_predict.training.tables import eager_rows, read_tables, was_eager
 
 CPU = torch.device("cpu")
 ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 8, "head_dim": 4, "causal": 1}
@@ -140,7 +160,7 @@ def test_the_table_has_the_columns_of_the_public_ones_and_one_row_a_pass(
     assert rows[0]["kernel_height"] == "3"
     assert rows[0]["dilation_height"] == "1"
     assert float(rows[0]["latency_ms"]) > 0
-    assert rows[0]["warm_ms"] == ""  # no graphs on the CPU
+    assert (rows[0]["warm_ms"], rows[0]["timed"]) == ("", "eager")  # no graphs on the CPU
 
 
 def test_a_problem_that_cannot_run_is_said_and_the_rest_goes_on(
@@ -180,15 +200,250 @@ def test_an_operation_without_a_benchmark_lists_the_others(tmp_path: Path) -> No
         measure(tmp_path, operations=["hough"], device="cpu")
 
 
-def test_training_reads_what_was_measured(tmp_path: Path) -> None:
-    from lightning_predict.training.tables import read_tables
+def by_graph(call: object, device: torch.device, **_: object) -> Timing:
+    """A timing as on a GPU: 1 ms of the device, 3 ms with the launches."""
+    return Timing(flushed_seconds=1e-3, warm_seconds=0.8e-3, eager_seconds=3e-3)
 
-    measure(tmp_path, operations=["gelu"], dtypes=["float32"], problems=2, device="cpu", gpu="T4")
+
+def eager_alone(call: object, device: torch.device, **_: object) -> Timing:
+    return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=3e-3, reason="it waits for the device")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with gzip.open(path, "rt") as file:
+        return list(csv.DictReader(file))
+
+
+def test_training_reads_what_a_graph_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "time_call", by_graph)
+    measure(tmp_path, operations=["gelu"], dtypes=["float32"], problems=9, device="cpu", gpu="T4", is_trial=True)
     group, backward = read_tables(tmp_path)
     assert (group.gpu, group.source, group.batch.operation) == ("T4", "own", "gelu")
     assert backward.batch.operation == "gelu_backward"
-    assert len(group.seconds) == 2
+    assert group.seconds.tolist() == [1e-3] * len(group.seconds)
     assert group.floor_seconds == 0
+    assert eager_rows(tmp_path) == 0
+
+
+def test_training_refuses_what_no_graph_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "draw_problems", lambda operation, count, seed: [dict(MATRIX)])
+    monkeypatch.setattr(run, "time_call", eager_alone)
+    done = measure(tmp_path, operations=["gelu"], dtypes=["float32"], device="cpu", gpu="T4")
+    assert len(done.eager) == done.rows == 2
+    assert done.eager[0] == "gelu float32 {'rows': 16, 'cols': 32}: it waits for the device"
+    assert {row["timed"] for row in rows_of(done.files[0])} == {"eager"}
+    assert eager_rows(tmp_path) == 2
+    with pytest.raises(MeasurementTableError, match=r"All 2 rows of own_gelu.csv.gz were timed as ordinary calls"):
+        read_tables(tmp_path)
+    monkeypatch.setattr(run, "time_call", by_graph)
+    measure(tmp_path, operations=["silu"], dtypes=["float32"], device="cpu", gpu="T4")
+    assert {group.batch.operation for group in read_tables(tmp_path)} == {"silu", "silu_backward"}
+
+
+def test_a_table_that_does_not_say_how_it_was_timed_is_read_by_its_warm_time() -> None:
+    assert was_eager({"latency_ms": "1", "warm_ms": "", "eager_ms": "1"})
+    assert not was_eager({"latency_ms": "1", "warm_ms": "0.9", "eager_ms": "1"})
+    assert not was_eager({"latency_ms": "1"})  # a public table
+
+
+def test_a_second_run_goes_on_where_the_first_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "time_call", by_graph)
+    asked = partial(
+        measure, operations=["relu", "gelu"], dtypes=["float32", "float16"], problems=6, device="cpu", is_trial=True
+    )
+    seconds = iter(range(1000))
+    # The clock is read once before the first problem and once before each: 5 begin within 5.5 s.
+    first = asked(tmp_path, minutes=5.5 / 60, clock=lambda: float(next(seconds)))
+    assert first.left == 24 - 5
+    whole = asked(tmp_path)
+    assert whole.left == 0
+    assert first.rows + whole.rows == sum(len(rows_of(path)) for path in whole.files)
+    again = asked(tmp_path)
+    assert again.rows == 0
+    assert again.known == 24 - len(again.skipped)
+    once = asked(tmp_path / "once")
+    for one, other in zip(whole.files, once.files, strict=True):
+        assert rows_of(one) == rows_of(other)
+
+
+def test_a_table_of_an_earlier_release_is_not_added_to(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "own_relu.csv.gz", "wt") as file:
+        file.write("gpu,op,dtype,rows,cols,latency_ms,warm_ms,source\nT4,relu,float32,1,16,1,1,own\n")
+    with pytest.raises(MeasurementTableError, match=r"has other columns .* Measure into another folder"):
+        measure(tmp_path, operations=["relu"], dtypes=["float32"], problems=1, device="cpu")
+
+
+def test_operations_take_turns_and_the_farthest_problems_come_first() -> None:
+    order = problems_in_turns(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
+    assert [(one.operation, one.dtype) for one in order[:3]] == [
+        ("linear", "float32"),
+        ("linear", "bfloat16"),
+        ("cast", "float32"),  # where bytes alone decide, all dtypes are one
+    ]
+    assert len(order) == 300
+    drawn = draw_problems("linear", 100, seed=0)
+    spread = spread_first(drawn)
+    assert sorted(map(str, spread)) == sorted(map(str, drawn))
+    for word in ("m", "n", "k"):
+        sizes = [math.log2(one[word]) for one in drawn]
+        first = [math.log2(one[word]) for one in spread[:9]]
+        assert max(first) - min(first) > 0.8 * (max(sizes) - min(sizes))
+
+
+def test_the_estimate_follows_the_gpu_and_stays_within_the_limit_of_a_problem() -> None:
+    order = problems_in_turns(["linear"], ["float32"], 50, seed=0)
+    slow, fast = (estimate_seconds(order, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
+    assert slow > fast > 0
+    # Forward and backward, each at most its limit and what is around it.
+    assert slow <= 50 * 2 * (PROBLEM_SECONDS + SECONDS_AROUND)
+    assert estimate_seconds(order, gpu("T4"), problem_seconds=0.01) < slow
+
+
+def test_repetitions_fit_into_the_seconds_of_a_problem() -> None:
+    assert fitting(1e-3, replays=20, problem_seconds=2.0) == 20
+    assert fitting(0.1, replays=20, problem_seconds=2.0) == 6  # 2 s, three kinds, 0.1 s each
+    assert fitting(1.9, replays=20, problem_seconds=2.0) == 3
+    assert fitting(0.0, replays=20, problem_seconds=2.0) == 20
+
+
+def test_a_problem_that_takes_too_long_by_the_gpus_peaks_is_not_begun() -> None:
+    large = problems_in_turns(["linear"], ["float32"], 50, seed=0)[0]
+    words = {"m": 2**17, "n": 2**17, "k": 2**17}  # 4.5e15 FLOP, 550 s at 8.1 TFLOP/s
+    reason = run._reason_to_skip(replace(large, words=words), gpu("T4"), is_trial=False, problem_seconds=2.0)
+    assert reason is not None
+    assert reason.startswith("one call takes at least 5")
+    assert reason.endswith("s, over the limit of 2 s a problem")
+
+
+@pytest.mark.parametrize(("minutes", "problem_seconds"), [(0.0, 2.0), (None, 0.0)])
+def test_no_time_at_all_is_refused(tmp_path: Path, minutes: float | None, problem_seconds: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="expected times above 0"):
+        measure(tmp_path, minutes=minutes, problem_seconds=problem_seconds, device="cpu")
+
+
+def test_large_shapes_are_written_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "draw_problems", lambda operation, count, seed: [{"size_bytes": 2**20 + 1}])
+    done = measure(tmp_path, operations=["host_copy"], dtypes=["float32"], device="cpu")
+    assert rows_of(done.files[0])[0]["size_bytes"] == "1048577"
+
+
+class FakeGraph:
+    """A CUDA graph whose capture is invalidated, as one that waits for the device is."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def capture_begin(self, pool: object) -> None:
+        self.events.append(f"begin {pool}")
+
+    def capture_end(self) -> None:
+        self.events.append("end")
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture\nmore")
+
+    def reset(self) -> None:
+        self.events.append("reset")
+
+
+class FakeGenerator:
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def clone_state(self) -> str:
+        return "a copy"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.events.append(f"random numbers from {state}")
+
+
+@pytest.mark.parametrize("fails_in_call", [True, False])
+def test_a_capture_that_fails_leaves_nothing_behind(fails_in_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = FakeGraph()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch, "rand", lambda *size, device: None)
+    monkeypatch.setattr(torch.cuda, "default_generators", [FakeGenerator(graph.events)])
+
+    def noted(name: str) -> Callable[[int, object], None]:
+        return lambda index, pool: graph.events.append(f"{name} {index} {pool}")
+
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, noted(name), raising=False)
+
+    def call() -> None:
+        if fails_in_call:
+            raise RuntimeError("it waits for the device")
+
+    found, reason = captured(call, torch.device("cuda", 0))
+    assert found is None
+    assert reason == (
+        "it waits for the device"
+        if fails_in_call
+        else "CUDA error: operation failed due to a previous error during capture"
+    )
+    assert graph.events == [
+        "begin (0, 7)",
+        "end",
+        "_cuda_endAllocateToPool 0 (0, 7)",
+        "_cuda_releasePool 0 (0, 7)",
+        "reset",
+        "random numbers from a copy",
+    ]
+
+
+def test_a_gpu_that_a_failed_capture_left_unusable_ends_the_run_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*size: int, device: torch.device) -> None:
+        raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "default_generators", [FakeGenerator([])])
+    monkeypatch.setattr(torch, "rand", broken)
+    with pytest.raises(CaptureError, match=r"left CUDA unusable .* Run the command again: it goes on where it stopped"):
+        captured(lambda: None, torch.device("cuda", 0))
+
+
+class FakeNvml:
+    """NVIDIA's management library on a card that its power limit holds back."""
+
+    NVMLError = OSError
+    NVML_CLOCK_SM = 1
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
+        assert handle == "GPU-1234"
+        return 1095
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
+        return 1410
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802
+        return 399_500
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:  # noqa: N802
+        raise OSError("not supported")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:  # noqa: N802
+        return 0x1 | 0x4 | 0x40  # idle says nothing of a load; the power cap; the temperature
+
+
+def test_the_state_of_the_gpu_stands_beside_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management, "import_module", lambda name: FakeNvml())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1234"))
+    state = read_state(torch.device("cuda", 0))
+    assert state == GpuState(
+        clock_hz=1.095e9,
+        highest_clock_hz=1.41e9,
+        power_watts=399.5,
+        power_limit_watts=None,
+        held_back_by=("power", "temperature"),
+    )
 
 
 def test_a_trial_leaves_out_what_takes_a_processor_long_and_says_how_far_it_is(tmp_path: Path) -> None:
@@ -202,5 +457,5 @@ def test_a_trial_leaves_out_what_takes_a_processor_long_and_says_how_far_it_is(t
         is_trial=True,
         progress=lambda name, finished, total: seen.append((name, finished, total)),
     )
-    assert seen == [("linear", 0, 2), ("gelu", 1, 2)]
+    assert seen == [(name, number, 6) for number, name in enumerate(("linear", "gelu") * 3)]
     assert any(words.endswith("too large to try on a processor") for words in done.skipped)
