@@ -13,7 +13,7 @@ is listed by the name of the operation below autograd; the lists are torch's (`A
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -120,6 +120,16 @@ _BATCH_NORM: Final = "batch_norm"
 
 _FLOAT32_OPERATIONS: Final = FLOAT32 | FLOAT32_BACKWARD | {FUSED_RMS_NORM, f"{FUSED_RMS_NORM}_backward"}
 
+_WEIGHT_AT: Final[Mapping[str, int]] = {
+    "aten::convolution": 1,
+    "aten::_convolution": 1,
+    "aten::cudnn_convolution": 1,
+    "aten::convolution_backward": 2,
+    "aten::cudnn_convolution_backward": 2,
+    "aten::addmm": 2,
+}
+"""Products of layers, with the place of the layer's weight among their tensors."""
+
 _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 """Read float16 and give float32 without a copy."""
 
@@ -178,6 +188,8 @@ class _Autocast:
         self._weights = shapes | {shape[::-1] for shape in shapes}
         losses = (one for one in trace.operations if one.name.startswith("aten::nll_loss"))
         self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
+        # A profiler sees no outputs, so that nothing can be followed: what flows between products is taken as 16-bit.
+        self._is_blind = not any(one.outputs for one in trace.operations)
 
     def operations(self) -> Iterator[Operation]:
         """Yield the operations and the casts between them."""
@@ -201,7 +213,8 @@ class _Autocast:
 
     def _now(self, tensor: TensorInfo) -> TensorInfo:
         """Return the tensor in the dtype that it has by now."""
-        is_half = tensor.id in self._half and tensor.dtype == "float32"
+        flows = self._is_blind and len(tensor.shape) > 1 and tensor.shape not in self._weights
+        is_half = (flows or tensor.id in self._half) and tensor.dtype == "float32"
         return replace(tensor, dtype=self._dtype) if is_half else tensor
 
     def _saved(self, tensor: TensorInfo) -> TensorInfo:
@@ -209,7 +222,23 @@ class _Autocast:
         known = None if tensor.id is None else self._copies.get((tensor.id, "float32"))
         return self._now(tensor) if known is None else replace(tensor, id=known.id)
 
+    def _blindly(self, operation: Operation) -> Iterator[Operation]:
+        """Cast all that a product reads, with the copy of its weight before, or of the weight's gradient behind it."""
+        inputs = tuple(replace(one, dtype=self._dtype) if one.dtype == "float32" else one for one in operation.inputs)
+        changed = replace(operation, inputs=inputs)
+        place = _WEIGHT_AT.get(operation.name)
+        weight = None if place is None or len(operation.inputs) <= place else operation.inputs[place]
+        if weight is None or weight.dtype != "float32":
+            yield changed
+        elif operation.phase == "forward":
+            yield from (_copy(operation, weight, replace(weight, dtype=self._dtype, id=None)), changed)
+        else:
+            yield from (changed, _copy(operation, replace(weight, dtype=self._dtype, id=None), weight))
+
     def _in_half(self, operation: Operation) -> Iterator[Operation]:
+        if self._is_blind:
+            yield from self._blindly(operation)
+            return
         inputs = []
         for tensor in map(self._now, operation.inputs):
             copy, cast = self._cast(tensor, self._dtype, operation)

@@ -1,0 +1,255 @@
+"""Carry what was measured of a step over to the same step with a change, so that both are told like for like.
+
+A change alters some operations, adds some (casts, copies of another layout) and drops some (what is fused). Of a step
+with measured kernels, an operation that stays keeps its kernels; one that is altered keeps them at the ratio of two
+predictions on the GPU in use, after over before, raised by the same powers as between two GPUs (`kernels/choice.py`):
+what a model gets wrong about element-wise work it gets wrong in either dtype, but of a product in float32 and one in
+16 bits on tensor cores it errs apart. Added work is predicted. The host's times are kept; what is added launches in a
+median operation's time, what is dropped takes its host time along. So the changed step is a recording like any other,
+and its whole step is what the recorded one would take, simulated with the same host and the same residual::
+
+    after's step = measured step x simulated(after) / simulated(before), with one host and one residual for both
+
+A step without measurements is only changed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Final
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import EXPONENTS, Kinship, timed_work
+from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import operation_kind
+from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.timeline.anchoring import Anchor, anchor
+from lightning_predict.timeline.iteration import iterations
+from lightning_predict.timeline.simulation import launch_order, launchings, main_stream, simulate
+from lightning_predict.timeline.same_gpu import same_gpu_check
+from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.trace import Kernel, Operation, Trace
+from lightning_predict.units import MICROSECOND
+from lightning_predict.weights.source import AnyWeights
+
+_PLACE: Final = "_place"
+"""Argument that says, while a change is made, which operation of the recorded step this one is."""
+
+ADDED_HOST_SECONDS: Final = 15 * MICROSECOND
+"""Host time of an added operation, where the recording timed none with one kernel: a forward operation of the median
+host takes 13 us (`timeline/overheads.py`), and the profiler adds a little."""
+
+ADDED_LAUNCH_SECONDS: Final = 5 * MICROSECOND
+
+
+def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights) -> Trace:
+    """Return a step with a change, with what was measured of it.
+
+    Args:
+        trace: One kind of step.
+        change: Returns the step with other operations; it is given one without measurements.
+        weights: Weights of the models.
+    """
+    origin = gpu_in_use(trace)
+    marked = tuple(
+        replace(one, kernels=(), arguments={**one.arguments, _PLACE: place})
+        for place, one in enumerate(trace.operations)
+    )
+    changed = change(
+        replace(
+            trace, operations=marked, step_seconds=(), profiled_seconds=None, memory=replace(trace.memory, peak_bytes=None)
+        )
+    )
+    places = [_place_of(one, trace.operations) for one in changed.operations]
+    plain = replace(changed, operations=tuple(map(_unmarked, changed.operations)))
+    if origin is None or not (trace.has_measured_kernels or trace.step_seconds):
+        return _without_host_times(plain)
+    plain = replace(plain, gpu_reported_name=trace.gpu_reported_name, gpu_memory_bytes=trace.gpu_memory_bytes)
+    models = kernel_models((origin.name,), weights)
+    if trace.has_measured_kernels:
+        return _recorded(trace, plain, places, origin, models)
+    check = same_gpu_check(trace, origin, models)
+    if check is None:
+        return plain
+    (step,) = iterations(plain, timed_work(plain, [origin], origin=None, models=models), [origin])
+    return replace(plain, step_seconds=(step.seconds * check.measured_seconds / check.predicted_seconds,))
+
+
+def _place_of(operation: Operation, recorded: Sequence[Operation]) -> int | None:
+    """Return the place of the recorded operation that this one is; None for an added one."""
+    place = operation.arguments.get(_PLACE)
+    return place if isinstance(place, int) and recorded[place].name == operation.name else None
+
+
+def _unmarked(operation: Operation) -> Operation:
+    if _PLACE not in operation.arguments:
+        return operation
+    return replace(operation, arguments={name: value for name, value in operation.arguments.items() if name != _PLACE})
+
+
+def _without_host_times(trace: Trace) -> Trace:
+    return replace(
+        trace,
+        operations=tuple(replace(one, host_start_seconds=None, host_seconds=None) for one in trace.operations),
+        waits=(),
+    )
+
+
+def _recorded(before: Trace, after: Trace, places: Sequence[int | None], origin: Gpu, models: KernelModels | None) -> Trace:
+    """Give a changed step the kernels that the recorded one had, and the whole step that follows."""
+    stripped = replace(before, operations=tuple(replace(one, kernels=()) for one in before.operations))
+    old, new = (_direct(one, origin, models) for one in (stripped, after))
+    calibration = _calibration(before, old)
+    seconds = []
+    for index, (operation, place) in enumerate(zip(after.operations, places, strict=True)):
+        predicted, item = new.get(index, (0.0, None))
+        if place is None:
+            is_vector = item is None or not _is_tensor_work(item)
+            seconds.append(predicted * (calibration if is_vector else 1.0))
+            continue
+        measured = sum(kernel.seconds for kernel in before.operations[place].kernels)
+        at_first, first_item = old.get(place, (0.0, None))
+        seconds.append(_altered(measured, at_first, predicted, first_item, item, origin))
+    changed = _laid_out(before, after, places, seconds)
+    if not before.step_seconds:
+        return changed
+    own = anchor(before, timed_work(before, [origin], origin=origin, models=models), origin, 1.0)
+    was, becomes = (_simulated(one, own, origin, models) for one in (before, changed))
+    return replace(changed, step_seconds=(statistics.median(before.step_seconds) * becomes / was,))
+
+
+def _direct(trace: Trace, origin: Gpu, models: KernelModels | None) -> dict[int, tuple[float, WorkItem]]:
+    """Predict the device seconds of each operation from shapes alone, by its place."""
+    timed = timed_work(trace, [origin], origin=None, models=models)
+    return {item.operations[0]: (float(timed.seconds[0, column]), item) for column, item in enumerate(timed.items)}
+
+
+def _calibration(before: Trace, predicted: Mapping[int, tuple[float, WorkItem]]) -> float:
+    """Return measured over predicted seconds of the step's element-wise work, which added work is likely to share."""
+    found = [
+        (sum(kernel.seconds for kernel in before.operations[place].kernels), seconds)
+        for place, (seconds, item) in predicted.items()
+        if before.operations[place].kernels and not _is_tensor_work(item) and seconds > 0
+    ]
+    measured, expected = (sum(side) for side in zip(*found, strict=True)) if found else (0.0, 0.0)
+    return measured / expected if expected > 0 else 1.0
+
+
+def _is_tensor_work(item: WorkItem) -> bool:
+    return bool(item.problems) and operation_kind(item.problems[0].operation).units == "tensor"
+
+
+def _altered(
+    measured: float, before: float, after: float, old: WorkItem | None, new: WorkItem | None, origin: Gpu
+) -> float:
+    """Time an operation that a change altered, from its measured seconds and two predictions."""
+    if old is not None and new is not None and old.problems == new.problems and old.launches == new.launches:
+        return measured
+    if measured <= 0 or before <= 0 or after <= 0:
+        return after if measured <= 0 < after and old is None else measured
+    kinship: Kinship = "same code"
+    if old is not None and new is not None and _is_tensor_work(old):
+        units = {_uses_matrix_units(item, origin) for item in (old, new)}
+        kinship = "same units" if len(units) == 1 else "other units"
+    return float(after * (measured / before) ** EXPONENTS[kinship])
+
+
+def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:
+    dtype = item.problems[0].dtype
+    return dtype != "float32" and gpu.peak(dtype) is not None
+
+
+def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds: Sequence[float]) -> Trace:
+    """Give changed operations their kernels, and move the host's times by what was added and dropped before them.
+
+    Kernels move with the operations that launch them, so that a launch that came too late still does.
+    """
+    singles = [one.host_seconds for one in before.operations if len(one.kernels) == 1 and one.host_seconds is not None]
+    added_seconds = statistics.median(singles) if singles else ADDED_HOST_SECONDS
+    stream = main_stream(before) or 0
+    kept = {place for place in places if place is not None}
+    dropped = sorted(
+        (one.host_start_seconds, one.host_seconds or 0.0)
+        for place, one in enumerate(before.operations)
+        if place not in kept and one.host_start_seconds is not None
+    )
+    starts = [start for start, _ in dropped]
+    lengths = [0.0, *accumulate(length for _, length in dropped)]
+    added, now = 0.0, 0.0
+    moves: list[tuple[float, float]] = []  # from this moment of the recording on, by so much
+    operations = []
+    for operation, place, own in zip(after.operations, places, seconds, strict=True):
+        if place is None:
+            kernels = (_added_kernel(own, now, stream),) if own > 0 else ()
+            timed = replace(operation, kernels=kernels, host_start_seconds=now, host_seconds=added_seconds)
+            operations.append(timed)
+            now, added = now + added_seconds, added + added_seconds
+            continue
+        recorded = before.operations[place]
+        began = recorded.host_start_seconds
+        move = 0.0
+        if began is not None:
+            move = added - lengths[bisect_right(starts, began)]
+            moves.append((began, move))
+            now = began + move + (recorded.host_seconds or 0.0)
+        operations.append(
+            replace(
+                operation,
+                kernels=_scaled(recorded.kernels, own, move),
+                host_start_seconds=None if began is None else began + move,
+                host_seconds=recorded.host_seconds,
+            )
+        )
+    moves.sort()
+
+    def moved(moment: float) -> float:
+        found = bisect_right(moves, (moment, math.inf))
+        return moment + (moves[found - 1][1] if found else 0.0)
+
+    waits = tuple(replace(wait, start_seconds=moved(wait.start_seconds)) for wait in before.waits)
+    profiled = None if before.profiled_seconds is None else moved(before.profiled_seconds)
+    return replace(after, operations=tuple(operations), waits=waits, profiled_seconds=profiled, device=before.device)
+
+
+def _scaled(kernels: Sequence[Kernel], seconds: float, move: float) -> tuple[Kernel, ...]:
+    """Return an operation's kernels with so many seconds in all, moved in time."""
+    measured = math.fsum(kernel.seconds for kernel in kernels)
+    factor = seconds / measured if measured > 0 else 1.0
+    return tuple(
+        replace(
+            kernel,
+            seconds=kernel.seconds * factor,
+            start_seconds=kernel.start_seconds + move,
+            launch_start_seconds=None if kernel.launch_start_seconds is None else kernel.launch_start_seconds + move,
+        )
+        for kernel in kernels
+    )
+
+
+def _added_kernel(seconds: float, start: float, stream: int) -> Kernel:
+    return Kernel(
+        name="added by a change",
+        seconds=seconds,
+        grid=(0, 0, 0),
+        block=(0, 0, 0),
+        registers_per_thread=0,
+        shared_memory_bytes=0,
+        stream=stream,
+        start_seconds=start + ADDED_LAUNCH_SECONDS,
+        launch_start_seconds=start,
+        launch_seconds=ADDED_LAUNCH_SECONDS,
+    )
+
+
+def _simulated(trace: Trace, own: Anchor, origin: Gpu, models: KernelModels | None) -> float:
+    """Simulate a step with measured kernels under a host and corrections that are known."""
+    timed = timed_work(trace, [origin], origin=origin, models=models)
+    order = launch_order(launchings(trace, timed, timed.seconds), gpus=1, gap_seconds=own.gap_seconds)
+    found = simulate(order, own.host, steps=own.steps, speed=1 / own.device_factor)
+    return float(found.seconds[0]) + own.residual_seconds
