@@ -31,8 +31,8 @@ from lightning_predict.kernels.operations import operation_kind
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import Anchor, anchor
 from lightning_predict.timeline.iteration import iterations
-from lightning_predict.timeline.simulation import launch_order, launchings, main_stream, simulate
 from lightning_predict.timeline.same_gpu import same_gpu_check
+from lightning_predict.timeline.simulation import launch_order, launchings, main_stream, simulate
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Kernel, Operation, Trace
 from lightning_predict.units import MICROSECOND
@@ -63,7 +63,11 @@ def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights)
     )
     changed = change(
         replace(
-            trace, operations=marked, step_seconds=(), profiled_seconds=None, memory=replace(trace.memory, peak_bytes=None)
+            trace,
+            operations=marked,
+            step_seconds=(),
+            profiled_seconds=None,
+            memory=replace(trace.memory, peak_bytes=None),
         )
     )
     places = [_place_of(one, trace.operations) for one in changed.operations]
@@ -101,13 +105,15 @@ def _without_host_times(trace: Trace) -> Trace:
     )
 
 
-def _recorded(before: Trace, after: Trace, places: Sequence[int | None], origin: Gpu, models: KernelModels | None) -> Trace:
+def _recorded(
+    before: Trace, after: Trace, places: Sequence[int | None], origin: Gpu, models: KernelModels | None
+) -> Trace:
     """Give a changed step the kernels that the recorded one had, and the whole step that follows."""
     stripped = replace(before, operations=tuple(replace(one, kernels=()) for one in before.operations))
     old, new = (_direct(one, origin, models) for one in (stripped, after))
     calibration = _calibration(before, old)
     seconds = []
-    for index, (operation, place) in enumerate(zip(after.operations, places, strict=True)):
+    for index, place in enumerate(places):
         predicted, item = new.get(index, (0.0, None))
         if place is None:
             is_vector = item is None or not _is_tensor_work(item)
@@ -212,7 +218,7 @@ def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds
         found = bisect_right(moves, (moment, math.inf))
         return moment + (moves[found - 1][1] if found else 0.0)
 
-    waits = tuple(replace(wait, start_seconds=moved(wait.start_seconds)) for wait in before.waits)
+    waits = tuple(replace(wait, start_seconds=moved(wait.start_seconds)) for wait in after.waits)
     profiled = None if before.profiled_seconds is None else moved(before.profiled_seconds)
     return replace(after, operations=tuple(operations), waits=waits, profiled_seconds=profiled, device=before.device)
 

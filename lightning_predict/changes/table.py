@@ -1,0 +1,45 @@
+"""All changes, in the order in which tables show those that gain alike. A new change is a file, and a name here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lightning_predict.changes.batch_size import TWICE_THE_BATCH
+from lightning_predict.changes.change import Change
+from lightning_predict.changes.channels_last import CHANNELS_LAST_CHANGE
+from lightning_predict.changes.checkpointing import CHECKPOINTING
+from lightning_predict.changes.compiled import COMPILE
+from lightning_predict.changes.host import CUDA_GRAPHS, FEWER_WAITS, LOADER
+from lightning_predict.changes.optimizer import FUSED_OPTIMIZER
+from lightning_predict.changes.padding import PADDING
+from lightning_predict.changes.precision import PRECISIONS
+from lightning_predict.errors import InvalidArgumentError
+
+CHANGES: Final[Mapping[str, Change]] = {
+    change.name: change
+    for change in (
+        *PRECISIONS,
+        CHANNELS_LAST_CHANGE,
+        COMPILE,
+        TWICE_THE_BATCH,
+        LOADER,
+        FEWER_WAITS,
+        CUDA_GRAPHS,
+        FUSED_OPTIMIZER,
+        PADDING,
+        CHECKPOINTING,
+    )
+}
+"""Changes by name."""
+
+
+def change_named(name: str) -> Change:
+    """Find a change.
+
+    Raises:
+        InvalidArgumentError: No change has this name.
+    """
+    if name not in CHANGES:
+        raise InvalidArgumentError(f"change={name!r} is not known; choose one of {', '.join(CHANGES)}.")
+    return CHANGES[name]
