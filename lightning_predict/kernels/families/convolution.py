@@ -290,6 +290,28 @@ TAP_INSTRUCTIONS: Final = 10.0
 DEPTHWISE_LAST: Final = 0.4
 """Instructions of cuDNN's depthwise kernels for channels last over those of PyTorch's for channels first."""
 
+WIDTHS_LAST: Final = (4, 8, 16)
+"""Channels of a group, beside multiples of 32, for which cuDNN has kernels for channels last of their own (its release
+notes name 4, 8, 16 and 32)."""
+
+GROUPED_LAST_SHARE: Final = 0.4
+"""Share of the sustained rate that other widths reach channels last, in tiles of 64 channels a group: RegNets of 24 and
+56 channels and DPNs of 3 to 12 take 1.6 to 3 times as long on the RTX 3090 as of multiples of 32."""
+
+LARGEST_FILTER_LAST: Final = 7
+"""Side of the largest filter for which depthwise kernels for channels last are fast."""
+
+LARGE_FILTER_TAPS: Final = 45.0
+"""Instructions of a larger one for each tap: ConvMixers of 9 x 9 compute 0.9 TFLOP/s on the RTX 3090, in two sizes."""
+
+GROUPED_LAST_GRADIENT: Final = 0.028
+"""Share of the sustained rate that the gradients of groups reach channels last, in tiles of 32 or 128 channels a group,
+both halves counted with the slower: 2 TFLOP/s on the RTX 3090 for 24, 56, 64, 72 and 128 channels (1.8 to 2.2), with
+cuDNN 8 of torch 1.10 to 1.12; 8 channels are as fast as the forward pass.
+
+The four constants were read off timm's pairs of layouts of convmixer, regnet, dpn and nfnet (training data: those
+families); the score of channels last leaves them out. `python -m benchmarks.accuracy FOLDER --of gains` prints both."""
+
 VOLUME: Final = 2.4
 """Time of a volume over that of its FLOPs, channels padded, and bytes: 1.1 to 6 on the H100-PCIe, 1.2 to 9 on the L40S,
 more on cards with older software (training data: KernelBench's modules with volumes)."""
@@ -397,7 +419,31 @@ def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     dense = _by_products(work, gpu, memory, work.groups)
     grouped = _by_products(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
-    return np.minimum(own, dense) + SHORTEST_SECONDS
+    return np.maximum(np.minimum(own, dense), _least_in_groups_last(work, gpu)) + SHORTEST_SECONDS
+
+
+def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
+    """Time convolutions in groups by the kernels that channels last leave them; 0 for what these do not serve.
+
+    Libraries take what the layout asks for, however slow: PyTorch hands them every such convolution.
+    """
+    if work.dtype not in ON_MATRIX_UNITS or work.dtype not in gpu.peak_flops_per_second or work.is_volume:
+        return np.zeros_like(work.rows)
+    rate = sustained_flops(gpu, work.dtype)
+    width = work.channels
+    flops = 2 * work.groups * work.rows * work.cols * work.depth  # (problems,)
+    is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0)
+    if work.backward:
+        tile = np.where(width <= 32, 32.0, 128.0)
+        rate, is_served = rate * GROUPED_LAST_GRADIENT * 2, np.isin(width, WIDTHS_LAST)  # of two halves
+    else:
+        tile, rate = np.full_like(width, 64.0), rate * GROUPED_LAST_SHARE
+    waste = np.ceil(width / tile) * tile / width
+    in_groups = np.where(is_served | work.is_depthwise, 0.0, flops * waste / rate)
+    lanes = gpu.peak_flops_per_second["float32"] / 2
+    is_large = work.is_depthwise & (work.taps > LARGEST_FILTER_LAST**2)
+    depthwise = np.where(is_large, work.placed * work.taps * LARGE_FILTER_TAPS / lanes, 0.0)
+    return np.where(work.is_last & (work.groups > 1), in_groups + depthwise, 0.0)
 
 
 def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -> Array:
