@@ -294,7 +294,7 @@ WIDTHS_LAST: Final = (4, 8, 16)
 """Channels of a group, beside multiples of 32, for which cuDNN has kernels for channels last of their own (its release
 notes name 4, 8, 16 and 32)."""
 
-GROUPED_LAST_SHARE: Final = 0.4
+GROUPED_LAST_SHARE: Final = 0.5
 """Share of the sustained rate that other widths reach channels last, in tiles of 64 channels a group: RegNets of 24 and
 56 channels and DPNs of 3 to 12 take 1.6 to 3 times as long on the RTX 3090 as of multiples of 32."""
 
@@ -311,6 +311,10 @@ cuDNN 8 of torch 1.10 to 1.12; 8 channels are as fast as the forward pass.
 
 The four constants were read off timm's pairs of layouts of convmixer, regnet, dpn and nfnet (training data: those
 families); the score of channels last leaves them out. `python -m benchmarks.accuracy FOLDER --of gains` prints both."""
+
+DEPTHWISE_LAST_MEMORY: Final = 1.4
+"""Time of a depthwise convolution's traffic channels last over that channels first: its blocks read a few channels of
+many positions. Chosen on timm's pairs of layouts of 60 families (1.0 to 1.6 in turn; nothing else was)."""
 
 VOLUME: Final = 2.4
 """Time of a volume over that of its FLOPs, channels padded, and bytes: 1.1 to 6 on the H100-PCIe, 1.2 to 9 on the L40S,
@@ -348,6 +352,7 @@ class ConvolutionWork:
         placed: Elements that the pass computes one by one where it is depthwise.
         is_depthwise: Each channel has a filter of its own.
         is_last: Channels last.
+        is_odd: The channels of the images or of the outputs are an odd number.
         is_volume: Three dimensions.
         images: Elements of the images.
         outputs: Elements of the outputs.
@@ -368,6 +373,7 @@ class ConvolutionWork:
     placed: Array
     is_depthwise: BoolArray
     is_last: BoolArray
+    is_odd: BoolArray
     is_volume: bool
     images: Array
     outputs: Array
@@ -432,7 +438,7 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
     rate = sustained_flops(gpu, work.dtype)
     width = work.channels
     flops = 2 * work.groups * work.rows * work.cols * work.depth  # (problems,)
-    is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0)
+    is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0) | (width > 64)
     if work.backward:
         tile = np.where(width <= 32, 32.0, 128.0)
         rate, is_served = rate * GROUPED_LAST_GRADIENT * 2, np.isin(width, WIDTHS_LAST)  # of two halves
@@ -495,7 +501,8 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
     """Time the conversion of images and gradients with channels first, each read once and written once.
 
     Kernels of the forward pass in TF32 write either layout (`..._nhwckrsc_nchw` on the A100). A filter of one tap and
-    single steps is a plain product in either, but for its own gradient, which sums over the positions.
+    single steps is a plain product in either, but for its own gradient, which sums over the positions. Channels last in
+    odd numbers are not aligned to anything, and are copied to padded ones (RexNets lose 10 to 25 % by the layout).
     """
     if work.dtype not in ON_MATRIX_UNITS or work.is_volume:
         return np.zeros_like(work.rows)
@@ -503,7 +510,7 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
     converted = work.images if writes_either else work.images + work.outputs
     traffic = 2 * converted * COMPUTE_BYTES[work.dtype]
     is_product = (work.taps == 1) & (work.strides == 1) & (work.backward != "_backward_weight")
-    is_needed = ~work.is_last & ~is_product
+    is_needed = (~work.is_last & ~is_product) | (work.is_last & work.is_odd)
     return np.where(is_needed, traffic / (BANDWIDTH_SHARE * _bandwidth(traffic, gpu)), 0.0)
 
 
@@ -511,7 +518,8 @@ def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     instructions = work.placed * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
     instructions = instructions * np.where(work.is_last, DEPTHWISE_LAST, 1.0)
     lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and lane; a multiply-add is two FLOPs
-    return np.maximum(instructions / lanes, memory)
+    memory = memory * np.where(work.is_last, DEPTHWISE_LAST_MEMORY, 1.0)
+    return np.maximum(instructions / lanes, memory) + np.where(work.is_odd, _conversions(work, gpu), 0.0)
 
 
 def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:
@@ -539,6 +547,7 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
         placed=elements["images" if plane_pass == "_backward_input" else "outputs"],
         is_depthwise=(c["groups"] > 1) & (c["groups"] == c["in_channels"]),
         is_last=c["channels_last"] > 0,
+        is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > LEAST_CHANNELS)) | (c["out_channels"] % 2 > 0),
         is_volume=is_volume,
         images=elements["images"],
         outputs=elements["outputs"],
