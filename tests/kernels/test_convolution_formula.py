@@ -83,9 +83,41 @@ def test_twice_the_batch_never_takes_less(item: Problem) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
-def test_channels_last_is_never_slower(item: Problem) -> None:
+def test_channels_last_is_never_slower_without_groups(item: Problem) -> None:
+    assume(item.shape["groups"] == 1 and item.shape["in_channels"] != 3)  # odd channels are padded
     first, last = by_formula(changed(item, channels_last=0), changed(item, channels_last=1)).T
     assert (last <= first).all()
+
+
+def grouped(operation: str, width: int, *, channels_last: int, taps: int = 3) -> Problem:
+    channels = 16 * width
+    shape = {"batch": 64, "in_channels": channels, "out_channels": channels, "image_size": 28}
+    shape |= {"kernel_size": taps, "padding": taps // 2, "groups": 16 if width > 1 else channels}
+    return problem(operation, "float16", channels_last=channels_last, **shape)
+
+
+@pytest.mark.parametrize("width", [24, 56, 64, 128])
+def test_gradients_in_groups_are_several_times_slower_channels_last(width: int) -> None:
+    """RegNets and NFNets train at 0.3 to 0.7 of their speed channels last (RTX 3090, torch 1.12)."""
+    for half in ("conv2d_backward_input", "conv2d_backward_weight"):
+        first, last = (
+            by_formula(grouped(half, width, channels_last=each))[GPUS.index(gpu("RTX-3090"))] for each in (0, 1)
+        )
+        assert last > 2 * first
+
+
+def test_groups_that_libraries_have_kernels_for_gain_channels_last() -> None:
+    for half in PASSES:
+        first, last = (by_formula(grouped(half, 8, channels_last=each))[GPUS.index(gpu("RTX-3090"))] for each in (0, 1))
+        assert last < first
+
+
+def test_large_depthwise_filters_are_slower_channels_last() -> None:
+    """ConvMixers of 9 x 9 run at half their speed channels last, those of 7 x 7 gain (RTX 3090, torch 2.4)."""
+    place = GPUS.index(gpu("RTX-3090"))
+    for taps, gains in ((7, True), (9, False)):
+        first, last = (by_formula(grouped("conv2d", 1, channels_last=each, taps=taps))[place] for each in (0, 1))
+        assert bool(last < first) is gains
 
 
 @settings(max_examples=25, deadline=None)
@@ -93,13 +125,15 @@ def test_channels_last_is_never_slower(item: Problem) -> None:
 def test_groups_are_never_slower_than_the_dense_convolution(item: Problem) -> None:
     skips = max(item.shape["stride_height"], item.shape["stride_width"]) > 1
     assume(not (skips and item.operation == "conv2d_backward_input"))  # four times as slow: see GROUPED_GRADIENT
-    grouped, dense = by_formula(item, changed(item, groups=1)).T
-    assert (grouped <= dense * (1 + 1e-9)).all()
+    assume(not item.shape["channels_last"])  # which leaves some groups slow kernels: see GROUPED_LAST_GRADIENT
+    in_groups, dense = by_formula(item, changed(item, groups=1)).T
+    assert (in_groups <= dense * (1 + 1e-9)).all()
 
 
 @settings(max_examples=5, deadline=None)
 @given(convolutions())
 def test_a_lower_precision_is_never_slower_than_float32(item: Problem) -> None:
+    assume(not (item.shape["channels_last"] and item.shape["groups"] > 1))
     shipped = kernel_models(())
     single = problem_times([replace(item, dtype="float32")], GPUS, shipped).seconds[:, 0]
     for dtype in ("tf32", "float16"):
