@@ -4,6 +4,7 @@ The public surface, lazily imported (nothing here loads torch until `capture` is
 
 * `capture(step)` runs a training step and returns its `Trace`; `Trace.load` and `Trace.save` keep it in a file.
 * `import_trace(path)` reads a profile of `torch.profiler` as a Trace.
+* `advise(trace, gpus)` returns `Advice`: what to change first, what it gains, and which GPU to rent with it.
 * `best_layouts(trace, layouts)` ranks the ways to share a step over several GPUs.
 * `predict(trace, gpus)` returns `Predictions`: one `Prediction` per GPU, and a table when printed.
 * `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
@@ -23,6 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lightning_predict.changes.advice import Advice, advise
     from lightning_predict.cost.prediction import Prediction
     from lightning_predict.errors import LightningPredictError
     from lightning_predict.gpus import Gpu, gpu, gpu_names
@@ -37,11 +39,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
     "Gpu",
     "LightningPredictError",
     "Prediction",
     "Predictions",
     "Trace",
+    "advise",
     "best_layouts",
     "capture",
     "gpu",
@@ -52,11 +56,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Advice": "lightning_predict.changes.advice",
     "Gpu": "lightning_predict.gpus",
     "LightningPredictError": "lightning_predict.errors",
     "Prediction": "lightning_predict.cost.prediction",
     "Predictions": "lightning_predict.reports.predictions",
     "Trace": "lightning_predict.tracing.trace",
+    "advise": "lightning_predict.changes.advice",
     "best_layouts": "lightning_predict.layout_search",
     "capture": "lightning_predict.tracing.recording",
     "gpu": "lightning_predict.gpus",

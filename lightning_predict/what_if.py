@@ -16,18 +16,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.changes.followed import with_followed
+from lightning_predict.changes.gains import predicted_with
+from lightning_predict.changes.table import change_named
 from lightning_predict.cost.memory import MARGIN, step_memory, usable_bytes
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
-from lightning_predict.kernels.fusion import fused
-from lightning_predict.prediction import predict, predict_workload, steps_to_come
+from lightning_predict.prediction import predict_workload, steps_to_come
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption, Line, largest_power_of_two, line_through
-from lightning_predict.tracing.precision import in_precision
+from lightning_predict.tracing.precision import PRECISIONS
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import MEGA, seconds_to_hours
 from lightning_predict.weights.source import AnyWeights
@@ -102,7 +104,7 @@ def precision_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> Predictions:
-    """Predict a float32 step as it would run under autocast.
+    """Predict a float32 step as it would run under autocast; what was measured of it is kept on both sides.
 
     Args:
         trace: A step in float32.
@@ -116,8 +118,10 @@ def precision_what_if(
         InvalidArgumentError: A dtype that is neither, or a trace under autocast.
         LightningPredictError: As `predict`.
     """
-    half = trace.changed(lambda step: in_precision(step, dtype))
-    return predict(half, gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
+    if dtype not in PRECISIONS:
+        raise InvalidArgumentError(f"dtype={dtype!r} is not an autocast precision; expected {' or '.join(PRECISIONS)}.")
+    assumptions = Assumptions(usd_per_hour=usd_per_hour, weights=weights)
+    return _with("bf16-mixed" if dtype == "bfloat16" else "16-mixed", trace, gpus, iterations, assumptions)
 
 
 @documents_assumptions
@@ -126,15 +130,18 @@ def compile_what_if(
     gpus: Sequence[str] = DEFAULT_GPUS,
     *,
     iterations: int | None = None,
+    followed: Trace | None = None,
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> Predictions:
     """Predict an eager step as `torch.compile` would run it: products as they are, point-wise work between them fused.
 
     Args:
-        trace: An eager step, recorded on the CPU or the meta device.
+        trace: An eager step.
         gpus: Names of GPUs.
         iterations: Steps still to come; None predicts the step alone.
+        followed: The same step captured on the meta device or the CPU, where `trace` is a profile of a GPU, in which
+            nobody sees which operation hands which tensor to which.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
 
@@ -142,8 +149,23 @@ def compile_what_if(
         InvalidArgumentError: A step that was compiled already, or whose tensors were not followed.
         LightningPredictError: As `predict`.
     """
-    compiled = trace.changed(fused)
-    return predict(compiled, gpus, iterations=iterations, usd_per_hour=usd_per_hour, weights=weights, history=False)
+    step = trace if followed is None else with_followed(trace, followed)
+    return _with("compile", step, gpus, iterations, Assumptions(usd_per_hour=usd_per_hour, weights=weights))
+
+
+def _with(
+    name: str, trace: Trace, gpus: Sequence[str], iterations: int | None, assumptions: Assumptions
+) -> Predictions:
+    """Predict a step with a change, which keeps what was measured of it.
+
+    Raises:
+        InvalidArgumentError: The change does not apply to the step.
+    """
+    change = change_named(name)
+    why_not = change.why_not(trace, None)
+    if why_not is not None:
+        raise InvalidArgumentError(f"{change.words} cannot be told for this step: {why_not}.")
+    return predicted_with((change,), trace, list(layouts_of(gpus)), iterations, assumptions)[1]
 
 
 def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:

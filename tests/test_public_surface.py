@@ -12,11 +12,13 @@ import lightning_predict
 from lightning_predict import errors
 
 CARD = [
+    "Advice",
     "Gpu",
     "LightningPredictError",
     "Prediction",
     "Predictions",
     "Trace",
+    "advise",
     "best_layouts",
     "capture",
     "gpu",
@@ -45,7 +47,7 @@ def test_every_name_is_there_and_listed() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(AttributeError, match=r"has no attribute 'predictt'; it offers Gpu, .*predict"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'predictt'; it offers Advice, Gpu, .*predict"):
         lightning_predict.predictt  # noqa: B018
 
 

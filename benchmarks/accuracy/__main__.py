@@ -36,6 +36,7 @@ from rich.console import Console
 
 from benchmarks.accuracy import (
     choices,
+    gains,
     gpu_pairs,
     hosts,
     large_runs,
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "many-gpus",
             "steps",
             "hosts",
+            "gains",
             "choices",
             "unseen",
             "dlrm",
@@ -104,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
         "models on many GPUs; whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
-        "hosts of steps that launches dominate; constants chosen on training benchmarks, left out; whole steps on GPUs "
+        "hosts of steps that launches dominate; gains of changes beside measured pairs; "
+        "constants chosen on training benchmarks, left out; whole steps on GPUs "
         "whose measurements no network was trained on; DLRM on one and eight GPUs, and plans of its tables beside "
         "TorchRec's; "
         "the experiments of the papers that the methods are from, beside their figures; whole steps of milabench, "
@@ -183,6 +186,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
                     console.print(table)
     elif options.of == "hosts":
         hosts.print_report(hosts.host_bound_rows(folder, options.cache or RECORDED_STEPS), console)
+    elif options.of == "gains":
+        gains.print_report(gains.pairs_of(folder, options.cache), console)
     elif options.of == "choices":
         console.print(
             choices.choices_table(choices.evaluate_choices(folder / THROUGHPUT_TABLE, weights=options.weights))

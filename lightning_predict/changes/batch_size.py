@@ -29,10 +29,13 @@ def with_batch(trace: Trace, factor: int) -> Trace:
     fixed = {one.shape for one in trace.parameters}
     fixed |= {shape[::-1] for shape in fixed}
     grown: dict[int, int] = {}  # storage -> the length of its dimension of samples
+    numbers: set[int | None] = set()  # storages of a single number
     operations = []
 
     def sized(tensor: TensorInfo) -> TensorInfo:
         length = None if tensor.id is None else grown.get(tensor.id)
+        if tensor.id in numbers and tensor.shape and tensor.shape[0] % samples == 0:
+            length = tensor.shape[0]  # one number, expanded to the gradient of a mean or a sum
         if length is None:
             return tensor
         place = _dimension(tensor.shape, length, samples)
@@ -50,14 +53,16 @@ def with_batch(trace: Trace, factor: int) -> Trace:
             is_data = tensor.id is not None and tensor.id not in produced and tensor.id not in grown
             if is_data and tensor.shape and tensor.shape[0] == samples and tensor.shape not in fixed:
                 grown[tensor.id or 0] = samples
-        lengths = [grown[tensor.id] for tensor in operation.inputs if tensor.id in grown]
+        grows = any(sized(tensor) != tensor for tensor in operation.inputs)
         for tensor in operation.outputs:
             if tensor.id is None or tensor.id in produced or tensor.id in grown:
                 continue
             produced.add(tensor.id)
+            if not tensor.shape:
+                numbers.add(tensor.id)
             is_gradient = operation.phase == "backward" and tensor.shape in fixed
             holds = tensor.shape and tensor.shape[0] % samples == 0 and not is_gradient
-            if lengths and holds:
+            if grows and holds:
                 grown[tensor.id] = tensor.shape[0]
         operations.append(
             replace(operation, inputs=tuple(map(sized, operation.inputs)), outputs=tuple(map(sized, operation.outputs)))

@@ -15,7 +15,13 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 def with_fused_optimizer(trace: Trace) -> Trace:
     """Return a step whose update is one call over all tensors that it touches."""
     updates = [one for one in trace.operations if one.phase == "optimizer"]
-    large = {tensor.id: tensor for one in updates for tensor in one.inputs if tensor.id is not None and tensor.shape}
+    large: dict[int, TensorInfo] = {}  # what was there before the update, by storage
+    made: set[int | None] = set()
+    for update in updates:
+        for tensor in update.inputs:
+            if tensor.id is not None and tensor.shape and tensor.id not in made:
+                large[tensor.id] = tensor
+        made |= {tensor.id for tensor in update.outputs if tensor.id not in large}
     by_shape: dict[tuple[int, ...], list[TensorInfo]] = {}
     for tensor in large.values():
         by_shape.setdefault(tensor.shape, []).append(tensor)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from lightning_predict.cli.advice_commands import advise
 from lightning_predict.cli.answers import Answer
 from lightning_predict.cli.catalogue_commands import gpus, offers
 from lightning_predict.cli.completion import completion
@@ -40,6 +41,7 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
     function.__name__: function
     for function in (
         predict,
+        advise,
         trace,
         regress,
         shard,

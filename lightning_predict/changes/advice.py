@@ -1,0 +1,419 @@
+"""`lp.advise`: what to change first, and then which GPU to rent.
+
+Each change is made to the recorded step and both are predicted alike (`gains.py`); of those whose gains were proven on
+measured pairs (`evidence.py`) the best chain is built, singles first; then each GPU is priced as it stands and with the
+chain. Example::
+
+    advice = lp.advise(lp.Trace.load("step.json.gz"), ["L4", "A100-SXM-80GB"], iterations=50_000)
+    advice["bf16-mixed"].gain.middle      # throughput after over before, with .low and .high
+    print(advice)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.changes.change import PRICES, Change
+from lightning_predict.changes.evidence import Evidence, evidence_for
+from lightning_predict.changes.followed import with_followed
+from lightning_predict.changes.gains import gain, predicted_with
+from lightning_predict.changes.layers import LayerTable, layer_table
+from lightning_predict.changes.table import CHANGES, change_named
+from lightning_predict.cost.prediction import Prediction, UserPrice
+from lightning_predict.distributed.strategy import Strategy, strategy_of
+from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.gpus import DEFAULT_GPUS, Gpu
+from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.interval import Interval
+from lightning_predict.prediction import layout_in_use
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.weights.source import AnyWeights
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WORTH_IT: Final = 1.02
+"""Least gain for which a change is worth a line of its own."""
+
+HARM: Final = 0.98
+
+Verdict = Literal["faster", "noise", "slower", "untested", "no"]
+"""What is said of a change: it is faster or slower, its gain is inside the noise, nobody measured its like, or it does
+not apply."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """One change, on the GPU that the advice is for.
+
+    Attributes:
+        name: Its name.
+        words: What to type.
+        note: What it costs besides time.
+        verdict: See `Verdict`.
+        gain: Throughput after over before with its 90 % interval; None where nothing proves a number.
+        simulated_gain: What the simulation says, proven or not; None where the change does not apply.
+        seconds: A step with the change, the wait for the loader included; None likewise.
+        seconds_saved: Of the run, with the change; None without a number or a length of the run.
+        usd_saved: Likewise, at the price of the GPU.
+        memory: Peak memory with the change over without, in bytes; None if not known.
+        why_not: Why it does not apply, or has no number; None if it has one.
+        gains: Gains by layout, where it has numbers.
+    """
+
+    name: str
+    words: str
+    note: str
+    verdict: Verdict
+    gain: Interval[float] | None = None
+    simulated_gain: float | None = None
+    seconds: float | None = None
+    seconds_saved: float | None = None
+    usd_saved: float | None = None
+    memory: float | None = None
+    why_not: str | None = None
+    gains: Mapping[str, Interval[float]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values."""
+        return {
+            "name": self.name,
+            "words": self.words,
+            "note": self.note,
+            "verdict": self.verdict,
+            "gain": _json_interval(self.gain),
+            "simulated_gain": self.simulated_gain,
+            "step_seconds": self.seconds,
+            "seconds_saved": self.seconds_saved,
+            "usd_saved": self.usd_saved,
+            "memory_bytes": self.memory,
+            "why_not": self.why_not,
+            "gains": {name: _json_interval(each) for name, each in self.gains.items()},
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Changes that go together.
+
+    Attributes:
+        names: Of the changes, in the order in which they are made.
+        gain: Throughput with all of them over with none.
+        seconds: A step with all of them.
+        predictions: Each GPU with all of them.
+    """
+
+    names: tuple[str, ...]
+    gain: Interval[float]
+    seconds: float
+    predictions: Predictions
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Mapping[str, Advised]):
+    """What changes would gain, by their names, and which GPU to rent with them.
+
+    Attributes:
+        on: The GPU or layout that gains are told for: the one in use, else the first that was asked for.
+        before: Each GPU as it stands.
+        changes: In the order of their gains; those that do not apply are last.
+        chain: The best changes that go together; None if no change is proven to gain.
+        layers: Where the time goes, now and with the chain.
+        notes: What else there is to say.
+    """
+
+    on: str
+    before: Predictions
+    changes: tuple[Advised, ...]
+    chain: Chain | None
+    layers: LayerTable
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Advised:
+        for advised in self.changes:
+            if advised.name == name:
+                return advised
+        change_named(name)  # says which there are
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (advised.name for advised in self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __str__(self) -> str:
+        from lightning_predict.changes.advice_text import advice_lines
+
+        return "\n".join(advice_lines(self))
+
+    def _repr_html_(self) -> str:
+        """Show the advice in a notebook."""
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Write the advice as a fragment of HTML, which browsers show by itself, too."""
+        from lightning_predict.changes.advice_text import advice_html
+
+        return advice_html(self)
+
+    def metrics(self) -> dict[str, float]:
+        """Give the gains that are proven, by the keys under which they are logged."""
+        return {
+            f"predict/advice/{advised.name}/gain": advised.gain.middle
+            for advised in self.changes
+            if advised.gain is not None
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values."""
+        chain = self.chain
+        return {
+            "on": self.on,
+            "before": self.before.as_dict(),
+            "changes": [advised.as_dict() for advised in self.changes],
+            "chain": None
+            if chain is None
+            else {
+                "names": list(chain.names),
+                "gain": _json_interval(chain.gain),
+                "step_seconds": chain.seconds,
+                "after": chain.predictions.as_dict(),
+            },
+            "layers": self.layers.as_dict(),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """Give everything as JSON text."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Give a data frame: a row a change, by name.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingDependencyError("to_pandas needs pandas: pip install pandas") from error
+        rows = []
+        for advised in self.changes:
+            row = {name: value for name, value in advised.as_dict().items() if name not in ("gain", "gains")}
+            own = advised.gain
+            ends = (math.nan,) * 3 if own is None else (own.low, own.middle, own.high)
+            rows.append(row | dict(zip(("gain_low", "gain", "gain_high"), ends, strict=True)))
+        return pd.DataFrame(rows).set_index("name")
+
+
+def _json_interval(interval: Interval[float] | None) -> dict[str, float] | None:
+    return None if interval is None else {"low": interval.low, "middle": interval.middle, "high": interval.high}
+
+
+@documents_assumptions
+def advise(
+    trace: Trace,
+    gpus: Sequence[str | Gpu | Layout] = DEFAULT_GPUS,
+    *,
+    iterations: int | None = None,
+    allow: Sequence[str] = ("numerics", "memory"),
+    followed: Trace | None = None,
+    strategy: str | Strategy = "ddp",
+    usd_per_hour: UserPrice = None,
+    weights: AnyWeights = None,
+) -> Advice:
+    """Say what to change first, what it gains, and which GPU to rent with it.
+
+    Args:
+        trace: What one step did, from `capture` or `Trace.load`.
+        gpus: Names of GPUs or layouts, as for `predict`. Gains are told for the GPU in use, else for the first.
+        iterations: Steps still to come; None leaves out what a run would save.
+        allow: What changes may ask besides time: `numerics` (another rounding), `memory`, `samples` (other samples in a
+            step). Those that ask more are told, and left out of the chain.
+        followed: The same step captured on the meta device or the CPU, where `trace` is a profile of a GPU: it tells
+            which operation hands which tensor to which, which the profiler does not see and torch.compile asks for.
+        strategy: See `Assumptions`.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
+
+    Raises:
+        InvalidArgumentError: An unknown word in `allow`, or a `followed` step that is another one; else as `predict`.
+        LightningPredictError: As `predict`.
+    """
+    assumptions = Assumptions(strategy=strategy_of(strategy), usd_per_hour=usd_per_hour, weights=weights)
+    return advice_for(trace, layouts_of(gpus), assumptions, iterations=iterations, allow=allow, followed=followed)
+
+
+def advice_for(
+    trace: Trace,
+    layouts: Sequence[Layout],
+    assumptions: Assumptions,
+    *,
+    iterations: int | None = None,
+    allow: Sequence[str] = ("numerics", "memory"),
+    followed: Trace | None = None,
+) -> Advice:
+    """Say what to change first: `advise` for a caller that has layouts and assumptions; errors as there."""
+    unknown = sorted(set(allow) - set(PRICES))
+    if unknown:
+        raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(PRICES)}.")
+    check_predictable(trace)
+    if followed is not None:
+        trace = with_followed(trace, followed)
+    origin = gpu_in_use(trace)
+    in_use = None if origin is None else layout_in_use(trace, origin)
+    everywhere = list(dict.fromkeys((*([] if in_use is None else [in_use]), *layouts)))
+    assumptions = replace(assumptions, history=())  # both sides of a gain must be told alike
+    first = everywhere[0]
+    trial = _Trial(trace, everywhere, iterations, assumptions)
+    advised = [trial.advised(change) for change in CHANGES.values()]
+    chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
+    after = None if chain is None else trial.changed[chain.names]
+    gpus = [first, *[each for each in layouts if each.gpu != first.gpu]][:2]
+    table = layer_table(trace, [each.gpu for each in gpus], assumptions.weights, after=after)
+    return Advice(
+        on=first.name,
+        before=trial.before,
+        changes=tuple(sorted(advised, key=_rank)),
+        chain=chain,
+        layers=table,
+        notes=trial.before.notes,
+    )
+
+
+def _rank(advised: Advised) -> tuple[int, float]:
+    order: tuple[Verdict, ...] = ("faster", "untested", "noise", "slower", "no")
+    return order.index(advised.verdict), -(advised.simulated_gain or 0.0)
+
+
+@final
+class _Trial:
+    """Tries changes of one step."""
+
+    def __init__(self, trace: Trace, layouts: list[Layout], iterations: int | None, assumptions: Assumptions) -> None:
+        self._trace = trace
+        self._layouts = layouts
+        self._iterations = iterations
+        self._assumptions = assumptions
+        _, self.before = predicted_with((), trace, layouts, iterations, assumptions)
+        self.changed: dict[tuple[str, ...], Trace] = {}
+        self._predictions: dict[tuple[str, ...], Predictions] = {}
+
+    def predicted(self, names: tuple[str, ...]) -> Predictions:
+        """Predict with changes, in the order of the table."""
+        if names not in self._predictions:
+            changes = tuple(CHANGES[name] for name in names)
+            self.changed[names], self._predictions[names] = predicted_with(
+                changes, self._trace, self._layouts, self._iterations, self._assumptions
+            )
+        return self._predictions[names]
+
+    def gain_on_first(self, names: tuple[str, ...]) -> float:
+        """Return the simulated gain of changes on the first layout."""
+        return gain(self._first(self.before), self._first(self.predicted(names)))
+
+    def _first(self, predictions: Predictions) -> Prediction:
+        return predictions.items_in_order[0]
+
+    def advised(self, change: Change) -> Advised:
+        """Say what one change would do."""
+        common = {"name": change.name, "words": change.words, "note": change.note}
+        why_not = change.why_not(self._trace, self._layouts[0].gpu)
+        if why_not is not None:
+            return Advised(**common, verdict="no", why_not=why_not, gains={})
+        after = self.predicted((change.name,))
+        before, own = self._first(self.before), self._first(after)
+        simulated = gain(before, own)
+        # What applies nowhere else has no gain there.
+        on = {
+            one.layout.name: gain(one, other)
+            for one, other in zip(self.before.items_in_order, after.items_in_order, strict=True)
+            if change.why_not(self._trace, one.layout.gpu) is None
+        }
+        evidence = evidence_for(change, self._trace)
+        seconds = own.cycle_seconds
+        if evidence is None:
+            limits = "try it: too few measured pairs to promise a number"
+            return Advised(
+                **common,
+                verdict="untested",
+                simulated_gain=simulated,
+                seconds=seconds,
+                memory=own.memory_bytes,
+                why_not=limits,
+                gains={},
+            )
+        interval = evidence.around(simulated)
+        saved, usd = _saved(before, own)
+        return Advised(
+            **common,
+            verdict=_verdict(interval),
+            gain=interval,
+            simulated_gain=simulated,
+            seconds=seconds,
+            seconds_saved=saved,
+            usd_saved=usd,
+            memory=own.memory_bytes,
+            gains={name: evidence.around(value) for name, value in on.items()},
+        )
+
+    def chain(self, candidates: Sequence[Advised], allowed: frozenset[str]) -> Chain | None:
+        """Add changes, the best first, as long as each that is allowed and fits the others gains."""
+        names: tuple[str, ...] = ()
+        reached = 1.0
+        for advised in sorted(candidates, key=_rank):
+            change = CHANGES[advised.name]
+            if not change.asks <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
+                continue
+            if self.changed and names and change.why_not(self.changed[names], self._layouts[0].gpu) is not None:
+                continue
+            trial = tuple(name for name in CHANGES if name in (*names, advised.name))
+            found = self.gain_on_first(trial)
+            own = self._first(self.predicted(trial))
+            if found >= WORTH_IT * reached and own.fits is not False:
+                names, reached = trial, found
+        if not names:
+            return None
+        widths = [_evidence(name, self._trace).half_width(self.gain_on_first((name,))) for name in names]
+        predictions = self.predicted(names)
+        return Chain(
+            names=names,
+            gain=Interval.around(reached, math.exp(math.hypot(*widths))),
+            seconds=self._first(predictions).cycle_seconds,
+            predictions=predictions,
+        )
+
+
+def _evidence(name: str, trace: Trace) -> Evidence:
+    found = evidence_for(CHANGES[name], trace)
+    assert found is not None, name  # the chain holds proven changes alone
+    return found
+
+
+def _verdict(interval: Interval[float]) -> Verdict:
+    if interval.middle < HARM:
+        return "slower"
+    if interval.middle < WORTH_IT or (interval.low < 1 and interval.middle < 1 + (1 - interval.low) / 2):
+        return "noise"
+    return "faster"
+
+
+def _saved(before: Prediction, after: Prediction) -> tuple[float | None, float | None]:
+    """Return seconds and dollars that a run saves; None where they are not known."""
+    seconds = usd = None
+    if before.total_seconds is not None and after.total_seconds is not None and before.iterations:
+        seconds = before.total_seconds - after.total_seconds
+        if before.cost_usd is not None and after.cost_usd is not None:
+            usd = before.cost_usd - after.cost_usd
+    return seconds, usd

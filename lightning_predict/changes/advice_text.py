@@ -1,0 +1,155 @@
+"""Write `Advice` as lines for a terminal, and as HTML."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from lightning_predict.changes.layers import layer_lines
+from lightning_predict.reports.format import PLAIN_WIDTH, duration, usd
+
+if TYPE_CHECKING:
+    from lightning_predict.changes.advice import Advice, Advised
+    from lightning_predict.reports.predictions import Predictions
+
+HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")
+
+
+def advice_lines(advice: Advice) -> Iterator[str]:
+    """Write the advice as lines: changes, the chain, what is not worth it, where the time goes, what to rent."""
+    yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
+    told = [one for one in advice.changes if one.gain is not None and one.verdict == "faster"]
+    rows = [_row(one, str(place)) for place, one in enumerate(told, 1)]
+    if advice.chain is not None and len(advice.chain.names) > 1:
+        rows.append(_together(advice))
+    yield ""
+    if rows:
+        yield from _grid([(" " * 3 + HEAD[0], *HEAD[1:]), *rows])
+    else:
+        yield "No change is proven to gain here."
+    yield from _sentences(advice)
+    if advice.layers.rows:
+        yield ""
+        yield from layer_lines(advice.layers)
+    rent = list(_rent(advice))
+    if rent:
+        yield ""
+        for line in rent:
+            yield from textwrap.wrap(line, PLAIN_WIDTH, subsequent_indent="  ")
+
+
+def _heading(advice: Advice) -> str:
+    first = advice.before.items_in_order[0]
+    wait = f", of which {duration(first.cycle_seconds - first.iteration_seconds)} wait for the loader"
+    loading = wait if first.cycle_seconds > 1.005 * first.iteration_seconds else ""
+    verdict = first.step.verdict
+    bound = "" if verdict is None else f", bound by the {verdict.bound_by}"
+    other = (
+        f" (host {duration(first.host_seconds)})"
+        if verdict is not None and verdict.bound_by == "device"
+        else f" (device {duration(first.device_seconds)})"
+    )
+    return f"{advice.before.heading}. On {advice.on}: {duration(first.cycle_seconds)} a step{loading}{bound}{other}."
+
+
+def _row(one: Advised, number: str) -> tuple[str, ...]:
+    assert one.gain is not None
+    assert one.seconds is not None
+    gain = f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
+    saves = "" if one.seconds_saved is None else _saves(one.seconds_saved, one.usd_saved)
+    return f"{number:<2} {one.words}", duration(one.seconds), gain, saves, one.note
+
+
+def _together(advice: Advice) -> tuple[str, ...]:
+    chain = advice.chain
+    assert chain is not None
+    before, after = (each.items_in_order[0] for each in (advice.before, chain.predictions))
+    saves = ""
+    if before.total_seconds is not None and after.total_seconds is not None and before.iterations:
+        money = None if before.cost_usd is None or after.cost_usd is None else before.cost_usd - after.cost_usd
+        saves = _saves(before.total_seconds - after.total_seconds, money)
+    gain = f"{_times(chain.gain.middle)} ({_times(chain.gain.low, '')}–{_times(chain.gain.high, '')})"  # noqa: RUF001
+    return f"Together: {' + '.join(chain.names)}", duration(chain.seconds), gain, saves, ""
+
+
+def _times(value: float, sign: str = "×") -> str:  # noqa: RUF001 (a times sign is meant)
+    return f"{value:.2f}{sign}" if value < 2 else f"{value:.1f}{sign}"
+
+
+def _saves(seconds: float, money: float | None) -> str:
+    return duration(seconds) + ("" if money is None else f", {usd(money)}")
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _sentences(advice: Advice) -> Iterator[str]:
+    slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
+    noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
+    untested = [one for one in advice.changes if one.verdict == "untested"]
+    closed = [one for one in advice.changes if one.verdict == "no"]
+    if slower:
+        yield from _wrapped("Slower, do not: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + ".")
+    if noise:
+        yield from _wrapped("Inside the noise: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + ".")
+    if untested:
+        told = "; ".join(f"{one.name} ({_simulated(one)})" for one in untested)
+        yield from _wrapped(f"Try it, no evidence of how well such gains are foretold: {told}.")
+    if closed:
+        yield from _wrapped("Not here: " + "; ".join(f"{one.name} ({one.why_not})" for one in closed) + ".")
+
+
+def _ends(one: Advised) -> str:
+    assert one.gain is not None
+    return f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
+
+
+def _simulated(one: Advised) -> str:
+    return "" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}"
+
+
+def _rent(advice: Advice) -> Iterator[str]:
+    now = _priced(advice.before)
+    if now is None:
+        return
+    yield f"Rent: as it stands {now}."
+    if advice.chain is not None:
+        then = _priced(advice.chain.predictions)
+        if then is not None:
+            yield f"With {' + '.join(advice.chain.names)}: {then}."
+
+
+def _priced(predictions: Predictions) -> str | None:
+    """Name the cheapest GPU that the step fits on, with its time and cost, and the next ones."""
+    fitting = [one for one in predictions.items_in_order if one.cost_usd is not None and one.fits is not False]
+    ranked = sorted(fitting, key=lambda one: one.cost_usd or 0.0)
+    if not ranked or not ranked[0].iterations:
+        return None
+    best, *others = ranked
+    article = "an" if best.gpu[0] in "AEFHLMNRSX" else "a"
+    beside = ", ".join(f"{one.gpu} {usd(one.cost_usd or 0.0)}" for one in others[:2])
+    time = "" if best.total_seconds is None else f" in {duration(best.total_seconds)}"
+    return f"{article} {best.gpu}, {usd(best.cost_usd or 0.0)}{time}" + (f" ({beside})" if beside else "")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, PLAIN_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def advice_html(advice: Advice) -> str:
+    """Write the advice as a fragment of HTML, for a notebook or a report."""
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _row(one, str(place))) + "</tr>"
+        for place, one in enumerate((one for one in advice.changes if one.verdict == "faster" and one.gain), 1)
+    )
+    head = "".join(f"<th>{escape(name)}</th>" for name in HEAD)
+    sentences = "".join(f"<p>{escape(line)}</p>" for line in (*_sentences(advice), *_rent(advice)))
+    return (
+        f"<h2>What to change first</h2><p>{escape(_heading(advice))}</p><table><tr>{head}</tr>{rows}</table>"
+        f"{sentences}{advice.layers._repr_html_()}"
+    )

@@ -1,0 +1,83 @@
+"""Marry a profile of a GPU with the same step captured elsewhere, which knows which tensor goes where.
+
+The profiler times operations and does not see their results; a capture on the meta device or the CPU sees them and
+times nothing. Both list the same calls in the same order, apart from what only one of them sees: operations are matched
+by name and shapes, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+from typing import Final
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.tracing.trace import Operation, Trace
+
+LEAST_MATCHED: Final = 0.9
+"""Share of the operations with kernels that must be found in the other step."""
+
+
+def with_followed(trace: Trace, followed: Trace) -> Trace:
+    """Return a recorded step whose operations know their tensors and modules, from the same step captured elsewhere.
+
+    Args:
+        trace: A profile of a GPU.
+        followed: The same step, with tensors that were followed.
+
+    Raises:
+        InvalidArgumentError: `followed` saw no tensors, or is another step.
+    """
+    if not any(one.outputs for one in followed.operations):
+        raise InvalidArgumentError("The followed step holds no results of operations; capture it on the meta device.")
+    matched = _matched(trace.operations, followed.operations)
+    launching = [place for place, one in enumerate(trace.operations) if one.kernels] or range(len(trace.operations))
+    share = sum(place in matched for place in launching) / max(len(launching), 1)
+    if share < LEAST_MATCHED:
+        raise InvalidArgumentError(
+            f"Of the operations that ran on the GPU only {share:.0%} are in the followed step, by names and shapes; "
+            "capture the same step: the same model, batch and precision."
+        )
+    operations = tuple(
+        _married(one, followed.operations[matched[place]]) if place in matched else one
+        for place, one in enumerate(trace.operations)
+    )
+    return replace(
+        trace,
+        operations=operations,
+        parameters=trace.parameters or followed.parameters,
+        samples=trace.samples if trace.samples is not None else followed.samples,
+        memory=trace.memory
+        if trace.memory.parameter_bytes is not None
+        else replace(followed.memory, peak_bytes=trace.memory.peak_bytes),
+    )
+
+
+def _matched(recorded: Sequence[Operation], followed: Sequence[Operation]) -> dict[int, int]:
+    """Map places of recorded operations to those of the followed ones."""
+    sides = ([_key(one) for one in side] for side in (recorded, followed))
+    matcher = SequenceMatcher(None, *sides, autojunk=False)
+    return {a + step: b + step for a, b, length in matcher.get_matching_blocks() for step in range(length)}
+
+
+def _key(operation: Operation) -> tuple[object, ...]:
+    return operation.name, tuple(tensor.shape for tensor in operation.inputs if tensor.shape)
+
+
+def _married(recorded: Operation, followed: Operation) -> Operation:
+    device = next((tensor.device for tensor in recorded.inputs if tensor.device), "cuda")
+
+    def there(operation: Operation) -> Operation:
+        inputs = tuple(replace(one, device=device) for one in operation.inputs)
+        outputs = tuple(replace(one, device=device) for one in operation.outputs)
+        return replace(operation, inputs=inputs, outputs=outputs)
+
+    own = there(followed)
+    return replace(
+        recorded,
+        inputs=own.inputs,
+        outputs=own.outputs,
+        arguments={**own.arguments, **recorded.arguments},
+        module=recorded.module or followed.module,
+    )

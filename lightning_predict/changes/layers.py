@@ -1,0 +1,239 @@
+"""Where a step's time goes: by folded modules, forward, backward and update together, on each GPU.
+
+Blocks of one kind are added up (`blocks.3.mlp` and `blocks.4.mlp` are `blocks.*.mlp`), an optimizer's work is given to
+the modules whose parameters it updates, and work that was written out where PyTorch has it as one kernel is named.
+Example::
+
+    print(layer_table(trace, [gpu("L4"), gpu("A100-SXM-80GB")], None))
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.reports.format import milliseconds
+from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.trace import Operation, Trace
+from lightning_predict.weights.source import AnyWeights
+
+MOST_ROWS: Final = 10
+"""More rows than this are no longer read at a glance."""
+
+SMALLEST_SHARE: Final = 0.02
+"""Rows that take less on every GPU are shown together."""
+
+OTHERS: Final = "rest"
+OPTIMIZER: Final = "optimizer"
+OUTSIDE: Final = "outside modules"
+
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+
+PATTERNS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
+    "GELU written out: F.gelu is one kernel": (
+        frozenset({"aten::tanh", "aten::pow", "aten::mul", "aten::add"}),
+        frozenset({"aten::gelu"}),
+    ),
+    "attention written out: F.scaled_dot_product_attention": (
+        frozenset({"aten::bmm", "aten::_softmax"}),
+        frozenset({"aten::scaled_dot_product_attention"}),
+    ),
+    "RMS norm written out: F.rms_norm": (
+        frozenset({"aten::pow", "aten::mean", "aten::rsqrt", "aten::mul"}),
+        frozenset({"aten::rms_norm"}),
+    ),
+}
+"""What modules write out: the forward calls that they make, and those that they would make instead."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """One folded module.
+
+    Attributes:
+        module: Its name, members of a list as `*`.
+        seconds: Device seconds of a step, a value a column.
+        pattern: What it writes out, in words; None if nothing is known.
+    """
+
+    module: str
+    seconds: tuple[float, ...]
+    pattern: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable:
+    """Device seconds of a step by folded module.
+
+    Attributes:
+        columns: GPUs, with what was changed.
+        rows: The longest in the first column first; they add up to the device's time.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[LayerRow, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(layer_lines(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values."""
+        return {
+            "columns": list(self.columns),
+            "rows": [{"module": row.module, "seconds": list(row.seconds), "pattern": row.pattern} for row in self.rows],
+        }
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        from html import escape
+
+        head = "".join(f"<th>{escape(name)} [ms]</th>" for name in self.columns)
+        rows = "".join(
+            f"<tr><td>{escape(row.module)}</td>"
+            + "".join(f"<td>{milliseconds(each)}</td>" for each in row.seconds)
+            + f"<td>{escape(row.pattern or '')}</td></tr>"
+            for row in self.rows
+        )
+        return f"<table><tr><th>module</th>{head}<th></th></tr>{rows}</table>"
+
+
+def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after: Trace | None = None) -> LayerTable:
+    """Add a step's device time up by folded module.
+
+    Args:
+        trace: The step.
+        gpus: GPUs, a column each.
+        weights: Weights of the models.
+        after: The same step with changes, which gets a column for each GPU, too.
+    """
+    columns, parts = [], []
+    for step, ending in ((trace, ""), (after, ", changed")):
+        if step is None:
+            continue
+        for name, own in _by_module(step, gpus, weights):
+            columns.append(f"{name}{ending}")
+            parts.append(own)
+    modules = dict.fromkeys(module for part in parts for module in part)
+    totals = [sum(part.values()) or 1.0 for part in parts]
+    shares = {
+        module: max(part.get(module, 0.0) / total for part, total in zip(parts, totals, strict=True))
+        for module in modules
+    }
+    shown = sorted(modules, key=lambda module: -parts[0].get(module, 0.0)) if parts else []
+    kept = [module for module in shown if shares[module] >= SMALLEST_SHARE][:MOST_ROWS]
+    patterns = _patterns(trace.operations)
+    rows = [
+        LayerRow(module=module, seconds=tuple(part.get(module, 0.0) for part in parts), pattern=patterns.get(module))
+        for module in kept
+    ]
+    rest = tuple(sum(seconds for module, seconds in part.items() if module not in kept) for part in parts)
+    if any(rest):
+        rows.append(LayerRow(module=OTHERS, seconds=rest))
+    return LayerTable(columns=tuple(columns), rows=tuple(rows))
+
+
+def folded(module: str | None) -> str:
+    """Name a module's kind: members of lists as `*`, cut one below the last of them.
+
+    Example::
+
+        >>> folded("transformer.h.3.mlp.c_fc")
+        'transformer.h.*.mlp'
+    """
+    if not module:
+        return OUTSIDE
+    parts = _NUMBER.sub("*", module).split(".")
+    if "*" not in parts:
+        return parts[0] if len(parts) < 3 else ".".join(parts[:2])
+    last = len(parts) - 1 - parts[::-1].index("*")
+    first = parts.index("*")
+    return ".".join(parts[: max(first, min(last, first + 2)) + 2])
+
+
+def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[tuple[str, dict[str, float]]]:
+    origin = gpu_in_use(trace)
+    names = [gpu.name for gpu in gpus] + ([] if origin is None else [origin.name])
+    models = kernel_models(tuple(dict.fromkeys(names)), weights)
+    timed = timed_work(trace, list(gpus), origin=origin, models=models)
+    owners = _owners(trace)
+    found: list[dict[str, float]] = [defaultdict(float) for _ in gpus]
+    for column, item in enumerate(timed.items):
+        shares: Counter[str] = Counter()
+        for place in item.operations:
+            operation = trace.operations[place]
+            size = sum(tensor.elements for tensor in operation.inputs) or 1
+            if operation.phase == "optimizer":
+                for module, weight in _updated(operation, owners).items():
+                    shares[module] += weight * size  # type: ignore[assignment]
+            else:
+                shares[folded(operation.module)] += size
+        total = sum(shares.values())
+        for row, own in enumerate(found):
+            seconds = float(timed.seconds[row, column])
+            for module, share in shares.items():
+                own[module] += seconds * share / total
+    return [(gpu.name, dict(own)) for gpu, own in zip(gpus, found, strict=True)]
+
+
+def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
+    """Count, by the shape of a parameter, the folded modules that have such ones."""
+    owners: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
+    for parameter in trace.parameters:
+        owners[parameter.shape][folded(parameter.name.rpartition(".")[0])] += 1
+    return owners
+
+
+def _updated(operation: Operation, owners: Mapping[tuple[int, ...], Counter[str]]) -> dict[str, float]:
+    """Share an update among the modules whose parameters it may touch, by the shapes of its tensors."""
+    found: dict[str, float] = defaultdict(float)
+    total = 0.0
+    for tensor in operation.inputs:
+        own = owners.get(tensor.shape)
+        if own:
+            count = sum(own.values())
+            for module, times in own.items():
+                found[module] += tensor.elements * times / count
+            total += tensor.elements
+    return {module: value / total for module, value in found.items()} if total else {OPTIMIZER: 1.0}
+
+
+def _patterns(operations: Iterable[Operation]) -> dict[str, str]:
+    """Name, by folded module, what its forward pass writes out."""
+    calls: dict[str, Counter[str]] = defaultdict(Counter)
+    for operation in operations:
+        if operation.phase == "forward":
+            calls[folded(operation.module)][operation.name] += 1
+    found = {}
+    for module, own in calls.items():
+        for words, (written, instead) in PATTERNS.items():
+            is_two_products = "aten::bmm" not in written or own["aten::bmm"] >= 2 * own["aten::_softmax"]
+            if written <= set(own) and not instead & set(own) and is_two_products:
+                found[module] = words
+                break
+    return found
+
+
+def layer_lines(table: LayerTable) -> tuple[str, ...]:
+    """Write the table as lines for a terminal, with shares of each column."""
+    totals = [sum(row.seconds[place] for row in table.rows) or 1.0 for place in range(len(table.columns))]
+    width = max((len(row.module) for row in table.rows), default=0)
+    width = max(width, len("Where it goes"))
+    cells = [
+        [f"{milliseconds(one)} ms {one / total:>4.0%}" for one, total in zip(row.seconds, totals, strict=True)]
+        for row in table.rows
+    ]
+    widths = [max([len(name), *(len(row[place]) for row in cells)]) for place, name in enumerate(table.columns)]
+    head = "  ".join(f"{name:>{own}}" for name, own in zip(table.columns, widths, strict=True))
+    lines = [f"{'Where it goes':<{width}}  {head}"]
+    for row, own in zip(table.rows, cells, strict=True):
+        values = "  ".join(f"{cell:>{size}}" for cell, size in zip(own, widths, strict=True))
+        lines.append(f"{row.module:<{width}}  {values}{'' if row.pattern is None else '  ' + row.pattern}".rstrip())
+    return tuple(lines)

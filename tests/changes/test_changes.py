@@ -1,0 +1,151 @@
+"""Each change of a step: what it does to the operations, and why it does not apply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.changes.batch_size import with_batch
+from lightning_predict.changes.channels_last import in_channels_last
+from lightning_predict.changes.table import CHANGES, change_named
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import gpu
+from lightning_predict.tracing.code_paths import CHANNELS_LAST
+from lightning_predict.tracing.trace import Flags, Trace
+from tests.changes.example_steps import WIDTH, profiled, trained
+
+
+@pytest.fixture(scope="module")
+def step() -> Trace:
+    return trained()
+
+
+def changed(name: str, trace: Trace) -> Trace:
+    return CHANGES[name].apply(trace, Assumptions())[0]
+
+
+def seconds(trace: Trace, name: str = "A100-SXM-40GB") -> float:
+    return lp.predict(trace, [name], history=False)[name].iteration_seconds
+
+
+def test_twice_the_batch_is_what_a_capture_of_it_holds(step: Trace) -> None:
+    captured, grown = trained(1024), with_batch(step, 2)
+    assert grown.samples == captured.samples
+    assert [(one.name, [tensor.shape for tensor in one.inputs]) for one in grown.operations] == [
+        (one.name, [tensor.shape for tensor in one.inputs]) for one in captured.operations
+    ]
+
+
+def images(memory_format: torch.memory_format = torch.contiguous_format) -> Trace:
+    """Convolutions with a batch norm, a group norm and pooling."""
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nn.Conv2d(3, 64, 3, padding=1),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 128, 3, padding=1),
+            nn.GroupNorm(8, 128),
+            nn.Conv2d(128, 128, 3, padding=1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(128, 10),
+        ).to(memory_format=memory_format)  # type: ignore[call-overload]
+        data = torch.empty(16, 3, 64, 64).to(memory_format=memory_format)
+    return lp.capture(lambda: model(data).sum().backward(), warmup_steps=0, precision="16-mixed")
+
+
+def layouts(trace: Trace) -> list[tuple[str, bool]]:
+    kinds = ("aten::convolution", "aten::native_batch_norm")
+    return [(one.name, CHANNELS_LAST in one.arguments) for one in trace.operations if one.name in kinds]
+
+
+def test_channels_last_is_what_a_capture_in_it_holds() -> None:
+    turned, captured = in_channels_last(images()), images(torch.channels_last)
+    assert layouts(turned) == layouts(captured)
+    assert seconds(turned) == pytest.approx(seconds(captured), rel=0.05)
+
+
+def test_a_fused_optimizer_updates_every_parameter_once(step: Trace) -> None:
+    (update,) = [one for one in changed("fused_optimizer", step).operations if one.phase == "optimizer"]
+    # Parameters, gradients and two moments of two blocks with two layers each, in four bytes.
+    parameters = 4 * (WIDTH * WIDTH + WIDTH) * 4
+    assert sum(tensor.size_bytes for tensor in update.inputs) == 4 * parameters
+
+
+def test_checkpointing_repeats_the_forward_pass_of_blocks_only(step: Trace) -> None:
+    again = changed("checkpointing", step)
+    forward = sum(one.phase == "forward" and one.module is not None and one.module != "" for one in step.operations)
+    assert len(again.operations) == len(step.operations) + forward
+    assert seconds(again) > seconds(step)
+
+
+def test_padding_grows_a_vocabulary_to_whole_lines() -> None:
+    with torch.device("meta"):
+        model, tokens = nn.Linear(768, 50257), torch.empty(64, 768)
+    trace = lp.capture(lambda: model(tokens).sum().backward(), warmup_steps=0)
+    padded = changed("padding", trace)
+    assert {side for one in padded.operations for tensor in one.inputs for side in tensor.shape} & {50257, 50304} == {
+        50304
+    }
+
+
+def test_waits_for_the_loader_leave_the_cycle() -> None:
+    trace = replace(trained(64), loader_seconds=(0.5, 0.7))
+    before, after = (lp.predict(one, ["L4"], history=False)["L4"] for one in (trace, changed("loader", trace)))
+    assert before.cycle_seconds - after.cycle_seconds == pytest.approx(0.6)
+
+
+def test_graphs_leave_the_device_alone() -> None:
+    trace = trained(8)
+    graphed, assumptions = CHANGES["cuda_graphs"].apply(trace, Assumptions())
+    assert graphed.operations == trace.operations
+    assert 0 < assumptions.host_factor < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "trace", "on", "words"),
+    [
+        (
+            "16-mixed",
+            replace(profiled(kernel_seconds=1e-3, every=1e-4), flags=Flags(autocast_dtype="float16")),
+            "L4",
+            "au",
+        ),
+        ("tf32", profiled(kernel_seconds=1e-3, every=1e-4), "T4", "T4 has no TF32"),
+        ("tf32", profiled(kernel_seconds=1e-3, every=1e-4), "L4", None),
+        ("channels_last", profiled(kernel_seconds=1e-3, every=1e-4), "L4", "convolves no images"),
+        ("compile", profiled(kernel_seconds=1e-3, every=1e-4), "L4", "capture the same step on the meta device"),
+        ("compile", trained(8), "P100-PCIe-16GB", "too old for Triton"),
+        ("batch_size", profiled(kernel_seconds=1e-3, every=1e-4), "L4", "how many samples a step holds is not known"),
+        ("fused_optimizer", profiled(kernel_seconds=1e-3, every=1e-4), "L4", "holds no optimizer update"),
+        ("checkpointing", profiled(kernel_seconds=1e-3, every=1e-4), "L4", "has no backward pass"),
+        ("loader", trained(8), "L4", "no wait for the loader was recorded"),
+        ("fewer_waits", trained(8), "L4", "the host reads no value"),
+        ("padding", trained(8), "L4", "no parameter has a long side"),
+    ],
+)
+def test_what_does_not_apply_says_why(name: str, trace: Trace, on: str, words: str | None) -> None:
+    why_not = CHANGES[name].why_not(trace, gpu(on))
+    if words is None:
+        assert why_not is None
+    else:
+        assert why_not is not None
+        assert words in why_not
+
+
+def test_a_trace_without_shapes_says_how_to_record_them() -> None:
+    trace = profiled(kernel_seconds=1e-3, every=1e-4)
+    blind = replace(trace, operations=tuple(replace(one, inputs=()) for one in trace.operations))
+    assert "record it with record_shapes=True" in (CHANGES["16-mixed"].why_not(blind, None) or "")
+
+
+def test_an_unknown_change_lists_the_known_ones() -> None:
+    with pytest.raises(InvalidArgumentError, match="change='bf32' is not known; choose one of bf16-mixed, 16-mixed"):
+        change_named("bf32")

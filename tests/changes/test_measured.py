@@ -1,0 +1,99 @@
+"""What was measured is kept on both sides of a change."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.changes.gains import gain
+from lightning_predict.changes.table import CHANGES
+from lightning_predict.tracing.trace import Trace
+from tests.changes.example_steps import GPU, profiled
+from tests.recordings import recording
+
+
+def gain_of(name: str, trace: Trace, gpu: str = GPU) -> float:
+    changed, _ = CHANGES[name].apply(trace, Assumptions())
+    before, after = (lp.predict(each, [gpu], history=False)[gpu] for each in (trace, changed))
+    return gain(before, after)
+
+
+def test_a_step_that_the_host_bounds_gains_nothing_by_half_precision() -> None:
+    """Forty launches, one in 100 us, of kernels of 10 us: the device could be infinitely fast."""
+    trace = profiled(kernel_seconds=10e-6, every=100e-6)
+    assert gain_of("half", trace) == pytest.approx(1.0, abs=0.02)
+    assert 0.9 < gain_of("16-mixed", trace) <= 1.0  # the casts are launched, too
+
+
+def test_a_step_that_the_device_bounds_gains_what_its_kernels_do() -> None:
+    """Products of 1 ms on ordinary lanes go to tensor cores, additions of 1 ms move half of the bytes."""
+    trace = profiled(kernel_seconds=1e-3, every=20e-6)
+    changed, _ = CHANGES["half"].apply(trace, Assumptions())
+    products, additions = (
+        math.fsum(k.seconds for one in changed.operations if one.name == name for k in one.kernels)
+        for name in ("aten::mm", "aten::add")
+    )
+    assert additions == pytest.approx(20 * 1e-3 / 2, rel=0.1)
+    assert products < 20 * 1e-3
+    assert changed.step_seconds[0] == pytest.approx(products + additions, rel=0.05)
+
+
+def test_what_the_step_holds_beyond_its_operations_stays() -> None:
+    """A step that takes 30 ms longer than its kernels and launches say does so with the change, too."""
+    short, long = (
+        profiled(kernel_seconds=1e-3, every=20e-6),
+        profiled(kernel_seconds=1e-3, every=20e-6, step_seconds=70e-3),
+    )
+    saved = [
+        one.step_seconds[0] - CHANGES["half"].apply(one, Assumptions())[0].step_seconds[0] for one in (short, long)
+    ]
+    assert saved[1] == pytest.approx(saved[0], rel=0.05)
+    assert gain_of("half", long) < gain_of("half", short)
+
+
+def test_operations_that_a_change_leaves_keep_their_kernels() -> None:
+    trace = profiled(kernel_seconds=1e-3, every=20e-6)
+    changed, _ = CHANGES["tf32"].apply(trace, Assumptions())
+    for before, after in zip(trace.operations, changed.operations, strict=True):
+        assert after.arguments == before.arguments
+        if before.name == "aten::add":
+            assert after.kernels == before.kernels
+        else:
+            assert after.kernels[0].seconds < before.kernels[0].seconds
+
+
+def test_a_step_without_kernels_keeps_its_measured_pace() -> None:
+    """Measured at twice what shapes say, it is predicted at twice what the changed shapes say."""
+    trace = profiled(kernel_seconds=1e-3, every=20e-6)
+    from dataclasses import replace
+
+    plain = replace(trace, operations=tuple(replace(one, kernels=()) for one in trace.operations))
+    paces = [
+        CHANGES["half"].apply(replace(plain, step_seconds=(seconds,)), Assumptions())[0].step_seconds[0]
+        for seconds in (0.1, 0.2)
+    ]
+    assert paces[1] == pytest.approx(2 * paces[0])
+
+
+@pytest.mark.recorded
+def test_half_precision_does_not_help_the_recorded_resnet_that_its_host_bounds() -> None:
+    """213 ms of launches beside 40 ms of kernels on an A100."""
+    trace = lp.Trace.load(recording("married_resnet50_a100.json.gz"))
+    for name in ("16-mixed", "bf16-mixed", "half"):
+        assert 0.9 <= gain_of(name, trace) <= 1.3
+
+
+@pytest.mark.recorded
+def test_half_precision_helps_the_recorded_resnet_that_its_device_bounds() -> None:
+    """ResNet-50 trains about twice as fast in mixed precision on a V100 in NVIDIA's own tables (2.0 to 2.4 times)."""
+    trace = lp.Trace.load(recording("married_resnet50_v100.json.gz"))
+    assert 1.6 <= gain_of("16-mixed", trace, "V100-SXM2-32GB") <= 2.6
+
+
+@pytest.mark.recorded
+def test_compiling_is_told_for_a_recording_that_knows_its_tensors() -> None:
+    trace = lp.Trace.load(recording("married_resnet50_v100.json.gz"))
+    assert 1.0 <= gain_of("compile", trace, "V100-SXM2-32GB") <= 1.6
