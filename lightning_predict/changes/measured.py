@@ -29,10 +29,10 @@ from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import operation_kind
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.timeline.anchoring import Anchor, anchor
+from lightning_predict.timeline.anchoring import Anchor, anchor, with_host_work
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.same_gpu import same_gpu_check
-from lightning_predict.timeline.simulation import launch_order, launchings, main_stream, simulate
+from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, main_stream, simulate
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Kernel, Operation, Trace
 from lightning_predict.units import MICROSECOND
@@ -66,13 +66,15 @@ def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights)
             trace,
             operations=marked,
             step_seconds=(),
+            host_seconds_unprofiled=(),
+            running_step_seconds=None,
             profiled_seconds=None,
             memory=replace(trace.memory, peak_bytes=None),
         )
     )
     places = [_place_of(one, trace.operations) for one in changed.operations]
     plain = replace(changed, operations=tuple(map(_unmarked, changed.operations)))
-    if origin is None or not (trace.has_measured_kernels or trace.step_seconds):
+    if origin is None or not (trace.has_measured_kernels or trace.measured_steps):
         return _without_host_times(plain)
     plain = replace(plain, gpu_reported_name=trace.gpu_reported_name, gpu_memory_bytes=trace.gpu_memory_bytes)
     models = kernel_models((origin.name,), weights)
@@ -82,7 +84,7 @@ def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights)
     if check is None:
         return plain
     (step,) = iterations(plain, timed_work(plain, [origin], origin=None, models=models), [origin])
-    return replace(plain, step_seconds=(step.seconds * check.measured_seconds / check.predicted_seconds,))
+    return replace(plain, running_step_seconds=step.seconds * check.measured_seconds / check.predicted_seconds)
 
 
 def _place_of(operation: Operation, recorded: Sequence[Operation]) -> int | None:
@@ -123,11 +125,18 @@ def _recorded(
         at_first, first_item = old.get(place, (0.0, None))
         seconds.append(_altered(measured, at_first, predicted, first_item, item, origin))
     changed = _laid_out(before, after, places, seconds)
-    if not before.step_seconds:
+    if not before.measured_steps:
         return changed
     own = anchor(before, timed_work(before, [origin], origin=origin, models=models), origin, 1.0)
     was, becomes = (_simulated(one, own, origin, models) for one in (before, changed))
-    return replace(changed, step_seconds=(statistics.median(before.step_seconds) * becomes / was,))
+    running = own.running_share * statistics.median(before.measured_steps)
+    launching = becomes.host_seconds / was.host_seconds if was.host_seconds > 0 else 1.0
+    step = (float(one.seconds[0]) + own.residual_seconds for one in (becomes, was))
+    return replace(
+        changed,
+        running_step_seconds=running * next(step) / next(step),
+        host_seconds_unprofiled=tuple(launching * one for one in before.host_seconds_unprofiled),
+    )
 
 
 def _direct(trace: Trace, origin: Gpu, models: KernelModels | None) -> dict[int, tuple[float, WorkItem]]:
@@ -253,9 +262,8 @@ def _added_kernel(seconds: float, start: float, stream: int) -> Kernel:
     )
 
 
-def _simulated(trace: Trace, own: Anchor, origin: Gpu, models: KernelModels | None) -> float:
+def _simulated(trace: Trace, own: Anchor, origin: Gpu, models: KernelModels | None) -> Simulated:
     """Simulate a step with measured kernels under a host and corrections that are known."""
     timed = timed_work(trace, [origin], origin=origin, models=models)
-    order = launch_order(launchings(trace, timed, timed.seconds), gpus=1, gap_seconds=own.gap_seconds)
-    found = simulate(order, own.host, steps=own.steps, speed=1 / own.device_factor)
-    return float(found.seconds[0]) + own.residual_seconds
+    work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)
+    return simulate(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), own.host, speed=1 / own.device_factor)

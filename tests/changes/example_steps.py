@@ -42,21 +42,24 @@ def trained(batch: int = 512, *, optimizer: type[torch.optim.Optimizer] = torch.
     return lp.capture(step, samples_per_step=batch)
 
 
-def profiled(*, kernel_seconds: float, every: float, step_seconds: float | None = None, count: int = 40) -> Trace:
-    """A recording of products and additions in turns, launched so often; nothing is known of their results."""
-    rows, weight = (
-        TensorInfo((65536, 1024), "float32", device="cuda"),
-        TensorInfo((1024, 1024), "float32", device="cuda"),
-    )
+def profiled(*, kernel_seconds: float, every: float, step_seconds: float | None = None, rows: int = 65536) -> Trace:
+    """A recording of 20 products and 20 additions in turns, launched so often; nothing is known of their results.
+
+    An addition takes so long, a product eight times: about the A100's float32 for the rows that are the default.
+    """
+    data = TensorInfo((rows, 1024), "float32", device="cuda")
+    weight = TensorInfo((1024, 1024), "float32", device="cuda")
     operations, free = [], 0.0
-    for number in range(count):
+    for number in range(40):
         begins = number * every
         launched = begins + 4e-6
         start = max(launched + 12e-6, free + 1e-6 if number else 0.0)
-        free = start + kernel_seconds
+        is_product = number % 2 == 0
+        seconds = kernel_seconds * (8 if is_product else 1)
+        free = start + seconds
         kernel = Kernel(
             name="kernel",
-            seconds=kernel_seconds,
+            seconds=seconds,
             grid=(1000, 1, 1),
             block=(256, 1, 1),
             registers_per_thread=64,
@@ -66,17 +69,16 @@ def profiled(*, kernel_seconds: float, every: float, step_seconds: float | None 
             launch_start_seconds=launched,
             launch_seconds=6e-6,
         )
-        is_product = number % 2 == 0
         operations.append(
             Operation(
                 name="aten::mm" if is_product else "aten::add",
                 phase="forward",
-                inputs=(rows, weight if is_product else rows),
+                inputs=(data, weight if is_product else data),
                 kernels=(kernel,),
                 host_start_seconds=begins,
                 host_seconds=11e-6,
             )
         )
     step = Trace(operations=tuple(operations), device="cuda", recorder="profiler", gpu_reported_name=REPORTED)
-    ends = max(free, count * every)
+    ends = max(free, 40 * every)
     return replace(step, profiled_seconds=ends, step_seconds=(ends if step_seconds is None else step_seconds,))
