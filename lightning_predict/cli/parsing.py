@@ -25,6 +25,7 @@ from lightning_predict.cli.advice_commands import advise
 from lightning_predict.cli.answers import Answer
 from lightning_predict.cli.catalogue_commands import gpus, offers
 from lightning_predict.cli.completion import completion
+from lightning_predict.cli.history_commands import history
 from lightning_predict.cli.parallel_commands import curve, parallel
 from lightning_predict.cli.planning_commands import plan, simulate
 from lightning_predict.cli.prediction_commands import predict
@@ -43,6 +44,7 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
         predict,
         advise,
         trace,
+        history,
         regress,
         shard,
         parallel,
@@ -62,7 +64,7 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
 ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=report.html")}
 """What an older name of a command stands for; options that follow it replace its own."""
 
-WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action"}
+WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action", "history": "action"}
 """The parameter that a word directly after the command stands for, though it may be left out."""
 
 _DESCRIPTION: Final = "How long a training run takes, and what it costs, on the GPUs that you could rent."

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Trace
 
 HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
-"""Environment variable with the path of the file."""
+"""Environment variable with the path of the file, or of a folder that a team shares."""
 
 RUNS_THAT_COUNT: Final = 10
 """The latest runs of a model on a GPU, of which the median counts."""
@@ -126,7 +127,7 @@ def model_fingerprint_of(trace: Trace) -> str | None:
 
 
 def history_path(path: str | Path | None = None) -> Path:
-    """Return the file: as given, else from `LIGHTNING_PREDICT_HISTORY`, else in the platform's folder for data."""
+    """Return the file or shared folder: as given, else from `LIGHTNING_PREDICT_HISTORY`, else the platform's file."""
     named = path or os.environ.get(HISTORY_VARIABLE)
     return Path(named) if named else Path(platformdirs.user_data_dir("lightning-predict")) / "history.jsonl"
 
@@ -142,6 +143,8 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
     """
     target = history_path(path)
     refuse_irregular(target)
+    if target.is_dir():  # each machine has a file of its own: appending over a network is not one write
+        target = target / f"{platform.node() or 'unnamed'}.jsonl"
     target.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(asdict(record)).encode() + b"\n"
     descriptor = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -155,16 +158,29 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
 
 
 def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
-    """Read the runs in the file, the oldest first; none if there is no file. Warn about a line that is damaged.
+    """Read the runs in the file, or in all files of a folder, the oldest first; none if there is none.
+
+    Warn about a line that is damaged.
 
     Raises:
-        OSError: The file is there and cannot be read.
+        OSError: A file is there and cannot be read.
+    """
+    files = history_files(path)
+    records = [record for file in files for record in _records(file)]
+    return tuple(records if len(files) < 2 else sorted(records, key=lambda record: record.date))
+
+
+def history_files(path: str | Path | None = None) -> tuple[Path, ...]:
+    """List the files that hold the history: one, or those of a shared folder; none if nothing was recorded.
+
+    Raises:
+        OSError: The path is neither a file nor a folder.
     """
     source = history_path(path)
     refuse_irregular(source)
-    if not source.exists():
-        return ()
-    return tuple(_records(source))
+    if source.is_dir():
+        return tuple(sorted(source.glob("*.jsonl")))
+    return (source,) if source.exists() else ()
 
 
 def correction_for(

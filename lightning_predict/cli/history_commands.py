@@ -1,0 +1,126 @@
+"""`history`: how earlier runs went beside what was predicted of them, and what later predictions learn from that.
+
+Example::
+
+    lightning-predict history                # the latest runs, and what was learnt by model and GPU
+    lightning-predict history --gpu T4 --json
+    lightning-predict history forget --gpu T4
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from lightning_predict.cli.answers import Answer, aligned
+
+if TYPE_CHECKING:
+    from lightning_predict.run.history import HistoryRecord
+
+MODEL_DIGITS: Final = 8
+"""Digits of a model's fingerprint that tell the models of a team apart."""
+
+
+def history(
+    action: Literal["show", "forget"] = "show",
+    *,
+    file: Path | None = None,
+    gpu: str | None = None,
+    model: str | None = None,
+    count: int = 20,
+) -> Answer:
+    """Show how earlier runs went beside what was predicted of them, and what was learnt; or forget them.
+
+    A folder in place of the file (LIGHTNING_PREDICT_HISTORY=/shared/history) is shared by a team: each machine writes
+    a file of its own there, and all of them are read. A word directly after the command is the action.
+
+    Args:
+        action: show the runs, or forget those that --gpu and --model name (all without).
+        file: The file or folder (default: LIGHTNING_PREDICT_HISTORY, else that of this user).
+        gpu: Runs on this GPU or layout only, for example T4 or 8xL4.
+        model: Runs of this model only, by the digits that the table shows.
+        count: The latest so many runs are printed; JSON has all.
+    """
+    from lightning_predict.run.history import history_files, history_path, read_history
+
+    def is_meant(record: HistoryRecord) -> bool:
+        return gpu in (None, record.layout) and (model is None or (record.model or "").startswith(model))
+
+    if action == "forget":
+        forgotten = 0
+        for path in history_files(file):
+            records = read_history(path)
+            kept = [record for record in records if not is_meant(record)]
+            forgotten += len(records) - len(kept)
+            _rewrite(path, kept)
+        where = history_path(file)
+        return Answer(
+            data=lambda: {"forgotten": forgotten, "path": str(where)},
+            show=lambda: print(f"{_runs(forgotten)} forgotten in {where}."),
+        )
+    found = [record for record in read_history(file) if is_meant(record)]
+    return Answer(
+        data=lambda: {"runs": [asdict(record) for record in found], "learnt": _learnt(found)},
+        show=lambda: print("\n".join(_lines(found, count, history_path(file)))),
+    )
+
+
+def _rewrite(path: Path, records: Sequence[HistoryRecord]) -> None:
+    from lightning_predict.files import write_whole
+
+    write_whole(path, "".join(json.dumps(asdict(record)) + "\n" for record in records).encode())
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _learnt(records: Sequence[HistoryRecord]) -> list[dict[str, object]]:
+    """Give the median of real over predicted time, by model and GPU, in the order of their first runs."""
+    groups: dict[tuple[str | None, str], list[float]] = {}
+    for record in records:
+        ratio = record.actual_seconds / record.predicted_seconds
+        groups.setdefault((record.model, record.layout), []).append(ratio)
+    return [
+        {"model": model, "gpu": gpu, "runs": len(ratios), "real_over_predicted": statistics.median(ratios)}
+        for (model, gpu), ratios in groups.items()
+    ]
+
+
+def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str]:
+    from lightning_predict.reports.format import duration
+
+    if not records:
+        return [f"No runs in {path}: a run that ends with RuntimePredictor is remembered there."]
+
+    def off(ratio: float) -> str:
+        return f"{100 * (ratio - 1):+.0f} %"
+
+    rows = [
+        [
+            one.date,
+            (one.model or "-")[:MODEL_DIGITS],
+            one.layout,
+            "-" if one.samples is None else str(one.samples),
+            duration(one.step_seconds),
+            duration(one.predicted_seconds),
+            duration(one.actual_seconds),
+            off(one.actual_seconds / one.predicted_seconds),
+        ]
+        for one in records[-count:]
+    ]
+    lines = [
+        aligned(["date", "model", "GPU", "batch", "step", "predicted", "real", "off"], rows, right=range(3, 8)),
+        "",
+    ]
+    if len(records) > count:
+        lines.append(f"The latest {count} of {_runs(len(records))}; --count shows more.")
+    for one in _learnt(records):
+        named = str(one["model"] or "a model without parameters")[:MODEL_DIGITS]
+        ratio = float(str(one["real_over_predicted"]))
+        lines.append(f"{named} on {one['gpu']}: {off(ratio)} beside its predictions ({_runs(int(str(one['runs'])))}).")
+    return [*lines, f"From {path}."]
