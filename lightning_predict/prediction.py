@@ -19,7 +19,7 @@ from os import PathLike
 from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
-from lightning_predict.cost.memory import StepMemory, memory_need, memory_notes, step_memory
+from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, memory_notes, step_memory
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import MachineInUse, Prediction, UserPrice, price_of
 from lightning_predict.distributed.layout_steps import Setting, SingleSteps, shared_steps, single_steps
@@ -185,15 +185,17 @@ def predict_workload(
         run = (run if correction is None else run.scaled(correction.run)).cut_off(workload.time_limit_seconds)
         price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
         reported = trace.gpu_memory_bytes if layout.gpu == origin else None
-        need = memory_need(layout, _memory_bytes(memory, layout, sharing, tables), reported_bytes=reported)
+        need = _memory_need(memory, layout, sharing, tables, reported_bytes=reported)
         predictions.append(Prediction(layout, step, run, price, need))
     unknown_gpu = unknown_gpu_note(trace)
     notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(singles), *kinds_note(trace))
     notes += () if models is None else models.notes
     machine = None
     if in_use is None or in_use not in layouts:
-        bytes_in_use = None if in_use is None else _memory_bytes(memory, in_use, sharing, tables)
-        machine = _machine_in_use(trace, in_use, workload, assumptions, bytes_in_use)
+        need = MemoryNeed()
+        if in_use is not None:
+            need = _memory_need(memory, in_use, sharing, tables, reported_bytes=trace.gpu_memory_bytes)
+        machine = _machine_in_use(trace, in_use, workload, assumptions, need)
     return Predictions(
         tuple(predictions),
         used_gpu=None if in_use is None else in_use.name,
@@ -229,7 +231,7 @@ def _machine_name(trace: Trace, in_use: Layout | None) -> str:
 
 
 def _machine_in_use(
-    trace: Trace, in_use: Layout | None, workload: Workload, assumptions: Assumptions, memory_bytes: float | None
+    trace: Trace, in_use: Layout | None, workload: Workload, assumptions: Assumptions, memory: MemoryNeed
 ) -> MachineInUse | None:
     """Time the run on the machine that the step was recorded on, by its own steps; None if none was timed."""
     seconds = measured_seconds(trace)
@@ -253,7 +255,7 @@ def _machine_in_use(
         step_seconds=seconds,
         total=run.total,
         price=price_of(run, in_use, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour),
-        memory=memory_need(in_use, memory_bytes, reported_bytes=trace.gpu_memory_bytes),
+        memory=memory,
     )
 
 
@@ -344,15 +346,29 @@ def _on_layouts(
     ]
 
 
-def _memory_bytes(
-    memory: Iterable[tuple[Trace, StepMemory]], layout: Layout, sharing: Strategy, tables: ShardedEmbeddings | None
-) -> float | None:
-    """Find the peak memory of each GPU of a layout in the kind of step that needs most; None if no kind's is known."""
-    if tables is not None and layout.count > 1:
-        known = [sharded_memory_bytes(kind, layout, tables) for kind, _ in memory]
-        return max((one for one in known if one is not None), default=None)
-    return max(
-        (shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing) for kind, one in memory), default=None
+def _memory_need(
+    memory: Iterable[tuple[Trace, StepMemory]],
+    layout: Layout,
+    sharing: Strategy,
+    tables: ShardedEmbeddings | None,
+    *,
+    reported_bytes: float | None,
+) -> MemoryNeed:
+    """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known."""
+    found = []
+    for kind, one in memory:
+        if tables is not None and layout.count > 1:
+            needed = sharded_memory_bytes(kind, layout, tables)
+        else:
+            needed = shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing)
+        if needed is not None:
+            found.append((needed, one))
+    if not found:
+        return MemoryNeed()
+    needed, one = max(found, key=lambda each: each[0])
+    part = one.allocated_on(layout.gpu) / max(one.bytes_on(layout.gpu), 1)
+    return memory_need(
+        layout, needed, relative=one.relative, allocated_bytes=needed * part, reported_bytes=reported_bytes
     )
 
 

@@ -19,12 +19,13 @@ from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.changes.followed import with_followed
 from lightning_predict.changes.gains import predicted_with
 from lightning_predict.changes.table import change_named
-from lightning_predict.cost.memory import MARGIN, step_memory, usable_bytes
+from lightning_predict.cost.memory import safe_bytes, step_memory
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.interval import Interval
 from lightning_predict.prediction import predict_workload, steps_to_come
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
@@ -88,7 +89,7 @@ def batch_sizes_that_fit(
     first = next(iter(by_size.values()))
     return tuple(
         _option(
-            {size: predictions[name] for size, predictions in by_size.items()}, _memory_lines(traces, one.layout.gpu)
+            {size: predictions[name] for size, predictions in by_size.items()}, *_memory_lines(traces, one.layout.gpu)
         )
         for name, one in first.items()
     )
@@ -187,10 +188,10 @@ def _in_words(option: BatchSizeOption) -> str:
     )
 
 
-def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line]) -> BatchSizeOption:
+def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line], relative: Interval[float]) -> BatchSizeOption:
     first = next(iter(by_size.values()))
     device = line_through({size: one.device_seconds for size, one in by_size.items()})
-    available = usable_bytes(first.layout.gpu) / (1 + MARGIN)
+    available = safe_bytes(first.layout.gpu, relative)
     sizes = [size for line in memory if (size := largest_power_of_two(line, available)) is not None]
     if len(sizes) < len(memory):
         return BatchSizeOption(gpu=first.gpu, batch_size=None, usd_per_hour=first.usd_per_hour)
@@ -211,8 +212,10 @@ def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line]) -> BatchS
     )
 
 
-def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[Line, ...]:
+def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[tuple[Line, ...], Interval[float]]:
     """Fit the memory of the passes and of the update, each a straight line by itself; the larger counts.
+
+    The interval over the value goes with them.
 
     The allocator's remainders go up and down with the batch, so they are not part of the slope: the largest counts.
     """
@@ -223,4 +226,5 @@ def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[Line, ...]:
         )
     slack = max(one.slack_bytes for one in memory.values())
     moments = {size: replace(one, slack_bytes=slack).moments_on(gpu) for size, one in memory.items()}
-    return tuple(line_through({size: both[part] for size, both in moments.items()}) for part in (0, 1))
+    lines = tuple(line_through({size: both[part] for size, both in moments.items()}) for part in (0, 1))
+    return lines, next(iter(memory.values())).relative

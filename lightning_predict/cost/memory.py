@@ -1,9 +1,9 @@
-"""Derive the peak memory of a step, and judge whether it fits in a GPU's memory.
+"""Derive what a step holds of a GPU's memory, and judge whether it fits.
 
-The peak is measured where the trace holds it, else derived from what lives at the same time, each storage once:
-parameters and buffers, gradients, optimizer state, the batch, and the tensors that are alive at the fullest moment. A
-storage lives from the first operation that writes it to the last one that uses it: just as long as autograd keeps what
-the backward pass reads. The workspaces of cuBLAS and the remainders of the allocator come on top. Example::
+Three amounts, each an interval: what torch has *allocated* at the fullest moment, what its allocator has *reserved*
+for it (`memory/simulation.py`), and what the whole *process* takes, which is what fills a card and what nvidia-smi
+shows: the reserved memory, the context, and the code that libraries load. Where the trace holds measured peaks, they
+come first. Example::
 
     >>> from lightning_predict.tracing.trace import Memory, Operation, TensorInfo, Trace
     >>> hidden = TensorInfo((256,), "float32", id=7)
@@ -17,32 +17,33 @@ the backward pass reads. The workspaces of cuBLAS and the remainders of the allo
     >>> usable = usable_bytes(gpu("T4"))  # 16 GiB, less ECC, the driver and the CUDA context
     >>> round(usable / 2**30, 2)
     14.13
-    >>> memory_fit(13.5 * 2**30, usable), memory_fit(15 * 2**30, usable)
-    ('tight', 'exceeds')
+    >>> from lightning_predict.gpus.layouts import layout_of
+    >>> [memory_need(layout_of("T4"), gibibytes * 2**30).memory_fit for gibibytes in (12, 13.5, 15)]
+    ['fits', 'tight', 'exceeds']
 
-Gradients count throughout: under Lightning, those of the last step live until the forward pass is done. Left out, as
-nobody can know it beforehand, is what cuDNN asks for: the workspaces of convolutions, and what recurrent layers keep
-for their backward pass (`memory_notes` says so).
+Left out, as nobody can know it beforehand, is what cuDNN asks for where it does not try algorithms: the workspaces of
+convolutions, for which the interval is wider, and what recurrent layers keep for their backward pass (`memory_notes`
+says so).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final, Literal, final
 
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.live_tensors import input_tensors, live_tensors, update_tensors
-from lightning_predict.tracing.trace import TensorInfo, Trace
-from lightning_predict.units import KIBIBYTE, MEBIBYTE
+from lightning_predict.interval import Interval
+from lightning_predict.memory.libraries import context_bytes, cublas_bytes, has_convolutions
+from lightning_predict.memory.simulation import blocks_of, fullest_moments, gradient_bytes, simulated
+from lightning_predict.tracing.trace import Trace
 
 MemoryFit = Literal["fits", "tight", "exceeds"]
-"""`fits`: with a margin. `tight`: as predicted, but not with the margin. `exceeds`: not even as predicted."""
+"""`fits`: with a chance of 97 %. `tight`: as predicted, but not as surely. `exceeds`: not even as predicted."""
 
-MARGIN: Final = 0.1
-"""Of what is needed, for what no prediction knows: the error of a derived peak, batches that are larger than the
-recorded one, and memory that the allocator holds in pieces."""
+FITS_FROM: Final = 0.97
+"""Chance from which a step is said to fit: three of a hundred such words may be wrong."""
 
 ECC_SHARE: Final = 1 / 16
 """What ECC takes where its bits are stored in the memory itself: a T4 of 16,384 MiB shows 15,360 in nvidia-smi
@@ -55,39 +56,60 @@ DRIVER_SHARE: Final = 0.03
 """What the driver keeps of the rest; torch reports 14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an L40S (1.0 %),
 23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on an H100 (1.1 %); the most counts."""
 
-CONTEXT_BYTES: Final = 430 * MEBIBYTE
-"""Of the CUDA context of a process, which torch's allocator does not see: 426 MiB on an RTX 6000 Ada with torch 2.10
-(github.com/unslothai/unsloth-zoo/pull/1053); "around 400MB" since CUDA 11.7 (github.com/pytorch/pytorch/issues/109888).
-"""
 
-
-def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
-    """Estimate what the tensors of a process can take on a GPU.
+def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
+    """Estimate what all processes together can take of a GPU.
 
     Args:
         gpu: The GPU.
         reported_bytes: What torch reports as its `total_memory`; None derives it from the size as sold.
     """
-    if reported_bytes is None:
-        ecc = ECC_SHARE if gpu.name in STORES_ECC_IN_MEMORY else 0.0
-        reported_bytes = gpu.memory_bytes * (1 - ecc) * (1 - DRIVER_SHARE)
-    return max(0.0, reported_bytes - CONTEXT_BYTES)
+    if reported_bytes is not None:
+        return reported_bytes
+    ecc = ECC_SHARE if gpu.name in STORES_ECC_IN_MEMORY else 0.0
+    return gpu.memory_bytes * (1 - ecc) * (1 - DRIVER_SHARE)
+
+
+def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
+    """Estimate what the tensors of a process can take on a GPU; arguments as for `total_bytes`."""
+    return max(0.0, total_bytes(gpu, reported_bytes) - context_bytes(gpu).middle)
+
+
+DERIVED: Final = Interval(0.94, 1.0, 1.08)
+"""Measured over simulated memory, ends of nine in ten steps without convolutions that cuDNN computes."""
+
+DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.92, 1.0, 1.20)
+"""The same with convolutions: cuDNN takes workspaces of its own."""
+
+MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
+"""Of steps whose reserved memory was measured: later steps may leave other fragments."""
+
+MEASURED_ALLOCATED: Final = Interval(1.0, 1.03, 1.15)
+"""Of steps of which only the allocated memory was measured: reserved over allocated."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """State how much memory a step needs on each GPU.
+    """State how much memory a step needs on each GPU; None for what is unknown.
 
     Attributes:
-        memory_bytes: Peak of a step; None if unknown.
-        memory_fit: `fits` with a margin, `tight` without, or `exceeds`; None if the need is unknown.
+        memory_bytes: What torch's allocator reserves for a step.
+        memory_fit: `fits`, `tight` or `exceeds`.
         memory_free_bytes: What a step leaves free of what a process can use, below 0 if it does not fit.
+        allocated: Tensors and workspaces at the fullest moment (`torch.cuda.max_memory_allocated`).
+        reserved: What the allocator takes for them (`torch.cuda.max_memory_reserved`).
+        process: What the process takes (nvidia-smi).
+        fit_probability: Chance that the process fits.
     """
 
     memory_bytes: float | None = None
     memory_fit: MemoryFit | None = None
     memory_free_bytes: float | None = None
+    allocated: Interval[float] | None = None
+    reserved: Interval[float] | None = None
+    process: Interval[float] | None = None
+    fit_probability: float | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -95,44 +117,68 @@ class MemoryNeed:
         return None if self.memory_fit is None else self.memory_fit != "exceeds"
 
 
-def memory_need(layout: Layout, needed_bytes: float | None, *, reported_bytes: float | None = None) -> MemoryNeed:
+def memory_need(
+    layout: Layout,
+    needed_bytes: float | None,
+    *,
+    relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS,
+    allocated_bytes: float | None = None,
+    reported_bytes: float | None = None,
+) -> MemoryNeed:
     """Judge whether a step fits on each GPU of a layout.
 
     Args:
         layout: The GPUs.
-        needed_bytes: Peak memory of a step on each; None if unknown.
+        needed_bytes: What the allocator reserves for a step on each; None if unknown.
+        relative: The interval of that, over the value itself.
+        allocated_bytes: What is allocated at the fullest moment; None if unknown.
         reported_bytes: Memory that the GPU itself reports; None if it is not at hand.
     """
     if needed_bytes is None:
         return MemoryNeed()
-    usable = usable_bytes(layout.gpu, reported_bytes)
+    reserved = relative.scaled(needed_bytes)
+    process = reserved.added(context_bytes(layout.gpu))
+    total = total_bytes(layout.gpu, reported_bytes)
+    chance = fit_probability(reserved, context_bytes(layout.gpu), total)
+    # What is derived of tensors alone is surer than what an allocator makes of them.
+    sure = Interval(0.97, 1.0, 1.03)
     return MemoryNeed(
         memory_bytes=needed_bytes,
-        memory_fit=memory_fit(needed_bytes, usable),
-        memory_free_bytes=usable - needed_bytes,
+        memory_fit="fits" if chance >= FITS_FROM else "tight" if process.middle <= total else "exceeds",
+        memory_free_bytes=total - process.middle,
+        allocated=None if allocated_bytes is None else sure.scaled(allocated_bytes).at_most(reserved.high),
+        reserved=reserved,
+        process=process,
+        fit_probability=chance,
     )
 
 
-def memory_fit(needed_bytes: float, usable: float) -> MemoryFit:
-    """Judge whether a step fits."""
-    if needed_bytes * (1 + MARGIN) <= usable:
-        return "fits"
-    return "tight" if needed_bytes <= usable else "exceeds"
+def safe_bytes(gpu: Gpu, relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS) -> float:
+    """Find the most that a step may reserve and still fit with a chance of 97 %; arguments as for `memory_need`."""
+    low, high = 0.0, usable_bytes(gpu)
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = fit_probability(relative.scaled(middle), context_bytes(gpu), total_bytes(gpu)) >= FITS_FROM
+        low, high = (middle, high) if fits else (low, middle)
+    return low
 
 
-CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
-"""Of a cuBLAS handle: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` by default (PyTorch, "CUDA environment variables").
-Measured as 8,519,680 bytes on an A10G (github.com/pytorch/pytorch/issues/95668)."""
+_ENDS: Final = NormalDist().inv_cdf(0.95)
+"""Standard deviations between the middle and either end of an interval that holds nine in ten."""
 
-LARGE_CUBLAS_WORKSPACE_BYTES: Final = 8 * 4096 * KIBIBYTE
-"""The same on Hopper, and with torch of 2026 on Blackwell (github.com/pytorch/pytorch/pull/175344)."""
 
-BLOCK_BYTES: Final = 512
-SMALL_BYTES, SMALL_SEGMENT_BYTES = MEBIBYTE, 2 * MEBIBYTE
-MEDIUM_BYTES, MEDIUM_SEGMENT_BYTES = 10 * MEBIBYTE, 20 * MEBIBYTE
-LARGE_STEP_BYTES: Final = 2 * MEBIBYTE
-"""How torch's CUDA allocator rounds: blocks of up to 1 MiB share segments of 2 MiB, those below 10 MiB segments of 20
-MiB, and larger ones get one of their own, a multiple of 2 MiB (constants of PyTorch's `c10/core/AllocatorConfig.h`)."""
+def fit_probability(reserved: Interval[float], context: Interval[float], total: float) -> float:
+    """Compute the chance that the reserved memory and the context fit.
+
+    On either side of the middle both are taken as normal and independent, as wide as their intervals say.
+    """
+    spare = total - reserved.middle - context.middle
+    ends = [one.high - one.middle if spare > 0 else one.middle - one.low for one in (reserved, context)]
+    deviation = sum(end**2 for end in ends) ** 0.5 / _ENDS
+    if deviation == 0:
+        return float(spare >= 0)
+    return NormalDist().cdf(spare / deviation)
+
 
 _RECURRENT: Final = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
 
@@ -143,11 +189,12 @@ class StepMemory:
     """The memory that a step needs.
 
     Attributes:
-        lasting_bytes: What lives all the time; where measured, the allocator's peak with its workspaces.
+        lasting_bytes: What lives all the time; where measured, the peak with its workspaces.
         passing_bytes: What else lives at the fullest moment of the forward and the backward pass.
         update_bytes: What else lives at the fullest moment of the optimizer's update.
-        slack_bytes: Remainders of the allocator's segments, as far as they follow from the sizes; 0 where measured.
+        slack_bytes: What the allocator reserves beyond that, as simulated; 0 where measured.
         cublas_handles: Handles whose workspaces are not counted yet: 0 where measured.
+        relative: Interval of all of it over the sum.
     """
 
     lasting_bytes: int
@@ -155,16 +202,19 @@ class StepMemory:
     update_bytes: int = 0
     slack_bytes: int = 0
     cublas_handles: int = 0
+    relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS
 
     def bytes_on(self, gpu: Gpu) -> int:
         """Sum all of it on one GPU."""
         return max(self.moments_on(gpu))
 
+    def allocated_on(self, gpu: Gpu) -> int:
+        """Sum it on one GPU without what the allocator reserves beyond the tensors."""
+        return self.bytes_on(gpu) - self.slack_bytes
+
     def moments_on(self, gpu: Gpu) -> tuple[int, int]:
         """Sum all of it in the passes, which grows with the batch, and in the update, which hardly does."""
-        is_large = gpu.compute_capability >= (9, 0)
-        workspace = LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES
-        always = self.lasting_bytes + self.slack_bytes + self.cublas_handles * workspace
+        always = self.lasting_bytes + self.slack_bytes + cublas_bytes(gpu, handles=self.cublas_handles)
         return always + self.passing_bytes, always + self.update_bytes
 
 
@@ -175,29 +225,24 @@ def step_memory(trace: Trace) -> StepMemory | None:
         trace: Without a measured peak, recorded where the tensors that operations write are seen.
     """
     memory = trace.memory
+    if memory.reserved_bytes is not None:
+        return StepMemory(lasting_bytes=memory.reserved_bytes, relative=MEASURED_RESERVED)
     if memory.peak_bytes is not None:
-        return StepMemory(lasting_bytes=memory.peak_bytes)
+        return StepMemory(lasting_bytes=memory.peak_bytes, relative=MEASURED_ALLOCATED)
     if memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
-    passing = live_tensors(trace.operations)
-    batch = input_tensors(trace.operations, trace.parameters)
-    lasting = memory.parameter_bytes + _gradient_bytes(trace) + (memory.optimizer_state_bytes or 0)
+    blocks = blocks_of(trace)
+    passes, update = (moment.total_bytes for moment in fullest_moments(blocks))
+    lasting = memory.parameter_bytes + gradient_bytes(trace) + (memory.optimizer_state_bytes or 0) + sum(blocks.batch)
+    tensors = max(passes, update, lasting)
     return StepMemory(
-        lasting_bytes=lasting + sum(batch),
-        passing_bytes=sum(passing),
-        update_bytes=_update_bytes(trace),
-        slack_bytes=slack_bytes((*_lasting_blocks(trace, lasting), *batch, *passing)),
+        lasting_bytes=lasting,
+        passing_bytes=max(passes - lasting, 0),
+        update_bytes=max(update - lasting, 0),
+        slack_bytes=max(simulated(blocks).reserved_bytes - tensors, 0),
         cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has one of its own
+        relative=DERIVED_WITH_CONVOLUTIONS if has_convolutions(trace) else DERIVED,
     )
-
-
-def slack_bytes(blocks: Sequence[int]) -> int:
-    """Sum what torch's CUDA allocator takes beyond these blocks where it places them as closely as it can."""
-    rounded = [_up(block, BLOCK_BYTES) for block in blocks]
-    small = sum(block for block in rounded if block <= SMALL_BYTES)
-    medium = sum(block for block in rounded if SMALL_BYTES < block < MEDIUM_BYTES)
-    large = sum(_up(block, LARGE_STEP_BYTES) for block in rounded if block >= MEDIUM_BYTES)
-    return _up(small, SMALL_SEGMENT_BYTES) + _up(medium, MEDIUM_SEGMENT_BYTES) + large - sum(blocks)
 
 
 def memory_notes(trace: Trace) -> tuple[str, ...]:
@@ -207,38 +252,5 @@ def memory_notes(trace: Trace) -> tuple[str, ...]:
     return ()
 
 
-def _gradient_bytes(trace: Trace) -> int:
-    """Sum all gradients; those that are not there yet will be as large as what they are for."""
-    memory = trace.memory
-    if memory.gradient_bytes is None and _has_phase(trace, "backward"):
-        return memory.parameter_bytes or 0
-    return memory.gradient_bytes or 0
-
-
-def _update_bytes(trace: Trace) -> int:
-    """Estimate what torch's optimizers take in passing on CUDA, where they update all parameters at once.
-
-    With `foreach`, that is as much as the parameters (documentation of `torch.optim`: "uses ~ sizeof(params) more peak
-    memory"), where they take anything. Off CUDA they go one by one, so that little lives at a time. By then the
-    backward pass has left nothing but gradients.
-    """
-    if any(operation.name.startswith(("aten::_foreach_", "aten::_fused_")) for operation in trace.operations):
-        return 0
-    return min(_gradient_bytes(trace), sum(update_tensors(trace.operations)))
-
-
-def _lasting_blocks(trace: Trace, lasting_bytes: int) -> tuple[int, ...]:
-    """List blocks of what outlives the step: each parameter, and as often again its gradient and its state."""
-    sizes = tuple(TensorInfo(parameter.shape, parameter.dtype).size_bytes for parameter in trace.parameters)
-    if not sum(sizes):
-        return (lasting_bytes,)
-    return sizes * round(lasting_bytes / sum(sizes))
-
-
 def _has_phase(trace: Trace, phase: str) -> bool:
     return any(operation.phase == phase for operation in trace.operations)
-
-
-def _up(size: int, step: int) -> int:
-    """Round up to the next multiple of `step`."""
-    return -(-size // step) * step

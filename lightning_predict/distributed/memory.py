@@ -23,7 +23,7 @@ from lightning_predict.distributed.pipeline_parallel import micro_batches_of, st
 from lightning_predict.distributed.recomputation import core_operations, recomputed_products
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
-from lightning_predict.tracing.live_tensors import live_tensors
+from lightning_predict.memory.storages import live_tensors
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
 

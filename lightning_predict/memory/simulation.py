@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, final
 
 from lightning_predict.memory.allocator import Block, CachingAllocator
+from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import Storage, batch_bytes, written_storages
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
@@ -42,7 +44,7 @@ class Blocks:
     """The blocks of a training step and their times.
 
     Attributes:
-        lasting: Parameters and buffers.
+        lasting: Parameters and buffers, and gradients that no operation was seen to write.
         state: State of the optimizers, made by the first update.
         batch: What the loader gives, anew in each step.
         storages: What the step writes, in the order of birth.
@@ -51,7 +53,9 @@ class Blocks:
         update_at: Index of the first operation of the optimizer; `count` without one.
         drops_gradients_at: Index of the operation after which the gradients of the step before are freed; -1 where the
             step begins without them.
-        workspaces: For an operation, what it takes while it runs.
+        workspaces: What operations take while they run, by their index.
+        trials: What cuDNN's trials take in the first step, by the index of the operation; the cache is emptied after
+            each.
     """
 
     lasting: tuple[int, ...]
@@ -63,6 +67,7 @@ class Blocks:
     update_at: int
     drops_gradients_at: int
     workspaces: tuple[tuple[int, int], ...] = ()
+    trials: tuple[tuple[int, int], ...] = ()
 
 
 def blocks_of(trace: Trace) -> Blocks:
@@ -77,17 +82,29 @@ def blocks_of(trace: Trace) -> Blocks:
     rest = (memory.parameter_bytes or 0) - sum(sizes)
     written = sum(one.size_bytes for one in storages if one.cause == "update")
     at_once = any(operation.name.startswith(("aten::_foreach_", "aten::_fused_")) for operation in operations)
-    gradients = memory.parameter_bytes if memory.gradient_bytes is None else memory.gradient_bytes
+    gradients = gradient_bytes(trace)
+    # A backward pass whose tensors were not all seen leaves gradients, too.
+    unseen = gradients - sum(one.size_bytes for one in storages if one.cause == "gradient")
     return Blocks(
-        lasting=(*sizes, *([rest] if rest > 0 else [])),
+        lasting=(*sizes, *(size for size in (rest, unseen) if size > 0)),
         state=_copies(memory.optimizer_state_bytes or 0, trained),
         batch=batch_bytes(operations, trace.parameters),
         storages=tuple(one for one in storages if at_once or one.cause != "update"),
-        update=() if at_once else _copies(min(gradients or 0, written), trained),
+        update=() if at_once else _copies(min(gradients, written), trained),
         count=len(operations),
         update_at=phases.index("optimizer") if "optimizer" in phases else len(operations),
         drops_gradients_at=backward_at - 1 if keeps else -1,
+        workspaces=tuple(workspace_bytes(trace)),
+        trials=tuple(trial_bytes(trace)) if trace.flags.cudnn_benchmark else (),
     )
+
+
+def gradient_bytes(trace: Trace) -> int:
+    """Sum all gradients; those that are not there yet will be as large as what they are for."""
+    memory = trace.memory
+    if memory.gradient_bytes is None and any(operation.phase == "backward" for operation in trace.operations):
+        return memory.parameter_bytes or 0
+    return memory.gradient_bytes or 0
 
 
 def _copies(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -107,51 +124,48 @@ def simulated_step(trace: Trace, *, expandable_segments: bool = False) -> Simula
 def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int = STEPS) -> SimulatedStep:
     """Simulate the allocator on the blocks of a step."""
     allocator = CachingAllocator(expandable_segments=expandable_segments)
-    allocate, free = allocator.allocate, allocator.free
-    for size in blocks.lasting:
-        _allocate_all(allocator, (size,))
-    storages = blocks.storages
-    freed: list[list[int]] = [[] for _ in range(blocks.count + 1)]
-    born: list[list[int]] = [[] for _ in range(blocks.count + 1)]
+    _allocate_all(allocator, blocks.lasting)
+    storages, count = blocks.storages, blocks.count
+    born: list[list[int]] = [[] for _ in range(count)]
+    freed: list[list[int]] = [[] for _ in range(count)]
     for number, one in enumerate(storages):
         if one.size_bytes:
             born[one.birth].append(number)
             if one.death is not None:
                 freed[one.death].append(number)
-    workspaces: list[list[int]] = [[] for _ in range(blocks.count + 1)]
-    for index, size in blocks.workspaces:
-        workspaces[index].append(size)
-    held: dict[int, Block] = {}
+    trials: list[list[int]] = [[] for _ in range(count)]
+    for index, size in blocks.trials:
+        trials[index].append(size)
+    workspaces = dict(blocks.workspaces)
+    living: dict[int, Block] = {}
     batch: list[Block] = []
-    old_gradients: list[Block] = []
-    old_variables: dict[int, Block] = {}
     for step in range(steps):
-        fresh = _allocate_all(allocator, blocks.batch)
-        _free_all(allocator, batch)
-        batch = fresh
-        for number, one in enumerate(storages):
-            if one.death is None and number in held:
-                if one.cause == "gradient":
-                    old_gradients.append(held.pop(number))
-                else:
-                    old_variables[number] = held.pop(number)
+        # The loop's variables still name the batch before while the next one is made.
+        batch, before = _allocate_all(allocator, blocks.batch), batch
+        _free_all(allocator, before)
+        left = {number: living.pop(number) for number, one in enumerate(storages) if number in living}
+        gradients = [left.pop(number) for number in tuple(left) if storages[number].cause == "gradient"]
         if blocks.drops_gradients_at < 0:
-            _free_all(allocator, old_gradients)
-        for index in range(blocks.count):
+            _free_all(allocator, gradients)
+        for index in range(count):
             for number in born[index]:
-                held[number] = allocate(storages[number].size_bytes)
-                if number in old_variables:
-                    free(old_variables.pop(number))
-            for size in workspaces[index]:
-                free(allocate(size))
+                living[number] = allocator.allocate(storages[number].size_bytes)
+                if number in left:  # its variable now names the new one
+                    allocator.free(left.pop(number))
+            if step == 0:
+                for size in trials[index]:
+                    _free_all(allocator, _allocate_all(allocator, (size,)))
+                    allocator.empty_cache()
+            if index in workspaces:
+                _free_all(allocator, _allocate_all(allocator, (workspaces[index],)))
             if index == blocks.update_at:
                 if step == 0:
                     _allocate_all(allocator, blocks.state)
                 _free_all(allocator, _allocate_all(allocator, blocks.update))
             for number in freed[index]:
-                free(held.pop(number))
+                allocator.free(living.pop(number))
             if index == blocks.drops_gradients_at:
-                _free_all(allocator, old_gradients)
+                _free_all(allocator, gradients)
     return SimulatedStep(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
@@ -163,3 +177,75 @@ def _free_all(allocator: CachingAllocator, blocks: list[Block]) -> None:
     for block in blocks:
         allocator.free(block)
     blocks.clear()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What lives at one moment of a step, in bytes of tensors.
+
+    Attributes:
+        index: The operation that runs.
+        lasting_bytes: Parameters and buffers.
+        state_bytes: State of the optimizers.
+        batch_bytes: What the loader gave.
+        gradient_bytes: Gradients, of this step or the one before.
+        update_bytes: What the optimizer writes in passing.
+        storages: What else the step wrote.
+        left_bytes: What variables of the loop hold of the step before.
+    """
+
+    index: int
+    lasting_bytes: int
+    state_bytes: int
+    batch_bytes: int
+    gradient_bytes: int
+    update_bytes: int
+    storages: tuple[Storage, ...]
+    left_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        always = self.lasting_bytes + self.state_bytes + self.batch_bytes + self.left_bytes
+        return always + self.gradient_bytes + self.update_bytes + sum(one.size_bytes for one in self.storages)
+
+
+def fullest_moments(blocks: Blocks) -> tuple[Moment, Moment]:
+    """Find the moments in which most lives: of the passes, and of the update; of a step that others went before."""
+    changes = [0] * (blocks.count + 1)
+    gradients = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
+    for one in blocks.storages:
+        changes[one.birth] += one.size_bytes
+        changes[blocks.count if one.death is None else one.death + 1] -= one.size_bytes
+        if one.death is None and one.cause != "gradient":
+            changes[0] += one.size_bytes
+            changes[one.birth + 1] -= one.size_bytes
+    changes[0] += gradients
+    changes[blocks.drops_gradients_at + 1] -= gradients
+    levels = list(accumulate(changes[: blocks.count])) or [0]
+    passes = levels[: blocks.update_at] or [0]
+    updates = levels[blocks.update_at :] or [0]
+    at_passes = passes.index(max(passes))
+    at_update = min(blocks.update_at, blocks.count - 1) + updates.index(max(updates)) if updates != [0] else at_passes
+    return _moment(blocks, at_passes, 0), _moment(blocks, at_update, sum(blocks.update))
+
+
+def _moment(blocks: Blocks, index: int, update_bytes: int) -> Moment:
+    living = [one for one in blocks.storages if one.birth <= index and (one.death is None or index <= one.death)]
+    old = index <= blocks.drops_gradients_at
+    written = [one for one in blocks.storages if one.cause == "gradient"]
+    return Moment(
+        index=index,
+        lasting_bytes=sum(blocks.lasting),
+        state_bytes=sum(blocks.state),
+        batch_bytes=sum(blocks.batch),
+        gradient_bytes=sum(one.size_bytes for one in (written if old else living) if one.cause == "gradient"),
+        update_bytes=update_bytes,
+        storages=tuple(one for one in living if one.cause != "gradient"),
+        left_bytes=sum(
+            one.size_bytes
+            for one in blocks.storages
+            if one.death is None and one.cause != "gradient" and index <= one.birth
+        ),
+    )

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Literal, final
 
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
@@ -95,6 +96,22 @@ def batch_bytes(operations: Sequence[Operation], parameters: Iterable[Parameter]
         else:
             sizes.append(life.size_bytes)
     return tuple(sizes)
+
+
+def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
+    """List bytes of each storage, but for gradients, that operations write and that live when these take the most."""
+    written = [_storage(life, None) for life in _lives(operations) if not life.is_given and not life.is_gradient]
+    changes = [0] * (len(operations) + 1)
+    for one in written:
+        changes[one.birth] += one.size_bytes
+        changes[len(operations) if one.death is None else one.death + 1] -= one.size_bytes
+    levels = list(accumulate(changes))
+    fullest = levels.index(max(levels))
+    return tuple(
+        one.size_bytes
+        for one in written
+        if one.birth <= fullest and fullest <= (fullest if one.death is None else one.death)
+    )
 
 
 def _storage(life: _Life, held: frozenset[int] | None) -> Storage:

@@ -23,7 +23,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Literal, final
 
 from lightning_predict.cost.energy import Energy
-from lightning_predict.cost.memory import MARGIN, MemoryNeed
+from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.interval import Interval
@@ -183,12 +183,16 @@ def epoch_note(predictions: AbstractPredictions) -> Iterable[str]:
 def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Name the GPUs whose memory is narrow, and what is left of it."""
     tight = [
-        f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare"
+        f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare" + _chance(one.memory)
         for one in predictions.values()
         if one.memory_fit == "tight"
     ]
     if tight:
-        yield f"Tight: it fits as predicted, but without a margin of {share(MARGIN)} ({', '.join(tight)})."
+        yield f"Tight: it fits as predicted, but not surely ({'; '.join(tight)})."
+
+
+def _chance(need: MemoryNeed) -> str:
+    return "" if need.fit_probability is None else f", a chance of {share(need.fit_probability)}"
 
 
 def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:

@@ -10,7 +10,7 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, Final, final
 
@@ -41,7 +41,7 @@ class _WeakReferences(list[int]):
             torch.UntypedStorage._free_weak_ref(reference)
 
 
-_is_freed: Final[Callable[[int], bool]] = torch.UntypedStorage._expired
+_is_freed: Final[Any] = torch.UntypedStorage._expired
 
 
 @final

@@ -103,7 +103,7 @@ def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
     assert "90 % interval: 3 h to 3 h 28 min Memory: fits narrowly, 7.81 of 8.06 GiB Google n1-standard-4" in text
     assert "T4 cheapest narrow" in text
     assert "tight: 7.81 of 8.06" in text
-    assert "Tight: it fits as predicted, but without a margin of 10 % (T4 has 0.250 GiB to spare)." in text
+    assert "Tight: it fits as predicted, but not surely (T4 has 0.250 GiB to spare)." in text
     assert "narrow" not in page(FULL).text
 
 

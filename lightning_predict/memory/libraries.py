@@ -1,0 +1,121 @@
+"""Estimate what CUDA's libraries take beside the tensors: the context, and the workspaces of cuBLAS and cuDNN.
+
+Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> round(context_bytes(gpu("L40S")).middle / 2**20)
+    800
+    >>> round(cublas_bytes(gpu("H100-SXM-80GB"), handles=2) / 2**20)
+    64
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
+from lightning_predict.tracing.code_paths import CHANNELS_LAST
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.units import KIBIBYTE, MEBIBYTE
+
+_CONTEXT_MEBIBYTES: Final = (
+    # From this compute capability on: least, middle, most.
+    ((10, 0), (500, 1200, 1600)),
+    ((9, 0), (500, 1200, 1400)),
+    ((8, 6), (400, 800, 1000)),
+    ((8, 0), (500, 1500, 1800)),
+    ((0, 0), (300, 450, 900)),
+)
+"""What a process takes of the GPU before its first tensor and for the code that libraries load: with what little is
+loaded at first, 426 MiB (RTX 6000 Ada, torch 2.10: github.com/unslothai/unsloth-zoo/pull/1053) and "around 400MB" since
+CUDA 11.7 (github.com/pytorch/pytorch/issues/109888); in whole trainings, read off as the constant of lines over batch
+sizes, 920 MiB on an L40S and 1,275 on an H100 (milabench, torch 2.6), 1,700 on an A100 (GPUMemNet). The middle of
+generations without a measurement is that of the one before, or of the little that is loaded at first."""
+
+CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
+"""Of a cuBLAS handle: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` by default (PyTorch, "CUDA environment variables").
+Measured as 8,519,680 bytes on an A10G (github.com/pytorch/pytorch/issues/95668)."""
+
+LARGE_CUBLAS_WORKSPACE_BYTES: Final = 8 * 4096 * KIBIBYTE
+"""The same on Hopper, and with torch of 2026 on Blackwell (github.com/pytorch/pytorch/pull/175344)."""
+
+_CONVOLUTIONS: Final = {"aten::convolution": 0, "aten::convolution_backward": 1}
+"""Where each has its images; the weights follow."""
+
+
+def context_bytes(gpu: Gpu) -> Interval[float]:
+    """Estimate what nvidia-smi shows of a training process beside what torch's allocator reserved."""
+    sizes = next(sizes for capability, sizes in _CONTEXT_MEBIBYTES if gpu.compute_capability >= capability)
+    low, middle, high = (float(size * MEBIBYTE) for size in sizes)
+    return Interval(low, middle, high)
+
+
+def cublas_bytes(gpu: Gpu, *, handles: int) -> int:
+    """Sum the workspaces of cuBLAS; the allocator hands them out once, for good."""
+    is_large = gpu.compute_capability >= (9, 0)
+    return handles * (LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES)
+
+
+def has_convolutions(trace: Trace) -> bool:
+    """Return whether cuDNN computes any convolution of the step, whose workspace only cuDNN knows."""
+    return any(_is_cudnn(operation) for operation in trace.operations if operation.name in _CONVOLUTIONS)
+
+
+def workspace_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Find what cuDNN takes while it runs, by the index of the operation.
+
+    The gradients of weights are computed with channels last: images and gradients that lie otherwise are first copied.
+    Filters of one pixel are products of matrices as they lie. That it is these alone was chosen on ten families of timm
+    in float32 (byob, coat, convnext, cspnet, gcvit, hgnet, nasnet, regnet, vgg, vovnet), from five such rules.
+    """
+    for index, operation in enumerate(trace.operations):
+        if operation.name != "aten::convolution_backward" or not _is_cudnn(operation):
+            continue
+        gradient, images, weights = operation.inputs[:3]
+        if math.prod(weights.shape[2:]) > 1 and not operation.arguments.get(CHANNELS_LAST):
+            yield index, images.size_bytes + gradient.size_bytes
+
+
+def trial_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Find what `torch.backends.cudnn.benchmark` takes in the first step, by the index of the operation.
+
+    Before a convolution of a new shape runs, torch asks cuDNN for every algorithm that might compute it, takes the
+    largest workspace that any of them wants, times them all, and empties its cache. The largest is that of the
+    algorithm that unfolds the images into a matrix: as many values for each pixel of the output as a filter has weights
+    for one of its outputs. The backward pass tries twice: for the images' gradients and for the weights'.
+    """
+    met = set[object]()
+    for index, operation in enumerate(trace.operations):
+        if operation.name not in _CONVOLUTIONS or not _is_cudnn(operation):
+            continue
+        images, weights = operation.inputs[_CONVOLUTIONS[operation.name] :][:2]
+        key = (operation.name, images.shape, weights.shape, str(operation.arguments.get("stride")))
+        if key in met:
+            continue
+        met.add(key)
+        size = _unfolded_bytes(operation, images, weights)
+        yield index, size
+        if operation.name == "aten::convolution_backward":
+            yield index, size
+
+
+def _is_cudnn(operation: Operation) -> bool:
+    """Return whether cuDNN computes a convolution: of float32, torch computes depthwise ones itself."""
+    at = _CONVOLUTIONS[operation.name]
+    if len(operation.inputs) < at + 2 or len(operation.inputs[at].shape) < 3:
+        return False
+    groups = operation.arguments.get("groups", 1)
+    return not (groups > 1 and groups == operation.inputs[at].shape[1])
+
+
+def _unfolded_bytes(operation: Operation, images: TensorInfo, weights: TensorInfo) -> int:
+    """Return the bytes of the images unfolded for a product of matrices; filters of one pixel need none."""
+    taps = math.prod(weights.shape[2:])
+    result = operation.inputs[0] if operation.name == "aten::convolution_backward" else operation.outputs[0]
+    if taps == 1 or not images.elements or not result.shape[2:]:
+        return 0
+    pixels = math.prod(images.shape[2:])
+    return images.size_bytes // pixels * math.prod(result.shape[2:]) * taps
