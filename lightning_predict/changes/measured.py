@@ -69,7 +69,7 @@ def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights)
             host_seconds_unprofiled=(),
             running_step_seconds=None,
             profiled_seconds=None,
-            memory=replace(trace.memory, peak_bytes=None),
+            memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None),
         )
     )
     places = [_place_of(one, trace.operations) for one in changed.operations]

@@ -39,7 +39,7 @@ def in_half(trace: Trace, dtype: str) -> Trace:
             for one in trace.operations
         ),
         parameters=tuple(replace(one, dtype=dtype) if one.dtype == "float32" else one for one in trace.parameters),
-        memory=replace(memory, **known, peak_bytes=None),
+        memory=replace(memory, **known, peak_bytes=None, reserved_bytes=None),
         notes=(*trace.notes, f"What if in true {dtype}: parameters, data and the optimizer's state."),
     )
 
