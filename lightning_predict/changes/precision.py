@@ -30,7 +30,7 @@ def in_half(trace: Trace, dtype: str) -> Trace:
     memory = trace.memory
     known = {
         name: None if (value := getattr(memory, name)) is None else value // 2
-        for name in ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
+        for name in ("parameter_bytes", "gradient_bytes", "forward_gradient_bytes", "optimizer_state_bytes")
     }
     return replace(
         trace,

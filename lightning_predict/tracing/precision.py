@@ -166,7 +166,7 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
         operations=tuple(_Autocast(trace, dtype).operations()),
         gpu_reported_name=None,
         gpu_memory_bytes=None,
-        memory=replace(trace.memory, peak_bytes=None),
+        memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None),
         flags=replace(trace.flags, autocast_dtype=dtype),
         notes=(*trace.notes, f"What if in {dtype}: as under autocast, with the casts that follow from its lists."),
     )

@@ -45,8 +45,8 @@ def mebibytes(trace: Trace) -> tuple[float, float]:
 
 
 def test_the_blocks_of_a_step_that_drops_its_gradients_first() -> None:
-    # Fullest: weight, batch, hidden and logits, 16 + 12 + 40 + 30. The gradient takes 16 of the 30 that the logits left,
-    # the second step's batch 12 of the other 14: the second step's logits need a segment of their own.
+    # Fullest: weight, batch, hidden and logits, 16 + 12 + 40 + 30. The gradient takes 16 of the 30 that the logits
+    # left, the second step's batch 12 of the other 14: the second step's logits need a segment of their own.
     assert mebibytes(STEP) == (98, 98 + 30)
 
 
