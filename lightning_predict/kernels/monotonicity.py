@@ -50,8 +50,7 @@ def held_by_monotonicity(
     """Hold seconds so that no larger product undercuts them by much.
 
     Args:
-        family: Family of the problems; without sides that grow, all stay as they are, and so do problems on its floor,
-            which are slower than the next ones.
+        family: Family of the problems; without sides that grow, all stay as they are.
         batch: The problems.
         gpus: The GPUs.
         seconds: As predicted, shape (gpus, problems).
@@ -64,7 +63,6 @@ def held_by_monotonicity(
     if not family.growing:
         return seconds
     held = seconds.copy()
-    may_fall = family.least_seconds(batch, gpus) == 0
     doublings = [
         p for p in product(range(MOST_DOUBLINGS + 1), repeat=len(family.growing)) if 0 < sum(p) <= MOST_DOUBLINGS
     ]
@@ -72,7 +70,7 @@ def held_by_monotonicity(
         grown = _grown(batch, dict(zip(family.growing, powers, strict=True)))
         share = LEAST_SHARE ** sum(powers)
         # Neighbours whose reference is too long cannot undercut.
-        wanted = may_fall & (reference_seconds(grown, gpus) < MOST_UTILISATION * share * held)  # (gpus, problems)
+        wanted = reference_seconds(grown, gpus) < MOST_UTILISATION * share * held  # (gpus, problems)
         if wanted.any():
             held[wanted] = np.minimum(held[wanted], timed(grown, wanted) / share)
     return held

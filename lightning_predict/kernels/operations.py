@@ -181,6 +181,10 @@ def _no_problem(_problem: Problem) -> bool:
     return False
 
 
+def _every_problem(_problem: Problem) -> bool:
+    return True
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
@@ -190,10 +194,12 @@ class Formula:
         seconds: Seconds with the ends of their interval, shape (gpus, problems).
         comes_first: Problems that the operation's networks never saw, so that the formula times them though there are
             some.
+        knows: Problems that it times.
     """
 
     seconds: Callable[[ProblemBatch, Sequence[Gpu]], Interval[Array]]
     comes_first: Callable[[Problem], bool] = _no_problem
+    knows: Callable[[Problem], bool] = _every_problem
 
 
 @final

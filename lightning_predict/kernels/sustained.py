@@ -65,6 +65,11 @@ POWER_DOUBT: Final = 0.5
 decide the clock. Times of float32 products on the L4 by two sources are 1.7 apart, of bfloat16 ones on the L40S 1.3, of
 float32 ones on the T4 1.2; power takes a half, a quarter and a quarter of these."""
 
+HOPPER_TF32: Final = 1.13
+"""Time of a product in TF32 on Hopper over what the ratio of the peaks makes of bfloat16's: XLA's best algorithms take
+2.2 to 2.4 times as long in TF32 on the H100 as in bfloat16, from 8 to 500 GFLOP, and 1.6 to 1.85 times on the B200
+(training data: the H100's rows of `matmul_tf32`; taken as 2 there and elsewhere)."""
+
 UNMEASURED_DOUBT: Final = 0.12
 """The same where no rate was measured: nine in ten of the GPUs that were left out of the fit, but for float32."""
 
@@ -105,6 +110,11 @@ def transposed_ratio(gpu: Gpu, dtype: str) -> float:
         return 1.0
     drawn = _drawn_power(gpu, "float32")
     return math.hypot(1.0, TRANSPOSED_WATTS * drawn) / math.hypot(1.0, drawn)
+
+
+def tf32_ratio(gpu: Gpu) -> float:
+    """Estimate the time of a product in TF32 over what the peaks make of its time in bfloat16."""
+    return HOPPER_TF32 if gpu.compute_capability[0] == 9 else 1.0
 
 
 @lru_cache(maxsize=4096)  # asked for again by every family

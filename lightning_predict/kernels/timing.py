@@ -56,6 +56,7 @@ from lightning_predict.kernels.operations import (
     proxies_of,
 )
 from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.sustained import tf32_ratio
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
 
@@ -223,7 +224,8 @@ def _as_network_knows(problem: Problem, models: KernelModels | None) -> TimedBy:
 
 
 def _has_formula(problem: Problem, models: KernelModels | None) -> bool:
-    return models is not None and operation_kind(problem.operation).formula is not None
+    formula = operation_kind(problem.operation).formula
+    return models is not None and formula is not None and formula.knows(problem)
 
 
 def _by_formula(batch: ProblemBatch, gpus: Sequence[Gpu], _models: KernelModels | None) -> Estimate:
@@ -251,7 +253,10 @@ def _by_sibling(batch: ProblemBatch, gpus: Sequence[Gpu], models: KernelModels |
     found = models.estimate(twin, gpus)
     # What a kernel takes that has nothing to do is the same in both.
     own, other = (SHORTEST_KERNEL_SECONDS + roofline_seconds(each, gpus) for each in (batch, twin))
-    return Estimate(found.interval.scaled(own / other), found.by_base)
+    ratio = own / other  # (gpus, problems)
+    if batch.dtype == "tf32" and batch.kind.units == "tensor":
+        ratio = ratio * np.array([[tf32_ratio(gpu)] for gpu in gpus])
+    return Estimate(found.interval.scaled(ratio), found.by_base)
 
 
 def _columns_of_twin(batch: ProblemBatch, sibling: str) -> Columns:

@@ -193,11 +193,13 @@ class UtilisationModels:
         predicted = flat.reshape(everything.shape)  # (gpus, problems)
         larger = held_by_monotonicity(family, batch, gpus, predicted, timed)
         lesser = np.minimum(larger, self._longest(batch, gpus))
-        seconds = self._held_to_weaker(family, batch, gpus, lesser)
+        # What a rule of its own slows down is slower than the next larger problem.
+        floor = family.least_seconds(batch, gpus)
+        seconds = np.maximum(self._held_to_weaker(family, batch, gpus, lesser), floor)
         steps = zip(NETWORK_LIMITS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
         spread = np.exp(half_widths).reshape(everything.shape)  # (gpus, problems)
-        high = seconds * spread * np.where(family.least_seconds(batch, gpus) > 0, family.floor_spread, 1.0)
+        high = seconds * spread * np.where(floor >= seconds, family.floor_spread, 1.0)
         interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
         held = {name: after < before for name, before, after in steps}
         return Estimate(interval, by_base.reshape(everything.shape), held)

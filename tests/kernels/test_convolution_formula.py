@@ -81,6 +81,18 @@ def test_twice_the_batch_never_takes_less(item: Problem) -> None:
     assert (twice >= once * (1 - 1e-9)).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "tf32"])
+@pytest.mark.parametrize("operation", PASSES)
+def test_depthwise_filters_of_four_bytes_wait_for_each_tap_with_channels_last(operation: str, dtype: str) -> None:
+    words = {"batch": 64, "in_channels": 192, "out_channels": 192, "image_size": 56, "kernel_size": 7, "padding": 3}
+    item = problem(operation, dtype, **words, groups=192, channels_last=1)
+    seconds = by_formula(item)[[one.name for one in GPUS].index("L40S"), 0]
+    # 142 multiprocessors hold 1,536 threads each; every one takes 1.05 µs for one tap of one output.
+    assert seconds == pytest.approx(64 * 192 * 56 * 56 * 49 * 1.05e-6 / (142 * 1536), rel=1e-3)
+    half = by_formula(replace(item, dtype="float16"))[[one.name for one in GPUS].index("L40S"), 0]
+    assert half < seconds / 10  # cuDNN has kernels for these
+
+
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_channels_last_is_never_slower_without_groups(item: Problem) -> None:

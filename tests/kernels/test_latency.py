@@ -128,6 +128,25 @@ def test_batch_norm_in_16_bits_waits_less_beside_gddr() -> None:
     assert half == pytest.approx(math.hypot(1.89e-3, 0.6e-3), rel=0.15)
 
 
+def test_batch_norm_in_bfloat16_moves_its_own_bytes_and_waits_as_in_float32() -> None:
+    items = [
+        problem("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32) for dtype in ("float32", "bfloat16")
+    ]
+    single, half = seconds(*items, gpus=("RTX-3090",))[0]
+    # As above, 2.83 ms by 32 blocks for either type; their bytes take 1.34 and 0.67 ms at nine tenths of the bandwidth.
+    assert single / half == pytest.approx(math.hypot(2.83, 1.34) / math.hypot(2.83, 0.67), rel=0.03)
+
+
+def test_group_norm_loads_numbers_one_by_one() -> None:
+    """Liger's take 1.71 and 2.37 ms on the A100-SXM-40GB for 128 x 2,048 channels of 512 numbers, in groups of 4."""
+    passes = [problem(name, "float32", rows=128 * 512, cols=2048) for name in ("group_norm", "group_norm_backward")]
+    found = seconds(*passes, gpus=("A100-SXM-40GB", "B200-SXM-180GB"))
+    assert found[0] == pytest.approx([1.71e-3, 2.37e-3], rel=0.1)
+    # More bandwidth does not help: 148 multiprocessors at their clock, over 108 at 1.41 GHz.
+    more = 148 * find_gpu("B200-SXM-180GB").boost_clock_hz / (108 * 1.41e9)
+    assert found[0] / found[1] == pytest.approx([more, more], rel=0.03)
+
+
 def test_short_rows_stream_on_gpus_without_measurements_of_their_own() -> None:
     """Layer norm and softmax over up to 1,024 numbers take as long as a copy on the measured T4, L4 and A100."""
     rows, cols = 2**18, 512

@@ -26,12 +26,14 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.features import alignment, log2, machine_features, tile_features, work_features
 from lightning_predict.kernels.operations import (
     Alternative,
     Array,
     Columns,
     Family,
+    Formula,
     NamedFeatures,
     OperationKind,
     Part,
@@ -40,8 +42,10 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
+from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from lightning_predict.units import MICROSECOND
 
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS_WITHOUT_MASK: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq"}
@@ -141,8 +145,49 @@ def attention_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeature
 ATTENTION: Final = Family(name="attention", dtypes=("float16", "bfloat16"), describe=attention_features)
 
 
+WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
+"""TF32 FLOPs that a multiprocessor adds in a clock by the instructions that Ampere has: the A100's peak."""
+
+SHORTEST_SINGLE_SECONDS: Final = 5 * MICROSECOND
+"""Least seconds of one such kernel. An assumption."""
+
 BACKWARD_RATIO: Final = 3.0
 """Backward over forward of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
+
+
+SINGLE_RATE: Final = 0.10
+"""Share of the TF32 rate, without the units of Hopper and later that only newer kernels use, that PyTorch's
+memory-efficient attention reaches in float32: it computes each product as three in TF32 whatever the flags say ("fast
+float32" of CUTLASS). What BERT's steps in float32 and TF32 leave to it on the L40S and the H100 is 16 to 19 and 28
+TFLOP/s, 0.09 to 0.10 and 0.11 of that rate (training data: those rows of milabench)."""
+
+SINGLE_RATE_ON_LANES: Final = 0.4
+"""Share of the float32 peak before TF32. An assumption: it is that share of the H100's."""
+
+SINGLE_SPREAD: Final = 1.5
+"""Factor up and down around it: an assumption, wider than those two GPUs differ."""
+
+
+def _single_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
+    """Time fused attention in float32 by its FLOPs, its scores being nowhere in memory; (gpus, problems)."""
+    rates = np.array([_single_rate(gpu) for gpu in gpus])[:, None]
+    seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_SINGLE_SECONDS
+    return Interval.around(seconds, SINGLE_SPREAD)
+
+
+def _single_rate(gpu: Gpu) -> float:
+    tf32 = gpu.peak("tf32")
+    if tf32 is None:
+        return SINGLE_RATE_ON_LANES * gpu.peak_flops_per_second["float32"]
+    widest = WIDEST_FLOPS_PER_CLOCK * gpu.streaming_multiprocessors * gpu.boost_clock_hz
+    return SINGLE_RATE * min(tf32, widest)
+
+
+def _is_single(problem: Problem) -> bool:
+    return problem.dtype == "float32"
+
+
+SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, knows=_is_single)
 
 
 def _as_products(problem: Problem) -> tuple[Part, ...]:
@@ -201,6 +246,7 @@ register(
         reads=_read_forward,
         writes=_queries,
         families=(ATTENTION,),
+        formula=SINGLE_ATTENTION,
         proxy=_as_products,
     ),
     OperationKind(
@@ -211,6 +257,7 @@ register(
         flops=lambda c: BACKWARD_PRODUCTS * _flops(c),
         reads=_read_backward,
         writes=_gradients,
+        formula=SINGLE_ATTENTION,
         proxy=_as_forward_pass,
     ),
     OperationKind(
@@ -259,9 +306,7 @@ register(
 )
 
 
-def _attention(
-    operation: Operation, tensors: Sequence[TensorInfo], *, backward: bool, tf32: bool
-) -> tuple[Problem, ...] | None:
+def _attention(operation: Operation, tensors: Sequence[TensorInfo], *, backward: bool) -> tuple[Problem, ...] | None:
     """Translate a call with queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim)."""
     if len(tensors) < 2 or min(len(tensor.shape) for tensor in tensors) < 2:
         return None
@@ -275,7 +320,8 @@ def _attention(
         return ()
     # Two products: over the depth of queries and keys, and with the width of the values.
     depth = (head_dim + tensors[2].shape[-1]) / 2 if len(tensors) > 2 else head_dim
-    dtype = whole_compute_dtype(operation.arguments.get("compute_dtype"), query, tf32=tf32)
+    # No fused kernel asks for TF32 (`SINGLE_RATE`).
+    dtype = whole_compute_dtype(operation.arguments.get("compute_dtype"), query, tf32=False)
     if dtype == "float64":  # No fused kernel computes in double precision: two products and a softmax.
         return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
     is_causal = _is_causal(operation)
@@ -298,9 +344,9 @@ def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) ->
 
 
 @translates("aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward")
-def _whole(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _whole(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     backward = operation.name.endswith("_backward")
-    return _attention(operation, operation.inputs[:3], backward=backward, tf32=flags.matmul_tf32)
+    return _attention(operation, operation.inputs[:3], backward=backward)
 
 
 _FUSED: Final = tuple(
@@ -317,18 +363,18 @@ _FUSED: Final = tuple(
 
 
 @translates(*_FUSED)
-def _fused(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _fused(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     """Translate the kernels behind the whole call; in a backward pass the output's gradient comes first."""
     backward = operation.name.endswith("_backward")
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]
-    return _attention(operation, tensors, backward=backward, tf32=flags.matmul_tf32)
+    return _attention(operation, tensors, backward=backward)
 
 
 @translates("higher_order::flex_attention", "higher_order::flex_attention_backward")
-def _flexible(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _flexible(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     """Translate as if nothing were masked: which blocks are left out stands in tensors that no trace holds."""
     backward = operation.name.endswith("_backward")
-    return _attention(operation, operation.inputs[:3], backward=backward, tf32=flags.matmul_tf32)
+    return _attention(operation, operation.inputs[:3], backward=backward)
 
 
 @translates(
@@ -337,7 +383,7 @@ def _flexible(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     "aten::_efficient_attention_forward",
     "aten::_efficient_attention_backward",
 )
-def _heads_last(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _heads_last(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     """Translate (batch, seq, heads, head_dim), or sequences of many lengths in one row with the longest length.
 
     Those are taken to be as long as the longest, and as many as fill the row.
@@ -355,4 +401,4 @@ def _heads_last(operation: Operation, flags: Flags) -> tuple[Problem, ...] | Non
         if len(shape) != 4:
             return None
         swapped.append(replace(tensor, shape=(shape[0], shape[2], shape[1], shape[3])))
-    return _attention(operation, swapped, backward=backward, tf32=flags.matmul_tf32)
+    return _attention(operation, swapped, backward=backward)

@@ -316,6 +316,14 @@ DEPTHWISE_LAST_MEMORY: Final = 1.4
 """Time of a depthwise convolution's traffic channels last over that channels first: its blocks read a few channels of
 many positions. Chosen on timm's pairs of layouts of 60 families (1.0 to 1.6 in turn; nothing else was)."""
 
+SINGLE: Final = frozenset({"float32", "tf32", "float64"})
+"""Dtypes for which cuDNN has no depthwise kernels with channels last but the one that takes any convolution."""
+
+TAP_WAIT_SECONDS: Final = 1.05 * MICROSECOND
+"""Time of a resident thread for one tap of one output there. ConvNeXt-Large, whose blocks permute what its 7 x 7
+filters read, takes 4.6 to 5.2 ms an image beyond the rest in float32 and in TF32 on the L40S, and 3.1 to 3.6 on the
+H100, for three passes of 343 million taps: 1.0 to 1.1 µs on both (training data: those rows of milabench)."""
+
 VOLUME: Final = 2.4
 """Time of a volume over that of its FLOPs, channels padded, and bytes: 1.1 to 6 on the H100-PCIe, 1.2 to 9 on the L40S,
 more on cards with older software (training data: KernelBench's modules with volumes)."""
@@ -425,7 +433,10 @@ def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     dense = _by_products(work, gpu, memory, work.groups)
     grouped = _by_products(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
-    return np.maximum(np.minimum(own, dense), _least_in_groups_last(work, gpu)) + SHORTEST_SECONDS
+    # For channels last PyTorch leaves every depthwise convolution to cuDNN, which takes no dense one for it.
+    is_fixed = work.is_depthwise & work.is_last & (work.dtype in SINGLE)
+    fastest = np.where(is_fixed, own, np.minimum(own, dense))
+    return np.maximum(fastest, _least_in_groups_last(work, gpu)) + SHORTEST_SECONDS
 
 
 def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
@@ -519,7 +530,10 @@ def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     instructions = instructions * np.where(work.is_last, DEPTHWISE_LAST, 1.0)
     lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and lane; a multiply-add is two FLOPs
     memory = memory * np.where(work.is_last, DEPTHWISE_LAST_MEMORY, 1.0)
-    return np.maximum(instructions / lanes, memory) + np.where(work.is_odd, _conversions(work, gpu), 0.0)
+    threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
+    waits = np.where(work.is_last & (work.dtype in SINGLE), work.placed * work.taps * TAP_WAIT_SECONDS / threads, 0.0)
+    longest = np.maximum(np.maximum(instructions / lanes, waits), memory)
+    return longest + np.where(work.is_odd, _conversions(work, gpu), 0.0)
 
 
 def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:

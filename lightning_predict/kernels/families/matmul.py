@@ -26,10 +26,12 @@ from lightning_predict.kernels.features import (
     tile_features,
     work_features,
 )
+from lightning_predict.kernels.latency import issue_rate
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
     Family,
+    Floor,
     NamedFeatures,
     OperationKind,
     Part,
@@ -90,22 +92,55 @@ what they leave to these products is 313 (V100), 310-400 (RTX 3090), 371-398 (A1
 account of a later cuBLAS, on the A100, gives about 550: nanoGPT trains a quarter faster with 50304 words than with
 50257. These steps are training data."""
 
+PAIRED_FLOPS_PER_CLOCK: Final = 800.0
+"""The same at even sizes whose rows are pairs of elements apart: no multiple of 4. What BERT's steps in float16, with
+30,522 words, leave to two of the last layer's three products on the H100 is 780 (training data: those rows of
+milabench); the L40S, whose multiprocessors compute less at any size, says nothing against it."""
+
+SINGLE_FLOPS_PER_CLOCK: Final = 450.0
+SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = 250.0
+"""The same in TF32 at sizes that are no multiple of 4, whose rows start off the 16 bytes of a wide load. Ampere copies
+single elements of four bytes past the registers, too: Transformer-XL's steps leave 420 to 600 to these products on
+A100s. On the H100, whose own kernels take none of them, they leave 300 to 350 (PCIe), and BERT's with 30,522 words 190
+to 230 (SXM), about what its ordinary lanes do. All of these steps are training data; on the L40S, which was not looked
+at for it, BERT's come out 0 to 4 % too slow."""
+
 MISALIGNED_SPREAD: Final = 2.0
 """Extra factor upwards: the library may be one that leaves the tensor cores."""
 
+WIDE_LOAD: Final = 4
+"""Elements that sizes are a multiple of where no product is slowed down."""
+
 
 def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the least seconds of each 16-bit product of odd sizes, shape (gpus, problems); 0 where no size is odd.
+    """Return the least seconds of each product of uneven sizes, shape (gpus, problems); 0 where all are even enough.
 
-    Tensor cores are fed with such products one element at a time: a row-major matrix with an odd number of columns has
-    rows that start at addresses which no wider load may use. cuBLAS 11 and later have kernels for that, at a rate of
-    their own that newer tensor cores do not raise; before, such products did not run on tensor cores at all. No public
-    table of operations measured them.
+    Tensor cores are fed with such products one or two elements at a time: the rows of a row-major matrix start at
+    addresses that are a multiple of its columns, and no wider load may use others. cuBLAS 11 and later have kernels for
+    that, at a rate of their own that newer tensor cores do not raise; before, such products did not run on tensor cores
+    at all. No public table of operations measured them.
     """
     sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
     is_odd = ((sizes % 2 == 1) & (sizes > 1)).any(axis=0)
-    rates = [gpu.streaming_multiprocessors * gpu.boost_clock_hz * MISALIGNED_FLOPS_PER_CLOCK for gpu in gpus]
-    seconds: Array = np.where(is_odd, batch.flops, 0.0)[None, :] / np.array(rates)[:, None]
+    is_uneven = ((sizes % WIDE_LOAD > 0) & (sizes > 1)).any(axis=0)
+    uneven = np.where(is_uneven, batch.flops, 0.0)  # (problems,)
+    clocks = np.array([issue_rate(gpu) for gpu in gpus])[:, None]  # (gpus, 1)
+    if batch.dtype == "tf32":
+        rates = [
+            SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER if gpu.compute_capability[0] in (9, 10) else SINGLE_FLOPS_PER_CLOCK
+            for gpu in gpus
+        ]
+        of_single: Array = uneven / (clocks * np.array(rates)[:, None])
+        return of_single
+    seconds: Array = uneven / np.where(is_odd, MISALIGNED_FLOPS_PER_CLOCK, PAIRED_FLOPS_PER_CLOCK) / clocks
+    return seconds
+
+
+def _single_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    """Time TF32's uneven rows, which the networks of 16-bit products do not know."""
+    if batch.dtype != "tf32":
+        return np.zeros(len(batch))
+    seconds: Array = misaligned_seconds(batch, [gpu])[0]
     return seconds
 
 
@@ -150,6 +185,7 @@ register(
         reads=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],  # the weight is one for all b
         writes=_outputs,
         families=(SINGLE_PRECISION, HALF_PRECISION),
+        floor=Floor(latency=_single_latency),
     ),
     OperationKind(
         name="bmm",
@@ -160,6 +196,7 @@ register(
         reads=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
         writes=_outputs,
         families=(SINGLE_PRECISION, HALF_PRECISION),
+        floor=Floor(latency=_single_latency),
     ),
     # Gradient and factors read, the gradients to both factors written.
     OperationKind(

@@ -20,7 +20,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
-from lightning_predict.kernels.latency import rounds
+from lightning_predict.kernels.latency import issue_rate, rounds
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
@@ -90,12 +90,25 @@ step on a V100 and an A100, 5.4 to 5.7 forward for 16 and 32 channels of KernelB
 L40S; whole ResNet-50 steps on GeForce boards ask for 2.8 and 1.8 (training data: those rows)."""
 
 HALF_GAIN: Final[Mapping[bool, float]] = {True: 1.0, False: 1.5}
-"""Gain of elements of two bytes there. None on HBM, as above. On other memory timm's training on the RTX 3090 asks for
-more than 4 and 3, and with it ResNet-50 in FP16 or AMP on 13 other GPUs comes from 10 % too slow to 5 (training data:
-timm's rows)."""
+"""Gain of elements of float16 there, by cuDNN's kernels. None on HBM, as above. On other memory timm's training on the
+RTX 3090 asks for more than 4 and 3, and with it ResNet-50 in FP16 or AMP on 13 other GPUs comes from 10 % too slow to 5
+(training data: timm's rows)."""
 
 DELIVERED_SHARE: Final = 0.9
 """Share of the bandwidth that bounds the same kernel, the two combined as a norm: the same rows agree within 10 %."""
+
+
+GROUP_NORM_CYCLES: Final = {"": 1.85, "_backward": 2.5}
+"""Multiprocessor cycles per element of group norm, whose statistics PyTorch loads one by one, forward and backward: 1.9
+and 2.6 in Liger's float32 rows on the A100-SXM-40GB, at 32 MB and more (training data: those rows)."""
+
+
+def _group_norm_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
+    def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+        seconds: Array = cycles * batch.columns["rows"] * batch.columns["cols"] / issue_rate(gpu)
+        return seconds
+
+    return latency
 
 
 def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
@@ -118,7 +131,7 @@ def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ProblemB
 
     def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
         at_once = np.minimum(batch.columns["channels"], 2 * gpu.streaming_multiprocessors)
-        gain = HALF_GAIN[gpu.has_stacked_memory] if batch.element_bytes == 2 else 1.0
+        gain = HALF_GAIN[gpu.has_stacked_memory] if batch.dtype == "float16" else 1.0
         rate = at_once * per_channel[gpu.has_stacked_memory] * gain
         streaming = batch.bytes_moved / (DELIVERED_SHARE * memory_bandwidth(batch, [gpu])[0])
         seconds: Array = np.hypot(batch.bytes_moved / batch.element_bytes / rate, streaming)
@@ -192,8 +205,9 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
     channels = float(data.shape[1] if len(data.shape) > 1 else data.elements)
     # PyTorch's own kernels load elements one by one. Those of cuDNN take float32 weights, and no bfloat16 at all.
     # torchvision's VGG in float16, with float16 weights, spends 1.04 to 1.33 of float32's time on its batch norms on
-    # the GTX 1080 Ti, RTX 2080 Ti and TITAN V (training data: those rows).
-    is_own = data.dtype == "bfloat16" or any(one.dtype == "float16" for one in operation.inputs if len(one.shape) == 1)
+    # the GTX 1080 Ti, RTX 2080 Ti and TITAN V (training data: those rows). bfloat16 moves its own bytes: at float32's
+    # they alone would take half of ResNet-152's step on the L40S, which is 0.75 as long as that says (training data).
+    is_own = any(one.dtype == "float16" for one in operation.inputs if len(one.shape) == 1)
     return tuple(Problem(one.operation, "float32" if is_own else one.dtype, (*one.dims, channels)) for one in problems)
 
 
@@ -288,12 +302,14 @@ register(
     by_element("batch_norm_last_backward", 4, 1, 14),
     replace(
         by_element("group_norm", 2, 1, 8),
+        floor=Floor(latency=_group_norm_latency(GROUP_NORM_CYCLES[""])),
         aten=("aten::native_group_norm",),
         translator=_by_channel,
         families=(VECTOR,),
     ),
     replace(
         by_element("group_norm_backward", 4, 1, 14),
+        floor=Floor(latency=_group_norm_latency(GROUP_NORM_CYCLES["_backward"])),
         aten=("aten::native_group_norm_backward",),
         translator=_by_channel,
         families=(VECTOR,),

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.timing import explain, problem_times
+from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+
+SHAPE = {"batch": 16, "heads": 12, "seq": 512, "head_dim": 64}
+
+
+def _seconds(operation: str, name: str) -> float:
+    card = gpu(name)
+    return float(problem_times([problem(operation, "float32", **SHAPE)], [card], kernel_models((name,))).seconds[0, 0])
+
+
+CALLS = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_efficient_attention")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_float32_attention_stays_float32_where_products_may_use_tf32(call: str) -> None:
+    query = TensorInfo((16, 12, 512, 64), "float32")
+    operation = Operation(name=call, phase="forward", inputs=(query, query, query))
+    (found,) = translate(operation, Flags(matmul_tf32=True))
+    assert found == problem("attention", "float32", **SHAPE)
+
+
+def test_float32_attention_is_timed_by_its_products_alone() -> None:
+    card = gpu("A100-SXM-40GB")
+    models = kernel_models((card.name,))
+    item = problem("attention", "float32", **SHAPE)
+    assert explain(item, card, models).source.name == "formula"
+    seconds = problem_times([item], [card], models).seconds[0, 0]
+    # 4 x 16 x 12 x 512^2 x 64 FLOPs at a tenth of 156 TFLOP/s, and 5 µs.
+    assert seconds == pytest.approx(4 * 16 * 12 * 512**2 * 64 / 15.6e12 + 5e-6, rel=1e-2)
+
+
+def test_newer_tensor_cores_do_not_speed_it_up() -> None:
+    a100, h100 = (_seconds("attention", name) for name in ("A100-SXM-40GB", "H100-SXM-80GB"))
+    # 132 multiprocessors at 1.98 GHz over 108 at 1.41 GHz, where peaks in TF32 are 3.2 apart.
+    card, other = gpu("H100-SXM-80GB"), gpu("A100-SXM-40GB")
+    faster = card.streaming_multiprocessors * card.boost_clock_hz / (108 * other.boost_clock_hz)
+    assert a100 / h100 == pytest.approx(faster, rel=0.03)
+
+
+def test_its_backward_pass_takes_five_products_to_two() -> None:
+    forward, backward = (_seconds(name, "RTX-2080-Ti") for name in ("attention", "attention_backward"))
+    assert (backward - 5e-6) / (forward - 5e-6) == pytest.approx(2.5)
