@@ -94,6 +94,16 @@ def gigaflops_to_flops(gigaflops: float) -> float:
     return gigaflops * GIGA
 
 
+def gigabits_to_bytes(gigabits: float) -> float:
+    """Turn Gbit/s into bytes per second."""
+    return gigabits * GIGA / 8
+
+
+def bytes_to_gigabits(size_bytes: float) -> float:
+    """Turn bytes per second into Gbit/s."""
+    return size_bytes * 8 / GIGA
+
+
 def gigabytes_to_bytes(gigabytes: float) -> float:
     """Convert GB (10**9 bytes) to bytes."""
     return gigabytes * GIGA

@@ -118,10 +118,10 @@ def test_measured_links_count() -> None:
         links = Interconnect(intra_node_bytes_per_second=bandwidth)
         return lp.predict(TRACE, gpus=["8xL4"], interconnect=links)["8xL4"].iteration_seconds
 
-    # One bucket of 64 MiB, ready at the end: 2 x 7/8 of it over 1 GB/s, slowed down beside the step.
+    # One bucket of 64 MiB, ready at the end: 2 x 7/8 of it over 1 GB/s.
     single = lp.predict(TRACE, gpus=["L4"])["L4"].iteration_seconds
     waiting = float(FRICTION.spread(np.array(single))) * slowest_of(8) * single
-    assert seconds(1e9) == pytest.approx(single + FRICTION.slowdown * 1.75 * 2**26 / 1e9 + waiting, rel=1e-3)
+    assert seconds(1e9) == pytest.approx(single + FRICTION.pcie_slowdown * 1.75 * 2**26 / 1e9 + waiting, rel=1e-3)
     assert seconds(100e9) < seconds(1e9)
 
 

@@ -8,6 +8,7 @@ Example::
     python -m benchmarks.accuracy measurements --of pairs
     python -m benchmarks.accuracy traces --of recordings
     python -m benchmarks.accuracy validation --of many-gpus
+    python -m benchmarks.accuracy validation --of collectives
     python -m benchmarks.accuracy validation --of operators
     python -m benchmarks.accuracy validation --of timm --sample 40 --cache traces-of-timm
     python -m benchmarks.accuracy validation --of torchvision --cache traces-of-torchvision
@@ -36,6 +37,7 @@ from rich.console import Console
 
 from benchmarks.accuracy import (
     choices,
+    collectives,
     gains,
     gpu_pairs,
     hosts,
@@ -91,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "timm",
             "torchvision",
             "many-gpus",
+            "collectives",
             "steps",
             "hosts",
             "gains",
@@ -105,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
-        "models on many GPUs; whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
+        "models on many GPUs; collectives, and steps of several cards over that of one; "
+        "whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
         "hosts of steps that launches dominate; gains of changes beside measured pairs; "
         "constants chosen on training benchmarks, left out; whole steps on GPUs "
         "whose measurements no network was trained on; DLRM on one and eight GPUs, and plans of its tables beside "
@@ -184,6 +188,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
                     many_gpus.evaluate_scaling(folder / name, weights=options.weights)
                 ):
                     console.print(table)
+    elif options.of == "collectives":
+        for table in collectives.collective_tables(folder):
+            console.print(table)
     elif options.of == "hosts":
         hosts.print_report(hosts.host_bound_rows(folder, options.cache or RECORDED_STEPS), console)
     elif options.of == "gains":

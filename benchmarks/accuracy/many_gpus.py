@@ -97,14 +97,16 @@ class UniformStep:
     singles: tuple[Iteration, ...]
 
 
-def uniform_step(name: str, *, precision: str, gpus: Sequence[Gpu]) -> UniformStep:
+def uniform_step(benchmark: str | UniformBenchmark, *, precision: str, gpus: Sequence[Gpu]) -> UniformStep:
     """The step of a benchmark.
 
     Args:
-        name: A key of `UNIFORM_BENCHMARKS`.
+        benchmark: A key of `UNIFORM_BENCHMARKS`, or what is known of another.
         precision: `FP32`, or a precision that keeps its gradients in 16 bits.
         gpus: GPUs to run it on; on each it takes a second.
     """
+    if isinstance(benchmark, str):
+        benchmark = UNIFORM_BENCHMARKS[benchmark]
     dtype = "float32" if precision == "FP32" else "float16"
     data = TensorInfo((1,), dtype)
     order: list[tuple[Phase, int]] = [("forward", part) for part in range(PARTS)]
@@ -118,7 +120,7 @@ def uniform_step(name: str, *, precision: str, gpus: Sequence[Gpu]) -> UniformSt
         device="cuda",
         recorder="kineto",
         parameters=tuple(
-            Parameter(name=f"{part}.weight", shape=(UNIFORM_BENCHMARKS[name].parameters // PARTS,), dtype=dtype)
+            Parameter(name=f"{part}.weight", shape=(benchmark.parameters // PARTS,), dtype=dtype)
             for part in range(PARTS)
         ),
     )
@@ -332,17 +334,20 @@ class Study:
         walked: (step, hidden communication) at each slowdown.
         by_bandwidth: Efficiency at each of `BUS_BANDWIDTHS`.
         seconds: The step of one GPU.
+        has_nvlink: Whose friction the grid is of; cards without have their own.
     """
 
     walked: tuple[tuple[float, float], ...]
     by_bandwidth: tuple[float, ...]
     seconds: float = 1.0
+    has_nvlink: bool = True
 
     def efficiency(self, friction: Friction, count: int) -> float:
         """With other figures of friction; its slowdown is one of `SLOWDOWNS`."""
         step, hidden = self.walked[SLOWDOWNS.index(friction.slowdown)]
         waiting = float(friction.spread(np.array(self.seconds))) * slowest_of(count)
-        return 1 / (step + friction.contention * hidden + waiting)
+        contention = friction.contention if self.has_nvlink else friction.pcie_contention
+        return 1 / (step + contention * hidden + waiting)
 
 
 @final
@@ -467,7 +472,8 @@ def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Stu
         shared.on(layout, step, row, Strategy(), Interconnect(intra_node_bytes_per_second=bus)).seconds
         for bus in BUS_BANDWIDTHS
     )
-    return Study(tuple(walked), tuple(step.seconds / seconds for seconds in at_each), step.seconds)
+    by_bandwidth = tuple(step.seconds / seconds for seconds in at_each)
+    return Study(tuple(walked), by_bandwidth, step.seconds, layout.gpu.nvlink_bytes_per_second is not None)
 
 
 def _calibrated(results: Sequence[ScalingResult]) -> Iterator[ScalingResult]:

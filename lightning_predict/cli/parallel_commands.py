@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lightning_predict.cli.answers import Answer, aligned, json_value
 
@@ -26,6 +26,9 @@ def parallel(
     budget: float | None = None,
     count: int = 10,
     usd_per_hour: float | None = None,
+    network_gbps: float | None = None,
+    busbw: float | None = None,
+    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
     host_factor: float = 1.0,
     weights: str | None = None,
 ) -> Answer:
@@ -40,12 +43,17 @@ def parallel(
         budget: Dollars that the run may cost; with --iterations.
         count: How many ways to print.
         usd_per_hour: Your own price of every GPU.
+        network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
+        busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
+        pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
+            other's memory (host), or so in a virtual machine or container (virtual).
         host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
         weights: Weights of the models: a folder, a file or an https:// address.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    from lightning_predict.kernels.fabric import interconnect_of
     from lightning_predict.layout_search import best_layouts
     from lightning_predict.tracing.trace import Trace
 
@@ -62,6 +70,7 @@ def parallel(
             usd_per_hour=usd_per_hour,
             weights=weights,
             host_factor=host_factor,
+            interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
             on_progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
     return Answer(data=lambda: [_values(one) for one in found], show=lambda: print("\n".join(_lines(found))))
@@ -74,6 +83,9 @@ def curve(
     strategy: str = "ddp",
     iterations: int | None = None,
     usd_per_hour: float | None = None,
+    network_gbps: float | None = None,
+    busbw: float | None = None,
+    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
     host_factor: float = 1.0,
     weights: str | None = None,
     output: Path | None = None,
@@ -86,30 +98,36 @@ def curve(
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
         iterations: Recorded steps still to come, for the time and the cost of the run.
         usd_per_hour: Your own price of every GPU.
+        network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
+        busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
+        pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
+            other's memory (host), or so in a virtual machine or container (virtual).
         host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
         weights: Weights of the models: a folder, a file or an https:// address.
         output: Write a report in HTML to this file, too.
     """
     from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.kernels.fabric import interconnect_of
     from lightning_predict.prediction import predict
-    from lightning_predict.reports.cost_curve import cost_curves, names_up_to, table_of
+    from lightning_predict.reports.cost_curve import cost_curves, layouts_up_to, table_of
     from lightning_predict.reports.html import html_report
     from lightning_predict.tracing.trace import Trace
 
-    names = list(dict.fromkeys(name for layout in _words(gpus) for name in names_up_to(layout)))
+    layouts = list(dict.fromkeys(one for layout in _words(gpus) for one in layouts_up_to(layout)))
     predictions = predict(
         Trace.load(str(trace)),
-        names,
+        layouts,
         iterations=iterations,
         strategy=strategy,
         usd_per_hour=usd_per_hour,
         weights=weights,
         host_factor=host_factor,
+        interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
     )
     curves = cost_curves(predictions)
     if not curves:
         raise InvalidArgumentError(
-            f"gpus={gpus!r} makes no curve of {len(names)} layout(s); name a layout of four GPUs or more, and record "
+            f"gpus={gpus!r} makes no curve of {len(layouts)} layout(s); name a layout of four GPUs or more, and record "
             "the step with samples_per_step."
         )
     if output is not None:

@@ -33,6 +33,9 @@ def predict(
     iterations: int | None = None,
     strategy: str = "ddp",
     nodes: int = 1,
+    network_gbps: float | None = None,
+    busbw: float | None = None,
+    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
     deadline_hours: float | None = None,
     usd_per_hour: float | None = None,
     offers: Path | None = None,
@@ -67,6 +70,10 @@ def predict(
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
             embedding tables (embedding=auto, embedding=plan.json).
         nodes: Machines of the layouts that do not say.
+        network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
+        busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
+        pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
+            other's memory (host), or so in a virtual machine or container (virtual).
         deadline_hours: Recommend the cheapest GPU that is done within so many hours, too.
         usd_per_hour: Your own price of every GPU.
         offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
@@ -97,6 +104,7 @@ def predict(
     from lightning_predict.gpus import DEFAULT_GPUS
     from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.gpus.own import add_gpus
+    from lightning_predict.kernels.fabric import interconnect_of
     from lightning_predict.run.history import read_history
     from lightning_predict.sharding.tables import read_skew
     from lightning_predict.tracing.trace import Trace
@@ -124,6 +132,7 @@ def predict(
         usd_per_hour=usd_per_hour,
         history=read_history(),
         host_factor=host_factor,
+        interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
         zipf_alpha=zipf_alpha if indices is None else read_skew(indices, Trace.load(str(trace))),
     )
     findings = _findings(trace, layouts, iterations, deadline_hours, assumptions, notes)

@@ -61,7 +61,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.estimates import KernelModels
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, in_domains, link_notes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.iteration import Iteration
@@ -193,17 +193,20 @@ class SharedStep:
         """Return the step on a layout, from the step on one of its GPUs, which stands at `row`."""
         if layout.count == 1:
             return step
+        named, layout = layout, in_domains(layout)
         if not strategy.is_whole:
-            return self._divided(layout, step, row, strategy, interconnect, friction)
+            noted = replace(step, notes=(*step.notes, *link_notes(layout, interconnect)))
+            return replace(self._divided(layout, noted, row, strategy, interconnect, friction), gpu=named.name)
         walked = self.walked(layout, step, row, strategy, interconnect, friction=friction)
         replicas = strategy.replicas(layout)
-        low, middle, high = friction.seconds(walked, np.full(3, step.seconds), replicas=replicas, spread=WAITS)
+        low, middle, high = friction.seconds(walked, np.full(3, step.seconds), layout, replicas=replicas, spread=WAITS)
         return replace(
             step,
-            gpu=layout.name,
+            gpu=named.name,
             interval=Interval(float(min(low, middle)), float(middle), float(max(high, middle))),
             communication_seconds=float(walked.communication_seconds[1]),
             added_seconds=float(middle - step.seconds),
+            notes=(*step.notes, *link_notes(layout, interconnect)),
         )
 
     def walked(
@@ -218,7 +221,7 @@ class SharedStep:
     ) -> Walked:
         """Return the step's pieces with the collectives that overlap them, at both ends and in the middle."""
         strategy.replicas(layout)
-        links = Links(layout, interconnect, friction.slowdown)
+        links = Links(layout, interconnect, friction.slowdown_on(layout))
         cutter = Cutter(self._simulated, row, narrowed_ends(step) / self._simulated.seconds[row])
         return _exchanged(self._trace, self._work, cutter, links, strategy)
 
@@ -305,7 +308,7 @@ class SharedStep:
         ]
         pace = max(paces, key=lambda pace: float(pace.seconds[1]))
         factors = stage_factors(pace.stage, row, device_factors, host)
-        links = Links(group.layout, interconnect, friction.slowdown, group.groups_per_node)
+        links = Links(group.layout, interconnect, friction.slowdown_on(layout), group.groups_per_node)
         alike_experts = expert_data_group(layout, strategy)
         experts = replace(links, layout=alike_experts.layout, groups_per_node=alike_experts.groups_per_node)
         cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
@@ -324,7 +327,7 @@ class SharedStep:
             before = [_exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
         last = _exchanged(trace, pace.stage.work, cutter, links, strategy, experts)
         walked = pace.repeated(last, each, before=before)
-        seconds = friction.seconds(walked, walked.seconds, replicas=layout.count, spread=WAITS)
+        seconds = friction.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=WAITS)
         return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
 
 
@@ -524,7 +527,7 @@ def _sharding_links(links: Links, strategy: Strategy) -> Links:
         return links
     count = _sharing(links, strategy)
     inside = min(count, links.layout.gpus_per_node)
-    own = Layout(links.layout.gpu, inside, count // inside)
+    own = replace(links.layout, gpus_per_node=inside, nodes=count // inside)
     return replace(links, layout=own, groups_per_node=links.groups_per_node * (links.layout.gpus_per_node // inside))
 
 
@@ -534,7 +537,7 @@ def _across(links: Links, group: Links) -> Links:
     inside = max(layout.gpus_per_node // own.gpus_per_node, 1)
     copies = layout.count // own.count
     inside = inside if copies % inside == 0 else 1
-    same = Layout(layout.gpu, inside, copies // inside)
+    same = replace(layout, gpus_per_node=inside, nodes=copies // inside)
     return replace(links, layout=same, groups_per_node=links.groups_per_node * (layout.gpus_per_node // inside))
 
 

@@ -203,6 +203,8 @@ class Friction:
             so that n GPUs take as long as the largest of n draws.
         straggler_seconds: Correlation time of its pace.
         framework_host: Time that the host takes for an operation of a divided step over that in a plain one.
+        pcie_slowdown: The slowdown between cards without NVLink, where few kernels wait for a slow link.
+        pcie_contention: The contention there: such transfers take a few hundredths of a card's memory bandwidth.
     """
 
     slowdown: float = 1.5
@@ -210,6 +212,12 @@ class Friction:
     straggler_spread: float = 0.04
     straggler_seconds: float = 0.2
     framework_host: float = 2.35
+    pcie_slowdown: float = 1.0
+    pcie_contention: float = 0.1
+
+    def slowdown_on(self, layout: Layout) -> float:
+        """Return the slowdown of collectives on a layout."""
+        return self.pcie_slowdown if layout.gpu.nvlink_bytes_per_second is None else self.slowdown
 
     def spread(self, seconds: Array) -> Array:
         """Compute the deviation of a GPU's mean pace over a step, whose correlation falls exponentially."""
@@ -218,18 +226,22 @@ class Friction:
         found: Array = self.straggler_spread * np.sqrt(variance)
         return found
 
-    def seconds(self, walked: Walked, single: Array, *, replicas: int, spread: Array | float = 1.0) -> Array:
+    def seconds(
+        self, walked: Walked, single: Array, layout: Layout, *, replicas: int, spread: Array | float = 1.0
+    ) -> Array:
         """Return the step.
 
         Args:
             walked: What the two queues give.
             single: Seconds of the step on one GPU.
+            layout: The GPUs.
             replicas: Groups of GPUs that wait for each other.
             spread: Times the mean wait for the slowest.
         """
         hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
         waiting = spread * self.spread(single) * slowest_of(replicas) * single
-        seconds: Array = walked.seconds + self.contention * hidden + waiting
+        contention = self.pcie_contention if layout.gpu.nvlink_bytes_per_second is None else self.contention
+        seconds: Array = walked.seconds + contention * hidden + waiting
         return seconds
 
 
@@ -333,6 +345,7 @@ class Links:
             interconnect=self.interconnect,
             groups_per_node=self.groups_per_node * groups_per_node,
         )
-        spread = MACHINE_SPREAD if self.interconnect == CATALOGUE else 1.0
+        has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else the kind of machine has its own spread
+        spread = MACHINE_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0
         found = found.widened(spread).scaled(self.slowdown)
         return list(np.stack([found.low, found.middle, found.high], axis=1))  # (3,) for each message

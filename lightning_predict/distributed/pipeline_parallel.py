@@ -136,10 +136,10 @@ def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, i
     Stages lie one behind the other in the layout, so that between machines all GPUs of one send at once. GPUs that
     share a block hold the same output: each sends its part, and the receivers gather them (Narayanan et al., 2021).
     """
-    link = Links(Layout(layout.gpu, 2), interconnect, slowdown=1.0)
+    link = Links(replace(layout, gpus_per_node=2, nodes=1), interconnect, slowdown=1.0)
     if layout.nodes > 1:
         senders = min(layout.gpus_per_node, layout.count // strategy.pipeline)
-        link = replace(link, layout=Layout(layout.gpu, 1, 2), groups_per_node=senders)
+        link = replace(link, layout=replace(layout, gpus_per_node=1, nodes=2), groups_per_node=senders)
     sent_bytes = stream_bytes / strategy.context
     (sent,) = link.collective("broadcast", [sent_bytes / strategy.tensor])
     if strategy.sequence:  # each GPU holds, and needs, its part of the stream alone

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, final, get_args
 
 from lightning_predict.checked import shown
@@ -359,15 +359,17 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
 def _group(layout: Layout, count: int, stride: int) -> DataGroup:
     """Group `count` GPUs at distance `stride`, as closely together as possible."""
     if stride > layout.gpus_per_node:  # whole machines share a block: one GPU of each group in a machine
-        return DataGroup(Layout(layout.gpu, 1, count), layout.gpus_per_node)
+        return DataGroup(replace(layout, gpus_per_node=1, nodes=count), layout.gpus_per_node)
     inside = math.gcd(count, layout.gpus_per_node // stride)
-    return DataGroup(Layout(layout.gpu, inside, count // inside), layout.gpus_per_node // inside)
+    own = replace(layout, gpus_per_node=inside, nodes=count // inside)
+    return DataGroup(own, layout.gpus_per_node // inside)
 
 
 def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:
     """Return the GPUs that share a block: of one machine, or of whole machines."""
     inside = min(strategy.tensor, layout.gpus_per_node)
-    return DataGroup(Layout(layout.gpu, inside, strategy.tensor // inside), layout.gpus_per_node // inside)
+    own = replace(layout, gpus_per_node=inside, nodes=strategy.tensor // inside)
+    return DataGroup(own, layout.gpus_per_node // inside)
 
 
 def context_group(layout: Layout, strategy: Strategy) -> DataGroup:

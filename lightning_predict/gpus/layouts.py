@@ -24,6 +24,7 @@ from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.lookup import gpu as find_gpu
 from lightning_predict.gpus.lookup import other_forms
+from lightning_predict.gpus.machines import Network
 from lightning_predict.gpus.machines import machine as find_machine
 from lightning_predict.gpus.records import Gpu
 
@@ -47,6 +48,7 @@ class Layout:
         nodes: Machines.
         machine: What a cloud calls such a machine, where it was asked for by that name: its price is then meant.
         asked: The name that the GPU was asked for by, where it could have meant another card, too.
+        network: What joins such machines, as its provider says; None: that of the vendor's reference system is assumed.
     """
 
     gpu: Gpu
@@ -54,6 +56,7 @@ class Layout:
     nodes: int = 1
     machine: str | None = None
     asked: str | None = field(default=None, compare=False)
+    network: Network | None = None
 
     @property
     def count(self) -> int:
@@ -144,7 +147,16 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
     names = tuple(names)
     if not names:
         raise InvalidArgumentError("gpus is empty; name at least one GPU, for example ['T4'].")
-    return tuple({layout.name: layout for layout in (layout_of(name, num_nodes=num_nodes) for name in names)}.values())
+    found: dict[str, Layout] = {}
+    for layout in (layout_of(name, num_nodes=num_nodes) for name in names):
+        other = found.setdefault(layout.name, layout)
+        if layout.nodes > 1 and other.network != layout.network:
+            ways = " and ".join(f"{one.nodes}x{one.machine}" if one.machine else one.name for one in (other, layout))
+            raise InvalidArgumentError(
+                f"{ways} are both {layout.name} here, with networks that differ; ask for one of them at a time."
+            )
+        found[layout.name] = layout
+    return tuple(found.values())
 
 
 def _machines_of(name: str, nodes: int) -> Layout | None:
@@ -153,7 +165,7 @@ def _machines_of(name: str, nodes: int) -> Layout | None:
     if found is None:
         return None
     count, gpu_name = found.gpus.split("x", 1)
-    return Layout(find_gpu(gpu_name), int(count), nodes, found.name)
+    return Layout(find_gpu(gpu_name), int(count), nodes, found.name, network=found.network)
 
 
 def _is_gpu(name: str) -> bool:

@@ -16,14 +16,35 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, final
 
-from lightning_predict.checked import read_toml
+from lightning_predict.checked import Checked, read_toml
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus.catalogue import CATALOGUE_FOLDER
 from lightning_predict.gpus.lookup import normalise
+from lightning_predict.units import gigabits_to_bytes
 
 MACHINES_FILE: Final = "machines.toml"
 
 AZURE_PREFIX: Final = "standard"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What joins a cloud's machines.
+
+    Attributes:
+        bytes_per_second: Of one machine, one direction.
+        kind: What carries it, in the provider's words.
+        has_rdma: Adapters read and write memory by themselves; else a processor's stack of TCP carries it.
+        gpus: GPUs of a machine, which share it.
+        source: Page that says so.
+    """
+
+    bytes_per_second: float
+    kind: str
+    has_rdma: bool
+    gpus: int
+    source: str
 
 
 @final
@@ -35,11 +56,13 @@ class Machine:
         name: The provider's name for it.
         provider: Who rents it out.
         gpus: Its GPUs, as the layout `<GPUs>x<GPU>`.
+        network: What joins it to others; None if no source says.
     """
 
     name: str
     provider: str
     gpus: str
+    network: Network | None = None
 
 
 def machine(name: str) -> Machine | None:
@@ -62,9 +85,25 @@ def _machines() -> Mapping[str, Machine]:
     document.check_keys({"provider"})
     found: dict[str, Machine] = {}
     for provider, table in document.member("provider").members().items():
-        table.check_keys({"source", "date", "machines"})
+        table.check_keys({"source", "date", "machines"}, optional={"networks"})
         table.member("source").url()
         table.member("date").date()
+        networks = table.optional("networks", Checked.members, {})
         for name, row in table.member("machines").members().items():
-            found[_key(name)] = Machine(name, provider, row.words())
+            gpus = row.words()
+            found[_key(name)] = Machine(name, provider, gpus, _network(networks.get(name), int(gpus.partition("x")[0])))
     return found
+
+
+def _network(row: Checked | None, gpus: int) -> Network | None:
+    if row is None:
+        return None
+    row.check_keys({"gbit_per_s", "kind", "rdma", "source"})
+    row.member("source").url()
+    return Network(
+        gigabits_to_bytes(row.member("gbit_per_s").positive("in Gbit/s")),
+        row.member("kind").words(),
+        row.member("rdma").flag(),
+        gpus,
+        row.member("source").words(),
+    )

@@ -5,9 +5,11 @@ NCCL has two algorithms between machines. A ring passes through all n = N x g GP
 tree, for all_reduce alone, joins the machines: 2 (N - 1) / N of the message, in 2 log2 N steps; the faster of the two
 counts. The slower of the two fabrics sets the pace, and the latencies of all steps add: with many machines and small
 messages they are all there is. Groups that communicate at once share a machine's network, and each GPU has its rail, a
-part of the adapters that it cannot exceed. An all-to-all sends what goes to other machines. What a system has between
-its machines is for the user to say (`Interconnect`); the figures here are those of the vendor's reference systems, and
-100 Gbit/s Ethernet for machines without NVLink. Example::
+part of the adapters that it cannot exceed. An all-to-all sends what goes to other machines. A machine that was asked
+for by a cloud's name has that cloud's network; for others the figures here are those of the vendor's reference systems,
+and 100 Gbit/s Ethernet for machines without NVLink, unless the user says (`Interconnect`). What GPUs without NVLink
+reach among each other depends on their machine more than on the card: `PCIE_MACHINES` has the kinds. Up to 72 GPUs of a
+rack of GB200 or GB300 are one NVLink domain, in however many trays. Example::
 
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> one, two = layout_of("8xA100-SXM-80GB"), layout_of("2x8xA100-SXM-80GB")
@@ -19,8 +21,8 @@ its machines is for the user to say (`Interconnect`); the figures here are those
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -31,7 +33,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.operations import Array, problem_batch
-from lightning_predict.units import MICROSECOND, gigabytes_to_bytes
+from lightning_predict.units import MICROSECOND, bytes_to_gigabits, gigabits_to_bytes, gigabytes_to_bytes
 
 NETWORK_BYTES_PER_SECOND: Final = {
     "pascal": gigabytes_to_bytes(50),
@@ -53,6 +55,67 @@ ETHERNET_BYTES_PER_SECOND: Final = gigabytes_to_bytes(12.5)
 NETWORK_SHARE: Final = 0.9
 """Share of a network's line rate that collectives reach. An assumption."""
 
+SOCKET_SHARE: Final = 0.5
+"""Share of it where the processor carries each byte through TCP, without RDMA. An assumption: 0.9 were published for
+GPUDirect over TCP (two a3-megagpu-8g, nccl-tests), 0.1 for machines of four T4 with sockets (Sia's placements)."""
+
+NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
+"""GPUs that NVLink joins beyond a machine: a rack of 18 trays of four."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PcieMachine:
+    """A kind of machine whose GPUs have PCIe alone.
+
+    Attributes:
+        words: What joins them, for a note.
+        share: Bus bandwidth of a large message over the line rate of a card's PCIe link, one direction.
+        spread: Factor up and down that holds nine in ten such machines.
+    """
+
+    words: str
+    share: float
+    spread: float
+
+
+PCIE_MACHINES: Final[Mapping[str, PcieMachine]] = {
+    "switch": PcieMachine("cards that reach each other's memory through PCIe switches", 0.62, 1.35),
+    "root": PcieMachine("cards that reach each other's memory through the processor", 0.68, 1.35),
+    "host": PcieMachine("no access to each other's memory, so that each byte passes the host's", 0.48, 1.4),
+    "virtual": PcieMachine(
+        "no access to each other's memory in a virtual machine or a container, or one link that all share", 0.1, 2.0
+    ),
+}
+"""Kinds of machines by the word that `Interconnect` takes. Their shares are read off published nccl-tests of large
+messages: 0.61 to 0.64 behind switches (RTX PRO 6000), 0.59 to 0.79 through the processor (RTX 4090 and 5090 with a
+patched driver, RTX PRO 6000), 0.47 where NCCL used the host's memory (RTX PRO 6000), 0.07 to 0.12 in containers (RTX
+4090), 0.05 to 0.16 among four and eight L40S of a box without peer access, 0.08 in what Sia's steps of eight 2080 Ti
+imply. So those tables are training data for them."""
+
+UNKNOWN_SPREAD: Final = 2.0
+"""Factor up and down around a machine of PCIe cards of which nobody said what joins them: an interval of four."""
+
+PCIE_4_BYTES_PER_SECOND: Final = gigabytes_to_bytes(32)
+
+
+def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
+    """Return the kind of machine that cards without NVLink are in.
+
+    Args:
+        gpu: The card.
+        word: A key of `PCIE_MACHINES`; None assumes one by what the card can do, with a wide interval.
+    """
+    if word is not None:
+        return PCIE_MACHINES[word]
+    if gpu.has_peer_access:
+        return PcieMachine("cards that reach each other's memory", 0.62, UNKNOWN_SPREAD)
+    if gpu.pcie_bytes_per_second < PCIE_4_BYTES_PER_SECOND:  # of the time of PCIe 3, on links that several share
+        return PCIE_MACHINES["virtual"]
+    words = "cards whose bytes pass the host's memory, on a machine of their own"
+    return PcieMachine(words, 0.5, UNKNOWN_SPREAD)
+
+
 RING_HOP_SECONDS: Final = 4 * MICROSECOND
 TREE_HOP_SECONDS: Final = 8.5 * MICROSECOND
 NVLINK_STEP_SECONDS: Final = 1.9 * MICROSECOND
@@ -73,26 +136,91 @@ class Interconnect:
     Attributes:
         intra_node_bytes_per_second: Bus bandwidth among the GPUs of one machine, as nccl-tests print it ("busbw").
         inter_node_bytes_per_second: Network of one machine, one direction.
+        pcie: How cards without NVLink are joined, a key of `PCIE_MACHINES`: `switch`, `root`, `host` or `virtual`.
     """
 
     intra_node_bytes_per_second: float | None = None
     inter_node_bytes_per_second: float | None = None
+    pcie: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("intra_node_bytes_per_second", "inter_node_bytes_per_second"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidArgumentError(f"{name}={value!r} is not a bandwidth; expected bytes per second above 0.")
+        if self.pcie is not None and self.pcie not in PCIE_MACHINES:
+            raise InvalidArgumentError(
+                f"pcie={self.pcie!r} is not a kind of machine; expected one of {', '.join(PCIE_MACHINES)}."
+            )
 
 
 CATALOGUE: Final = Interconnect()
 
 
-def network_bytes_per_second(gpu: Gpu) -> float:
-    """Look up the network of one machine of these GPUs, one direction, by default."""
-    if gpu.nvlink_bytes_per_second is None:
+def interconnect_of(
+    *, network_gbps: float | None = None, busbw: float | None = None, pcie: str | None = None
+) -> Interconnect | None:
+    """Return the links in the units of data sheets and of nccl-tests; None if nothing was said.
+
+    Args:
+        network_gbps: Gbit/s of the network of one machine, one direction.
+        busbw: GB/s that nccl-tests print as bus bandwidth among the GPUs of one machine.
+        pcie: A key of `PCIE_MACHINES`.
+
+    Raises:
+        InvalidArgumentError: A number that is not above 0, or another word.
+    """
+    if network_gbps is None and busbw is None and pcie is None:
+        return None
+    return Interconnect(
+        intra_node_bytes_per_second=None if busbw is None else gigabytes_to_bytes(busbw),
+        inter_node_bytes_per_second=None if network_gbps is None else gigabits_to_bytes(network_gbps),
+        pcie=pcie,
+    )
+
+
+def network_bytes_per_second(layout: Layout) -> float:
+    """Look up the line rate of the network of one machine, one direction: the cloud's, or by default."""
+    if layout.network is not None:
+        return layout.network.bytes_per_second
+    if layout.gpu.nvlink_bytes_per_second is None:
         return ETHERNET_BYTES_PER_SECOND
-    return NETWORK_BYTES_PER_SECOND[gpu.architecture]
+    reference = NETWORK_BYTES_PER_SECOND[layout.gpu.architecture]
+    # Each GPU of a tray has an adapter of its own, and a domain has several trays.
+    return reference * layout.gpus_per_node / RAIL_GPUS if layout.gpu.name in NVLINK_DOMAINS else reference
+
+
+def in_domains(layout: Layout) -> Layout:
+    """Return the layout with GPUs that NVLink joins over machines as one machine: `16x4xGB200` as `64xGB200`."""
+    size = NVLINK_DOMAINS.get(layout.gpu.name)
+    if size is None or layout.nodes == 1:
+        return layout
+    most = max(size // layout.gpus_per_node, 1)
+    joined = max(each for each in range(1, layout.nodes + 1) if layout.nodes % each == 0 and each <= most)
+    network = layout.network
+    if network is not None:
+        network = replace(network, bytes_per_second=joined * network.bytes_per_second, gpus=joined * network.gpus)
+    return replace(layout, gpus_per_node=joined * layout.gpus_per_node, nodes=layout.nodes // joined, network=network)
+
+
+def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
+    """Say what was assumed of a layout's links, and how to say otherwise; nothing where it is known."""
+    notes = []
+    if layout.gpus_per_node > 1 and layout.gpu.nvlink_bytes_per_second is None:
+        known = interconnect.pcie is not None or interconnect.intra_node_bytes_per_second is not None
+        found = pcie_machine(layout.gpu)
+        if not known:
+            notes.append(
+                f"{layout.gpu.name} in one machine are taken for {found.words}; machines differ by more than cards do. "
+                "Say which it is (--pcie switch, root, host or virtual), or what nccl-tests print there (--busbw)."
+            )
+    if layout.nodes > 1 and interconnect.inter_node_bytes_per_second is None:
+        gbits = bytes_to_gigabits(network_bytes_per_second(layout))
+        if layout.network is None:
+            notes.append(f"Between machines {gbits:,.0f} Gbit/s each are assumed; --network-gbps says otherwise.")
+        else:
+            notes.append(f"Between machines {gbits:,.0f} Gbit/s each ({layout.network.kind}; {layout.network.source}).")
+    return tuple(notes)
 
 
 def collective(
@@ -123,6 +251,7 @@ def collective(
     messages = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
     if not (np.isfinite(messages).all() and (messages >= 0).all()):
         raise InvalidArgumentError(f"message_bytes={message_bytes!r}; expected sizes of at least 0 bytes.")
+    layout = in_domains(layout)
     inside = Interval.around(np.zeros_like(messages), 1.0)
     if layout.gpus_per_node > 1:
         inside = _inside(operation, messages, layout, interconnect)
@@ -147,11 +276,14 @@ def _inside(operation: str, messages: Array, layout: Layout, interconnect: Inter
     curves = bundled_curves()
     own = np.maximum(messages, 1.0)
     batch = problem_batch(operation, "float16", num_gpus=layout.gpus_per_node, message_bytes=own)
-    bus = interconnect.intra_node_bytes_per_second
+    bus, spread = interconnect.intra_node_bytes_per_second, math.exp(curves.half_width)
+    if bus is None and layout.gpu.nvlink_bytes_per_second is None:
+        kind = pcie_machine(layout.gpu, interconnect.pcie)
+        bus, spread = kind.share * layout.gpu.pcie_bytes_per_second, kind.spread
     if bus is None:
         return curves.estimate(batch, [layout.gpu]).interval.each(lambda seconds: seconds[0])
     seconds = _latency(curves, operation, layout) + bus_factor(operation, layout.gpus_per_node) * messages / bus
-    return Interval.around(seconds, math.exp(curves.half_width))
+    return Interval.around(seconds, spread)
 
 
 def bus_factor(operation: str, count: int) -> float:
@@ -175,7 +307,8 @@ def _path(
     is_tree: bool,
 ) -> tuple[Array, float]:
     """Time the network of a machine, and the latency of all steps beyond those inside one machine."""
-    network = interconnect.inter_node_bytes_per_second or NETWORK_SHARE * network_bytes_per_second(layout.gpu)
+    share = SOCKET_SHARE if layout.network is not None and not layout.network.has_rdma else NETWORK_SHARE
+    network = interconnect.inter_node_bytes_per_second or share * network_bytes_per_second(layout)
     nodes, per_node = layout.nodes, layout.gpus_per_node
     passes = 2 if operation == "all_reduce" else 1
     if operation == "alltoall":  # each GPU of the machine sends what is for other machines
@@ -198,4 +331,7 @@ def _rail_limit(layout: Layout, interconnect: Interconnect) -> float:
     """
     if interconnect.inter_node_bytes_per_second is not None or layout.gpu.nvlink_bytes_per_second is None:
         return 1.0
-    return max(RAIL_GPUS / layout.gpus_per_node, 1.0)
+    if layout.gpu.name in NVLINK_DOMAINS:
+        return 1.0
+    gpus = RAIL_GPUS if layout.network is None else layout.network.gpus
+    return max(gpus / layout.gpus_per_node, 1.0)

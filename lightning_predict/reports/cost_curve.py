@@ -11,7 +11,7 @@ the smallest layout's. Example::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 from lightning_predict.cost.prediction import Prediction
@@ -109,14 +109,19 @@ class CostCurve:
         )
 
 
-def names_up_to(layout: str | Layout) -> tuple[str, ...]:
-    """Name the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first."""
+def layouts_up_to(layout: str | Layout) -> tuple[Layout, ...]:
+    """Return the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first, with its network."""
     largest = layout_of(layout) if isinstance(layout, str) else layout
     inside = [2**power for power in range(largest.gpus_per_node.bit_length()) if 2**power <= largest.gpus_per_node]
     machines = [2**power for power in range(1, largest.nodes.bit_length()) if 2**power <= largest.nodes]
-    layouts = [Layout(largest.gpu, count) for count in dict.fromkeys([*inside, largest.gpus_per_node])]
-    layouts += [Layout(largest.gpu, largest.gpus_per_node, count) for count in machines]
-    return tuple(dict.fromkeys([*(one.name for one in layouts), largest.name]))
+    found = [Layout(largest.gpu, count) for count in dict.fromkeys([*inside, largest.gpus_per_node])]
+    found += [replace(largest, nodes=count) for count in machines]
+    return tuple({one.name: one for one in [*found, largest]}.values())
+
+
+def names_up_to(layout: str | Layout) -> tuple[str, ...]:
+    """Name the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first."""
+    return tuple(one.name for one in layouts_up_to(layout))
 
 
 def cost_curves(predictions: Predictions) -> tuple[CostCurve, ...]:

@@ -258,7 +258,7 @@ def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[
 
 def training_links(layout: Layout, interconnect: Interconnect) -> Links:
     """Time collectives as `predict` does: beside a training step, and on machines without measurements."""
-    return Links(layout, interconnect, FRICTION.slowdown)
+    return Links(layout, interconnect, FRICTION.slowdown_on(layout))
 
 
 def alltoall_message(chunk_bytes: Array) -> float:

@@ -453,12 +453,12 @@ def _whole_step(
     order = _ordered(shared, tables, chosen.plan)
     simulated = simulate(launch_order(order.work, gpus=len(shared.gpus)), host)
     factors = narrowed_ends(step) / shared.seconds[row]
-    links = Links(layout, interconnect, FRICTION.slowdown)
+    links = Links(layout, interconnect, FRICTION.slowdown_on(layout))
     dense = replace(trace, parameters=tables.dense_parameters)
     pieces, transfers = _queues(dense, order, Cutter(simulated, row, factors), links, chosen.plan, strategy)
     walked = walk(pieces, transfers)
     alone = sum((piece.seconds for piece in pieces), np.zeros(3))
-    low, middle, high = FRICTION.seconds(walked, alone, replicas=layout.count, spread=WAITS).tolist()
+    low, middle, high = FRICTION.seconds(walked, alone, layout, replicas=layout.count, spread=WAITS).tolist()
     events = events_of(pieces, transfers, 1)
     factor = float(factors[1])
     device = float(simulated.active_seconds[row]) * factor

@@ -14,15 +14,21 @@ from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.collective import COLLECTIVES
 from lightning_predict.kernels.fabric import (
+    CATALOGUE,
     ETHERNET_BYTES_PER_SECOND,
     NETWORK_SHARE,
     NVLINK_STEP_SECONDS,
+    PCIE_MACHINES,
     RING_HOP_SECONDS,
+    SOCKET_SHARE,
     TREE_HOP_SECONDS,
     TREE_SHARE,
     Interconnect,
     bus_factor,
     collective,
+    in_domains,
+    interconnect_of,
+    link_notes,
     network_bytes_per_second,
 )
 
@@ -112,8 +118,8 @@ def test_a_gpu_sends_through_its_own_rail() -> None:
 
 
 def test_networks_by_generation() -> None:
-    assert network_bytes_per_second(gpu("H100-SXM-80GB")) == 400e9  # eight adapters of 400 Gbit/s
-    assert network_bytes_per_second(gpu("L4")) == ETHERNET_BYTES_PER_SECOND
+    assert network_bytes_per_second(layout_of("2x8xH100-SXM-80GB")) == 400e9  # eight adapters of 400 Gbit/s
+    assert network_bytes_per_second(layout_of("2x8xL4")) == ETHERNET_BYTES_PER_SECOND
     assert seconds("all_gather", 1e9, layout_of("2x1xL4")) == pytest.approx(
         0.5e9 / (NETWORK_SHARE * ETHERNET_BYTES_PER_SECOND) + RING_HOP_SECONDS
     )
@@ -138,13 +144,93 @@ def test_time_grows_with_bytes_and_is_inside_its_interval(
     assert (found.middle > 0).all() == (layout.count > 1)
 
 
-@given(st.floats(16, 33))
-def test_without_peer_access_more_gpus_never_gain_and_a_faster_card_gains_nothing_beyond_two(exponent: float) -> None:
-    size = 2.0**exponent
-    times = [seconds("all_reduce", size, Layout(gpu("RTX-3090"), count)) for count in (2, 4, 8)]
-    assert times == sorted(times)
-    faster = seconds("all_reduce", size, Layout(gpu("RTX-5090"), 8))  # twice the link
-    assert faster == pytest.approx(times[2], rel=0.02)
+def test_a_named_machine_brings_its_network() -> None:
+    """400 Gbit/s join p4d.24xlarge, where eight A100 of a reference system have 1,600."""
+    named, reference = layout_of("4xp4d.24xlarge"), layout_of("4x8xA100-SXM-40GB")
+    assert network_bytes_per_second(named) == network_bytes_per_second(reference) / 4 == 50e9
+    assert seconds("all_gather", 10e9, named) == pytest.approx(4 * seconds("all_gather", 10e9, reference), rel=0.01)
+    # Two such machines reached 57 GB/s of bus bandwidth (nccl-tests, 1 GiB, 16 GPUs).
+    size = 2**30
+    bus = bus_factor("all_reduce", 16) * size / seconds("all_reduce", size, layout_of("2xp4d.24xlarge"))
+    assert bus == pytest.approx(57.2e9, rel=0.5)
+    # What the user says counts more.
+    said = Interconnect(inter_node_bytes_per_second=45e9)
+    assert seconds("all_gather", 10e9, named, said) == pytest.approx(10 * 31 / 32 / 45 + hops(4), rel=1e-3)
+    assert link_notes(named, CATALOGUE) == (
+        "Between machines 400 Gbit/s each (EFA v1, 4x100; https://github.com/stas00/ml-engineering).",
+    )
+    assert link_notes(reference, CATALOGUE) == (
+        "Between machines 1,600 Gbit/s each are assumed; --network-gbps says otherwise.",
+    )
+    assert link_notes(named, said) == link_notes(EIGHT, CATALOGUE) == ()
+
+
+def hops(nodes: int) -> float:
+    """Latency of a ring over machines of eight."""
+    return (nodes - 1) * (RING_HOP_SECONDS + 7 * NVLINK_STEP_SECONDS)
+
+
+def test_without_rdma_the_processor_carries_less() -> None:
+    plain = layout_of("2xa2-highgpu-8g")  # 100 Gbit/s through TCP
+    assert seconds("all_gather", 10e9, plain) == pytest.approx(10 * 15 / 16 / (SOCKET_SHARE * 12.5), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", PCIE_MACHINES)
+def test_cards_without_nvlink_reach_what_their_kind_of_machine_does(kind: str) -> None:
+    four = layout_of("4xRTX-4090")
+    found = collective("all_reduce", 2**30, four, interconnect=Interconnect(pcie=kind))
+    bus = 1.5 * 2**30 / found.middle[0]
+    assert bus == pytest.approx(PCIE_MACHINES[kind].share * 32e9, rel=0.01)
+    assert found.high[0] / found.low[0] == pytest.approx(PCIE_MACHINES[kind].spread ** 2)
+    assert found.high[0] / found.low[0] <= 4  # twice up and down at most
+    assert link_notes(four, Interconnect(pcie=kind)) == ()
+
+
+@pytest.mark.parametrize("name", ["T4", "L40S", "RTX-2080-Ti", "RTX-3090", "RTX-5090", "A10G", "RTX-PRO-6000-Server"])
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_cards_whose_machine_nobody_knows_reach_no_more_than_their_link_in_a_wide_interval(
+    name: str, count: int
+) -> None:
+    layout = Layout(gpu(name), count)
+    found = collective("all_reduce", 2**30, layout)
+    bus = bus_factor("all_reduce", count) * 2**30 / found.middle[0]
+    assert 0.05 <= bus / layout.gpu.pcie_bytes_per_second <= 0.8
+    assert found.high[0] / found.low[0] == pytest.approx(4.0)
+    (note,) = link_notes(layout, CATALOGUE)
+    assert f"{name} in one machine are taken for" in note
+    assert "--pcie switch, root, host or virtual" in note
+    assert "--busbw" in note
+
+
+def test_a_card_of_a_faster_link_is_no_slower_and_more_cards_never_gain() -> None:
+    for size in (2.0**20, 2.0**30):
+        times = [seconds("all_reduce", size, Layout(gpu("RTX-3090"), count)) for count in (2, 4, 8)]
+        assert times == sorted(times)
+        assert seconds("all_reduce", size, Layout(gpu("RTX-5090"), 8)) <= times[2]
+
+
+def test_trays_of_one_rack_are_one_machine() -> None:
+    """NVLink joins up to 72 GB200, in trays of four."""
+    for words in ("16x4xGB200", "8x8xGB200", "2x32xGB200"):
+        assert in_domains(layout_of(words)) == in_domains(layout_of("64xGB200")) == layout_of("64xGB200")
+        assert seconds("all_reduce", 2**30, layout_of(words)) == seconds("all_reduce", 2**30, layout_of("64xGB200"))
+    assert in_domains(layout_of("32x4xGB200")).name == "2x64xGB200"  # 18 trays would not divide 32
+    assert in_domains(layout_of("2x72xGB200")).name == "2x72xGB200"
+    assert in_domains(layout_of("2x8xH100")).name == "2x8xH100-SXM-80GB"
+    # Each of the 16 trays of a domain has four adapters of 400 Gbit/s.
+    assert network_bytes_per_second(in_domains(layout_of("32x4xGB200"))) == 16 * 4 * 50e9
+    assert network_bytes_per_second(in_domains(layout_of("32xa4x-highgpu-4g"))) == 16 * 4 * 50e9
+
+
+def test_a_kind_of_machine_that_is_none_is_refused() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="pcie='riser' is not a kind of machine; expected one of switch, root, host, virtual"
+    ):
+        Interconnect(pcie="riser")
+    assert interconnect_of() is None
+    assert interconnect_of(network_gbps=100, busbw=20, pcie="host") == Interconnect(
+        intra_node_bytes_per_second=20e9, inter_node_bytes_per_second=12.5e9, pcie="host"
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
