@@ -31,6 +31,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in
+from lightning_predict.kernels.gpu_effects import gpu_effect
 from lightning_predict.kernels.operand_layout import transposed_products
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
 from lightning_predict.kernels.software import software_factors
@@ -166,6 +167,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         base_share = added(of_release.middle * times.base_share) / whole
         shares = {method: added(of_release.middle * share) / whole for method, share in times.shares.items()}
     interval = interval.scaled(_by_layout(trace, items, gpus, base_share))
+    interval = interval.scaled(np.array([[gpu_effect(gpu.name)] for gpu in gpus]))
     unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
     return TimedWork(
         items=items,
