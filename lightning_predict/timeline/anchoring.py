@@ -35,7 +35,8 @@ from lightning_predict.timeline.simulation import (
     host_walk,
     launch_order,
     launchings,
-    main_stream,
+    main_queue,
+    queue_of,
     simulate,
 )
 from lightning_predict.tracing.trace import Kernel, Trace
@@ -275,8 +276,8 @@ def late_share(trace: Trace) -> float | None:
 
 
 def _on_main_stream(trace: Trace) -> list[Kernel]:
-    main = main_stream(trace)
-    return sorted((kernel for kernel in trace.kernels if kernel.stream == main), key=lambda one: one.start_seconds)
+    main = main_queue(trace)
+    return sorted((kernel for kernel in trace.kernels if queue_of(kernel) == main), key=lambda one: one.start_seconds)
 
 
 def _end(kernel: Kernel) -> float:

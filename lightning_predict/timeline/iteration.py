@@ -174,7 +174,7 @@ def iterations(
     low, high = _ends(middle, own, beyond_operations.applied(*_spread(timed, correlation)), host_ends)
     doubtful = [own.is_host_assumed and host_ends[0] < float(busy) < host_ends[1] for busy in middle.occupied_seconds]
     middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
-    beyond = tuple(_beyond_operations(trace, own, python))
+    beyond = (*_beyond_operations(trace, own, python), *_too_short(trace, own))
     phases = np.array(timed.phases, dtype=np.str_)  # (items,)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
@@ -344,6 +344,25 @@ def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str
         f"The {'measured' if is_measured else 'recorded'} step holds {seconds_to_milliseconds(seconds):.3g} ms{share} "
         "beyond its operations (Python work in the step, data, waits); they are carried to every GPU as time of the "
         "host."
+    )
+
+
+FAR_SHORTER: Final = 0.8
+"""A measured step below this share of its simulation, in which the kernels of the recording run as they were timed, is
+not the step that was recorded: those of public recordings on their own GPU are within 10 % of it where the device
+bounds them."""
+
+
+def _too_short(trace: Trace, own: Anchor) -> Iterator[str]:
+    """Say that the measured step is too short for the kernels of the recording."""
+    if not trace.measured_steps or own.device_factor >= FAR_SHORTER:
+        return
+    step = seconds_to_milliseconds(statistics.median(trace.measured_steps))
+    kernels = seconds_to_milliseconds(own.device_seconds)
+    yield (
+        f"The measured step of {step:.3g} ms is {1 / own.device_factor:.1f} times shorter than its recorded kernels, "
+        f"of {kernels:.3g} ms, allow: the recorded step may be another one, or hold another process's kernels. All "
+        "times are scaled to the measured one; record it again."
     )
 
 

@@ -198,7 +198,7 @@ def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launchin
     first = {item.operations[0]: column for column, item in enumerate(timed.items)}
     inside = {index for item in timed.items for index in item.operations[1:]}
     elsewhere = trace.device != "cuda"
-    main = main_stream(trace)
+    main = main_queue(trace)
     host = recorded_host(trace)
     work = []
     for index, operation in enumerate(trace.operations):
@@ -212,7 +212,7 @@ def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launchin
 
 
 def _launching(
-    trace: Trace, index: int, item: WorkItem | None, seconds: Array, main: int | None, host: RecordedHost
+    trace: Trace, index: int, item: WorkItem | None, seconds: Array, main: Queue | None, host: RecordedHost
 ) -> Launching:
     """Split an item's seconds over its kernels: by their measured shares, else equally."""
     operation = trace.operations[index]
@@ -223,8 +223,7 @@ def _launching(
         measured = math.fsum(kernel.seconds for kernel in kernels)
         if measured > 0:
             seconds = seconds * (np.array([kernel.seconds for kernel in kernels]) / measured)[None, :]
-            # Stream numbers are the driver's; the busiest is the one that computes, the others keep their number.
-            streams = tuple(COMPUTE_STREAM if k.stream == main else k.stream + 1 for k in kernels)
+            streams = tuple(COMPUTE_STREAM if queue_of(k) == main else _number(queue_of(k), main) for k in kernels)
             calls = _calls(kernels)
         else:
             if item.launches > 1:
@@ -254,12 +253,30 @@ def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
     return tuple(numbers.setdefault(start, len(numbers)) for start in starts)
 
 
-def main_stream(trace: Trace) -> int | None:
-    """Return the stream on which the device works longest; None without measured kernels."""
-    busy: dict[int, float] = {}
+Queue = tuple[int, int]
+"""A GPU and a stream on it: what runs in order."""
+
+STREAMS_OF_A_GPU: Final = 100_000
+"""More than any GPU has, so that streams of two GPUs have two numbers."""
+
+
+def queue_of(kernel: Kernel) -> Queue:
+    """Return the queue of a kernel."""
+    return kernel.device, kernel.stream
+
+
+def _number(queue: Queue, main: Queue | None) -> int:
+    """Return a number for another queue than the main one: the driver's on the same GPU, plus one."""
+    others = abs(queue[0] - main[0]) if main is not None else 0
+    return queue[1] + 1 + others * STREAMS_OF_A_GPU
+
+
+def main_queue(trace: Trace) -> Queue | None:
+    """Return the queue in which a GPU works longest; None without measured kernels."""
+    busy: dict[Queue, float] = {}
     for kernel in trace.kernels:
-        busy[kernel.stream] = busy.get(kernel.stream, 0.0) + kernel.seconds
-    return max(busy, key=lambda stream: busy[stream], default=None)
+        busy[queue_of(kernel)] = busy.get(queue_of(kernel), 0.0) + kernel.seconds
+    return max(busy, key=lambda queue: busy[queue], default=None)
 
 
 STEADY_STEPS: Final = 3

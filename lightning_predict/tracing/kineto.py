@@ -219,6 +219,7 @@ def _kernel(work: DeviceWork, launch: Call | None, profile: Profile) -> Kernel:
         start_seconds=microseconds_to_seconds(work.start - profile.start),
         launch_start_seconds=None if launch is None else microseconds_to_seconds(launch.start - profile.start),
         launch_seconds=None if launch is None else microseconds_to_seconds(launch.end - launch.start),
+        device=_whole(work.details.get("device")),
     )
 
 
@@ -305,10 +306,15 @@ def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
 
 
 def _waits(profile: Profile) -> Iterator[HostWait]:
-    """List calls that synchronize with the device, and the loader's for the next batch, in their order."""
+    """List calls that synchronize with the device, and the loader's for the next batch, in their order.
+
+    A thread that launches nothing (one that pins memory, a watchdog of collectives) waits for itself alone.
+    """
+    working = {call.thread for call in profile.calls() if call.device_work}
     for call in sorted(profile.calls(), key=lambda call: call.start):
         is_loader = call.name.startswith(LOADER_MARK)
-        if is_loader or (call.is_launch and _SYNCHRONIZE.match(call.name) is not None):
+        synchronizes = call.is_launch and _SYNCHRONIZE.match(call.name) is not None
+        if is_loader or (synchronizes and (call.thread in working or not working)):
             start, seconds = call.start - profile.start, call.end - call.start
             cause: WaitCause = "loader" if is_loader else "device"
             yield HostWait(microseconds_to_seconds(start), microseconds_to_seconds(seconds), cause)

@@ -118,6 +118,7 @@ class Kernel:
         start_seconds: Start, from the beginning of the profiled step.
         launch_start_seconds: Start of the runtime call that launched it; None if not recorded.
         launch_seconds: Length of that call; None if not recorded.
+        device: Number of the GPU, as the driver counts them; streams of two GPUs may share a number.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Kernel:
     start_seconds: float
     launch_start_seconds: float | None = None
     launch_seconds: float | None = None
+    device: int = 0
 
 
 @final
@@ -638,6 +640,7 @@ def _kernel(row: Checked) -> Kernel:
         start_seconds=row.member("start_seconds").any_number(),
         launch_start_seconds=row.optional("launch_start_seconds", Checked.any_number, None),
         launch_seconds=row.optional("launch_seconds", Checked.number, None),
+        device=row.optional("device", Checked.integer, 0),
     )
 
 

@@ -25,7 +25,7 @@ from lightning_predict.timeline.anchoring import (
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
-from lightning_predict.timeline.simulation import START_SECONDS
+from lightning_predict.timeline.simulation import START_SECONDS, main_queue
 from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
@@ -348,3 +348,32 @@ def test_without_kernels_the_host_s_own_time_still_counts() -> None:
     read = predicted(replace(shapes, host_seconds_unprofiled=(median / 2,)))["BIG"]
     assert read.host_seconds == pytest.approx(median / 2)
     assert not any("Host assumed" in note for note in read.notes)
+
+
+def test_a_step_far_shorter_than_its_kernels_is_said_to_be_another_one() -> None:
+    # 400 products of 70 us and their gaps are 28.4 ms; 6.31 is 4.5 times less, without the gaps 4.44 times.
+    found = predicted(recorded(400, 70e-6, steps=(0.0284 / 4.5,)))
+    assert found["BIG"].notes == (
+        "The measured step of 6.31 ms is 4.4 times shorter than its recorded kernels, of 28.4 ms, allow: the recorded "
+        "step may be another one, or hold another process's kernels. All times are scaled to the measured one; record "
+        "it again.",
+    )
+    assert predicted(recorded(400, 70e-6, steps=(0.0284 * 0.9,)))["BIG"].notes == ()
+
+
+def on_two_gpus(trace: Trace) -> Trace:
+    """Every other product on a second GPU, whose stream has the same number."""
+    operations = [
+        replace(one, kernels=tuple(replace(kernel, device=number % 2) for kernel in one.kernels))
+        for number, one in enumerate(trace.operations)
+    ]
+    return replace(trace, operations=tuple(operations))
+
+
+def test_streams_of_two_gpus_are_two_queues_though_they_share_a_number() -> None:
+    trace = recorded(400, 70e-6)
+    assert main_queue(trace) == (0, 7)
+    one, two = (predicted(each)["LIKE-SMALL"].seconds for each in (trace, on_two_gpus(trace)))
+    assert one == pytest.approx(400 * (70e-6 + GAP))
+    # Each of the second GPU begins once what the first has written before it is there.
+    assert two == pytest.approx(200 * (70e-6 + GAP), rel=0.05)

@@ -13,7 +13,9 @@ import pytest
 from lightning_predict.errors import TraceFormatError
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import Operation, Trace
+from tests.tracing.kineto_files import Device
 from tests.tracing.test_dispatch import operations_of
+from tests.tracing.test_events import event
 from tests.tracing.workloads import counted, mixed_step, names, perceptron_step
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -118,6 +120,18 @@ def test_waits_are_calls_that_synchronize_and_the_loaders(cuda: Trace, tmp_path:
         ("loader", 50),
         ("device", 7),
     ]
+
+
+def test_the_waits_of_a_thread_that_launches_nothing_are_its_own(tmp_path: Path) -> None:
+    # Thread 1 computes and synchronizes; thread 9, which pins memory, waits for its copies.
+    device = Device()
+    device.product(0, 30)
+    for thread, start in ((1, 100), (9, 40), (9, 150)):
+        device.events.append({**event("cudaStreamSynchronize", start, 20, "cuda_runtime"), "tid": thread})
+    path = tmp_path / "threads.json"
+    path.write_text(json.dumps({"traceEvents": device.events}))
+    (wait,) = import_trace(path).waits
+    assert wait.start_seconds == pytest.approx(100e-6)
 
 
 @pytest.mark.parametrize(("head", "category"), [({"with_stack": 1}, "cpu_op"), ({}, "python_function"), ({}, "cpu_op")])
