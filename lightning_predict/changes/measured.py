@@ -32,7 +32,7 @@ from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import Anchor, anchor, with_host_work
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.same_gpu import same_gpu_check
-from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, main_stream, simulate
+from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, simulate
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Kernel, Operation, Trace
 from lightning_predict.units import MICROSECOND
@@ -187,7 +187,7 @@ def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds
     """
     singles = [one.host_seconds for one in before.operations if len(one.kernels) == 1 and one.host_seconds is not None]
     added_seconds = statistics.median(singles) if singles else ADDED_HOST_SECONDS
-    stream = main_stream(before) or 0
+    queue = main_queue(before) or (0, 0)
     kept = {place for place in places if place is not None}
     dropped = sorted(
         (one.host_start_seconds, one.host_seconds or 0.0)
@@ -201,7 +201,7 @@ def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds
     operations = []
     for operation, place, own in zip(after.operations, places, seconds, strict=True):
         if place is None:
-            kernels = (_added_kernel(own, now, stream),) if own > 0 else ()
+            kernels = (_added_kernel(own, now, queue),) if own > 0 else ()
             timed = replace(operation, kernels=kernels, host_start_seconds=now, host_seconds=added_seconds)
             operations.append(timed)
             now, added = now + added_seconds, added + added_seconds
@@ -247,7 +247,7 @@ def _scaled(kernels: Sequence[Kernel], seconds: float, move: float) -> tuple[Ker
     )
 
 
-def _added_kernel(seconds: float, start: float, stream: int) -> Kernel:
+def _added_kernel(seconds: float, start: float, queue: Queue) -> Kernel:
     return Kernel(
         name="added by a change",
         seconds=seconds,
@@ -255,7 +255,8 @@ def _added_kernel(seconds: float, start: float, stream: int) -> Kernel:
         block=(0, 0, 0),
         registers_per_thread=0,
         shared_memory_bytes=0,
-        stream=stream,
+        stream=queue[1],
+        device=queue[0],
         start_seconds=start + ADDED_LAUNCH_SECONDS,
         launch_start_seconds=start,
         launch_seconds=ADDED_LAUNCH_SECONDS,

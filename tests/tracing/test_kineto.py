@@ -130,7 +130,7 @@ def test_the_waits_of_a_thread_that_launches_nothing_are_its_own(tmp_path: Path)
         device.events.append({**event("cudaStreamSynchronize", start, 20, "cuda_runtime"), "tid": thread})
     path = tmp_path / "threads.json"
     path.write_text(json.dumps({"traceEvents": device.events}))
-    (wait,) = import_trace(path).waits
+    (wait,) = import_trace(path, gpu="T4").waits
     assert wait.start_seconds == pytest.approx(100e-6)
 
 
