@@ -31,6 +31,7 @@ from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.overheads import HOST_SPREAD
+from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.training.report import report_table
 
@@ -88,7 +89,7 @@ def host_bound_rows(folder: Path, cache: Path) -> tuple[HostRow, ...]:
         for step, rows in by_step.items():
             recorded = vision_trace(step, cache) if step.precision == "half" else None
             if recorded is not None:
-                found += _host_bound(recorded, rows, 0.0)
+                found += _host_bound(under_release(recorded, "1.4"), rows, 0.0)
     return tuple(found)
 
 

@@ -23,6 +23,7 @@ from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds
 
@@ -89,8 +90,7 @@ class PublishedStep:
             return None
         if not kept.is_file():
             trace.save(str(kept))
-        if self.release is not None:
-            trace = replace(trace, software={"torch": self.release})
+        trace = under_release(trace, self.release)
         if self.tf32 is not None:
             trace = replace(trace, flags=replace(trace.flags, matmul_tf32=self.tf32, cudnn_tf32=self.tf32))
         return trace

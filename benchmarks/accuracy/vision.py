@@ -15,7 +15,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, final
@@ -36,6 +36,7 @@ from lightning_predict.kernels.operations import Problem, batch_of, operation_ki
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.timeline.iteration import iterations
+from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.training.report import report_table
 from lightning_predict.units import milliseconds_to_seconds
@@ -222,7 +223,7 @@ def _predicted(cases: Sequence[VisionCase], cache: Path | None, weights: Path | 
     recorded = vision_trace(cases[0].step, cache)
     if recorded is None:
         return [None] * len(cases)
-    trace = replace(recorded, software={"torch": cases[0].software})  # one that is not known counts as current
+    trace = under_release(recorded, cases[0].software)
     names = tuple(dict.fromkeys(case.gpu for case in cases))
     gpus = [find_gpu(name) for name in names]
     models = kernel_models(names, None if weights is None else str(weights))

@@ -26,6 +26,7 @@ from typing import Final, final
 from lightning_predict.kernels.families.sparse import sparse_problems
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind, translator_of
 from lightning_predict.kernels.traffic import is_free, is_known, transfer_of, untranslated
+from lightning_predict.tracing.older_releases import updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
@@ -140,12 +141,14 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
     Where the trace was not recorded on CUDA, two things run otherwise there, and are rewritten:
 
     * `torch.optim` updates one tensor at a time; on CUDA its default is the multi-tensor (foreach) implementation. So
-      the optimizer's equal single-tensor operations are merged into one item with the sum of their traffic.
+      the optimizer's equal single-tensor operations are merged into one item with the sum of their traffic; not for
+      a release before that became the default.
     * Dropout draws a mask, scales it and multiplies; on CUDA that is one kernel, and its mask has one byte per element,
       for the backward pass too.
     * The gradient of `gather` adds into zeros; under a dispatch mode autograd does so out of place, on CUDA in place.
     """
     elsewhere = trace.device != "cuda"
+    merges = elsewhere and not updates_one_by_one(trace)
     dropouts = _dropouts(trace.operations) if elsewhere else {}
     inside = {index for indices in dropouts.values() for index in indices}
     masks = frozenset(trace.operations[drawn].inputs[0].id for drawn in dropouts)
@@ -172,7 +175,7 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
             continue
         unknown = () if not problems or is_known(operation) else (operation.name,)
         item = WorkItem((index,), problems, len(operation.kernels) or len(problems), unknown, error)
-        if elsewhere and operation.phase == "optimizer" and problems and all(map(_is_vector_work, problems)):
+        if merges and operation.phase == "optimizer" and problems and all(map(_is_vector_work, problems)):
             updates.setdefault(operation.name, []).append(item)
         else:
             items.append(item)
