@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy FOLDER --of hosts --cache recorded-steps
 
 A row counts where the device needs less than `DEVICE_SHARE` of the measured time, as predicted: KernelBench's modules
-(forward, from an idle device) and torchvision's small models (2019-20). Each machine has a factor, the median over its
+(forward, from an idle device), torchvision's small models (2019-21) and milabench's steps of one sample (2025). Each machine has a factor, the median over its
 rows of measured over predicted host time; leaving a machine out, the others' factors say what to expect of it.
 Example::
 
@@ -24,8 +24,9 @@ from typing import Final, final
 from rich.console import Console
 
 from benchmarks.accuracy.operator_tables import EAGER, KERNEL_BENCH, kernel_bench_times
-from benchmarks.accuracy.vision import TORCHVISION_TABLE, read_torchvision_cases
-from benchmarks.accuracy.workloads.vision import vision_trace
+from benchmarks.accuracy.published_steps import MILABENCH_TABLE, milabench_steps
+from benchmarks.accuracy.vision import TORCHVISION_TABLE, TORCHVISION_TABLE_2, read_torchvision_cases
+from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
@@ -82,14 +83,20 @@ def host_bound_rows(folder: Path, cache: Path) -> tuple[HostRow, ...]:
                     by_trace[trace].append((f"KernelBench {machine}", gpu, seconds))
     for name, rows in sorted(by_trace.items()):
         found += _host_bound(Trace.load(str(folder / KERNEL_BENCH / name)), rows, FROM_IDLE_SECONDS)
-    if (folder / TORCHVISION_TABLE).is_file():
-        by_step = defaultdict(list)
-        for case in read_torchvision_cases(folder / TORCHVISION_TABLE):
-            by_step[case.step].append((f"torchvision {case.gpu}, {case.step.mode}", case.gpu, case.measured_seconds))
-        for step, rows in by_step.items():
+    for name in (TORCHVISION_TABLE, TORCHVISION_TABLE_2):
+        by_step: dict[tuple[VisionStep, str], list[tuple[str, str, float]]] = defaultdict(list)
+        for case in read_torchvision_cases(folder / name) if (folder / name).is_file() else ():
+            machine = f"torchvision {case.gpu}, {case.step.mode}"
+            by_step[case.step, case.software].append((machine, case.gpu, case.measured_seconds))
+        for (step, release), rows in by_step.items():
             recorded = vision_trace(step, cache) if step.precision == "half" else None
             if recorded is not None:
-                found += _host_bound(under_release(recorded, "1.4"), rows, 0.0)
+                found += _host_bound(under_release(recorded, release), rows, 0.0)
+    if (folder / MILABENCH_TABLE).is_file():
+        for row in milabench_steps(folder):
+            one = row.recorded(cache) if row.samples == 1 else None
+            if one is not None:
+                found += _host_bound(one, [(f"milabench {row.gpu}", row.gpu, row.measured_seconds)], 0.0)
     return tuple(found)
 
 
