@@ -10,7 +10,6 @@ value. A new assumption is a field with its sentence here, and an argument of th
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,8 @@ from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
 from lightning_predict.sharding.tables import Skew
+from lightning_predict.timeline.overheads import Host, host_of
+from lightning_predict.tracing.older_releases import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
 
 Door = TypeVar("Door")
@@ -46,8 +47,12 @@ class Assumptions:
         usd_per_hour: Your own price of one GPU, the same for all or by name; it comes before the offers.
         history: Earlier runs; those of the same model on the same GPU correct its prediction (see `run/history.py`).
         interconnect: Bandwidths of the links between GPUs, where you know them; None takes the catalogue's figures.
-        host_factor: Time that the host of the predicted GPUs takes to launch a step, divided by that of the host in
-            use; below 1 for a faster one.
+        release: Release of torch that the predicted run uses, as `1.13` or `2.6.0`: it decides kernels, the optimizer's
+            launches and how gradients are cleared; None for that of the trace, and for a step whose kernels were
+            measured.
+        host: How fast the host of the predicted GPUs launches: a class (`fast`, `median`, `slow`, see
+            `timeline/overheads.py`), used where the step's own host was not timed; or a factor on the time of the host
+            in use, below 1 for a faster one. None knows nothing of it.
         zipf_alpha: How unevenly rows of embedding tables are asked for: the exponent of Zipf's law, or one by the name
             of a table's module; None for equal chances.
         cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None: each loader has
@@ -55,7 +60,7 @@ class Assumptions:
 
     Raises:
         InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, something
-            that is not an Interconnect, or a host factor that is not above 0.
+            that is not an Interconnect, a release that is not one, or a host that is neither a class nor a number.
     """
 
     strategy: Strategy = field(default_factory=Strategy)
@@ -65,7 +70,8 @@ class Assumptions:
     usd_per_hour: UserPrice = None
     history: Sequence[HistoryRecord] = ()
     interconnect: Interconnect | None = None
-    host_factor: float = 1.0
+    release: str | None = None
+    host: str | float | None = None
     zipf_alpha: Skew | None = None
     cores_per_node: int | None = None
 
@@ -78,11 +84,13 @@ class Assumptions:
                 f"interconnect={shown(self.interconnect)} is not an Interconnect of lightning_predict.kernels.fabric; "
                 "give one, or None for what the names of the GPUs promise."
             )
-        if not 0 < self.host_factor < math.inf:
-            raise InvalidArgumentError(
-                f"host_factor={self.host_factor} is not a ratio of times; give a number above 0, for example 0.5 for a "
-                "host that is twice as fast."
-            )
+        check_release(self.release)
+        host_of(self.host)
+
+    @property
+    def host_assumed(self) -> Host:
+        """What the class or the factor says of the host."""
+        return host_of(self.host)
 
     @property
     def links(self) -> Interconnect:

@@ -35,6 +35,7 @@ from lightning_predict.run.workload import run_of
 from lightning_predict.sharding.tables import is_look_up
 from lightning_predict.sharding.whole_step import AUTO, ShardedEmbeddings
 from lightning_predict.timeline.mean_step import weighted_kinds
+from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
@@ -81,7 +82,8 @@ def best_layouts(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
     interconnect: Interconnect | None = None,
-    host_factor: float = 1.0,
+    release: str | None = None,
+    host: str | float | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> tuple[RankedLayout, ...]:
     """Search strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
@@ -99,7 +101,8 @@ def best_layouts(
         usd_per_hour: See `predict`.
         weights: See `predict`.
         interconnect: See `predict`.
-        host_factor: See `predict`.
+        release: See `predict`.
+        host: See `predict`.
         on_progress: Called with the number of a layout's candidates done and their total.
 
     Returns:
@@ -123,18 +126,18 @@ def best_layouts(
         usd_per_hour=usd_per_hour,
         weights=weights,
         interconnect=interconnect,
-        host_factor=host_factor,
+        release=release,
+        host=host,
     )
+    trace = trace.changed(lambda step: under_release(step, release))
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # a search looks at one kind of step
     targets = tuple(dict.fromkeys(layout.gpu for layout in layouts))
     origin = gpu_in_use(trace)
     models = kernel_models(tuple(gpu.name for gpu in targets), weights)
-    setting = Setting(targets, origin, models, assumptions.method, host_factor, assumptions.links)
+    setting = Setting(targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.links)
     single = single_steps(kind, setting)
-    shared = SharedStep(
-        single.trace, single.timed, targets, origin=origin, models=models, host_factor=single.host_factor
-    )
+    shared = SharedStep(single.trace, single.timed, targets, origin=origin, models=models, host=single.host)
     ranked = list[RankedLayout]()
     for layout in layouts:
         wanted = count if budget_usd is None else SPARE * count

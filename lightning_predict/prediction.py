@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from os import PathLike
 from typing import Final
 
@@ -49,6 +50,7 @@ from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
+from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use, unknown_gpu_note
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
@@ -68,7 +70,8 @@ def predict(
     weights: AnyWeights = None,
     history: bool = True,
     interconnect: Interconnect | None = None,
-    host_factor: float = 1.0,
+    release: str | None = None,
+    host: str | float | None = None,
     zipf_alpha: Skew | None = None,
     gpus_file: str | PathLike[str] | None = None,
 ) -> Predictions:
@@ -89,7 +92,8 @@ def predict(
         weights: See `Assumptions`.
         history: Learn from earlier runs of this very step (see `run/history.py`).
         interconnect: See `Assumptions`.
-        host_factor: See `Assumptions`.
+        release: See `Assumptions`.
+        host: See `Assumptions`.
         zipf_alpha: See `Assumptions`.
         gpus_file: TOML file of GPUs of your own, known from here on in this process (see `gpus/own.py`).
 
@@ -115,7 +119,8 @@ def predict(
         weights=weights,
         history=read_history() if history else (),
         interconnect=interconnect,
-        host_factor=host_factor,
+        release=release,
+        host=host,
         zipf_alpha=zipf_alpha,
     )
     return predict_workload(trace, layouts, workload, assumptions)
@@ -155,6 +160,10 @@ def predict_workload(
         validation: One validation batch; None takes the forward share of the training step.
     """
     check_predictable(trace)
+    if assumptions.release is not None:
+        of_release = partial(under_release, release=assumptions.release)
+        trace = trace.changed(of_release)
+        validation = None if validation is None else validation.changed(of_release)
     if assumptions.zipf_alpha is not None:
         skew = assumptions.zipf_alpha
         trace = trace.changed(lambda step: with_skew(step, skew))
@@ -164,7 +173,7 @@ def predict_workload(
     in_use = None if origin is None else layout_in_use(trace, origin)
     needed = targets if origin is None else (*targets, origin)
     models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)
-    setting = Setting(tuple(targets), origin, models, assumptions.method, assumptions.host_factor, assumptions.links)
+    setting = Setting(tuple(targets), origin, models, assumptions.method, assumptions.host_assumed, assumptions.links)
     kinds, shares = weighted_kinds(trace)
     singles = [single_steps(kind, setting) for kind in kinds]
     tables = None if sharing.embedding is None else ShardedEmbeddings(sharing, setting)

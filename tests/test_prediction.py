@@ -154,17 +154,17 @@ def test_the_gpu_in_use_is_predicted_too_and_corrects_the_others_where_no_kernel
 def test_a_faster_host_makes_a_launch_bound_step_faster() -> None:
     tiny = TensorInfo((4, 4), "float32")
     trace = replace(TRACE, operations=(replace(PRODUCT, inputs=(tiny, tiny), outputs=(tiny,)),) * 100)
-    usual, fast = (lp.predict(trace, ["H100-SXM-80GB"], host_factor=factor)["H100-SXM-80GB"] for factor in (1, 0.5))
+    usual, fast = (lp.predict(trace, ["H100-SXM-80GB"], host=factor)["H100-SXM-80GB"] for factor in (1, 0.5))
     assert fast.host_seconds == pytest.approx(usual.host_seconds / 2)
     assert fast.iteration_seconds == pytest.approx(usual.iteration_seconds / 2)
-    large = [lp.predict(TRACE, ["T4"], host_factor=factor)["T4"].iteration_seconds for factor in (1, 0.5)]
+    large = [lp.predict(TRACE, ["T4"], host=factor)["T4"].iteration_seconds for factor in (1, 0.5)]
     assert large[0] == pytest.approx(large[1])  # the device bounds it
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.inf, math.nan])
 def test_a_host_factor_that_is_none_is_refused(factor: float) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"is not a ratio of times; give a number above 0, for example 0\.5"):
-        lp.predict(TRACE, ["T4"], host_factor=factor)
+    with pytest.raises(InvalidArgumentError, match=r"nor a ratio of times; give a number above 0, for example 0\.5"):
+        lp.predict(TRACE, ["T4"], host=factor)
 
 
 def test_wave_scaling_can_be_chosen() -> None:

@@ -3,9 +3,9 @@
     python -m benchmarks.accuracy FOLDER --of hosts --cache recorded-steps
 
 A row counts where the device needs less than `DEVICE_SHARE` of the measured time, as predicted: KernelBench's modules
-(forward, from an idle device), torchvision's small models (2019-21) and milabench's steps of one sample (2025). Each machine has a factor, the median over its
-rows of measured over predicted host time; leaving a machine out, the others' factors say what to expect of it.
-Example::
+(forward, from an idle device), torchvision's small models (2019-21) and milabench's steps of one sample (2025). Each
+machine has a factor, the median over its rows of measured over predicted host time; leaving a machine out, the others'
+factors say what to expect of it. Example::
 
     factors = host_factors(host_bound_rows(Path("validation"), Path("recorded-steps")))
     factors["KernelBench L40S_modal"]     # 1.05: a median host, within 5 %

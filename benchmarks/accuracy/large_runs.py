@@ -34,6 +34,7 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.training.report import report_table
 from lightning_predict.units import gigabytes_to_bytes, milliseconds_to_seconds
@@ -301,8 +302,8 @@ def _predicted(cases: Sequence[LargeRunCase], weights: Path | None, cache: Path 
     trace = _trace(cases[0].workload, cache)
     gpus = tuple(dict.fromkeys(case.layout.gpu for case in cases))
     models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
-    single = single_steps(trace, Setting(gpus, None, models, "auto", 1.0, CATALOGUE))
-    shared = SharedStep(single.trace, single.timed, gpus, models=models, host_factor=single.host_factor)
+    single = single_steps(trace, Setting(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
+    shared = SharedStep(single.trace, single.timed, gpus, models=models, host=single.host)
     results = []
     for case in cases:
         row = gpus.index(case.layout.gpu)

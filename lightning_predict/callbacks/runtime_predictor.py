@@ -91,6 +91,8 @@ class RuntimePredictor(Callback):
         strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None: as the Trainer does.
         interconnect: See `Assumptions`.
         cores_per_node: See `Assumptions`.
+        release: See `Assumptions`.
+        host: See `Assumptions`.
         meta_step: Makes a training step on the meta device from a batch size (see `callbacks/batch_sizes.py`), for the
             largest batch size that fits on each GPU; None leaves that out.
         save_trace: File for the recorded step, `.json` or `.json.gz`, from which `lp.Trace.load` and the command line
@@ -138,6 +140,8 @@ class RuntimePredictor(Callback):
         strategy: str | Strategy | None = None,
         interconnect: Interconnect | None = None,
         cores_per_node: int | None = None,
+        release: str | None = None,
+        host: str | float | None = None,
         meta_step: MetaStep | None = None,
         save_trace: str | PathLike[str] | None = None,
         gpus_file: str | PathLike[str] | None = None,
@@ -180,6 +184,8 @@ class RuntimePredictor(Callback):
                 usd_per_hour=usd_per_hour,
                 interconnect=interconnect,
                 cores_per_node=cores_per_node,
+                release=release,
+                host=host,
             ),
             batches_per_epoch=batches_per_epoch,
             samples_per_epoch=samples_per_epoch,

@@ -29,7 +29,8 @@ def parallel(
     network_gbps: float | None = None,
     busbw: float | None = None,
     pcie: Literal["switch", "root", "host", "virtual"] | None = None,
-    host_factor: float = 1.0,
+    release: str | None = None,
+    host: str | None = None,
     weights: str | None = None,
 ) -> Answer:
     """Find the fastest ways to share a step over many GPUs: strategy, micro-batches and recomputation that fit.
@@ -47,7 +48,8 @@ def parallel(
         busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
         pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
             other's memory (host), or so in a virtual machine or container (virtual).
-        host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
+        release: Release of torch that the run uses, as 1.13 (default: that of the trace).
+        host: How fast the rented processor launches: fast, median or slow, or a factor on the time of this one.
         weights: Weights of the models: a folder, a file or an https:// address.
     """
     from rich.console import Console
@@ -69,8 +71,9 @@ def parallel(
             count=count,
             usd_per_hour=usd_per_hour,
             weights=weights,
-            host_factor=host_factor,
             interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
+            release=release,
+            host=host,
             on_progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
     return Answer(data=lambda: [_values(one) for one in found], show=lambda: print("\n".join(_lines(found))))
@@ -86,7 +89,8 @@ def curve(
     network_gbps: float | None = None,
     busbw: float | None = None,
     pcie: Literal["switch", "root", "host", "virtual"] | None = None,
-    host_factor: float = 1.0,
+    release: str | None = None,
+    host: str | None = None,
     weights: str | None = None,
     output: Path | None = None,
 ) -> Answer:
@@ -102,7 +106,8 @@ def curve(
         busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
         pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
             other's memory (host), or so in a virtual machine or container (virtual).
-        host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
+        release: Release of torch that the run uses, as 1.13 (default: that of the trace).
+        host: How fast the rented processor launches: fast, median or slow, or a factor on the time of this one.
         weights: Weights of the models: a folder, a file or an https:// address.
         output: Write a report in HTML to this file, too.
     """
@@ -121,8 +126,9 @@ def curve(
         strategy=strategy,
         usd_per_hour=usd_per_hour,
         weights=weights,
-        host_factor=host_factor,
         interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
+        release=release,
+        host=host,
     )
     curves = cost_curves(predictions)
     if not curves:

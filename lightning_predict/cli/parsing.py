@@ -67,6 +67,9 @@ ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=r
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action", "history": "action"}
 """The parameter that a word directly after the command stands for, though it may be left out."""
 
+REPLACED: Final[Mapping[str, str]] = {"--host-factor": "Use --host, which takes the factor, or fast, median or slow."}
+"""Options that are gone, with what to use."""
+
 _DESCRIPTION: Final = "How long a training run takes, and what it costs, on the GPUs that you could rent."
 
 _WIDEST: Final = 100
@@ -211,6 +214,8 @@ def _in_words(problem: str, name: str, words: Sequence[str]) -> str:
     if wrong is not None and wrong[3] != "expected one argument":
         return f"{wrong[1] or wrong[2].strip('{}')} is {_given(wrong[1], words)!r}, but {wrong[3]}"
     unknown = re.match(r"unrecognized arguments: (--[\w-]+)", problem)
+    if unknown is not None and unknown[1] in REPLACED:
+        return f"{unknown[1]} is no longer an option of {name}. {REPLACED[unknown[1]]}"
     if unknown is not None:
         near = difflib.get_close_matches(unknown[1], options_of(name), n=1)
         meant = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} {name} --help."

@@ -46,7 +46,8 @@ def predict(
     energy: bool = False,
     grid_grams_per_kwh: float | None = None,
     method: Literal["auto", "mlp", "wave"] = "auto",
-    host_factor: float = 1.0,
+    release: str | None = None,
+    host: str | None = None,
     zipf_alpha: float | None = None,
     indices: Path | None = None,
     weights: str | None = None,
@@ -84,7 +85,8 @@ def predict(
         energy: Show the energy of the run.
         grid_grams_per_kwh: Show its CO2, too, at this carbon intensity of the grid.
         method: How operations are predicted; wave uses measured kernel times where the trace has them.
-        host_factor: Time that the rented processor takes to launch a step over that of this one; 0.5 is twice as fast.
+        release: Release of torch that the run uses, as 1.13 (default: that of the trace).
+        host: How fast the rented processor launches: fast, median or slow, or a factor on the time of this one.
         zipf_alpha: How unevenly rows of embedding tables are asked for: the exponent of Zipf's law (default: 0, alike).
         indices: CSV file with a sample of the tables' indices (columns table, index), to fit that exponent to.
         weights: Weights of the models: a folder, a file or an https:// address.
@@ -131,8 +133,9 @@ def predict(
         offers=listed,
         usd_per_hour=usd_per_hour,
         history=read_history(),
-        host_factor=host_factor,
         interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
+        release=release,
+        host=host,
         zipf_alpha=zipf_alpha if indices is None else read_skew(indices, Trace.load(str(trace))),
     )
     findings = _findings(trace, layouts, iterations, deadline_hours, assumptions, notes)

@@ -118,6 +118,7 @@ def _whole_steps(
     from lightning_predict.kernels.fabric import CATALOGUE
     from lightning_predict.kernels.models import kernel_models
     from lightning_predict.sharding.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
+    from lightning_predict.timeline.overheads import UNKNOWN_HOST
     from lightning_predict.tracing.reported_gpu import gpu_in_use
 
     if trace.batches > 1 or not trace.parameters:
@@ -126,7 +127,8 @@ def _whole_steps(
     targets = tuple(dict.fromkeys(layout.gpu for layout in layouts.values()))
     origin = gpu_in_use(trace)
     names = [gpu.name for gpu in (targets if origin is None else (*targets, origin))]
-    setting = Setting(targets, origin, kernel_models(tuple(dict.fromkeys(names)), weights), "auto", 1.0, CATALOGUE)
+    models = kernel_models(tuple(dict.fromkeys(names)), weights)
+    setting = Setting(targets, origin, models, "auto", UNKNOWN_HOST, CATALOGUE)
     single = single_steps(trace, setting)
     sharded = ShardedEmbeddings(Strategy(embedding=AUTO), setting)
     shared = sharded.shared(single)

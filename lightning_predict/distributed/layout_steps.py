@@ -65,7 +65,7 @@ from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, in_domains
 from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
 from lightning_predict.timeline.simulation import Launching, launch_order, launchings, simulate
 from lightning_predict.tracing.collectives import without_collectives
@@ -122,7 +122,7 @@ def on_layouts(
     interconnect: Interconnect = CATALOGUE,
     origin: Gpu | None = None,
     models: KernelModels | None = None,
-    host_factor: float = 1.0,
+    host: Host = UNKNOWN_HOST,
 ) -> tuple[Iteration, ...]:
     """Return the step on each layout.
 
@@ -136,13 +136,13 @@ def on_layouts(
         interconnect: What is known of the links.
         origin: GPU that the trace was recorded on.
         models: Trained models, which time the parts of a model that several GPUs hold; None uses rooflines instead.
-        host_factor: Time of the GPUs' host over that of the host in use, as in `steps`.
+        host: What is assumed of the host of the GPUs, as in `steps`.
     """
     rows = {gpu.name: row for row, gpu in enumerate(gpus)}
     own = [rows[layout.gpu.name] for layout in layouts]
     if all(layout.count == 1 for layout in layouts):
         return tuple(steps[row] for row in own)
-    shared = SharedStep(trace, timed, gpus, origin=origin, models=models, host_factor=host_factor)
+    shared = SharedStep(trace, timed, gpus, origin=origin, models=models, host=host)
     return tuple(
         shared.on(layout, steps[row], row, strategy, interconnect) for layout, row in zip(layouts, own, strict=True)
     )
@@ -164,7 +164,7 @@ class SharedStep:
         *,
         origin: Gpu | None = None,
         models: KernelModels | None = None,
-        host_factor: float = 1.0,
+        host: Host = UNKNOWN_HOST,
     ) -> None:
         self._trace, self._timed, self._gpus, self._models = trace, timed, gpus, models
         self._work = launchings(trace, timed, timed.seconds)
@@ -177,7 +177,7 @@ class SharedStep:
         self._models_of_blocks: dict[bool, SplitModel] = {}
         self._cutters: dict[bool, WorkCutter] = {}
         self._clock = ProblemClock(gpus, models)
-        self._host = anchor(trace, timed, origin, host_factor).host
+        self._host = anchor(trace, timed, origin, host).host
         self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
 
     def on(
@@ -575,7 +575,7 @@ class Setting:
         origin: GPU that the steps were recorded on; None off CUDA and where the catalogue lacks it.
         models: Trained models; None uses rooflines instead.
         method: How kernels are predicted, see `kernels/choice.py`.
-        host_factor: Time of the processor of the GPUs' machine over that of the one in use.
+        host: What is assumed of the host of the GPUs.
         interconnect: What is known of the links between GPUs.
     """
 
@@ -583,7 +583,7 @@ class Setting:
     origin: Gpu | None
     models: KernelModels | None
     method: str
-    host_factor: float
+    host: Host
     interconnect: Interconnect
 
 
@@ -596,7 +596,7 @@ class SingleSteps:
         recorded: The step as it was recorded.
         trace: The step without what processes exchanged.
         timed: Its work with device seconds as the check corrects them, rows in the order of the setting's GPUs.
-        host_factor: Time of their host over that of the one that the overheads describe.
+        host: What is assumed of their host, with the correction of the check.
         steps: One Iteration per GPU.
         check: The GPU in use, predicted too; None if nothing was measured on it.
     """
@@ -604,7 +604,7 @@ class SingleSteps:
     recorded: Trace
     trace: Trace
     timed: TimedWork
-    host_factor: float
+    host: Host
     steps: tuple[Iteration, ...]
     check: SameGpuCheck | None
 
@@ -614,11 +614,9 @@ def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
     alone = without_collectives(trace)
     check = same_gpu_check(alone, setting.origin, setting.models)
     timed = timed_work(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
-    steps = corrected_iterations(
-        alone, timed, setting.gpus, origin=setting.origin, check=check, host_factor=setting.host_factor
-    )
+    steps = corrected_iterations(alone, timed, setting.gpus, origin=setting.origin, check=check, host=setting.host)
     work, factor = corrected_work(alone, timed, check)
-    return SingleSteps(trace, alone, work, setting.host_factor * factor, steps, check)
+    return SingleSteps(trace, alone, work, setting.host.scaled(factor), steps, check)
 
 
 def shared_steps(
@@ -635,5 +633,5 @@ def shared_steps(
         interconnect=setting.interconnect,
         origin=setting.origin,
         models=setting.models,
-        host_factor=single.host_factor,
+        host=single.host,
     )

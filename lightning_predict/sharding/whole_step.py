@@ -195,7 +195,7 @@ class ShardedEmbeddings:
             setting.gpus,
             origin=setting.origin,
             models=setting.models,
-            host_factor=single.host_factor,
+            host=single.host,
         )
 
     def whole(self, shared: SharedStep, step: Iteration, layout: Layout, chosen: ChosenPlan) -> WholeStep:

@@ -9,7 +9,7 @@ profiler slowed the host, where the host bounds the step and its own time was no
 less between its kernels, or ran a little faster. So a prediction is continuous in the measured step, and grows by what
 that grows. Example::
 
-    own = anchor(trace, timed, gpu("V100-SXM2-32GB"), 1.0)
+    own = anchor(trace, timed, gpu("V100-SXM2-32GB"), Host())
     own.residual_seconds       # 0.030 where a training_step of 130 ms holds operations for 100 ms
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.overheads import Host, HostModel
 from lightning_predict.timeline.recorded_host import has_recorded_launches
 from lightning_predict.timeline.simulation import (
     STEADY_STEPS,
@@ -101,24 +101,25 @@ class Anchor:
     is_host_assumed: bool = False
 
 
-def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> Anchor:
+def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, target: Host) -> Anchor:
     """Hold the recorded step against the measured one.
 
     Args:
         trace: The trace.
         timed: Its work.
         origin: GPU that it was recorded on; None if it is not known.
-        factor: Time of the target's host over that of the host in use.
+        target: What is assumed of the host of the predicted GPUs.
     """
     if not trace.has_measured_kernels:
-        return _of_shapes(trace, timed, origin, factor)
+        return _of_shapes(trace, timed, origin, target)
     is_recorded = has_recorded_launches(trace)
     slower = STACKS_SPREAD if trace.has_python_stacks else PROFILED_SPREAD
     host = HostModel(low_factor=1 / slower / MACHINE_SPREAD, high_factor=MACHINE_SPREAD) if is_recorded else HostModel()
     gap = recorded_gap(trace)
     if origin is None or not trace.measured_steps:
-        return Anchor(host=replace(host, factor=factor), gap_seconds=gap, is_host_assumed=not is_recorded)
-    return _held_against(trace, timed, host, gap, factor)
+        own = replace(host, factor=target.over_measured) if is_recorded else target.of_unmeasured_step
+        return Anchor(host=own, gap_seconds=gap, is_host_assumed=not is_recorded)
+    return _held_against(trace, timed, host, gap, target.over_measured)
 
 
 def with_host_work(work: Sequence[Launching], seconds: float) -> tuple[Launching, ...]:
@@ -129,17 +130,17 @@ def with_host_work(work: Sequence[Launching], seconds: float) -> tuple[Launching
     return replace(first, python_seconds=first.python_seconds + seconds), *others
 
 
-def _of_shapes(trace: Trace, timed: TimedWork, origin: Gpu | None, factor: float) -> Anchor:
+def _of_shapes(trace: Trace, timed: TimedWork, origin: Gpu | None, target: Host) -> Anchor:
     """Take the host's own time where it was read; nothing is known of what it waits for in the midst of a step."""
-    host = HostModel(factor=factor)
+    host = target.of_unmeasured_step
     if origin is None or not trace.host_seconds_unprofiled or trace.device == "cpu":
         return Anchor(host=host, is_host_assumed=True)
     order = launch_order(launchings(trace, timed, np.zeros((1, len(timed.items)))), gpus=1)
     walked = host_walk(order, HostModel()).seconds
     if order.waits or walked <= 0:
         return Anchor(host=host, is_host_assumed=True)
-    own = statistics.median(trace.host_seconds_unprofiled) / walked
-    return Anchor(host=HostModel(factor=own * factor, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD))
+    own = target.over_measured * statistics.median(trace.host_seconds_unprofiled) / walked
+    return Anchor(host=HostModel(factor=own, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD))
 
 
 @final

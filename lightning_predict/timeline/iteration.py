@@ -34,7 +34,7 @@ from lightning_predict.timeline.anchoring import (
     anchor,
     with_host_work,
 )
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, simulate
 from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
@@ -142,7 +142,7 @@ def iterations(
     gpus: Sequence[Gpu],
     *,
     origin: Gpu | None = None,
-    host_factor: float = 1.0,
+    host: Host = UNKNOWN_HOST,
     is_host_measured: bool = False,
     correlation: float = FAMILY_CORRELATION,
     spread: StepSpread | None = None,
@@ -154,13 +154,13 @@ def iterations(
         timed: Its work with device seconds, rows in the order of `gpus`.
         gpus: The GPUs.
         origin: GPU that the trace was recorded on; its own row is the measured step.
-        host_factor: Time of the target's host over that of the host in use.
+        host: What is assumed of the host of the GPUs.
         is_host_measured: A measured step that the host bounds gave the factor, so that the host is not assumed.
         correlation: See `interval_of_sum`.
         spread: How whole steps scatter around predictions from shapes alone; None takes what ships. A step with
             measured kernels is predicted by ratios, in which much of that cancels.
     """
-    own = anchor(trace, timed, origin, host_factor)
+    own = anchor(trace, timed, origin, host)
     if is_host_measured:
         measured = replace(own.host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
         own = replace(own, host=measured, is_host_assumed=False)
@@ -189,7 +189,7 @@ def iterations(
             gpu=target.name,
             verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
-                *map(Detail, _assumed(own, host_ends, middle.host_seconds, float(middle.occupied_seconds[row]))),
+                *map(Detail, _assumed(own, host, host_ends, middle.host_seconds, float(middle.occupied_seconds[row]))),
                 *map(Detail, _notes(dtypes, target)),
                 *_untimed(trace, timed, row),
                 *unknown,
@@ -377,14 +377,14 @@ def _waited(trace: Trace, own: Anchor) -> Iterator[str]:
     )
 
 
-def _assumed(own: Anchor, host_ends: tuple[float, float], host: float, device: float) -> Iterator[str]:
+def _assumed(own: Anchor, target: Host, host_ends: tuple[float, float], host: float, device: float) -> Iterator[str]:
     """Say that the host was assumed, where it decides the step or may do so."""
     if not own.is_host_assumed or host_ends[1] <= device:
         return
     low, middle, high = (f"{seconds_to_milliseconds(seconds):.3g}" for seconds in (host_ends[0], host, host_ends[1]))
     yield (
-        f"Host assumed: nobody timed the host that launches the step. A median one takes {middle} ms, nine in ten take "
-        f"{low} to {high} ms, more than the device may need."
+        f"Host assumed: nobody timed the host that launches the step. A {target.name} one takes {middle} ms, nine in "
+        f"ten take {low} to {high} ms, more than the device may need."
     )
 
 

@@ -15,10 +15,13 @@ median host. Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
+from lightning_predict.checked import shown
+from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.traffic import COMPILED_CALL
 from lightning_predict.tracing.trace import Phase
 from lightning_predict.units import microseconds_to_seconds
@@ -129,13 +132,83 @@ the hosts of its T4s and L40Ss, however few kernels are left, and 0.06 on the on
 Layer norm and products in the backward pass are ratios of such a profile alone (51 and 25 us where a copy takes 17)."""
 
 
-HOST_SPREAD: Final = 2.24
+HOST_SPREAD: Final = 2.0
 """Factor up and down around the time of a host that was not measured, for nine hosts in ten.
 
 Measured over tabled time, the median of each machine that published steps which launches dominate: KernelBench's 0.53
-(Lambda Labs), 0.55 (matx3), 1.03 (babel), 1.09 and 1.21 (two of modal's); torchvision's steps of 2019-20 1.04
-(inference) and 2.17 (training). Their logarithms scatter by 0.49 around a median of 0.98: exp(1.645 * 0.49) = 2.24. The
+(Lambda Labs), 0.54 (matx3), 1.02 (babel), 1.08 and 1.18 (two of modal's); torchvision's RTX 2080 Ti 1.04 (inference)
+and 1.16 (training) and RTX 3090 1.20 and 1.15; milabench's H100 1.19. Their logarithms scatter by 0.32, and the rows of
+one machine by 0.12: exp(1.645 * 0.34) = 1.75, and 2 holds the two fastest, too, around the middle in use, 1. The
 study, with each machine judged by the others: `python -m benchmarks.accuracy FOLDER --of hosts`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What is assumed of the host that launches a step on another GPU.
+
+    Attributes:
+        factor: Its time over that of the host in use, where that one was timed, else over that of a median host.
+        spread: Factor up and down around a host of this class, for nine in ten; None for one of no class.
+        name: What it is called.
+    """
+
+    factor: float = 1.0
+    spread: float | None = None
+    name: str = "median"
+
+    def scaled(self, factor: float) -> Host:
+        """Return the host that takes `factor` times as long."""
+        return replace(self, factor=self.factor * factor)
+
+    @property
+    def of_unmeasured_step(self) -> HostModel:
+        """The model of a host of which nothing was timed."""
+        spread = HOST_SPREAD if self.spread is None else self.spread
+        return HostModel(factor=self.factor, low_factor=1 / spread, high_factor=spread)
+
+    @property
+    def over_measured(self) -> float:
+        """Factor on a host that was timed: a class says no more of that one."""
+        return self.factor if self.spread is None else 1.0
+
+
+UNKNOWN_HOST: Final = Host()
+
+HOSTS: Final[Mapping[str, Host]] = {
+    "fast": Host(0.55, 1.3, "fast"),
+    "median": Host(1.1, 1.35, "median"),
+    "slow": Host(1.8, 1.5, "slow"),
+}
+"""Classes of hosts by how fast they launch.
+
+Of the machines named at `HOST_SPREAD` two launch twice as fast as the others and are `fast`; the other six lie between
+1.02 and 1.20 and are `median`. Rows of one machine scatter by 0.11 to 0.19, which makes the widths: exp(1.645 * 0.15)
+and a little more, as machines of a class differ. Nobody published steps of a slower one that hold nothing but launches:
+`slow`, for processors of low clocks or shared ones, is an assumption. Left out, each machine but the Lambda Labs' (of
+one row) lies within the width of the class that the others make."""
+
+
+def host_of(host: str | float | None) -> Host:
+    """Return the host of a class or a factor; None for one of which nothing is known.
+
+    Raises:
+        InvalidArgumentError: Neither a class nor a number above 0.
+    """
+    if host is None:
+        return UNKNOWN_HOST
+    if isinstance(host, str) and host in HOSTS:
+        return HOSTS[host]
+    try:
+        factor = math.nan if isinstance(host, bool) else float(host)
+    except (TypeError, ValueError):
+        factor = math.nan
+    if not 0 < factor < math.inf:
+        raise InvalidArgumentError(
+            f"host={shown(host)} is neither a class of hosts ({', '.join(HOSTS)}) nor a ratio of times; give a number "
+            "above 0, for example 0.5 for a host that is twice as fast."
+        )
+    return Host(factor)
 
 
 @final

@@ -21,6 +21,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host
 from lightning_predict.timeline.recorded_host import recorded_host
 from lightning_predict.tracing.code_paths import Detail
 from lightning_predict.tracing.trace import Trace
@@ -107,7 +108,7 @@ def corrected_iterations(
     *,
     origin: Gpu | None,
     check: SameGpuCheck | None,
-    host_factor: float = 1.0,
+    host: Host = UNKNOWN_HOST,
 ) -> tuple[Iteration, ...]:
     """Return one Iteration a GPU, with the check's correction where nothing better is known.
 
@@ -120,7 +121,7 @@ def corrected_iterations(
         work,
         gpus,
         origin=origin,
-        host_factor=host_factor * factor,
+        host=host.scaled(factor),
         is_host_measured=check is not None and is_corrected and check.bound_by == "host",
     )
     if check is None or not is_corrected:

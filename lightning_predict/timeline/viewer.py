@@ -16,6 +16,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.timeline.anchoring import anchor, with_host_work
+from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, launch_order, launchings, simulate
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import seconds_to_microseconds
@@ -37,7 +38,7 @@ def chrome_trace(
         method: See `kernels/choice.py`.
     """
     timed = timed_work(trace, [target], origin=origin, models=models, method=method)
-    own = anchor(trace, timed, origin, 1.0)
+    own = anchor(trace, timed, origin, UNKNOWN_HOST)
     work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)
     host = own.host
     step = simulate(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor)

@@ -69,7 +69,7 @@ def updates_one_by_one(trace: Trace) -> bool:
 
 
 def under_release(trace: Trace, release: str | None) -> Trace:
-    """Return a step as another release of torch would run it; a measured one keeps the operations that ran.
+    """Return a step as another release of torch would run it; one with measured kernels as it is, with a note.
 
     Args:
         trace: The step.
@@ -78,8 +78,12 @@ def under_release(trace: Trace, release: str | None) -> Trace:
     if release is None:
         return trace
     asked, recorded = release_of({"torch": release}), release_of(trace.software)
+    if trace.has_measured_kernels:
+        own = trace.software.get("torch", "another release")
+        unused = f"release={release!r} is not used: the kernels of this step were measured, under torch {own}."
+        return replace(trace, notes=(*trace.notes, unused))
     under = replace(trace, software={**trace.software, "torch": release})
-    if asked is None or trace.has_measured_kernels:
+    if asked is None:
         return under
     is_older = asked < FREES_GRADIENTS and (recorded is None or recorded >= FREES_GRADIENTS)
     return replace(under, operations=_with_kept_gradients(trace)) if is_older else under
@@ -98,9 +102,7 @@ def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
     gradients = [
         TensorInfo(one.shape, one.dtype, device=_device_of(operations)) for one in trace.parameters if one.requires_grad
     ]
-    zeros = tuple(
-        Operation(name="aten::zero_", phase="other", inputs=(each,), outputs=(each,)) for each in gradients
-    )
+    zeros = tuple(Operation(name="aten::zero_", phase="other", inputs=(each,), outputs=(each,)) for each in gradients)
     added = tuple(
         Operation(name="aten::add_", phase="backward", inputs=(each, each), outputs=(each,)) for each in gradients
     )

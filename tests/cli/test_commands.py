@@ -54,7 +54,7 @@ def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> 
 
 def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run) -> None:
     usual, fast = (
-        run("predict", trace, "--gpus", "T4", "--host-factor", factor, "--json").json["predictions"][0]
+        run("predict", trace, "--gpus", "T4", "--host", factor, "--json").json["predictions"][0]
         for factor in ("1", "0.5")
     )
     assert fast["host_seconds"] == pytest.approx(usual["host_seconds"] / 2)
@@ -120,7 +120,15 @@ def test_predict_prices_a_machine_of_ones_own_by_its_electricity(trace: Path, ru
         (["--iterations", "-1"], "--iterations -1 is negative"),
         (["--usd-per-hour", "0"], "--usd-per-hour 0.0 is not a price"),
         (["--deadline-hours", "0"], "--deadline-hours 0.0 is no deadline"),
-        (["--host-factor", "0"], "--host-factor 0.0 is not a ratio of times; give a number above 0"),
+        (
+            ["--host", "0"],
+            "--host '0' is neither a class of hosts (fast, median, slow) nor a ratio of times",
+        ),
+        (
+            ["--host-factor", "2"],
+            "--host-factor is no longer an option of predict. Use --host, which takes the",
+        ),
+        (["--release", "new"], "--release 'new' is not a release of torch; give one as text"),
         (["--watts", "3"], "--watts 3.0, --usd-per-kwh None: give either --usd-per-hour, or watts and --usd-per-kwh"),
         (["--watts", "3", "--usd-per-hour", "1"], "Give one of --usd-per-hour, --offers, and --watts"),
         (["--region", "r"], "--region is for a price file of your own"),

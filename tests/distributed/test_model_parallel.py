@@ -20,6 +20,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.overheads import Host
 from tests.distributed.example_blocks import MODELS, NORMS_REL, STREAM_BYTES, WEIGHT_BYTES, timed_as, trace_of
 
 A100 = gpu("A100-SXM-80GB")
@@ -261,10 +262,10 @@ def test_a_slower_host_bounds_the_parts_of_a_model_that_the_device_bounds_whole(
     timed = timed_as(trace, seconds)
     usual = single(2)
     factor = 0.8 * usual.device_seconds / usual.host_seconds / FRICTION.framework_host
-    (step,) = iterations(trace, timed, [A100], host_factor=factor)
+    (step,) = iterations(trace, timed, [A100], host=Host(factor))
     assert step.seconds == pytest.approx(usual.seconds, rel=0.02)
     (found,) = on_layouts(
-        trace, timed, [A100], [step], [Layout(A100, 2)], Strategy(tensor=2), models=MODELS, host_factor=factor
+        trace, timed, [A100], [step], [Layout(A100, 2)], Strategy(tensor=2), models=MODELS, host=Host(factor)
     )
     assert found.device_seconds < 0.6 * usual.device_seconds
     assert found.seconds == pytest.approx(with_wait(0.8 * usual.device_seconds, 2), rel=0.03)

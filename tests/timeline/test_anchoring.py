@@ -23,7 +23,7 @@ from lightning_predict.timeline.anchoring import (
     recorded_gap,
 )
 from lightning_predict.timeline.iteration import Iteration, iterations
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.overheads import Host, HostModel
 from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
 from lightning_predict.timeline.simulation import START_SECONDS, main_queue
 from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
@@ -93,12 +93,12 @@ def predicted(trace: Trace, *, host_factor: float = 1.0) -> dict[str, Iteration]
     """The step on each of four GPUs: SMALL is in use, OLD like it, BIG twice as fast for a product."""
     gpus = [SMALL, LIKE_SMALL, OLD, BIG]
     work = timed_work(trace, gpus, origin=SMALL, models=MODELS, method="mlp")
-    steps = iterations(trace, work, gpus, origin=SMALL, host_factor=host_factor)
+    steps = iterations(trace, work, gpus, origin=SMALL, host=Host(host_factor))
     return {step.gpu: step for step in steps}
 
 
 def anchored(trace: Trace) -> Anchor:
-    return anchor(trace, timed_work(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), SMALL, 1.0)
+    return anchor(trace, timed_work(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), SMALL, Host())
 
 
 # Without launches a median host takes (13.3 + 10) us for each of 400 products, for which a GPU twice as fast as BIG
@@ -257,7 +257,7 @@ def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None
 
 def test_without_measured_kernels_nothing_is_held_against_a_step() -> None:
     trace = Trace(operations=(), device="cpu", recorder="dispatch", step_seconds=(1.0,))
-    assert anchor(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), None, 2.0).host.factor == 2
+    assert anchor(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), None, Host(2.0)).host.factor == 2
     assert anchored(trace).residual_seconds == 0
 
 

@@ -15,7 +15,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.timeline.anchoring import LATE_SHARE, Replay, late_share, recorded_gap
 from lightning_predict.timeline.iteration import Iteration, iterations
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.overheads import Host, HostModel
 from lightning_predict.timeline.recorded_host import recorded_host
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import Trace
@@ -160,4 +160,4 @@ def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor
 def iterations_of(trace: Trace, names: list[str], factor: float, *, origin: Gpu | None = None) -> tuple[Iteration, ...]:
     gpus = [gpu(name) for name in names]
     own = origin or gpu(str(trace.gpu_reported_name))
-    return iterations(trace, timed_work(trace, gpus, origin=own, models=None), gpus, origin=own, host_factor=factor)
+    return iterations(trace, timed_work(trace, gpus, origin=own, models=None), gpus, origin=own, host=Host(factor))

@@ -72,7 +72,7 @@ def test_eight_gpus_take_between_an_eighth_and_the_whole_of_the_time(network: Ca
 
     def seconds(trace: Trace, gpus: str, strategy: str = "ddp") -> float:
         """With a host that does not count."""
-        return lp.predict(trace, [gpus], strategy=strategy, history=False, host_factor=0.05)[gpus].iteration_seconds
+        return lp.predict(trace, [gpus], strategy=strategy, history=False, host=0.05)[gpus].iteration_seconds
 
     single = seconds(trace, "H100-SXM-80GB")
     by_degree = [seconds(trace, f"{count}xH100-SXM-80GB", f"ddp,tensor={count}") for count in (2, 4, 8)]

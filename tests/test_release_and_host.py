@@ -1,0 +1,135 @@
+"""What `release=` and `host=` of a prediction decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.software import software_factor
+from lightning_predict.kernels.translation import work_items
+from lightning_predict.timeline.overheads import HOSTS, host_of
+from lightning_predict.tracing.older_releases import under_release
+from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
+
+
+@pytest.fixture(scope="module")
+def step() -> Trace:
+    """A training step of two small linear layers, so that launches decide it."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        data = torch.empty(8, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return lp.capture(run)
+
+
+def launches(trace: Trace, phase: str) -> int:
+    """Kernels that the host launches in a phase."""
+    return sum(item.launches for item in work_items(trace) if trace.operations[item.operations[0]].phase == phase)
+
+
+def test_before_2_0_gradients_are_zeroed_and_added_to_and_updates_launched_one_by_one(step: Trace) -> None:
+    old = under_release(step, "1.13")
+    assert old.software["torch"] == "1.13"
+    # Four parameters: each gradient is filled with zeros before the step and added to in the backward pass.
+    assert launches(old, "other") == launches(step, "other") + 4
+    assert launches(old, "backward") == launches(step, "backward") + 4
+    # SGD with momentum: buf.mul_, buf.add_ and param.add_ of each, which a multi-tensor update merges by name.
+    assert launches(old, "optimizer") == 4 * 3
+    assert launches(step, "optimizer") == 2
+    zeros = [one for one in old.operations if one.name == "aten::zero_"]
+    assert sorted(one.inputs[0].shape for one in zeros) == [(64,), (64,), (64, 64), (64, 64)]
+
+
+def test_additions_come_in_the_backward_pass_the_last_parameter_first(step: Trace) -> None:
+    old = under_release(step, "1.8")
+    phases = [operation.phase for operation in old.operations]
+    assert phases == sorted(phases, key=["other", "forward", "backward", "optimizer"].index)
+    added = [one for one in old.operations if one.name == "aten::add_" and one.phase == "backward"]
+    assert [one.inputs[0].shape for one in added] == [(64,), (64, 64), (64,), (64, 64)]
+
+
+def test_a_current_release_changes_no_operation(step: Trace) -> None:
+    assert under_release(step, None) is step
+    assert under_release(step, "2.4").operations == step.operations
+    # A step of an older release already says what its own loop did, and so does one that fills its gradients.
+    old = under_release(step, "1.13")
+    assert under_release(old, "1.8").operations == old.operations
+    assert under_release(replace(old, software={"torch": "2.1"}), "1.8").operations == old.operations
+
+
+def test_inference_has_no_gradients(step: Trace) -> None:
+    forward = replace(step, operations=tuple(one for one in step.operations if one.phase == "forward"))
+    assert under_release(forward, "1.13").operations == forward.operations
+
+
+def test_an_older_release_takes_longer_by_its_kernels_and_its_launches(step: Trace) -> None:
+    now, old = (lp.predict(step, ["T4"], release=release)["T4"] for release in (None, "1.13"))
+    assert old.iteration_seconds > 1.5 * now.iteration_seconds  # 7 launches become 25
+    big = TensorInfo((4096, 4096), "float16")
+    product = Operation(name="aten::mm", phase="forward", inputs=(big, big), outputs=(big,))
+    trace = Trace(operations=(product,) * 100, device="meta", recorder="dispatch")
+    now, old = (lp.predict(trace, ["T4"], release=release)["T4"] for release in (None, "1.13"))
+    assert old.iteration_seconds / now.iteration_seconds == pytest.approx(software_factor({"torch": "1.13"}))
+
+
+def test_measured_kernels_keep_their_release(step: Trace) -> None:
+    kernel = Kernel(
+        name="gemm",
+        seconds=1e-3,
+        grid=(1, 1, 1),
+        block=(128, 1, 1),
+        registers_per_thread=32,
+        shared_memory_bytes=0,
+        stream=7,
+        start_seconds=0.0,
+    )
+    first, *others = step.operations
+    measured = replace(
+        step,
+        operations=(replace(first, kernels=(kernel,)), *others),
+        device="cuda",
+        gpu_reported_name="Tesla T4",
+        software={"torch": "2.4.1"},
+    )
+    found = lp.predict(measured, ["L4"], release="1.13")
+    assert any("release='1.13' is not used" in note and "under torch 2.4.1" in note for note in found.notes)
+    assert found["L4"].iteration_seconds == lp.predict(measured, ["L4"])["L4"].iteration_seconds
+
+
+@pytest.mark.parametrize("release", ["", "new", 2.1])
+def test_what_is_no_release_is_refused(release: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"is not a release of torch; give one as text, for example '1\.13'"):
+        Assumptions(release=release)  # type: ignore[arg-type]
+
+
+def test_a_class_of_hosts_has_its_own_time_and_width(step: Trace) -> None:
+    by_host = {name: lp.predict(step, ["T4"], host=name)["T4"] for name in HOSTS}
+    unknown = lp.predict(step, ["T4"])["T4"]
+    for name, host in HOSTS.items():
+        found = by_host[name]
+        assert host.spread is not None
+        assert found.iteration_seconds == pytest.approx(host.factor * unknown.iteration_seconds)
+        # The host bounds the step, so that its interval is the step's.
+        assert found.iteration_seconds_high / found.iteration_seconds == pytest.approx(host.spread, rel=1e-3)
+    assert unknown.iteration_seconds_high / unknown.iteration_seconds > 1.5
+
+
+def test_a_host_is_a_class_or_a_factor() -> None:
+    assert host_of("0.5") == host_of(0.5)
+    assert host_of(None).factor == 1
+    assert host_of("fast").factor < host_of("median").factor < host_of("slow").factor
+    for wrong in ("quick", True, 0, object()):
+        with pytest.raises(InvalidArgumentError, match=r"neither a class of hosts \(fast, median, slow\) nor a ratio"):
+            host_of(wrong)  # type: ignore[arg-type]
