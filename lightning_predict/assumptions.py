@@ -71,7 +71,7 @@ class Assumptions:
     history: Sequence[HistoryRecord] = ()
     interconnect: Interconnect | None = None
     release: str | None = None
-    host: str | float | None = None
+    host: str | float | Host | None = None
     zipf_alpha: Skew | None = None
     cores_per_node: int | None = None
 

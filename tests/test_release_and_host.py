@@ -129,6 +129,11 @@ def test_a_class_of_hosts_has_its_own_time_and_width(step: Trace) -> None:
 def test_a_host_is_a_class_or_a_factor() -> None:
     assert host_of("0.5") == host_of(0.5)
     assert host_of(None).factor == 1
+    assert host_of(HOSTS["fast"]) is HOSTS["fast"]
+    # Half of the launches are half of the time, of a class and of a host that was timed; the class says nothing of it.
+    half = HOSTS["slow"].scaled(0.5)
+    assert half.of_unmeasured_step.factor == HOSTS["slow"].factor / 2
+    assert half.over_measured == 0.5
     assert host_of("fast").factor < host_of("median").factor < host_of("slow").factor
     for wrong in ("quick", True, 0, object()):
         with pytest.raises(InvalidArgumentError, match=r"neither a class of hosts \(fast, median, slow\) nor a ratio"):

@@ -31,6 +31,7 @@ from lightning_predict.kernels.operations import operation_kind
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import Anchor, anchor, with_host_work
 from lightning_predict.timeline.iteration import iterations
+from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.timeline.same_gpu import same_gpu_check
 from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, simulate
 from lightning_predict.tracing.reported_gpu import gpu_in_use
@@ -127,7 +128,7 @@ def _recorded(
     changed = _laid_out(before, after, places, seconds)
     if not before.measured_steps:
         return changed
-    own = anchor(before, timed_work(before, [origin], origin=origin, models=models), origin, 1.0)
+    own = anchor(before, timed_work(before, [origin], origin=origin, models=models), origin, UNKNOWN_HOST)
     was, becomes = (_simulated(one, own, origin, models) for one in (before, changed))
     running = own.running_share * statistics.median(before.measured_steps)
     launching = becomes.host_seconds / was.host_seconds if was.host_seconds > 0 else 1.0

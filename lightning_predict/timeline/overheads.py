@@ -151,26 +151,28 @@ class Host:
         factor: Its time over that of the host in use, where that one was timed, else over that of a median host.
         spread: Factor up and down around a host of this class, for nine in ten; None for one of no class.
         name: What it is called.
+        share: What is left of its launches, or how much longer they take, whichever host it is.
     """
 
     factor: float = 1.0
     spread: float | None = None
     name: str = "median"
+    share: float = 1.0
 
     def scaled(self, factor: float) -> Host:
         """Return the host that takes `factor` times as long."""
-        return replace(self, factor=self.factor * factor)
+        return replace(self, share=self.share * factor)
 
     @property
     def of_unmeasured_step(self) -> HostModel:
         """The model of a host of which nothing was timed."""
         spread = HOST_SPREAD if self.spread is None else self.spread
-        return HostModel(factor=self.factor, low_factor=1 / spread, high_factor=spread)
+        return HostModel(factor=self.factor * self.share, low_factor=1 / spread, high_factor=spread)
 
     @property
     def over_measured(self) -> float:
         """Factor on a host that was timed: a class says no more of that one."""
-        return self.factor if self.spread is None else 1.0
+        return self.share * (self.factor if self.spread is None else 1.0)
 
 
 UNKNOWN_HOST: Final = Host()
@@ -189,14 +191,14 @@ and a little more, as machines of a class differ. Nobody published steps of a sl
 one row) lies within the width of the class that the others make."""
 
 
-def host_of(host: str | float | None) -> Host:
-    """Return the host of a class or a factor; None for one of which nothing is known.
+def host_of(host: str | float | Host | None) -> Host:
+    """Return the host of a class or a factor; of None, one of which nothing is known.
 
     Raises:
         InvalidArgumentError: Neither a class nor a number above 0.
     """
-    if host is None:
-        return UNKNOWN_HOST
+    if host is None or isinstance(host, Host):
+        return host or UNKNOWN_HOST
     if isinstance(host, str) and host in HOSTS:
         return HOSTS[host]
     try:

@@ -106,7 +106,7 @@ def test_graphs_leave_the_device_alone() -> None:
     trace = trained(8)
     graphed, assumptions = CHANGES["cuda_graphs"].apply(trace, Assumptions())
     assert graphed.operations == trace.operations
-    assert 0 < assumptions.host_factor < 0.1
+    assert 0 < assumptions.host_assumed.share < 0.1
 
 
 @pytest.mark.parametrize(
