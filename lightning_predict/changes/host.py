@@ -23,7 +23,9 @@ are the copy of the batch and one call."""
 
 def _graphed(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
     # A step that was timed would anchor the host that is no longer there.
-    trace = trace.changed(lambda step: replace(step, step_seconds=()))
+    trace = trace.changed(
+        lambda step: replace(step, step_seconds=(), host_seconds_unprofiled=(), running_step_seconds=None)
+    )
     return trace, replace(assumptions, host=assumptions.host_assumed.scaled(GRAPH_HOST_SHARE))
 
 
