@@ -41,6 +41,7 @@ from lightning_predict.run.history import (
     fingerprint_of,
     model_fingerprint_of,
     read_history,
+    run_correction,
 )
 from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.run.workload import Loader, Run, Workload, run_of
@@ -149,6 +150,7 @@ def predict_workload(
     assumptions: Assumptions,
     *,
     validation: Trace | None = None,
+    forecast: Interval[float] | None = None,
 ) -> Predictions:
     """Predict a run that is still to come: `predict` with validation and everything else that a Trainer knows.
 
@@ -158,6 +160,7 @@ def predict_workload(
         workload: Steps and validation batches still to come on each GPU of the recorded run.
         assumptions: What is assumed.
         validation: One validation batch; None takes the forward share of the training step.
+        forecast: Seconds of the run on the machine in use, as it went so far; None: from the steps of the trace.
     """
     check_predictable(trace)
     if assumptions.release is not None:
@@ -178,7 +181,11 @@ def predict_workload(
     singles = [single_steps(kind, setting) for kind in kinds]
     tables = None if sharing.embedding is None else ShardedEmbeddings(sharing, setting)
     alone = [mean_step(steps, shares) for steps in zip(*(single.steps for single in singles), strict=True)]
-    learnt = _learnt(trace.changed(without_collectives), alone, assumptions.history, origin)
+    plain = trace.changed(without_collectives)
+    learnt = _learnt(plain, alone, assumptions.history, origin)
+    run_factor = None
+    if in_use is not None and trace.measured_steps and assumptions.history:
+        run_factor = run_correction(assumptions.history, fingerprint_of(plain), in_use.name)
     by_kind = [_on_layouts(single, learnt, layouts, in_use, sharing, setting, tables) for single in singles]
     checks = _validation_steps(validation, layouts, sharing, setting, tables)
     shared = [mean_step(steps, shares) for steps in zip(*by_kind, strict=True)]
@@ -190,8 +197,9 @@ def predict_workload(
             unmeasured = None if same_gpu is None else same_gpu.predicted_seconds
             step = replace(step, measured_seconds=measured_seconds(trace), unmeasured_seconds=unmeasured)
         run = _run_on(layout, step, check, workload, trace, assumptions)
-        correction = learnt[targets.index(layout.gpu)]
-        run = (run if correction is None else run.scaled(correction.run)).cut_off(workload.time_limit_seconds)
+        if layout == in_use and forecast is not None:
+            run = replace(run, total=forecast)
+        run = (run if run_factor is None else run.scaled(run_factor.run)).cut_off(workload.time_limit_seconds)
         price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
         reported = trace.gpu_memory_bytes if layout.gpu == origin else None
         need = _memory_need(memory, layout, sharing, tables, reported_bytes=reported)
@@ -199,12 +207,14 @@ def predict_workload(
     unknown_gpu = unknown_gpu_note(trace)
     notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(singles), *kinds_note(trace))
     notes += () if models is None else models.notes
+    notes += () if run_factor is None or in_use is None else (run_factor.note(in_use.name),)
     machine = None
     if in_use is None or in_use not in layouts:
         need = MemoryNeed()
         if in_use is not None:
             need = _memory_need(memory, in_use, sharing, tables, reported_bytes=trace.gpu_memory_bytes)
-        machine = _machine_in_use(trace, in_use, workload, assumptions, need)
+        factor = 1.0 if run_factor is None else run_factor.run
+        machine = _machine_in_use(trace, in_use, workload, assumptions, need, forecast=forecast, factor=factor)
     return Predictions(
         tuple(predictions),
         used_gpu=None if in_use is None else in_use.name,
@@ -240,7 +250,14 @@ def _machine_name(trace: Trace, in_use: Layout | None) -> str:
 
 
 def _machine_in_use(
-    trace: Trace, in_use: Layout | None, workload: Workload, assumptions: Assumptions, memory: MemoryNeed
+    trace: Trace,
+    in_use: Layout | None,
+    workload: Workload,
+    assumptions: Assumptions,
+    memory: MemoryNeed,
+    *,
+    forecast: Interval[float] | None,
+    factor: float,
 ) -> MachineInUse | None:
     """Time the run on the machine that the step was recorded on, by its own steps; None if none was timed."""
     seconds = measured_seconds(trace)
@@ -256,12 +273,15 @@ def _machine_in_use(
         coverage={},
         forward_seconds=seconds / 3,  # the backward pass computes twice as much
     )
-    run = run_of(step, workload, None, batches=trace.batches).cut_off(workload.time_limit_seconds)
+    run = run_of(step, workload, None, batches=trace.batches)
+    run = run if forecast is None else replace(run, total=forecast)
+    run = run.scaled(factor).cut_off(workload.time_limit_seconds)
     if in_use is None:
-        return MachineInUse(name=name, step_seconds=seconds, total=run.total)
+        return MachineInUse(name=name, step_seconds=seconds, cycle_seconds=run.cycle_seconds, total=run.total)
     return MachineInUse(
         name=name,
         step_seconds=seconds,
+        cycle_seconds=run.cycle_seconds,
         total=run.total,
         price=price_of(run, in_use, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour),
         memory=memory,
@@ -323,10 +343,12 @@ def _learnt(
             history,
             fingerprint,
             step,
-            is_measured=origin is not None and step.gpu == origin.name and bool(trace.measured_steps),
+            is_measured=False,
             model=model,
             samples=trace.samples,
         )
+        if origin is None or step.gpu != origin.name or not trace.measured_steps
+        else None
         for step in steps
     ]
 

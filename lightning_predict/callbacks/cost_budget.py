@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.callbacks.arguments import (
@@ -29,7 +28,20 @@ from lightning_predict.callbacks.arguments import (
     hours_of,
 )
 from lightning_predict.callbacks.bases import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
-from lightning_predict.callbacks.budget import (
+from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of
+from lightning_predict.callbacks.showing import log_event, log_values
+from lightning_predict.callbacks.trainer_state import (
+    batches_in_store,
+    batches_of_fit,
+    facts_of,
+    reason_for_no_extras,
+    resumes_data,
+    unmet_minimums,
+)
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import check_price
+from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
+from lightning_predict.fit.budget import (
     CHECK_SECONDS,
     GO_ON,
     BudgetWatch,
@@ -43,19 +55,8 @@ from lightning_predict.callbacks.budget import (
     named_offer,
     price_of_run,
 )
-from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of
-from lightning_predict.callbacks.rest_of_run import Rest, end_seconds, rest_of_run
-from lightning_predict.callbacks.run_clock import RunClock, device_clock, ledger_clock, run_clock_of
-from lightning_predict.callbacks.showing import log_event, log_values
-from lightning_predict.callbacks.trainer_state import (
-    batches_in_store,
-    reason_for_no_extras,
-    resumes_data,
-    unmet_minimums,
-)
-from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import check_price
-from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
+from lightning_predict.fit.clock import RunClock, ledger_clock, run_clock_of
+from lightning_predict.fit.forecast import Moments, Rest, end_seconds, rest_of
 from lightning_predict.guard import gives_instead, never_raises, say
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours
@@ -154,12 +155,13 @@ def _say_state_is_unread(_: CostBudget, error: Exception) -> None:
 class CostBudget(Callback):
     """Keep a run within dollars, hours or a deadline.
 
-    After `warmup_steps` steps the rest of the run is forecast from their times. Where even the low end of the forecast
-    breaks the budget, the run ends before the next batch; where only the middle does, there is one warning. While
-    training goes on, the forecast is renewed every minute from the observed pace, with one warning if it breaks the
-    budget by then; another comes at 80 % of the budget, and the run ends at 100 %, less what it takes to end. All ranks
-    decide together, and never within an accumulation window: rank zero judges, and a failure on any of them switches
-    the budget off on all.
+    What was used is judged after every batch, from the first on: a warning comes at 80 % of the budget, and the run
+    ends at 100 %, less what it takes to end, at most one batch late. The rest of the run is forecast once enough was
+    seen to believe it (16 steps and 3 s, half of the run, or 30 s), and again whenever what was seen has doubled. Where
+    even the low end of the forecast breaks the budget, the run ends before the next batch; where only the middle does,
+    there is one warning. In between the forecast is renewed every minute, which may warn as well. All ranks decide
+    together, at batches that they agree on and half a minute apart at most: rank zero judges, and a failure on any of
+    them switches the budget off on all.
 
     A run that ends this way leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; Lightning
     validates once more before `fit` returns, as it does after early stopping. The budget reserves time for that
@@ -176,7 +178,7 @@ class CostBudget(Callback):
         offer: The listed offer that you pay for, for example `AWS g5.xlarge`.
         scope: Count what was used before a resume, too (`cumulative`), or this fit alone (`run`).
         on_exceed: What to do when the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
-        warmup_steps: Steps to time before the forecast.
+        warmup_steps: Steps before which no forecast is judged, however long they take.
 
     Attributes:
         terms: The budget as it was given.
@@ -186,8 +188,6 @@ class CostBudget(Callback):
         InvalidArgumentError: No limit, one that is not positive or has passed, or an unknown choice.
         UnknownOfferError: No offer of that name is listed.
     """
-
-    _clock: Callable[[], float] = staticmethod(perf_counter)
 
     def __init__(
         self,
@@ -287,8 +287,7 @@ class CostBudget(Callback):
         if mode is not None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
-            self._clock = device_clock(trainer.strategy.root_device)
-            self._run_clock = run_clock_of(trainer, device_clock=self._clock)
+            self._run_clock = run_clock_of(trainer, device=trainer.strategy.root_device)
 
     @never_raises
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -343,9 +342,9 @@ class CostBudget(Callback):
         """Find the price, report what would override a stop, and end at once if earlier fits used up the budget."""
         if self._meetings is None:
             return
+        self._schedule = None if isinstance(self._meetings, Alone) else Schedule()
         decision = self._meet(lambda: self._open(trainer) | self._settings, alike=_validation_batches(trainer))
         self._follow(decision)
-        self._schedule = Schedule(self.warmup_steps, optimizer_steps_done=trainer.global_step)
         self._act(trainer, decision, can_save=False)
 
     @never_raises
@@ -353,8 +352,6 @@ class CostBudget(Callback):
         """Exclude the start of workers from the wait for a batch."""
         if self._run_clock is not None:
             self._run_clock.epoch_starts()
-        if self._watch is not None:
-            self._watch.pause()
 
     @never_raises
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -374,8 +371,6 @@ class CostBudget(Callback):
         self._validated_batches = 0
         if self._run_clock is not None:
             self._run_clock.validation_starts(is_check=trainer.sanity_checking)
-        if self._watch is not None:
-            self._watch.pause()
 
     @never_raises
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -390,23 +385,21 @@ class CostBudget(Callback):
         """Time the step."""
         if self._run_clock is not None:
             self._run_clock.batch_starts()
-        if self._watch is not None:
-            self._watch.batch_starts()
 
     @never_raises
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Forecast at the end of a step, once after the warm-up, and look at the actual use from then on."""
+        """Judge what was used, and what is to come where that is due."""
         if self._meetings is None or self._has_ended:
             return
-        schedule = None if isinstance(self._meetings, Alone) else self._schedule
-        is_due = schedule is not None and schedule.batch_ends(optimizer_steps_done=trainer.global_step)
-        self._on_rank_zero(is_due, lambda: self._look(trainer, pl_module))
+        schedule = self._schedule
+        is_due = schedule is not None and schedule.batch_ends()
+        self._on_rank_zero(is_due, lambda: self._look(trainer, pl_module, is_due=is_due))
         if is_due or (schedule is None and self._judge is not None):
             decision = self._meet(lambda: self._decide(trainer), alike=_validation_batches(trainer))
             if schedule is not None:
-                schedule.meet_after(decision["windows"])
+                schedule.meet_after(decision["batches"])
             self._act(trainer, decision, can_save=True)
 
     @never_raises
@@ -486,70 +479,69 @@ class CostBudget(Callback):
         self._watch = BudgetWatch(
             limits,
             self._ledger,
-            warmup_steps=self.warmup_steps,
-            clock=self._clock,
-            optimizer_steps_done=trainer.global_step,
-            ranks_agree=trainer.world_size > 1,
+            moments=Moments(batches_per_window=trainer.accumulate_grad_batches, batches=batches_of_fit(trainer)),
+            warmup_steps=self.warmup_steps * trainer.accumulate_grad_batches,
         )
         self._question, self._judge = "use", lambda: judge_use(limits, 0.0)
         return self._decide(trainer)
 
-    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that a batch was trained, and what there is to judge."""
+    def _look(self, trainer: Trainer, pl_module: LightningModule, *, is_due: bool) -> None:
+        """Note that a batch was trained, and what there is to judge.
+
+        Args:
+            trainer: The Trainer that is fitting.
+            pl_module: What it fits.
+            is_due: The ranks meet now, whatever there is to judge.
+        """
         watch, clock = self._watch, self._run_clock
         if watch is None or clock is None:
             return
-        clock.batch_ends()
-        if watch.batch_passes_quietly():
+        clock.batch_ends(optimizer_steps_done=trainer.global_step)
+        question = (
+            None if self._schedule is not None and not is_due else watch.question(clock.batches, clock.training_seconds)
+        )
+        if question is None and not is_due:
             return
-        question = watch.batch_ends(optimizer_steps_done=trainer.global_step)
-        if question is None:
-            return
-        if question == "forecast" and not clock.is_settled:  # A RuntimePredictor knows which steps it recorded.
-            clock.settle(
-                watch.batch_seconds,
-                batches_per_window=1,
-                buffered=batches_in_store(trainer),
-                is_asynchronous=trainer.strategy.root_device.type != "cpu",
-            )
-        pace = watch.pace(is_manual=not pl_module.automatic_optimization)
+        self._question = question or "use"
+        self._judge = lambda: self._judge_now(trainer, pl_module, watch, clock, question or "use")
 
-        def rest() -> Rest:
-            found = rest_of_run(trainer, clock, pace=pace)
-            if self.on_exceed == "stop":
-                watch.ends_in(end_seconds(trainer, clock, found.tempo))
-            return found
-
-        self._question = question
-        if question == "use":
-            self._judge = lambda: judge_later_use(trainer, watch, rest, self._warned)
-        else:
-            self._judge = lambda: judge_first_forecast(trainer, watch, rest())
+    def _judge_now(
+        self, trainer: Trainer, pl_module: LightningModule, watch: BudgetWatch, clock: RunClock, question: Question
+    ) -> Verdict:
+        """Judge the use, and the rest of the run where that is asked for."""
+        rest: Rest | None = None
+        if question != "use":
+            clock.buffered = batches_in_store(trainer)
+            rest = rest_of(facts_of(trainer, pace=clock.pace(is_manual=not pl_module.automatic_optimization)), clock)
+            if self.on_exceed != "stop":
+                rest = replace(rest, end_seconds=0.0)
+            if rest.left.batches is None and question == "forecast" and not self._warned:
+                self._warned.add("length")
+                rank_zero_info("CostBudget: the length of this run is not known; it ends once the budget is used up.")
+        verdict = watch.judge(question, rest, may_end_earlier=bool(trainer.early_stopping_callbacks))
+        if rest is not None or verdict.action == "stop":
+            log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
+        return verdict
 
     def _decide(self, trainer: Trainer) -> dict[str, Any]:
         """Judge, report, and decide what every rank does."""
-        watch, judge, self._judge = self._watch, self._judge, None
-        if watch is None or self._run_clock is None:
+        watch, clock, judge, self._judge = self._watch, self._run_clock, self._judge, None
+        if watch is None or clock is None:
             raise LightningPredictError("nothing was watched")
         verdict = GO_ON if judge is None else judge()
-        tempo = self._run_clock.validation_tempo()
-        batch_seconds = None if tempo is None else tempo.batch_seconds
+        tempo = clock.validation_tempo()
+        batch_seconds = None if tempo is None or tempo.batch is None else tempo.batch.middle
         decision: dict[str, Any] = {
             "action": "go on",
-            "windows": watch.windows_between_checks,
+            "batches": batches_between_checks(clock),
             "validation_interval": None if not batch_seconds else max(1, math.ceil(CHECK_SECONDS / batch_seconds)),
         }
-        if judge is None:
-            return decision
-        if self._question == "forecast" or verdict.action == "stop":
-            log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
         if verdict.action == "stop" and self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
             return decision | {"action": "off"}  # Everything has been reported.
         if verdict.action == "stop":
             return decision | {"action": "stop", "reason": verdict.reason}
-        if verdict.action == "warn" and self._question not in self._warned:
-            self._warned.add(self._question)
+        if verdict.action == "warn":
             warn_and_log(trainer, verdict.reason)
         return decision
 
@@ -563,15 +555,16 @@ class CostBudget(Callback):
         if clock is not None:
             clock.validation_ends()
         if watch is not None and clock is not None and self.on_exceed == "stop":
-            watch.ends_in(end_seconds(trainer, clock, None))
+            tempo, batches = clock.validation_tempo(), _validation_batches(trainer)
+            watch.ends_in(end_seconds(batches or 0, None, tempo))
 
     def _judge_validation(self, trainer: Trainer) -> Decision:
         """Judge the use of the budget during a validation."""
         watch, clock = self._watch, self._run_clock
         tempo, batches = None if clock is None else clock.validation_tempo(), _validation_batches(trainer)
         rest = None
-        if tempo is not None and tempo.batch_seconds is not None and batches is not None:
-            rest = max(0, batches - self._validated_batches) * (tempo.batch_seconds + tempo.wait_seconds)
+        if tempo is not None and tempo.batch is not None and batches is not None:
+            rest = max(0, batches - self._validated_batches) * (tempo.batch.middle + tempo.wait.middle)
         verdict = GO_ON if watch is None else watch.judge_validation(rest)
         return {"action": verdict.action, "reason": verdict.reason}
 
@@ -727,34 +720,11 @@ class Terms:
         return limits_of_fit(ledger, usd=self.usd, hours=self.hours, deadline=self.deadline)
 
 
-def judge_first_forecast(trainer: Trainer, watch: BudgetWatch, rest: Rest) -> Verdict:
-    """Judge the forecast after the warm-up; where early stopping may end the run, a forecast alone does not stop it."""
-    if rest.left.batches is None:
-        rank_zero_info("CostBudget: the length of this run is not known; it ends once the budget is used up.")
-    verdict = watch.judge_forecast(rest.forecast)
-    use = watch.judge_use()
-    if verdict is GO_ON:
-        return use
-    if verdict.action == "stop" and trainer.early_stopping_callbacks and use.action != "stop":
-        return Verdict("warn", f"{verdict.reason}, unless early stopping ends it before")
-    return verdict
-
-
-def judge_later_use(trainer: Trainer, watch: BudgetWatch, rest: Callable[[], Rest], warned: set[str]) -> Verdict:
-    """Judge what is used, and renew the forecast at intervals.
-
-    A forecast that breaks the budget is reported once and does not end the run; only actual use does, so that a
-    temporary slowdown does not waste what was spent.
-    """
-    verdict = watch.judge_use()
-    if verdict.action == "stop" or not watch.refresh_is_due:
-        return verdict
-    outlook = watch.judge_forecast(rest().forecast)
-    log_budget(trainer, watch, exceeded=False)
-    if outlook.action != "go on" and not warned & {"forecast", "refresh"}:
-        warned.add("refresh")
-        warn_and_log(trainer, f"{outlook.reason}; the run goes on until the budget is used up")
-    return verdict
+def batches_between_checks(clock: RunClock) -> int:
+    """Return the batches until the ranks meet again: as many as were trained so far, `CHECK_SECONDS` at most."""
+    if clock.batches == 0:
+        return 1
+    return max(1, min(clock.batches, math.ceil(CHECK_SECONDS * clock.batches / max(clock.training_seconds, 1e-9))))
 
 
 def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
 from lightning_predict.callbacks.bases import rank_zero_info, samples_of
-from lightning_predict.callbacks.recorders import EXTRA_WARMUP_WINDOWS, Pace, Session, StepRecorder, ValidationRecorder
-from lightning_predict.callbacks.remaining import remaining
-from lightning_predict.callbacks.run_clock import host_clock
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.errors import CaptureError
+from lightning_predict.fit.clock import host_clock
+from lightning_predict.fit.recorder import Pace, Session, StepRecorder, ValidationRecorder
+from lightning_predict.fit.remaining import remaining
 from lightning_predict.tracing.environment import autograd_nodes, compilations, has_compiled_code
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
@@ -66,7 +66,6 @@ class FitRecording:
         *,
         warmup_steps: int,
         capture_steps: int,
-        must_predict_by: int | None = None,
     ) -> None:
         """Make the recorder of steps; a run that resumes within an epoch has no on_train_epoch_start.
 
@@ -75,7 +74,6 @@ class FitRecording:
             pl_module: The module that it fits.
             warmup_steps: Steps to time before one is recorded.
             capture_steps: Steps to record.
-            must_predict_by: Steps after which something else may end the run; None if nothing does.
         """
         device, compiled_before = trainer.strategy.root_device, self._compiled_before
 
@@ -84,12 +82,9 @@ class FitRecording:
                 device=device, model=pl_module, optimizers=trainer.optimizers, compiled_before=compiled_before
             )
 
-        latest = warmup_steps if must_predict_by is None else must_predict_by - capture_steps
         self._steps = StepRecorder(
-            warmup_steps=max(1, min(warmup_steps, latest)),
-            extra_warmup_steps=EXTRA_WARMUP_WINDOWS if must_predict_by is None else 0,
+            warmup_steps=warmup_steps,
             capture_steps=capture_steps,
-            latest_windows=must_predict_by,
             clock=self._clock,
             host_clock=None if device.type == "cpu" else host_clock(),
             new_session=new_session,
@@ -110,17 +105,22 @@ class FitRecording:
         if self._steps is not None:
             self._steps.watch.pause()
 
-    def batch_starts(self, trainer: Trainer) -> None:
-        """Time or record the step that begins."""
+    def batch_starts(self, trainer: Trainer) -> bool:
+        """Time or record the step that begins.
+
+        Returns:
+            This batch is recorded, and takes longer than others.
+        """
         if self._steps is None:
-            return
+            return False
         if self._steps.asks_for_nothing:
             self._steps.batch_starts(full_windows_after=None, next_is_short=False)
-            return
+            return False
         position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
         full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
         after = full_windows if full_windows is None or is_short else full_windows - 1
         self._steps.batch_starts(full_windows_after=after, next_is_short=is_short)
+        return self._steps.is_recording
 
     def optimizer_steps(self, optimizer: object) -> None:
         """Note that an optimizer's update is due."""

@@ -1,8 +1,9 @@
 """`FollowUp`: what comes after the capture: the first prediction, renewed ones, and the final comparison.
 
-The first prediction knows this machine only by the few steps before the capture. After 20, 50, 100 and 500
-steps and at the ends of epochs the rest of the run is computed again from what it took so far, and where a total has
-moved noticeably, it is said in one line and logged again. Example::
+The first prediction knows this machine only by the few steps before the capture. Once enough were seen to believe
+(`fit.forecast.Moments`), what to rent is said; from then on the rest of the run is computed again whenever what was
+seen has doubled, and where it has left the interval that was shown, or another GPU is recommended, that is said in one
+line and logged again. Example::
 
     follow_up = FollowUp(question, run_clock_of(trainer, device_clock=clock))
     predictions = follow_up.predict(trainer, trace=trace, validation=None, pace=Pace(), moment="batch end")
@@ -16,16 +17,17 @@ from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
-from lightning_predict.callbacks.outcome import Outcome, OutcomeTimer
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
-from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.remaining import Moment
-from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
-from lightning_predict.callbacks.run_clock import RunClock
-from lightning_predict.callbacks.showing import Manner, log_values, logged, say, write_file
-from lightning_predict.callbacks.trainer_state import batches_in_store
+from lightning_predict.callbacks.showing import Manner, log_values, logged, say, show_advice, write_file
+from lightning_predict.callbacks.trainer_state import batches_in_store, facts_of
 from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.reports.format import duration
+from lightning_predict.fit.clock import RunClock
+from lightning_predict.fit.forecast import Moments, Rest, rest_of
+from lightning_predict.fit.outcome import Outcome, OutcomeTimer
+from lightning_predict.fit.recorder import Pace
+from lightning_predict.fit.remaining import Moment
+from lightning_predict.interval import Interval
+from lightning_predict.reports.format import duration, duration_interval
 from lightning_predict.reports.loggers import log_predictions
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import append_record, history_path
@@ -36,14 +38,8 @@ from lightning_predict.tracing.trace import Trace
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-RENEWAL_STEPS: Final = (20, 50, 100, 500)
-"""Steps after which the rest of the run is computed again."""
-
 NOTICEABLE_SHARE: Final = 0.05
-"""Relative change of a total that is worth another prediction."""
-
-NOTICEABLE_SECONDS: Final = 1.0
-"""Least change of this machine's total that is worth another prediction, which itself may take as long."""
+"""Relative change of the host's part of a total that is worth another prediction."""
 
 NOTICEABLE_HOST_SECONDS: Final = 60.0
 """Least change of the host's part of any GPU's total that is worth another prediction."""
@@ -71,6 +67,8 @@ class FollowUp:
         self._validation: Trace | None = None
         self._pace = Pace()
         self._began = 0.0
+        self._moments: Moments | None = None
+        self._is_first_belief = self._has_advised = False
 
     @property
     def has_predicted(self) -> bool:
@@ -78,11 +76,21 @@ class FollowUp:
         return self._trace is not None
 
     @property
-    def remaining_seconds(self) -> float | None:
+    def advises(self) -> bool:
+        """Enough was seen to say what to rent."""
+        return self._moments is not None and self._moments.has_come
+
+    @property
+    def remaining(self) -> Interval[float] | None:
         """Seconds left of the run on this machine; None before a prediction, and if its end is unknown."""
         if self._rest is None or self._rest.forecast is None:
             return None
-        return max(0.0, self._rest.forecast.middle - (self._clock() - self._rest_at))
+        return self._rest.forecast.added(self._rest_at - self._clock()).at_least(0.0)
+
+    def is_due(self) -> bool:
+        """Return whether what was seen has doubled, so that the rest of the run is worth computing again."""
+        clock, moments = self.run_clock, self._moments
+        return moments is not None and moments.is_due(clock.batches, clock.training_seconds)
 
     def predict(
         self,
@@ -115,9 +123,16 @@ class FollowUp:
         self._answer, self._rest = answer, answer.rest
         self._answered_at = self._rest_at = self._clock()
         self.run_clock.interrupt()
-        if self._outcome_timer is None and answer.expected is not None:
-            batches = trainer.fit_loop.total_batch_idx + 1
+        batches = trainer.fit_loop.total_batch_idx + 1
+        if self._moments is None:
+            left = answer.rest.left.batches
+            self._moments = Moments(
+                batches_per_window=self._trace.batches, batches=None if left is None else batches + left
+            )
+            self._has_advised = self._moments.is_due(self.run_clock.batches, self.run_clock.training_seconds)
+        if answer.expected is not None and (self._outcome_timer is None or self._is_first_belief):
             self._outcome_timer = OutcomeTimer(answer.expected, clock=self._clock, batches_seen=batches)
+            self._is_first_belief = False
         return answer.predictions
 
     def was_shown(self) -> None:
@@ -126,29 +141,24 @@ class FollowUp:
             self._outcome_timer.leaves_out(since=self._began)
 
     def renew(self, trainer: Trainer, *, moment: Moment) -> Predictions | None:
-        """Recompute the rest of the run, and predict again if it changed noticeably.
+        """Recompute the rest of the run, and predict again if it left what was shown.
 
         Returns:
-            The new predictions, which were logged; None if no total has moved noticeably.
+            The new predictions, which were logged; None if what was shown still holds.
         """
         before, trace = self._answer, self._trace
         if before is None or trace is None:
             return None
-        rest = rest_of_run(
-            trainer,
-            self.run_clock,
-            pace=self._pace,
-            moment=moment,
-            batches_per_window=trace.batches,
-            samples=trace.samples,
-            batches_per_epoch=before.batches_per_epoch,
-        )
+        facts = facts_of(trainer, pace=self._pace, moment=moment, batches_per_epoch=before.batches_per_epoch)
+        rest = rest_of(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
         now = self._clock()
         self._rest, self._rest_at = rest, now
-        if not (self._has_moved(before.rest, rest, now) or host_has_moved(before, rest.workload)):
+        is_first, self._has_advised = self.advises and not self._has_advised, self.advises
+        if not (is_first or self._has_left(before.rest, rest, now) or host_has_moved(before, rest.workload)):
             return None
-        said = before.rest.forecast
-        instead = None if said is None else max(0.0, said.middle - (now - self._answered_at))
+        self._is_first_belief = is_first
+        has_left, answered_at = self._has_left(before.rest, rest, now), self._answered_at
+        choice = cheapest_of(before.predictions)
         predictions = self.predict(trainer, moment=moment)
         step, in_full = trainer.global_step, self.manner.logs_in_full
         for refusal in logged(
@@ -156,12 +166,20 @@ class FollowUp:
         ):
             warn(refusal)
         write_file(predictions, trainer, self.manner)
-        left = 0.0 if rest.forecast is None else rest.forecast.middle
-        if max(left, instead or 0.0) >= SECONDS_WORTH_A_LINE:
-            news = _news(self._answer or before, instead)
-            say(trainer, f"RuntimePredictor: after {trainer.global_step:,} steps, {news}.")
+        answer = self._answer or before
+        if is_first:
+            show_advice(predictions, trainer, news=self._news(trainer, answer), manner=self.manner)
+        elif has_left or cheapest_of(predictions) != choice:
+            said = before.rest.forecast
+            instead = None if said is None else max(0.0, said.middle - (now - answered_at))
+            if max(0.0 if rest.forecast is None else rest.forecast.middle, instead or 0.0) >= SECONDS_WORTH_A_LINE:
+                say(trainer, self._news(trainer, answer, instead))
         self.was_shown()
         return predictions
+
+    def _news(self, trainer: Trainer, answer: Answer, instead_of_seconds: float | None = None) -> str:
+        """Describe in a line what is predicted now, and what the previous prediction would leave."""
+        return f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(answer, instead_of_seconds)}."
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
         """Compare what the run took with what was first predicted, and record it; None if nothing was trained."""
@@ -183,44 +201,41 @@ class FollowUp:
         return outcome
 
     def _settle(self, trainer: Trainer, trace: Trace) -> None:
-        """Time steps from now on as steps of this trace."""
+        """Note what the recorded step tells of the run."""
         # What a checkpoint holds is there in full once every optimizer has stepped.
         self.run_clock.memory = max(
             (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
         )
-        mean = measured_seconds(trace) if trace.other_steps else None
-        self.run_clock.settle(
-            trace.measured_steps if mean is None else (mean,),
-            batches_per_window=trace.batches,
-            buffered=batches_in_store(trainer),
-            is_asynchronous=trainer.strategy.root_device.type != "cpu",
-            marks=RENEWAL_STEPS,
-        )
+        self.run_clock.buffered = batches_in_store(trainer)
+        seconds = measured_seconds(trace)
+        self.run_clock.device_seconds = None if seconds is None else seconds / trace.batches
 
-    def _has_moved(self, before: Rest, rest: Rest, now: float) -> bool:
-        """Return whether the run on this machine will end at another time than predicted."""
+    def _has_left(self, before: Rest, rest: Rest, now: float) -> bool:
+        """Return whether the run on this machine will end outside of the interval that was shown."""
         if rest.forecast is None or before.forecast is None:
             return rest.forecast is not before.forecast
-        said = before.forecast.middle
-        change = abs(rest.forecast.middle - (said - (now - self._answered_at)))
-        return change >= max(NOTICEABLE_SECONDS, NOTICEABLE_SHARE * said)
+        return not before.forecast.added(self._answered_at - now).holds(rest.forecast.middle)
+
+
+def cheapest_of(predictions: Predictions) -> str | None:
+    """Name the GPU that is recommended; None if there is none."""
+    cheapest = predictions.ranking().cheapest
+    return None if cheapest is None else cheapest.gpu
 
 
 def _news(answer: Answer, instead_of_seconds: float | None) -> str:
-    """Describe what is predicted now, and what the previous prediction would leave."""
+    """Describe what is predicted now of this machine and the recommended GPU."""
     forecast, used = answer.rest.forecast, answer.predictions.used_gpu
     if forecast is None:
         return "the predictions were made again"
-    others = [
-        f"{name} {duration(one.total_seconds)}"
-        for name, one in answer.predictions.items()
-        if one.total_seconds is not None and name != used
-    ]
     instead = "" if instead_of_seconds is None else f" instead of {duration(instead_of_seconds)}"
     if instead_of_seconds == 0:
         instead = ", where it was to be over by now"
-    here = f"{duration(forecast.middle)} on {used or 'this machine'}{instead}"
-    return f"the rest of this run is predicted to take {'; '.join([here, ', '.join(others)] if others else [here])}"
+    here = f"{duration_interval(forecast)} on {used or 'this machine'}{instead}"
+    name = cheapest_of(answer.predictions)
+    one = None if name is None or name == used else answer.predictions[name]
+    there = "" if one is None or one.total_seconds is None else f"; {name} {duration(one.total_seconds)}"
+    return f"the rest of this run is predicted to take {here}{there}"
 
 
 def host_has_moved(answer: Answer, now: Workload) -> bool:

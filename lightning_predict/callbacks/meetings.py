@@ -1,6 +1,6 @@
 """`Meetings`: let ranks decide together by exchanging values, with bounded waits.
 
-All ranks count windows alike, and meet at those that were agreed on. At a meeting each says whether something failed in
+All ranks count batches alike, and meet at those that were agreed on. At a meeting each says whether something failed in
 it; rank zero judges, and what it decides, or the failure, is what every rank reads. Nothing is sent through the
 collectives of the training: the values lie in the store by which its processes found each other, where one
 compare-and-set makes one decision of several. The wait for a rank that does not come is bounded.
@@ -20,7 +20,6 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, Final, Protocol, final
 
-from lightning_predict.callbacks.recorders import UNSEEN_STEPS_PATIENCE
 from lightning_predict.errors import LightningPredictError
 
 WAIT_SECONDS: Final = 60.0
@@ -237,32 +236,20 @@ def _store_of_processes() -> Store | None:
 
 @final
 class Schedule:
-    """Counts windows like every other rank, and tells at which they meet.
+    """Counts batches like every other rank, and tells after which they meet: the first, then as agreed."""
 
-    Args:
-        windows: Windows until the first meeting.
-        optimizer_steps_done: `trainer.global_step` before the first batch.
-    """
+    def __init__(self) -> None:
+        self._left = 1
 
-    def __init__(self, windows: int, *, optimizer_steps_done: int) -> None:
-        self._left = windows
-        self._batches = 0
-        self._steps_at_start = self._steps = optimizer_steps_done
-
-    def meet_after(self, windows: int) -> None:
+    def meet_after(self, batches: int) -> None:
         """Agree on the next meeting."""
-        self._left = max(1, windows)
+        self._left = max(1, batches)
 
-    def batch_ends(self, *, optimizer_steps_done: int) -> bool:
+    def batch_ends(self) -> bool:
         """Note that a batch was trained.
 
         Returns:
             The ranks meet now.
         """
-        self._batches += 1
-        unseen = optimizer_steps_done == self._steps_at_start and self._batches >= UNSEEN_STEPS_PATIENCE
-        if optimizer_steps_done <= self._steps and not unseen:
-            return False
-        self._steps = optimizer_steps_done
         self._left -= 1
         return self._left <= 0

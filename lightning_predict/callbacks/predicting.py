@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
-from lightning_predict.callbacks.outcome import Expected, expected_of, with_tempo
-from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.remaining import Moment
-from lightning_predict.callbacks.rest_of_run import Rest, rest_of_run
-from lightning_predict.callbacks.run_clock import RunClock
-from lightning_predict.cost.prediction import MachineInUse
+from lightning_predict.callbacks.trainer_state import facts_of
 from lightning_predict.deadline import within
 from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, Strategy
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.fit.clock import RunClock
+from lightning_predict.fit.forecast import Rest, rest_of
+from lightning_predict.fit.outcome import Expected, expected_of, with_tempo
+from lightning_predict.fit.recorder import Pace
+from lightning_predict.fit.remaining import Moment
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.prediction import layout_in_use, predict_workload
 from lightning_predict.reports.predictions import Predictions
@@ -34,7 +34,6 @@ from lightning_predict.run.history import HistoryRecord, history_path, read_hist
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -137,15 +136,8 @@ def predict_rest(
 ) -> Answer:
     """Predict what is left of a fit."""
     given = _batches_per_epoch(trainer, question, trace)
-    rest = rest_of_run(
-        trainer,
-        clock,
-        pace=pace,
-        moment=moment,
-        batches_per_window=trace.batches,
-        samples=trace.samples,
-        batches_per_epoch=given,
-    )
+    facts = facts_of(trainer, pace=pace, moment=moment, batches_per_epoch=given)
+    rest = rest_of(facts, clock, batches_per_window=trace.batches, samples=trace.samples)
     work = rest.workload
     trace = with_tempo(trace, rest.tempo).changed(lambda step: of_processes(step, trainer))
     assumptions = replace(
@@ -155,7 +147,9 @@ def predict_rest(
     )
 
     def work_out() -> Predictions:
-        return predict_workload(trace, question.layouts, work, assumptions, validation=validation)
+        return predict_workload(
+            trace, question.layouts, work, assumptions, validation=validation, forecast=rest.forecast
+        )
 
     longest = wait_seconds(trainer, PREDICTION_SECONDS)
     try:
@@ -165,11 +159,9 @@ def predict_rest(
             f"the prediction took more than {longest:g} s, which is as long as it may keep the training waiting; ask "
             "for fewer GPUs, or predict later from the recorded step (save_trace=...)"
         ) from None
-    machine = predictions.machine
     predictions = replace(
         predictions,
         notes=(*predictions.notes, *_notes(trainer, given, work)),
-        machine=None if machine is None else _as_forecast(machine, rest),
         heading=_heading(predictions, trainer),
         is_running=True,
     )
@@ -179,14 +171,6 @@ def predict_rest(
         rest=rest,
         batches_per_epoch=given,
     )
-
-
-def _as_forecast(machine: MachineInUse, rest: Rest) -> MachineInUse:
-    """Return the machine in use the rest of the run as it was timed here, waits and validation included."""
-    price = machine.price
-    if rest.forecast is not None and price.usd_per_hour is not None:
-        price = replace(price, cost_usd=seconds_to_hours(rest.forecast.middle) * price.usd_per_hour)
-    return replace(machine, total=rest.forecast, price=price)
 
 
 def _heading(predictions: Predictions, trainer: Trainer) -> str | None:

@@ -32,14 +32,10 @@ from lightning_predict.callbacks.arguments import (
 )
 from lightning_predict.callbacks.bases import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
 from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
-from lightning_predict.callbacks.cost_budget import CostBudget
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.meetings import wait_seconds
-from lightning_predict.callbacks.outcome import Outcome
 from lightning_predict.callbacks.predicting import Question, of_processes
-from lightning_predict.callbacks.remaining import Moment
-from lightning_predict.callbacks.run_clock import device_clock, run_clock_of
 from lightning_predict.callbacks.showing import Manner, show
 from lightning_predict.callbacks.trainer_state import callbacks_of, reason_for_no_extras
 from lightning_predict.checked import shown
@@ -47,10 +43,14 @@ from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.fit.clock import device_clock, run_clock_of
+from lightning_predict.fit.outcome import Outcome
+from lightning_predict.fit.remaining import Moment
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.gpus.own import add_gpus
 from lightning_predict.guard import never_raises
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption
@@ -118,7 +118,13 @@ class RuntimePredictor(Callback):
     @property
     def remaining_seconds(self) -> float | None:
         """Seconds left of the fit on the machine in use; None before the capture and after the fit."""
-        return None if self._follow_up is None else self._follow_up.remaining_seconds
+        left = None if self._follow_up is None else self._follow_up.remaining
+        return None if left is None else left.middle
+
+    @property
+    def remaining(self) -> Interval[float] | None:
+        """Seconds left of the fit on the machine in use, with their 90 % interval; None likewise."""
+        return None if self._follow_up is None else self._follow_up.remaining
 
     def __init__(
         self,
@@ -216,9 +222,9 @@ class RuntimePredictor(Callback):
         elif self._is_second(trainer):
             rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
         elif trainer.is_global_zero:
-            clock = device_clock(trainer.strategy.root_device)
-            self._follow_up = FollowUp(self._question, run_clock_of(trainer, device_clock=clock), self.manner)
-            self._recording = FitRecording(trainer, pl_module, clock=clock)
+            device = trainer.strategy.root_device
+            self._follow_up = FollowUp(self._question, run_clock_of(trainer, device=device), self.manner)
+            self._recording = FitRecording(trainer, pl_module, clock=device_clock(device))
 
     @never_raises
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -231,14 +237,11 @@ class RuntimePredictor(Callback):
         """Begin to time steps."""
         if self._recording is None:
             return
-        # A budget may end the run after its warm-up; the step is recorded in time to say before what would cost less.
-        budgets = [callback.warmup_steps for callback in callbacks_of(trainer) if isinstance(callback, CostBudget)]
         self._recording.training_starts(
             trainer,
             pl_module,
             warmup_steps=self.warmup_steps,
             capture_steps=self.capture_steps,
-            must_predict_by=min(budgets, default=None),
         )
 
     @never_raises
@@ -271,8 +274,8 @@ class RuntimePredictor(Callback):
         follow_up = self._follow_up
         if follow_up is not None and follow_up.run_clock.batch_starts():
             self.predictions = follow_up.renew(trainer, moment="batch start") or self.predictions
-        if self._recording is not None:
-            self._recording.batch_starts(trainer)
+        if self._recording is not None and self._recording.batch_starts(trainer) and follow_up is not None:
+            follow_up.run_clock.batch_is_recorded()
 
     @never_raises
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
@@ -287,7 +290,8 @@ class RuntimePredictor(Callback):
         """End the step; once every kind of step is recorded, predict."""
         if self._follow_up is None:
             return
-        if self._follow_up.run_clock.batch_ends():
+        self._follow_up.run_clock.batch_ends(optimizer_steps_done=trainer.global_step)
+        if self._follow_up.is_due():
             self.predictions = self._follow_up.renew(trainer, moment="batch end") or self.predictions
         if self._recording is None:
             return
@@ -409,7 +413,7 @@ class RuntimePredictor(Callback):
         validation = None if recording is None else recording.validation_trace()
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
-        show(self.predictions, trainer, pl_module, manner=self.manner, reason=reason)
+        show(self.predictions, trainer, pl_module, manner=self.manner, reason=reason, advises=follow_up.advises)
         follow_up.was_shown()
         if recording is not None and (validation is not None or not trainer.enable_validation):
             recording.forget_validation()

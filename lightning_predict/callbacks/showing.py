@@ -52,12 +52,14 @@ def show(
     *,
     manner: Manner,
     reason: str | None = None,
+    advises: bool = True,
 ) -> None:
-    """Print the table and the ranking, and log both at the current step."""
+    """Print the table, and the ranking where enough was seen to advise, and log both at the current step."""
     ranking, step = rank(predictions, deadline_hours=manner.deadline_hours), trainer.global_step
     if manner.with_table:
         pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
-        pl_module.print("\n".join(ranking_lines(ranking)) + "\n")
+        if advises:
+            pl_module.print("\n".join(ranking_lines(ranking)) + "\n")
     loggers = trainer.loggers
 
     def log() -> tuple[str, ...]:
@@ -67,6 +69,13 @@ def show(
     for warning in logged(trainer, log):
         warn(warning)
     write_file(predictions, trainer, manner)
+
+
+def show_advice(predictions: Predictions, trainer: Trainer, *, news: str, manner: Manner) -> None:
+    """Say what is left now that enough was seen to believe it, and what to rent."""
+    if manner.with_table:
+        lines = ranking_lines(rank(predictions, deadline_hours=manner.deadline_hours))
+        trainer.lightning_module.print("\n".join((news, *lines)) + "\n")
 
 
 def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:

@@ -9,22 +9,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_predict.callbacks.bases import lightning_classes
-from lightning_predict.callbacks.recorders import Pace
-from lightning_predict.callbacks.remaining import Moment, Position, Saving, Validation
-from lightning_predict.run.workload import Loader
+from lightning_predict.fit.forecast import Facts
+from lightning_predict.fit.recorder import Pace
+from lightning_predict.fit.remaining import Moment, Position, Saving, Validation
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-STALL_SHARE: Final = 0.1
-"""Wait for a batch that workers make, over the time of a batch, from which on the workers are taken to be too slow;
-below it, a wait is the hand-over of a batch that was ready."""
+
+def facts_of(
+    trainer: Trainer, *, pace: Pace, moment: Moment = "batch end", batches_per_epoch: int | None = None
+) -> Facts:
+    """Read what a forecast needs of a fit.
+
+    Args:
+        trainer: A Trainer that is fitting.
+        pace: How windows went by so far.
+        moment: The hook that asks.
+        batches_per_epoch: What the user says, for a loader without a length.
+    """
+    validation = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
+    return Facts(
+        position=position_of(
+            trainer,
+            batches_done=trainer.fit_loop.batch_idx + (moment != "batch start"),
+            pace=pace,
+            moment=moment,
+            batches_per_epoch=batches_per_epoch,
+        ),
+        savings=savings_of(trainer),
+        workers=workers_of(trainer),
+        has_workers=has_workers(trainer),
+        starts_workers=starts_workers(trainer),
+        validation_batches=_finite(validation) or 0,
+        time_limit_seconds=seconds_left(trainer),
+    )
 
 
 def position_of(
@@ -61,6 +86,19 @@ def position_of(
     )
 
 
+def batches_of_fit(trainer: Trainer) -> int | None:
+    """Return the batches of the fit that begins, roughly: what accumulates later differently counts as now."""
+    per_epoch, epochs, steps = (
+        _finite(trainer.num_training_batches),
+        _limit(trainer.max_epochs),
+        _limit(trainer.max_steps),
+    )
+    ends = [] if steps is None else [steps * trainer.accumulate_grad_batches]
+    if per_epoch is not None and epochs is not None:
+        ends.append(per_epoch * epochs)
+    return min(ends, default=None)
+
+
 def callbacks_of(trainer: Any) -> list[Any]:
     """Return `trainer.callbacks`, which Lightning sets where type checkers do not see it."""
     return list(trainer.callbacks)
@@ -87,19 +125,6 @@ def savings_of(trainer: Any) -> list[Saving]:
     """Tell when the ModelCheckpoint callbacks write."""
     kinds = lightning_classes("ModelCheckpoint")
     return [_saving(trainer, callback) for callback in trainer.checkpoint_callbacks if isinstance(callback, kinds)]
-
-
-def loader_of(trainer: Any, wait_seconds: float, *, batch_seconds: float) -> Loader:
-    """Tell how the loader would keep any GPU waiting from how it does on this machine.
-
-    Args:
-        trainer: The Trainer that is fitting.
-        wait_seconds: From the end of a batch to the beginning of the next.
-        batch_seconds: Seconds of a batch, the wait excluded.
-    """
-    if has_workers(trainer) and wait_seconds > STALL_SHARE * batch_seconds:
-        return Loader(seconds_per_batch=batch_seconds + wait_seconds, overlaps=True)
-    return Loader(seconds_per_batch=wait_seconds)
 
 
 def workers_of(trainer: Any) -> int | None:

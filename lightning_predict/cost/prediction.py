@@ -288,6 +288,7 @@ class MachineInUse:
     Attributes:
         name: Name of its GPU in the catalogue, or as it reports itself, or `CPU`.
         step_seconds: A step as measured.
+        cycle_seconds: A step with its wait for the loader; None where that was not timed.
         total: Seconds of the run still to come; None if its length is unknown.
         price: What the run costs there.
         memory: The memory of its GPU; nothing is known of a processor's.
@@ -295,6 +296,7 @@ class MachineInUse:
 
     name: str
     step_seconds: float
+    cycle_seconds: float | None = None
     total: Interval[float] | None = None
     price: Price = field(default_factory=Price)
     memory: MemoryNeed = field(default_factory=MemoryNeed)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from lightning_predict.interval import Interval
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_milliseconds
 
 PLAIN_WIDTH: Final = 120
@@ -123,6 +124,12 @@ def duration(seconds: float) -> str:
     )
     whole, rest = divmod(round(seconds / small), round(large / small))
     return f"{whole:,} {large_name} {rest} {small_name}" if rest else f"{whole:,} {large_name}"
+
+
+def duration_interval(seconds: Interval[float]) -> str:
+    """Write a time and the ends of its interval: `3 h 12 min (2 h 50 min to 3 h 40 min)`."""
+    middle, low, high = (duration(one) for one in (seconds.middle, seconds.low, seconds.high))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def share(fraction: float) -> str:

@@ -93,10 +93,11 @@ class Correction:
     def note(self, gpu: str) -> str:
         """Return the correction in words."""
         runs = "1 earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
-        what, factor = ("step", self.step) if self.run == 1.0 else ("total", self.run)
+        is_step = self.run == 1.0
+        what, factor = ("step is", self.step) if is_step else ("total of every GPU is", self.run)
         sizes = ", ".join(map(str, self.batch_sizes))
         where = f"on {gpu}" + (f" with batches of {sizes} samples, by a line through their times" if sizes else "")
-        return f"The {what} is corrected by a factor of {factor:.2f}, learnt from {runs} of this model {where}."
+        return f"The {what} corrected by a factor of {factor:.2f}, learnt from {runs} of this model {where}."
 
 
 def fingerprint_of(trace: Trace) -> str:
@@ -207,15 +208,31 @@ def correction_for(
     """
     there = [one for one in records if one.layout == step.gpu]
     alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
-    if alike and is_measured:
-        run = statistics.median(one.actual_seconds / one.predicted_seconds for one in alike)
-        return Correction(step=1.0, run=run, runs=len(alike))
+    if is_measured:
+        return run_correction(records, fingerprint, step.gpu)
     if alike:
         factor = statistics.median(one.step_seconds for one in alike) / step.seconds
         return Correction(step=factor, run=1.0, runs=len(alike))
-    if is_measured or model is None or samples is None:
+    if model is None or samples is None:
         return None
     return _between_batch_sizes([one for one in there if one.model == model], step, samples)
+
+
+def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: str) -> Correction | None:
+    """Find how much longer earlier runs of this very step took than their measured steps said; None without any.
+
+    What lengthens a run beside its steps (pauses, other programs, slow disks) is not the GPU's: it goes for every GPU.
+
+    Args:
+        records: Runs, the oldest first.
+        fingerprint: Fingerprint of the trace.
+        layout: The GPUs in use, on which the steps were measured.
+    """
+    alike = [one for one in records if one.layout == layout and one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
+    if not alike:
+        return None
+    run = statistics.median(one.actual_seconds / one.predicted_seconds for one in alike)
+    return Correction(step=1.0, run=run, runs=len(alike))
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samples: int) -> Correction | None:

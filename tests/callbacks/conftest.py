@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pytest
 
 from lightning_predict.callbacks import follow_up, predicting
 from lightning_predict.callbacks.bases import PACKAGES
-from lightning_predict.callbacks.run_clock import clock_of_fits
+from lightning_predict.fit.clock import NOTHING, RunClock, clock_of_fits
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Trace
@@ -60,20 +59,30 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """The calls of `predict_workload`, which are made all the same."""
     seen: list[Call] = []
 
-    def noting(trace: Trace, layouts: Any, workload: Workload, assumptions: Any, *, validation: Trace | None) -> Any:
-        seen.append(Call(trace, workload, validation))
-        return predict_workload(trace, layouts, workload, assumptions, validation=validation)
+    def noting(trace: Trace, layouts: Any, workload: Workload, assumptions: Any, **options: Any) -> Any:
+        seen.append(Call(trace, workload, options["validation"]))
+        return predict_workload(trace, layouts, workload, assumptions, **options)
 
     monkeypatch.setattr(predicting, "predict_workload", noting)
     return seen
+
+
+class AtOnce:
+    """Believe at the capture, and nothing is to be asked again later."""
+
+    def __init__(self, **_: Any) -> None:
+        self.has_come = False
+
+    def is_due(self, batches: int, seconds: float) -> bool:
+        is_first, self.has_come = not self.has_come, True
+        return is_first
 
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Readings of the predictor's device clock, which shows a second more each time: no step takes longer by chance.
 
-    So does the plain clock by which it times the run, whose readings are not kept; as more hooks read it between two
-    epochs than between two batches, nothing is predicted again from it.
+    So does the plain clock by which it times the run, whose readings are not kept. Nothing is predicted again from it.
     """
     seen: list[float] = []
     plain = itertools.count()
@@ -82,7 +91,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         seen.append(float(len(seen)))
         return seen[-1]
 
-    monkeypatch.setattr(follow_up, "NOTICEABLE_SHARE", math.inf)
+    monkeypatch.setattr(follow_up, "Moments", AtOnce)
+    monkeypatch.setattr("lightning_predict.fit.clock.FIRST_EPOCH_DOUBT", 0.0)  # waits are what they are
+    monkeypatch.setattr(RunClock, "pause", lambda *args, **options: NOTHING)  # hooks between epochs read it, too
     with clock_of_fits(lambda: float(next(plain)), device=clock):
         yield seen
 

@@ -24,7 +24,8 @@ from typing import Any, Final
 
 import torch
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget, cost_budget
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
+from lightning_predict.fit import budget
 from tests.callbacks.small import Small
 from tests.processes import Ran, Started
 

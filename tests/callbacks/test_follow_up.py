@@ -6,8 +6,8 @@ import pytest
 
 from lightning_predict.callbacks.follow_up import host_has_moved
 from lightning_predict.callbacks.predicting import Answer
-from lightning_predict.callbacks.remaining import Remaining
-from lightning_predict.callbacks.rest_of_run import Rest
+from lightning_predict.fit.forecast import Rest
+from lightning_predict.fit.remaining import Remaining
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.workload import Batches, Checkpoints, Loader, Workload
 from tests.reports.example import H100, MINIMAL, T4, with_total

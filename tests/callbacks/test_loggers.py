@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("readings")
 def fit(small: Small, folder: Path, logger: Any) -> RuntimePredictor:
     """A fit that predicts, and that a budget then ends."""
     predictor = RuntimePredictor(["T4", "L4"], warmup_steps=2, deadline_hours=1.0)
-    budget = CostBudget(usd=1e-6, usd_per_hour=1)
+    budget = CostBudget(usd=24, usd_per_hour=3600)  # a dollar a second, and as many readings of the clock
     trainer = small.trainer(folder, max_epochs=1, logger=logger, callbacks=[predictor, budget])
     trainer.fit(small.model(), small.loader(8))
     assert predictor.predictions is not None
@@ -40,8 +40,9 @@ def test_tensorboard(small: Small, tmp_path: Path) -> None:
 
     assert "cheapest" in text("predict/ranking")
     assert "- Within 1 h: " in text("predict/ranking")
-    assert text("budget/exceeded").startswith("**exceeded** at step 3: the run is forecast to need")
-    assert [scalar.value for scalar in events.Scalars("budget/exceeded")] == [1.0]
+    assert text("budget/exceeded").startswith("**exceeded** at step ")
+    assert text("budget/exceeded").endswith("of $24.00 (usd) are used")
+    assert [scalar.value for scalar in events.Scalars("budget/exceeded")][-1] == 1.0
     assert events.Scalars("predict/T4/total_hours")
 
 
@@ -53,7 +54,7 @@ def test_csv(small: Small, tmp_path: Path) -> None:
     assert predictor.predictions is not None
     predicted = [float(row["predict/T4/iteration_ms"]) for row in rows if row["predict/T4/iteration_ms"]]
     assert predicted == [pytest.approx(predictor.predictions["T4"].iteration_seconds * 1e3)]
-    assert [row["step"] for row in rows if row["budget/exceeded"]] == ["3"]
+    assert [float(row["budget/exceeded"]) for row in rows if row["budget/exceeded"]][-1] == 1.0
 
 
 def test_mlflow(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,10 +63,10 @@ def test_mlflow(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fit(lightning, tmp_path, logger)
     client, run_id = logger.experiment, logger.run_id
     names = {Path(artifact.path).name for artifact in client.list_artifacts(run_id, "lightning_predict")}
-    assert {"predictions.json", "predict_ranking_step_3.md", "budget_exceeded_step_3.md"} <= names
+    assert {"predictions.json", "predict_ranking_step_3.md", "budget_exceeded_step_4.md"} <= names
     folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://")) / "lightning_predict"
     assert "cheapest" in (folder / "predict_ranking_step_3.md").read_text()
-    assert "usd allows" in (folder / "budget_exceeded_step_3.md").read_text()
+    assert "(usd) are used" in (folder / "budget_exceeded_step_4.md").read_text()
     assert client.get_run(run_id).data.metrics["budget/exceeded"] == 1.0
 
 
@@ -84,5 +85,5 @@ def test_wandb(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert tables["ranking"]["columns"] == ["choice", "gpu", "hours", "cost_usd", "offer"]
     assert tables["ranking"]["data"][0][:2] == ["cheapest", "T4"]
     ((event, step, reason),) = tables["exceeded"]["data"]
-    assert (event, step) == ("exceeded", 3)
-    assert "usd allows" in reason
+    assert (event, step) == ("exceeded", 4)
+    assert "(usd) are used" in reason

@@ -20,7 +20,6 @@ from lightning_predict.callbacks.meetings import (
     meetings_of,
     wait_seconds,
 )
-from lightning_predict.callbacks.recorders import UNSEEN_STEPS_PATIENCE
 from lightning_predict.errors import LightningPredictError
 
 Decide = Callable[[StoreMeetings, int], Any]
@@ -154,14 +153,8 @@ def test_it_waits_less_where_collectives_do(timeout: Any, seconds: float) -> Non
     assert wait_seconds(SimpleNamespace(strategy=SimpleNamespace(_timeout=timeout))) == seconds
 
 
-def test_ranks_meet_after_so_many_windows() -> None:
-    schedule = Schedule(3, optimizer_steps_done=5)
-    assert [schedule.batch_ends(optimizer_steps_done=5 + batch // 2) for batch in range(1, 7)] == [*5 * [False], True]
-    schedule.meet_after(2)
-    assert [schedule.batch_ends(optimizer_steps_done=8 + batch) for batch in range(1, 3)] == [False, True]
-
-
-def test_where_no_step_is_seen_each_batch_is_a_window_after_some_patience() -> None:
-    schedule = Schedule(1, optimizer_steps_done=0)
-    met = [schedule.batch_ends(optimizer_steps_done=0) for _ in range(UNSEEN_STEPS_PATIENCE)]
-    assert met == [*(UNSEEN_STEPS_PATIENCE - 1) * [False], True]
+def test_ranks_meet_after_the_first_batch_and_then_as_agreed() -> None:
+    schedule = Schedule()
+    assert schedule.batch_ends()
+    schedule.meet_after(3)
+    assert [schedule.batch_ends() for _ in range(3)] == [False, False, True]

@@ -13,7 +13,8 @@ import pytest
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.outcome import BATCHES_TO_LEARN_FROM, Expected, OutcomeTimer
+from lightning_predict.fit.outcome import BATCHES_TO_LEARN_FROM, Expected, OutcomeTimer
+from lightning_predict.interval import Interval
 from lightning_predict.run.history import append_record, fingerprint_of, history_path, read_history
 from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.conftest import Call
@@ -28,7 +29,7 @@ EXPECTED = Expected(
     batch_seconds=0.5,
     batches=100,
     total_seconds=60.0,
-    shown_seconds=60.0,
+    shown=Interval(48.0, 60.0, 72.0),
     usd_per_hour=3.6,
     offer="AWS g4dn.xlarge (2026-09-17)",
 )
@@ -43,8 +44,8 @@ def outcome(expected: Expected, *, seconds: float, batches: int) -> Any:
 def test_a_run_that_went_to_its_end() -> None:
     ended = outcome(EXPECTED, seconds=66.0, batches=100)
     assert ended.sentence == (
-        "the rest of this run took 1 min 6 s on T4, and 1 min were predicted (10 % more); "
-        "it cost $0.0660, and $0.0600 were predicted (price: AWS g4dn.xlarge (2026-09-17))"
+        "the rest of this run took 1 min 6 s on T4, and 1 min (48.0 s to 1 min 12 s) were predicted (10 % more); "
+        "it cost $0.07, and $0.06 were predicted (price: AWS g4dn.xlarge (2026-09-17))"
     )
     assert ended.metrics() == {
         "actual_hours": pytest.approx(66 / 3600),
@@ -64,7 +65,7 @@ def test_a_run_that_ended_early_is_compared_for_what_it_trained() -> None:
 
 
 def test_an_unknown_length_is_compared_by_the_batch() -> None:
-    unknown = replace(EXPECTED, batches=None, total_seconds=None, shown_seconds=None, usd_per_hour=None, gpu=None)
+    unknown = replace(EXPECTED, batches=None, total_seconds=None, shown=None, usd_per_hour=None, gpu=None)
     ended = outcome(unknown, seconds=10.0, batches=20)
     assert ended.predicted_seconds == 20 * 0.5
     assert ended.sentence == "the rest of this run took 10.0 s, and 10.0 s were predicted (0 % more)"
@@ -72,7 +73,7 @@ def test_an_unknown_length_is_compared_by_the_batch() -> None:
 
 
 def test_what_was_shown_is_compared_and_what_was_measured_is_learnt() -> None:
-    ended = outcome(replace(EXPECTED, shown_seconds=72.0), seconds=72.0, batches=100)
+    ended = outcome(replace(EXPECTED, shown=Interval(72.0, 72.0, 72.0)), seconds=72.0, batches=100)
     assert (ended.predicted_seconds, ended.measured_seconds) == (72.0, 60.0)
     record = ended.record()
     assert record is not None
@@ -159,8 +160,12 @@ def test_a_later_run_of_the_same_model_learns(small: Small, tmp_path: Path, call
     before, after = first.predictions["T4"], second.predictions["T4"]
     assert after.total_seconds == pytest.approx(1.5 * (before.total_seconds or 0.0))
     assert after.iteration_seconds == before.iteration_seconds == 1.0  # measured in this run
-    assert "The total is corrected by a factor of 1.50, learnt from 1 earlier run of this model on T4." in after.notes
-    assert second.predictions["L4"].total_seconds == pytest.approx(first.predictions["L4"].total_seconds)
+    note = "The total of every GPU is corrected by a factor of 1.50, learnt from 1 earlier run of this model on T4."
+    assert note in second.predictions.notes
+    # What lengthened the run goes for every GPU: the comparison stays what it was.
+    other = first.predictions["L4"].total_seconds
+    assert other is not None
+    assert second.predictions["L4"].total_seconds == pytest.approx(1.5 * other)
     # What is learnt is the error of what was measured, so that a correction is not learnt again.
     assert read_history()[-1].predicted_seconds == pytest.approx(record.predicted_seconds)
 

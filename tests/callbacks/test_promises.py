@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, predicting, showing
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.recorders import EXTRA_WARMUP_WINDOWS
-from lightning_predict.callbacks.run_clock import clock_of_fits
 from lightning_predict.errors import CaptureError
+from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.fit.recorder import EXTRA_WARMUP_WINDOWS
 from lightning_predict.tracing.session import CaptureSession
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
@@ -245,11 +245,13 @@ def test_a_slow_first_step_is_no_anchor(lightning: Small, tmp_path: Path, calls:
         now = next(times, now + 1)
         return now
 
-    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=RuntimePredictor(GPUS))
+    predictor = RuntimePredictor(GPUS)
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=predictor)
     with clock_of_fits(time.perf_counter, device=clock):
         trainer.fit(lightning.model(), lightning.loader(20))
     # The third was slow, so a fourth was timed before the fifth was recorded; the first is left out.
-    assert calls[0].trace.step_seconds == (1.0, 9.0, 1.0)
+    assert predictor.trace is not None
+    assert predictor.trace.step_seconds == (1.0, 9.0, 1.0)
     assert calls[0].workload.training_iterations == 20 - 5
     assert EXTRA_WARMUP_WINDOWS >= 1
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.callbacks.run_clock import clock_of_fits
+from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.run.history import append_record, history_path, read_history
 from lightning_predict.testing import Clock
 from lightning_predict.tracing.session import recordings_on

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.trainer_state import STALL_SHARE, loader_of, resumes_data
+from lightning_predict.callbacks.trainer_state import resumes_data
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.run.workload import Batches, Loader
 from tests.callbacks.conftest import Call
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_matters_is_timed_and_predicted_with_again(
 ) -> None:
     # A slow disk: the estimate is an hour a file, of a run of seconds.
     monkeypatch.setattr("lightning_predict.callbacks.follow_up.NOTICEABLE_SHARE", 0.05)
-    monkeypatch.setattr("lightning_predict.callbacks.remaining.WRITING_BYTES_PER_SECOND", 1e-3)
+    monkeypatch.setattr("lightning_predict.fit.remaining.WRITING_BYTES_PER_SECOND", 1e-3)
     saving = checkpoint(lightning, tmp_path)
     fit(lightning, tmp_path, lightning.loader(6), max_epochs=3, callbacks=[saving], enable_checkpointing=True)
     estimated, timed, *_ = calls
@@ -261,21 +261,6 @@ def test_a_time_limit_that_comes_later_changes_no_total(lightning: Small, tmp_pa
 class FakeTrainer:
     def __init__(self, *workers: int) -> None:
         self.train_dataloader = [uneven(8, num_workers=number) for number in workers]
-
-
-def test_workers_that_keep_up_only_hand_over() -> None:
-    wait = 0.9 * STALL_SHARE
-    loader = loader_of(FakeTrainer(2), wait, batch_seconds=1.0)
-    assert loader == Loader(seconds_per_batch=wait)
-
-
-def test_workers_that_do_not_keep_up_make_a_batch_in_a_step_and_its_wait() -> None:
-    loader = loader_of(FakeTrainer(2), 0.3, batch_seconds=0.5)
-    assert loader == Loader(seconds_per_batch=0.5 + 0.3, overlaps=True)
-
-
-def test_one_loader_without_workers_adds_its_waits() -> None:
-    assert loader_of(FakeTrainer(2, 0), 0.6, batch_seconds=1.0) == Loader(seconds_per_batch=0.6)
 
 
 def test_loaders_that_resume() -> None:

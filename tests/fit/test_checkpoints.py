@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.callbacks.remaining import CheckpointClock, Position, Saving, checkpoints_left, files_left
+from lightning_predict.fit.remaining import CheckpointClock, Position, Saving, checkpoints_left, files_left
 from lightning_predict.run.workload import Checkpoints
 from lightning_predict.tracing.trace import Memory
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.budget import Ledger
 from lightning_predict.callbacks.cost_budget import Terms
 from lightning_predict.cost.offers import load_offers
+from lightning_predict.fit.budget import Ledger
 
 
 def trainer(processes: int = 1, nodes: int = 1) -> Any:

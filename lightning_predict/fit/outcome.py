@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Final, final
 
-from lightning_predict.callbacks.rest_of_run import Rest
-from lightning_predict.callbacks.run_clock import Tempo
+from lightning_predict.fit.clock import Tempo
+from lightning_predict.fit.forecast import Rest
+from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_fingerprint_of
@@ -40,9 +41,9 @@ class Expected:
         step_seconds: A step as measured.
         batch_seconds: A training batch with its wait for the loader.
         batches: Training batches still to come; None if unknown.
-        total_seconds: The rest of the run from its measured steps; None if its length is unknown.
-        shown_seconds: The rest of the run as it was shown, which earlier runs may have corrected; None if its length
-            is unknown, or a time limit ends it.
+        total_seconds: The rest of the run from its measured steps; None if its length is unknown, or a time limit ends
+            it.
+        shown: The rest of the run as it was shown, which earlier runs may have corrected; None likewise.
         usd_per_hour: Price; None if unknown.
         offer: Where the price comes from, with its date.
         model: Fingerprint of the model whatever its batch size; None if unknown.
@@ -56,7 +57,7 @@ class Expected:
     batch_seconds: float
     batches: int | None
     total_seconds: float | None
-    shown_seconds: float | None = None
+    shown: Interval[float] | None = None
     usd_per_hour: float | None = None
     offer: str | None = None
     model: str | None = None
@@ -84,11 +85,11 @@ def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus:
     """Say what is expected of the machine in use; None if no step was timed."""
     if rest.tempo is None or rest.tempo.step_seconds <= 0:
         return None
-    shown, machine = predictions.get(predictions.used_gpu or ""), predictions.machine
-    total = shown.total_seconds if shown is not None and not shown.is_cut_off else None
-    if shown is None and machine is not None and machine.total is not None:
-        total = machine.total.middle
-    price = shown.price if shown is not None else (None if machine is None else machine.price)
+    own, machine = predictions.get(predictions.used_gpu or ""), predictions.machine
+    shown = own.total if own is not None else (None if machine is None else machine.total)
+    price = own.price if own is not None else (None if machine is None else machine.price)
+    limit = rest.workload.time_limit_seconds
+    is_cut_off = limit is not None and (rest.forecast is None or rest.forecast.high >= limit)
     return Expected(
         gpu=predictions.used_gpu,
         fingerprint=fingerprint_of(trace),
@@ -97,9 +98,9 @@ def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus:
         samples=trace.samples,
         step_seconds=rest.tempo.step_seconds * trace.batches,
         batch_seconds=rest.tempo.step_seconds + rest.tempo.wait_seconds,
-        batches=rest.left.batches,
-        total_seconds=None if rest.run is None else rest.run.total_seconds,
-        shown_seconds=total,
+        batches=None if is_cut_off else rest.left.batches,
+        total_seconds=None if is_cut_off or rest.forecast is None else rest.forecast.middle,
+        shown=None if is_cut_off else shown,
         usd_per_hour=None if price is None else price.usd_per_hour,
         offer=None if price is None else price.offer,
     )
@@ -114,15 +115,20 @@ class Outcome:
         expected: What was expected.
         batches: Training batches that were trained since.
         actual_seconds: What they took, with everything between them.
-        predicted_seconds: What was predicted for them, as shown.
+        predicted: What was predicted for them, as shown.
         measured_seconds: The same from the measured steps alone, uncorrected: what later predictions learn from.
     """
 
     expected: Expected
     batches: int
     actual_seconds: float
-    predicted_seconds: float
+    predicted: Interval[float]
     measured_seconds: float
+
+    @property
+    def predicted_seconds(self) -> float:
+        """What was predicted, without its interval."""
+        return self.predicted.middle
 
     @property
     def is_whole(self) -> bool:
@@ -137,9 +143,11 @@ class Outcome:
             "" if self.is_whole else f" for the {self.batches:,} of {self.expected.batches:,} batches that it trained"
         )
         where = "" if self.expected.gpu is None else f" on {self.expected.gpu}"
+        low, high = self.predicted.low, self.predicted.high
+        ends = "" if low == high else f" ({duration(low)} to {duration(high)})"
         return (
-            f"the rest of this run took {duration(self.actual_seconds)}{where}, and {duration(self.predicted_seconds)} "
-            f"were predicted{part} ({abs(ratio):.0%} {'more' if ratio >= 0 else 'less'}){self._costs()}"
+            f"the rest of this run took {duration(self.actual_seconds)}{where}, and {duration(self.predicted_seconds)}"
+            f"{ends} were predicted{part} ({abs(ratio):.0%} {'more' if ratio >= 0 else 'less'}){self._costs()}"
         ).replace("%", " %")
 
     def metrics(self) -> dict[str, float]:
@@ -217,13 +225,13 @@ class OutcomeTimer:
         measured = batches * expected.batch_seconds
         if expected.total_seconds is not None and expected.batches:
             measured = expected.total_seconds * batches / expected.batches
-        shown = measured
-        if expected.shown_seconds is not None and expected.total_seconds:
-            shown = measured * expected.shown_seconds / expected.total_seconds
+        predicted = Interval(measured, measured, measured)
+        if expected.shown is not None and expected.total_seconds:
+            predicted = expected.shown.scaled(measured / expected.total_seconds)
         return Outcome(
             expected=expected,
             batches=batches,
             actual_seconds=actual,
-            predicted_seconds=shown,
+            predicted=predicted,
             measured_seconds=measured,
         )

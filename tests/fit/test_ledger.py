@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.callbacks.budget import Ledger
+from lightning_predict.fit.budget import Ledger
 
 
 class Clock:

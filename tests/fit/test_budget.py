@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_predict.callbacks.budget import GO_ON, Limit, judge_forecast, judge_use
+from lightning_predict.fit.budget import GO_ON, Limit, judge_forecast, judge_use
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import usd
 

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from lightning_predict.callbacks.budget import Ledger, hours_limit, limits_of_fit, usd_limit
+from lightning_predict.fit.budget import Ledger, hours_limit, limits_of_fit, usd_limit
 
 
 def test_dollars_are_used_at_the_price() -> None:

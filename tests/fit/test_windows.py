@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.callbacks.recorders import (
+from lightning_predict.fit.recorder import (
     EXTRA_WARMUP_WINDOWS,
     MOST_NODE_COUNTS,
     UNSEEN_STEPS_PATIENCE,

@@ -397,8 +397,6 @@ class StepRecorder:
         warmup_steps: Windows to time before the first is recorded.
         extra_warmup_steps: Most windows by which the warm-up is extended if steps have not settled.
         capture_steps: Windows to record, one after the other.
-        latest_windows: Windows after which something else may end the run, so that the first trace is due with what is
-            recorded by then; None if nothing does.
         clock: Clock in seconds that waits for the device.
         host_clock: The same clock without the wait; None where there is no device to wait for, so that there is no
             block either.
@@ -419,7 +417,6 @@ class StepRecorder:
         warmup_steps: int,
         extra_warmup_steps: int = EXTRA_WARMUP_WINDOWS,
         capture_steps: int,
-        latest_windows: int | None = None,
         clock: Callable[[], float],
         host_clock: Callable[[], float] | None = None,
         new_session: Callable[[], Session],
@@ -434,7 +431,6 @@ class StepRecorder:
         self._warmup_steps = warmup_steps
         self._extra_warmup_steps = extra_warmup_steps
         self._capture_steps = capture_steps
-        self._latest_windows = latest_windows
         self._clock = clock
         self._host_clock = host_clock
         self._block = BlockTimer()
@@ -554,6 +550,11 @@ class StepRecorder:
             stop_for_sure(session)
 
     @property
+    def is_recording(self) -> bool:
+        """Whether the batch under way is recorded."""
+        return self._session is not None
+
+    @property
     def is_idle(self) -> bool:
         """Whether only the kinds of windows are still told apart: there is a trace, and it is complete so far."""
         return self.has_given and self._action == "skip"
@@ -581,10 +582,7 @@ class StepRecorder:
         """Return the windows of a block that begins now; 0 where there is to be none."""
         if self._host_clock is None or not self._block.may_begin or not self._timed or not self._are_alike:
             return 0
-        after = [] if full_windows_after is None else [full_windows_after]
-        if self._latest_windows is not None:
-            after.append(self._latest_windows - self.watch.windows_seen - self._capture_steps)
-        return block_steps(batches=self._timed[-1][1].batches, steps_after=min(after, default=None))
+        return block_steps(batches=self._timed[-1][1].batches, steps_after=full_windows_after)
 
     def _next_action(self, full_windows_after: int | None, is_short: bool) -> Action:
         if self._is_settled:
@@ -667,18 +665,13 @@ class StepRecorder:
         self._kinds_complete = frozenset(
             window for window, kind in zip(self._windows, kinds, strict=True) if kind in recorded
         )
-        if not (is_complete or self.is_finished or (self._may_end_now and not self.has_given)):
+        if not (is_complete or self.is_finished):
             return None
         return self._give(kinds) if len(self._recorded) > self._records_given else None
 
     @property
     def _has_waited_long_enough(self) -> bool:
         return self._watch_until is not None and self.watch.batches_seen >= self._watch_until
-
-    @property
-    def _may_end_now(self) -> bool:
-        """Whether something else may end the run from now on, so that a trace is due with what was recorded."""
-        return self._latest_windows is not None and self.watch.windows_seen >= self._latest_windows
 
     def _is_complete(self, kinds: Sequence[Kind | None]) -> bool:
         """Return whether every optimizer and kind is recorded; of several kinds, each came twice and was timed warm."""

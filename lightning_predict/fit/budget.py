@@ -14,25 +14,25 @@ to judge. Example::
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from time import monotonic
-from typing import Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-import torch
-
-from lightning_predict.callbacks.recorders import Pace, Window, WindowWatch, steady_seconds
 from lightning_predict.cost.offers import Offer, load_offers, offers_for
 from lightning_predict.errors import UnknownGpuError, UnknownOfferError
+from lightning_predict.fit.forecast import Moments, Rest
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd as dollars
 from lightning_predict.reports.format import usd_per_hour as price_in_words
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
+
+if TYPE_CHECKING:
+    import torch
 
 
 @final
@@ -81,6 +81,8 @@ def gpu_in_use(device: torch.device) -> str | None:
     """Find the catalogue name of the GPU in use; None without CUDA, and for a GPU that the catalogue lacks."""
     if device.type != "cuda":
         return None
+    import torch
+
     properties = torch.cuda.get_device_properties(device)
     try:
         return find_gpu(properties.name, memory_bytes=properties.total_memory).name
@@ -138,6 +140,11 @@ CHECK_SECONDS: Final = 30.0
 
 REFRESH_SECONDS: Final = 60.0
 """Time from one forecast to the next, once training goes on."""
+
+
+BY_FAR: Final = 2.0
+"""Times a limit that the low end of a single forecast must reach to end a run; less must be said twice, as steps that
+still get faster look settled beside noise."""
 
 
 @final
@@ -281,9 +288,19 @@ def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interv
     return values
 
 
-def judge_forecast(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float]) -> Verdict:
-    """Stop where even the low end of the forecast breaks a limit, warn where its middle does."""
+def judge_forecast(
+    limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float], *, steps: int | None = None
+) -> Verdict:
+    """Stop where even the low end of the forecast breaks a limit, warn where its middle does.
+
+    Args:
+        limits: The limits.
+        elapsed_seconds: Seconds of this fit.
+        forecast: Seconds still to come.
+        steps: Steps that it rests on, to say so; None leaves that out.
+    """
     verdict = GO_ON
+    from_steps = "" if steps is None else f", as {steps:,} step{'' if steps == 1 else 's'} tell"
     for limit in limits:
         low = limit.used(elapsed_seconds + forecast.low)
         middle = limit.used(elapsed_seconds + forecast.middle)
@@ -291,7 +308,7 @@ def judge_forecast(limits: Sequence[Limit], elapsed_seconds: float, forecast: In
         reason = (
             f"the run is forecast to need {limit.show(middle)} ({limit.show(low)} to {limit.show(high)}), "
             f"{limit.show(limit.used(elapsed_seconds))} of it used so far, and {limit.name} allows "
-            f"{limit.show(limit.total)}; {duration(forecast.middle)} are still to come"
+            f"{limit.show(limit.total)}; {duration(forecast.middle)} are still to come{from_steps}"
         )
         if low > limit.total:
             return Verdict("stop", reason)
@@ -336,160 +353,119 @@ def judge_validation(limits: Sequence[Limit], elapsed_seconds: float, rest_secon
     return Verdict("warn" if is_small else "stop", use.reason)
 
 
-Question = Literal["forecast", "use"]
-"""What is to be judged at the end of a window."""
+Question = Literal["forecast", "outlook", "use"]
+"""What is to be judged: a forecast that may stop the run, one that may only warn, or the use alone."""
 
 
 @final
 class BudgetWatch:
-    """Times the first windows, and says when there is something to judge.
+    """Says after which batches there is something to judge, and judges it.
 
     Args:
         limits: The limits.
         ledger: What the run has taken.
-        warmup_steps: Windows to time.
-        clock: Clock in seconds that waits for the device.
-        optimizer_steps_done: `trainer.global_step` before the first batch.
-        ranks_agree: Several ranks judge together, which costs communication: actual use is then judged at intervals
-            instead of at every window.
+        moments: When a forecast is worth acting on.
+        warmup_steps: Batches before which no forecast is asked for.
 
     Attributes:
         forecast: The rest of the run, as judged last; None if there is none.
         end_seconds: What the run takes once it is told to stop: a validation.
     """
 
-    def __init__(
-        self,
-        limits: Sequence[Limit],
-        ledger: Ledger,
-        *,
-        warmup_steps: int,
-        clock: Callable[[], float],
-        optimizer_steps_done: int,
-        ranks_agree: bool = False,
-    ) -> None:
+    def __init__(self, limits: Sequence[Limit], ledger: Ledger, *, moments: Moments, warmup_steps: int = 1) -> None:
         self.limits = tuple(limits)
         self.forecast: Interval[float] | None = None
-        self.windows_between_checks = 1
         self.end_seconds = 0.0
         self._ledger = ledger
+        self._moments = moments
         self._warmup_steps = warmup_steps
-        self._clock = clock
-        self._ranks_agree = ranks_agree
-        self._wake_seconds = 0.0
-        self._slept = False
-        self._windows = WindowWatch(optimizer_steps_done=optimizer_steps_done)
-        self._timed: list[Window] = []
-        self._forecast_at_seconds, self._forecast_at_batch = 0.0, 0
+        self._warned: set[str] = set()
+        self._is_broken = False
+        self._refreshed_seconds = 0.0
+        self._narrow_seconds = 0.0
+        self._narrows()
 
-    @property
-    def is_warming_up(self) -> bool:
-        """Whether windows are still being timed."""
-        return len(self._timed) < self._warmup_steps
+    def question(self, batches: int, seconds: float) -> Question | None:
+        """Return what is to be judged after a batch; None if nothing is.
 
-    @property
-    def batch_seconds(self) -> tuple[float, ...]:
-        """Times of a batch in the windows of the warm-up, without slow ones at the beginning and without waits."""
-        return steady_seconds([window.seconds / window.batches for window in self._timed])
-
-    @property
-    def refresh_is_due(self) -> bool:
-        """Whether another forecast is due."""
-        since = self._ledger.elapsed_seconds - self._forecast_at_seconds
-        return since >= REFRESH_SECONDS and self._windows.batches_seen > self._forecast_at_batch
-
-    def pause(self) -> None:
-        """Exclude what happens before the next batch from the loader's wait."""
-        self._windows.pause()
-
-    def batch_starts(self) -> None:
-        """Note that a batch is about to be trained."""
-        if self._ledger.elapsed_seconds >= self._wake_seconds:
-            self._windows.batch_starts(self._now())
-
-    def batch_passes_quietly(self) -> bool:
-        """Return whether the trained batch needs no judgement, at the cost of one clock read."""
-        if self._ledger.elapsed_seconds >= self._wake_seconds:
-            return False
-        self._windows.batches_seen += 1
-        self._slept = True
-        return True
-
-    def batch_ends(self, *, optimizer_steps_done: int) -> Question | None:
-        """Note that a batch was trained.
-
-        Returns:
-            What is to be judged now; None within a window and between checks.
+        Args:
+            batches: Batches that were trained.
+            seconds: Seconds since the first of them began.
         """
-        if self._slept:  # The batch may lie within a window, so the end of the next one is waited for.
-            self._slept = False
-            self._windows.resume(optimizer_steps_done=optimizer_steps_done)
-            return None
-        was_warming_up = self.is_warming_up
-        window = self._windows.batch_ends(self._now(), optimizer_steps_done=optimizer_steps_done)
-        if window is None:
-            return None
-        if not was_warming_up:
-            since = self._windows.windows_seen - self._warmup_steps
-            return "use" if since % self.windows_between_checks == 0 else None
-        self._timed.append(window)
-        if self.is_warming_up:
-            return None
-        if self._ranks_agree:
-            self.windows_between_checks = max(1, math.ceil(CHECK_SECONDS / max(window.interval_seconds, 1e-9)))
-        self._sleep()
-        return "forecast"
-
-    def pace(self, *, is_manual: bool) -> Pace:
-        """Return the pace of the windows."""
-        if not is_manual or not self._timed:
-            return Pace()
-        steps = statistics.mean(window.optimizer_steps for window in self._timed)
-        return Pace(batches_per_window=self._timed[-1].batches, steps_per_window=steps or 1.0)
+        elapsed = self._ledger.elapsed_seconds
+        if batches >= self._warmup_steps and self._moments.is_due(batches, seconds):
+            return "forecast"
+        if self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS:
+            return "outlook"
+        return "use" if elapsed >= self._narrow_seconds else None
 
     def metrics(self) -> dict[str, float]:
         """Return values for loggers by name."""
         return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
 
     def judge_use(self) -> Verdict:
-        """Judge what is used up, with what it takes to end."""
-        return judge_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds)
+        """Judge what is used up, with what it takes to end; warn once."""
+        return self._once("use", judge_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds))
 
     def judge_validation(self, rest_seconds: float | None) -> Verdict:
         """Judge what is used up within a validation, whose rest takes so long."""
         return judge_validation(self.limits, self._ledger.elapsed_seconds, rest_seconds)
 
-    def judge_forecast(self, forecast: Interval[float] | None) -> Verdict:
-        """Judge what the rest of the run will take, and be quiet until the next forecast is due."""
-        self._sleep()
-        if forecast is None:
-            return GO_ON
-        self.forecast = forecast
-        return judge_forecast(self.limits, self._ledger.elapsed_seconds, forecast)
+    def judge(self, question: Question, rest: Rest | None, *, may_end_earlier: bool = False) -> Verdict:
+        """Judge the use, and the rest of the run where that is asked for.
+
+        Args:
+            question: What is asked.
+            rest: The rest of the run; None where only the use is to be judged.
+            may_end_earlier: Early stopping may end it, so that no forecast alone does.
+        """
+        if rest is not None:
+            self._refreshed_seconds = self._ledger.elapsed_seconds
+            self.ends_in(rest.end_seconds)
+        use = self.judge_use()
+        if use.action == "stop" or rest is None or rest.forecast is None or rest.tempo is None:
+            return use
+        self.forecast = rest.forecast
+        outlook = judge_forecast(self.limits, self._ledger.elapsed_seconds, rest.forecast, steps=rest.steps)
+        if question == "forecast" and outlook.action != "stop":
+            self._is_broken = False
+        if outlook.action == "go on":
+            return use
+        if may_end_earlier:
+            outlook = Verdict("warn", f"{outlook.reason}, unless early stopping ends it before")
+        elif question == "outlook":
+            outlook = Verdict("warn", f"{outlook.reason}; the run goes on until more steps say so")
+        elif outlook.action == "stop" and not self._is_sure(rest.forecast, is_settled=rest.tempo.is_settled):
+            outlook = Verdict("warn", f"{outlook.reason}; the run ends if twice as many say the same")
+        return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
+
+    def _is_sure(self, forecast: Interval[float], *, is_settled: bool) -> bool:
+        """Return whether a forecast that breaks a limit is to be acted on: the second that does, or one by far."""
+        was_broken, self._is_broken = self._is_broken, True
+        elapsed = self._ledger.elapsed_seconds
+        by_far = any(limit.used(elapsed + forecast.low) > BY_FAR * limit.total for limit in self.limits)
+        return is_settled and (was_broken or by_far)
 
     def ends_in(self, seconds: float) -> None:
         """Note how long the run takes once it is told to stop."""
         self.end_seconds = seconds
-        if not self.is_warming_up:
-            self._wake_seconds = min(self._wake_seconds, self._narrow_seconds())
+        self._narrows()
 
-    def _narrow_seconds(self) -> float:
-        """Compute the time of two windows, before which the use of a limit need not be judged."""
-        two_windows = 2 * max(window.interval_seconds for window in self._timed)
-        shares = [limit.reached_seconds(WARNING_SHARE) for limit in self.limits]
+    def _once(self, name: str, verdict: Verdict) -> Verdict:
+        """Return a warning the first time only."""
+        if verdict.action == "warn":
+            verdict = verdict if self._is_new(name) else GO_ON
+            self._narrows()
+        return verdict
+
+    def _is_new(self, name: str) -> bool:
+        is_new = name not in self._warned
+        self._warned.add(name)
+        return is_new
+
+    def _narrows(self) -> None:
+        """Find the time before which the use need not be judged."""
         ends = [limit.reached_seconds(1.0) - self.end_seconds for limit in self.limits]
-        return min(shares + ends, default=0.0) - two_windows
-
-    def _sleep(self) -> None:
-        """Check only the clock until a forecast is due, or until two windows before a limit is 80 % used up.
-
-        Ranks that judge together count their windows instead.
-        """
-        self._forecast_at_seconds, self._forecast_at_batch = self._ledger.elapsed_seconds, self._windows.batches_seen
-        if self._ranks_agree:
-            return
-        self._wake_seconds = min(self._narrow_seconds(), self._forecast_at_seconds + REFRESH_SECONDS)
-
-    def _now(self) -> float:
-        """Return the time in the warm-up; later only the order of batches matters, and nothing waits for the device."""
-        return self._clock() if self.is_warming_up else 0.0
+        if "use" not in self._warned:
+            ends += [limit.reached_seconds(WARNING_SHARE) for limit in self.limits]
+        self._narrow_seconds = min(ends, default=math.inf)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_predict.callbacks.budget import RunPrice, gpu_in_use, named_offer, price_of_run
 from lightning_predict.cost.offers import Offer, offers_for
 from lightning_predict.errors import UnknownOfferError
+from lightning_predict.fit.budget import RunPrice, gpu_in_use, named_offer, price_of_run
 from lightning_predict.gpus import gpu
 
 

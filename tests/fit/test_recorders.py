@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lightning_predict.callbacks import recorders
-from lightning_predict.callbacks.recorders import (
+from lightning_predict.fit import recorder as recorders
+from lightning_predict.fit.recorder import (
     TIMED_VALIDATION_BATCHES,
     Kind,
     Pace,
@@ -80,7 +80,6 @@ class Loop:
         accumulates: int = 1,
         is_manual: bool = False,
         optimizers: int = 0,
-        latest_windows: int | None = None,
         device_seconds: float | None = None,
     ) -> None:
         self.clock = Clock() if device_seconds is None else Clock(device=self)
@@ -94,7 +93,6 @@ class Loop:
         self.recorder = StepRecorder(
             warmup_steps=warmup_steps,
             capture_steps=capture_steps,
-            latest_windows=latest_windows,
             clock=self.clock,
             host_clock=None if device_seconds is None else lambda: self.clock.seconds,
             new_session=self.new_session,
@@ -183,15 +181,13 @@ def test_accumulated_batches_run_in_the_block_without_a_wait() -> None:
     assert trace.host_seconds_unprofiled == (4.0, 4.0)
 
 
-def test_a_run_that_is_short_or_may_end_early_has_no_block() -> None:
+def test_a_run_that_is_short_has_no_block() -> None:
     short = Loop(device_seconds=3.0)
     traces = [short.batch(1.0, loader=0.0, full_windows_after=33 - number) for number in range(3)]
     trace = traces[-1]
     assert trace is not None
     assert trace.running_step_seconds is None
     assert trace.host_seconds_unprofiled == (1.0, 1.0)
-    judged = Loop(device_seconds=3.0, latest_windows=20)
-    assert [judged.batch(1.0) is None for _ in range(3)] == [True, True, False]
 
 
 def test_a_block_that_something_breaks_is_tried_once_more() -> None:
@@ -401,16 +397,6 @@ def test_windows_of_several_batches_may_be_short_so_that_what_is_left_is_asked_f
     assert loop.recorder.is_idle is False  # until the next window begins
     loop.batch(1.0)
     assert loop.recorder.is_idle
-
-
-def test_a_first_trace_is_given_before_something_else_may_end_the_run() -> None:
-    loop = Loop(optimizers=2, latest_windows=5)
-    traces = [loop.batch(1.0, due=[0, 1] if number % 8 == 7 else [0]) for number in range(24)]
-    given = {number: trace for number, trace in enumerate(traces) if trace is not None}
-    # After five windows without the second optimizer; once it was seen at 7, recorded at 15 and timed at 23, with it.
-    assert list(given) == [4, 23]
-    assert [len(trace.notes) for trace in given.values()] == [1, 0]
-    assert [other.share for other in given[23].other_steps] == [1 / 8]
 
 
 def test_waiting_ends_with_the_run() -> None:

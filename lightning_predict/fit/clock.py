@@ -1,0 +1,493 @@
+"""`RunClock`: how a fit goes by on the machine in use, from two clock readings per batch.
+
+It is told of the hooks of a fit, by one callback or by several, and sums up what batches take, waits between them,
+validation, and what lies between epochs. Right after the capture it knows a few early steps; later, the whole run.
+Within `clock_of_fits` the callbacks read a clock that a test shows. Example::
+
+    clock = run_clock_of(trainer, clock=perf_counter)
+    clock.batch_starts()
+    # ... the batch is trained ...
+    clock.batch_ends()
+    clock.tempo(batches_per_window=1)   # None before any step was timed
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary
+
+from lightning_predict.fit.evidence import Evidence, believe
+from lightning_predict.fit.recorder import Pace
+from lightning_predict.fit.remaining import CheckpointClock
+from lightning_predict.interval import Interval
+from lightning_predict.tracing.trace import Memory
+from lightning_predict.tracing.waiting import wait_for
+
+if TYPE_CHECKING:
+    import torch
+
+
+_Clock = Callable[[], float]
+
+_SHOWN: Final[ContextVar[tuple[_Clock, _Clock] | None]] = ContextVar("clocks of the host and the device", default=None)
+
+
+@contextmanager
+def clock_of_fits(clock: Callable[[], float], *, device: Callable[[], float] | None = None) -> Iterator[None]:
+    """Let all callbacks that are made and fits that begin inside read one clock.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+        device: What is read where the device is waited for; None reads the same clock.
+    """
+    token = _SHOWN.set((clock, device or clock))
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+def host_clock() -> Callable[[], float]:
+    """Return a clock in seconds that does not wait for the device."""
+    shown = _SHOWN.get()
+    return perf_counter if shown is None else shown[0]
+
+
+def ledger_clock() -> Callable[[], float]:
+    """Return the clock by which money is counted."""
+    shown = _SHOWN.get()
+    return monotonic if shown is None else shown[0]
+
+
+def device_clock(device: torch.device) -> Callable[[], float]:
+    """Return a clock in seconds that waits for the device, so that what it times is done and not just queued."""
+    shown = _SHOWN.get()
+    if shown is not None:
+        return shown[1]
+    wait = wait_for(device)
+    if wait is None:
+        return perf_counter
+
+    def synchronized() -> float:
+        wait()
+        return perf_counter()
+
+    return synchronized
+
+
+FIRST_EPOCH_COLD: Final = 3.0
+"""How much faster the loader may be from the second epoch on, when the first has filled its caches."""
+
+FIRST_EPOCH_DOUBT: Final = 3.2
+"""By how much waits of a first epoch count less for later ones, over their number: a fifth less after 16 of them."""
+
+WARM_WAITS: Final = 32
+"""Waits of later epochs after which those of the first no longer cast a doubt."""
+
+UNSEEN_LONGER: Final = 1.5
+"""How much longer what was only seen at the start (a sanity check, the first fetch) may take later."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tempo:
+    """Seconds of a batch on the machine in use.
+
+    Attributes:
+        step: Seconds from its beginning to its end; an optimizer update counts by its share.
+        wait: From its end to the next beginning: the loader, logging and other callbacks.
+        later_wait: The same in epochs that have not begun.
+        values: Batches that this rests on.
+        waits: Waits that this rests on.
+        is_settled: Steps do not get faster any more.
+    """
+
+    step: Interval[float]
+    wait: Interval[float]
+    later_wait: Interval[float]
+    values: int
+    waits: int
+    is_settled: bool
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a batch from its beginning to its end."""
+        return self.step.middle
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds between two batches."""
+        return self.wait.middle
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationTempo:
+    """Seconds of a validation run on the machine in use.
+
+    Attributes:
+        around: Before its first batch and after its last: workers that start, metrics.
+        wait: Before each further batch.
+        batch: Seconds of a batch; None if none was timed.
+    """
+
+    around: Interval[float]
+    wait: Interval[float]
+    batch: Interval[float] | None
+
+
+NOTHING: Final = Interval(0.0, 0.0, 0.0)
+
+
+@final
+class _ValidationRun:
+    """One run under way.
+
+    Attributes:
+        before: When the last training batch had ended.
+        is_check: It is the sanity check.
+    """
+
+    def __init__(self, before: float, *, is_check: bool) -> None:
+        self.before, self.is_check = before, is_check
+        self.start_seconds: float | None = None
+        self.waited = 0.0
+        self.batch_start: float | None = None
+        self.last_end = before
+        self.is_recorded = False
+        self.batch_seconds: list[tuple[float, bool]] = []
+
+
+@final
+class RunClock:
+    """Times one fit. Every event may be told by more than one callback; the first to tell it counts.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+
+        is_asynchronous: Batches end for the host before they do for the device.
+
+    Attributes:
+        batches: Training batches that have ended.
+        checkpoints: Times checkpoint files.
+        memory: Sizes of what a checkpoint holds; None before a step was recorded.
+        buffered: Batches that the loader's workers have ready after a break.
+        began: When the first batch began; None before.
+        device_seconds: Seconds of a batch of which the end was waited for, where batches end for the host before they
+            do for the device; None if none was.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = perf_counter,
+        *,
+        is_asynchronous: bool = False,
+    ) -> None:
+        self.batches = 0
+        self.checkpoints = CheckpointClock()
+        self.memory: Memory | None = None
+        self.buffered = 0
+        self.began: float | None = None
+        self.device_seconds: float | None = None
+        self.has_begun = False
+        self._clock = clock
+        self._is_asynchronous = is_asynchronous
+        self._batch_start: float | None = None
+        self._batch_end: float | None = None
+        self._is_recorded = False
+        self._paused_from: float | None = None
+        self._is_new_epoch = False
+        self._first_waits: int | None = None
+        self._waits_to_skip = 0
+        self._steps, self._waits, self._cycles = Evidence(), Evidence(), Evidence()
+        self._last_step = 0.0
+        self._first_pause: float | None = None
+        self._pauses: list[float] = []
+        self._in_window = self._optimizer_steps = 0
+        self._window = (1, 1)
+        self._validation: _ValidationRun | None = None
+        self._check: _ValidationRun | None = None
+        self._validated, self._validation_waits = Evidence(), Evidence()
+        self._around: list[float] = []
+
+    def now(self) -> float:
+        """Return the seconds on the plain clock."""
+        return self._clock()
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds since the first batch began."""
+        return 0.0 if self.began is None else self._clock() - self.began
+
+    def interrupt(self) -> None:
+        """Note that something happens before the next batch that will not happen again: a prediction."""
+        self._batch_end = self._paused_from = None
+        self._is_new_epoch = False
+        self._waits_to_skip = self.buffered
+
+    # Events of training.
+
+    def batch_starts(self) -> bool:
+        """Note that a batch was fetched and its training begins.
+
+        Returns:
+            It is the first of a new epoch, and the ends of epochs that were timed have doubled.
+        """
+        if self._batch_start is not None:
+            return False
+        now = self._batch_start = self._clock()
+        if self._paused_from is not None or self.began is None:
+            return self._resumes(now)
+        if self._batch_end is not None:
+            wait = now - self._batch_end
+            if self.checkpoints.is_pending:
+                self.checkpoints.hook_begins(now, waited_seconds=min(wait, self._wait_so_far()))
+            elif self._waits_to_skip:
+                self._waits_to_skip -= 1
+            else:
+                self._waits.add(wait)
+                if self._is_asynchronous:
+                    self._cycles.add(self._last_step + wait)
+        return False
+
+    def batch_is_recorded(self) -> None:
+        """Note that the batch under way takes longer than others, as it is recorded."""
+        self._is_recorded = True
+
+    def batch_ends(self, *, optimizer_steps_done: int = 0) -> None:
+        """Note that a batch was trained.
+
+        Args:
+            optimizer_steps_done: As the trainer counts them.
+        """
+        start = self._batch_start
+        if start is None:
+            return
+        self._batch_start = None
+        self.batches += 1
+        self._in_window += 1
+        if optimizer_steps_done != self._optimizer_steps:
+            self._window, self._in_window = (self._in_window, optimizer_steps_done - self._optimizer_steps), 0
+            self._optimizer_steps = optimizer_steps_done
+        if self._is_recorded:
+            self._is_recorded, self._batch_end = False, None
+            return
+        now = self._batch_end = self._clock()
+        self._last_step = now - start
+        if not self._is_asynchronous:
+            self._steps.add(now - start)
+
+    def epoch_starts(self) -> None:
+        """Note that an epoch begins; its loader may start workers."""
+        self._breaks()
+        self._is_new_epoch = True
+
+    def epoch_ends(self) -> None:
+        """Note that an epoch has ended."""
+        self._breaks()
+
+    def checkpoint_is_collected(self, caller: object) -> None:
+        """Note that a checkpoint's state is being collected; writing it follows."""
+        self.checkpoints.is_collected(self._clock(), caller)
+
+    # Events of validation.
+
+    def sanity_check_starts(self) -> None:
+        """Note that the sanity check is about to start its loader's workers."""
+        self.has_begun = True
+        self._paused_from = self._clock()
+
+    def validation_starts(self, *, is_check: bool) -> None:
+        """Note that a validation run, or the sanity check, begins."""
+        self.has_begun = True
+        if self._validation is not None:
+            return
+        now = self._clock()
+        before = self._batch_end if self._batch_end is not None else self._paused_from
+        if self.checkpoints.is_pending:  # Written after the last batch; what validation starts is short.
+            self.checkpoints.hook_begins(now)
+            before = now
+        self._batch_start = self._batch_end = None
+        self._validation = _ValidationRun(now if before is None else before, is_check=is_check)
+
+    def validation_batch_starts(self) -> None:
+        """Note that a batch is about to be validated."""
+        run = self._validation
+        if run is None or run.batch_start is not None:
+            return
+        run.batch_start = now = self._clock()
+        if run.start_seconds is None:
+            run.start_seconds = now - run.before
+        else:
+            run.waited += now - run.last_end
+
+    def validation_batch_is_recorded(self) -> None:
+        """Note that the batch under way takes longer than others, as it is recorded."""
+        if self._validation is not None:
+            self._validation.is_recorded = True
+
+    def validation_batch_ends(self) -> None:
+        """Note that a batch was validated."""
+        run = self._validation
+        if run is None or run.batch_start is None:
+            return
+        run.last_end = self._clock()
+        run.batch_seconds.append((run.last_end - run.batch_start, run.is_recorded))
+        run.batch_start, run.is_recorded = None, False
+
+    def validation_ends(self) -> None:
+        """Note that the validation run has ended."""
+        run, self._validation = self._validation, None
+        if run is None:
+            return
+        self._paused_from = now = self._clock()
+        if run.is_check:
+            self._check = run
+        elif run.batch_seconds:
+            plain = [seconds for seconds, is_recorded in run.batch_seconds if not is_recorded]
+            all_batches = sum(seconds for seconds, _ in run.batch_seconds)
+            self._around.append(max(0.0, now - run.before - run.waited - all_batches))
+            for seconds in plain or [seconds for seconds, _ in run.batch_seconds]:
+                self._validated.add(seconds)
+            if len(run.batch_seconds) > 1:
+                self._validation_waits.add(run.waited / len(run.batch_seconds))
+
+    # What is known.
+
+    def tempo(self, *, batches_per_window: int, overlaps: bool = False) -> Tempo | None:
+        """Find what a batch takes; None before any step was timed.
+
+        Args:
+            batches_per_window: Batches in turn that differ by their place.
+            overlaps: Workers make the batches. At first they hand over what they made while they started.
+        """
+        waits = self._waits.believed(after=self.buffered if overlaps else 0)
+        wait = NOTHING if waits is None else waits.mean
+        # On a GPU the host waits for the loader while the device still computes: only both together are known.
+        found = (self._cycles if self._is_asynchronous else self._steps).believed(together=batches_per_window)
+        if found is None and self.device_seconds is not None:
+            found = believe([self.device_seconds])
+        if found is None:
+            return None
+        step = found.mean
+        if self._is_asynchronous:
+            seconds = step.middle if self.device_seconds is None else min(self.device_seconds, step.middle)
+            wait = NOTHING.added(step.middle - seconds)
+            step = step.added(seconds - step.middle).at_least(0.0)
+        later = wait
+        if waits is not None:
+            later = self._warm(wait)
+            wait = wait if self._first_waits is None else later
+        return Tempo(
+            step=step,
+            wait=wait,
+            later_wait=later,
+            values=(self._cycles if self._is_asynchronous else self._steps).count,
+            waits=self._waits.count,
+            is_settled=found.is_settled,
+        )
+
+    def _warm(self, wait: Interval[float]) -> Interval[float]:
+        """Return the wait in epochs after the first, as long as few of theirs were seen: the first fills caches."""
+        since = 0 if self._first_waits is None else self._waits.count - self._first_waits
+        doubt = max(0.0, 1 - since / WARM_WAITS)
+        less = max(0.5, 1 - FIRST_EPOCH_DOUBT / self._waits.count)
+        low, middle = wait.low / FIRST_EPOCH_COLD, wait.middle * less
+        return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
+
+    def pace(self, *, is_manual: bool) -> Pace:
+        """Return how the last window went by, where the trainer does not tell.
+
+        Args:
+            is_manual: The module steps its optimizers itself.
+        """
+        return Pace(batches_per_window=self._window[0], steps_per_window=self._window[1]) if is_manual else Pace()
+
+    def validation_tempo(self, *, batch_seconds: float | None = None) -> ValidationTempo | None:
+        """Find what validation takes, from the runs so far or else from the sanity check; None if there was none.
+
+        Args:
+            batch_seconds: What a training batch takes. A sanity check that takes longer was cold or is slow: the
+                geometric mean of both.
+        """
+        found = self._validated.believed()
+        if found is not None:
+            waits = self._validation_waits.believed()
+            around = believe(self._around).mean
+            return ValidationTempo(around=around, wait=NOTHING if waits is None else waits.mean, batch=found.mean)
+        check = self._check
+        if check is None or not check.batch_seconds:
+            return None
+        steady = [seconds for seconds, is_recorded in check.batch_seconds[1:] if not is_recorded]
+        seconds = min(steady or [seconds for seconds, _ in check.batch_seconds])
+        least = seconds if batch_seconds is None else min(seconds, batch_seconds)
+        middle = math.sqrt(least * seconds)
+        waited = check.waited / (len(check.batch_seconds) - 1) if len(check.batch_seconds) > 1 else 0.0
+        start = check.start_seconds or 0.0
+        return ValidationTempo(
+            around=Interval(0.0, start, UNSEEN_LONGER * start),
+            wait=Interval(0.0, waited, UNSEEN_LONGER * waited),
+            batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),
+        )
+
+    def pause(self, *, starts_workers: bool) -> Interval[float]:
+        """Find what lies between two epochs, apart from validation, checkpoints and the wait for a batch.
+
+        Args:
+            starts_workers: Each epoch restarts the loader's workers; the first epoch then stands for the others.
+        """
+        wait = self._wait_so_far()
+        if self._pauses:
+            return believe(self._pauses).mean.added(-wait).at_least(0.0)
+        first = max(0.0, (self._first_pause or 0.0) - wait)
+        return Interval(0.0, first if starts_workers else first / 2, UNSEEN_LONGER * first)
+
+    def _wait_so_far(self) -> float:
+        waits = self._waits.believed()
+        return 0.0 if waits is None else waits.mean.middle
+
+    def _breaks(self) -> None:
+        """Note that something other than a wait for a batch begins."""
+        self.has_begun = True
+        now = self._clock()
+        if self.checkpoints.is_pending:
+            self.checkpoints.hook_begins(now)
+            self._paused_from = now
+        if self._paused_from is None:
+            self._paused_from = now if self._batch_end is None else self._batch_end
+        self._batch_start = self._batch_end = None
+
+    def _resumes(self, now: float) -> bool:
+        """Sum up the pause that ends with this batch."""
+        before, is_new = self._paused_from, self._is_new_epoch
+        self._paused_from, self._is_new_epoch = None, False
+        is_first, self.began, self.has_begun = self.began is None, self.began or now, True
+        if is_new and not is_first and self._first_waits is None:
+            self._first_waits = self._waits.count
+        if self.checkpoints.is_pending:
+            self.checkpoints.hook_begins(now, waited_seconds=self._wait_so_far())
+            return False
+        if not is_new or before is None:
+            return False
+        if is_first:
+            self._first_pause = now - before
+            return False
+        self._pauses.append(now - before)
+        return len(self._pauses).bit_count() == 1
+
+
+_CLOCKS: WeakKeyDictionary[Any, RunClock] = WeakKeyDictionary()
+
+
+def run_clock_of(trainer: object, *, device: torch.device) -> RunClock:
+    """Return the clock of the fit that begins, one for all callbacks of the Trainer; to be asked for in `setup`."""
+    found = _CLOCKS.get(trainer)
+    if found is None or found.has_begun:
+        found = _CLOCKS[trainer] = RunClock(host_clock(), is_asynchronous=device.type != "cpu")
+    return found

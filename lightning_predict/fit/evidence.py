@@ -1,0 +1,250 @@
+"""What is believed of a time from the values seen so far: the one rule by which steps, waits and pauses count.
+
+Recording begins early; believing waits. Values at the beginning that are slow (allocators, caches, workers that start)
+are left out by a test: of what is kept, the first half is not slower than the second by more than their standard error.
+What comes every so many values counts by how often it came; once is half an accident. The interval is Student's for
+what varies, and a floor for what so few values cannot have shown. Example::
+
+    >>> evidence = Evidence()
+    >>> for seconds in (9.0, 1.0, 1.0, 1.0, 1.0):
+    ...     evidence.add(seconds)
+    >>> belief = evidence.believed()
+    >>> belief.mean.middle, belief.values
+    (1.0, 4)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, final
+
+from lightning_predict.interval import Interval
+
+# Chosen on the families of runs in tests/fit/scenarios.py with even seeds, scored on those with odd ones.
+
+MOST_VALUES: Final = 1024
+"""Values that are kept at most; beyond it, two become their mean."""
+
+SLOW_RATIO: Final = 1.5
+"""A value over this many times the typical one is slow: a warm-up at the beginning, an event later."""
+
+KEPT_SHARE: Final = 0.25
+"""Share of the values, the last ones, that count however slow the others were."""
+
+AGREEMENT: Final = 1.2
+"""Standard errors by which the first half of what is kept may be slower than the second; a single slow value in it is
+one standard error."""
+
+TOLERANCE: Final = 0.01
+"""Difference between the halves that is never a warm-up, over the second."""
+
+FLOOR_HIGH: Final = 1.4
+"""How much longer than seen values may be, over the root of their number: slow ones that are rarer than that."""
+
+FLOOR_LOW: Final = 0.2
+"""How much shorter than seen values may be, over the root of their number."""
+
+FLOOR_SETTLING: Final = 1.0
+"""How much shorter than seen values may be, over their number to the power of 1.2: the warm-up that so few cannot tell
+from the rest."""
+
+LEAST_SHARE: Final = 0.25
+"""Share of the mean that the low end never goes below."""
+
+EVENTS_SHARE: Final = 0.25
+"""Share of slow values from which on they are a kind of their own, and no events."""
+
+MOST_PART: Final = 0.9
+"""Part of a fall that the next one is taken for at most: values that fall in a line come to rest all the same."""
+
+FALLS_ON: Final = 0.5
+"""Part of the fall so far by which values that have not settled may still fall."""
+
+SETTLED_SHARE: Final = 0.5
+"""Share of the values that must agree for them to have settled; noise hides a slow fall in fewer."""
+
+SETTLED_VALUES: Final = 32
+"""Values that suffice, whatever their share."""
+
+CHUNKS: Final = 8
+"""Stretches of a run whose means show how it varies over longer times."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is believed of a time.
+
+    Attributes:
+        mean: Its mean from now on.
+        values: Values that it rests on.
+        is_settled: The values kept do not fall any more.
+    """
+
+    mean: Interval[float]
+    values: int
+    is_settled: bool
+
+
+@final
+class Evidence:
+    """Values in the order in which they came, at most so many numbers whatever their count."""
+
+    __slots__ = ("_means", "_size", "_sum", "_summed", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._size = 1
+        self._sum, self._summed = 0.0, 0
+        self._means: list[float] = []
+
+    def add(self, value: float) -> None:
+        """Add one."""
+        self.count += 1
+        self._sum += value
+        self._summed += 1
+        if self._summed == self._size:
+            self._means.append(self._sum / self._size)
+            self._sum, self._summed = 0.0, 0
+            if len(self._means) == MOST_VALUES:
+                pairs = zip(self._means[::2], self._means[1::2], strict=True)
+                self._means = [(one + other) / 2 for one, other in pairs]
+                self._size *= 2
+
+    def believed(self, *, together: int = 1, after: int = 0) -> Belief | None:
+        """Return what is believed of the next values; None before the first.
+
+        Args:
+            together: Values in turn that differ by their place, as the batches of an accumulation window do: the mean
+                of as many is one value.
+            after: First values that say little, such as waits for what was made beforehand; half at most are left out.
+        """
+        values, size = self._means, self._size
+        values = values[min(after // size, len(values) // 2) :] if after else values
+        if size < together and len(values) >= 4 * together:
+            each = together // size
+            last = len(values) - len(values) % each
+            values = [statistics.fmean(values[start : start + each]) for start in range(0, last, each)]
+            size *= each
+        return believe(values, of_each=size) if values else None
+
+
+def believe(values: Sequence[float], *, of_each: int = 1) -> Belief:
+    """Return what is believed of the next values.
+
+    Args:
+        values: At least one, in the order in which they came.
+        of_each: Values of which each of these is the mean.
+    """
+    later = values[1:] if len(values) > 1 else values  # the first of all compiles and allocates
+    start, is_settled = settles_at(later)
+    kept = later[start:]
+    typical = statistics.median(kept)
+    at = [place for place, value in enumerate(kept) if value > SLOW_RATIO * typical]
+    if len(at) > EVENTS_SHARE * len(kept):
+        at = []  # not events: the values come in kinds, or vary
+    usual = [value for value in kept if value <= SLOW_RATIO * typical] if at else kept
+    middle, low, high = statistics.fmean(usual), 0.0, 0.0
+    reached = least = middle
+    if not is_settled:
+        reached = _reached(kept)
+        now = statistics.fmean(kept[-3:])
+        least = min(reached, now - FALLS_ON * (statistics.fmean(later[:3]) - now))
+    deviation = _mean_deviation(usual)
+    if at:
+        excess = statistics.fmean(kept[place] for place in at) - middle
+        rate = _rate(at, len(kept), of=len(later))
+        middle, reached, least = (one + excess * rate.middle for one in (middle, reached, least))
+        low, high = excess * (rate.middle - rate.low), excess * (rate.high - rate.middle)
+    number = len(kept) * of_each
+    mean = (middle + reached) / 2
+    down = math.hypot(low, deviation, mean * FLOOR_LOW / math.sqrt(number)) + mean * FLOOR_SETTLING / number**1.2
+    up = math.hypot(high, deviation, mean * FLOOR_HIGH / math.sqrt(number))
+    ends = max(LEAST_SHARE * mean, min(least, mean) - down), max(middle, mean) + up
+    return Belief(Interval(ends[0], mean, ends[1]), number, is_settled)
+
+
+def settles_at(values: Sequence[float]) -> tuple[int, bool]:
+    """Find where the slow beginning ends.
+
+    Returns:
+        How many values it has, and whether what follows does not fall any more.
+    """
+    most = len(values) - max(min(4, len(values)), math.ceil(KEPT_SHARE * len(values)))
+    start = 0
+    while start < most and values[start] > SLOW_RATIO * statistics.median(values[start + 1 :]):
+        start += 1
+    while True:
+        kept = values[start:]
+        half = len(kept) // 2
+        if half < 2:
+            return start, not half or kept[0] <= (1 + TOLERANCE) * kept[-1]
+        limit = SLOW_RATIO * statistics.median(kept)  # what comes rarely hides no fall
+        first, second = ([value for value in part if value <= limit] for part in (kept[:half], kept[half:]))
+        if not first or not second:
+            return start, True
+        error = math.hypot(_standard_error(first), _standard_error(second))
+        later = statistics.fmean(second)
+        if statistics.fmean(first) - later <= max(AGREEMENT * error, TOLERANCE * later):
+            return start, len(kept) >= min(SETTLED_SHARE * len(values), SETTLED_VALUES)
+        if start >= most:
+            return start, False
+        start = min(most, start + max(1, len(kept) // 8))
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _mean_deviation(values: Sequence[float]) -> float:
+    """Return half the width of Student's 90 % interval of the mean, also where values in turn are alike."""
+    if len(values) < 2:
+        return 0.0
+    alone = _student(len(values) - 1) * _standard_error(values)
+    if len(values) < 4 * CHUNKS:
+        return alone
+    size = len(values) // CHUNKS
+    chunks = [statistics.fmean(values[start : start + size]) for start in range(0, CHUNKS * size, size)]
+    return max(alone, _student(CHUNKS - 1) * _standard_error(chunks))
+
+
+def _student(freedom: int) -> float:
+    """Return the 95 % quantile of Student's distribution, to 2 %."""
+    return 1.645 + 1.52 / freedom + 1.5 / freedom**2 + 1.65 / freedom**3
+
+
+def _rate(at: Sequence[int], count: int, *, of: int) -> Interval[float]:
+    """Return how often what came at these places will come, a value.
+
+    Args:
+        at: Places among those kept.
+        count: Values kept.
+        of: Values with those at the beginning that are left out.
+    """
+    times = len(at)
+    if times == 1:
+        return Interval(0.0, 0.5 / of, 2.5 / count)
+    gaps = [after - before for before, after in pairwise(at)]
+    if times > 2 and max(gaps) - min(gaps) <= 1:
+        return Interval.around((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
+    rate = times / count
+    return Interval(rate * max(0.0, 1 - 1.3 / math.sqrt(times)), rate, rate * (1 + 1.6 / math.sqrt(times)))
+
+
+def _reached(kept: Sequence[float]) -> float:
+    """Return where values that still fall come to rest, if each fall is the same part of the one before."""
+    third = len(kept) // 3
+    if third == 0:
+        return min(kept)
+    first, second, last = (
+        statistics.fmean(kept[len(kept) - number * third : len(kept) - (number - 1) * third]) for number in (3, 2, 1)
+    )
+    before, now = first - second, second - last
+    if now <= 0 or before <= 0:
+        return min(last, second)
+    part = min(now / before, MOST_PART)
+    return max(LEAST_SHARE * last, last - now * part / (1 - part))

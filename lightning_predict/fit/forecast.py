@@ -1,0 +1,242 @@
+"""What is left of a run, in batches and in seconds on the machine in use: one computation for all who ask.
+
+Example::
+
+    rest = rest_of(facts, clock)
+    rest.forecast      # Interval(low=48.0, middle=52.0, high=60.0); None if no step was timed, or without an end
+    rest.workload      # the same batches, for other GPUs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from lightning_predict.fit.clock import NOTHING, RunClock, Tempo, ValidationTempo
+from lightning_predict.fit.remaining import Position, Remaining, Saving, checkpoints_left, remaining, workload
+from lightning_predict.interval import Interval
+from lightning_predict.run.workload import Loader, Run, Workload, run_of
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.tracing.trace import Memory
+
+FORWARD_SHARE: Final = 1 / 3
+"""Part of a training batch that its forward pass takes: the backward pass computes twice as much."""
+
+STALL_SHARE: Final = 0.1
+"""Wait for a batch that workers make, over the time of a batch, from which on the workers are taken to be too slow;
+below it, a wait is the hand-over of a batch that was ready."""
+
+STEPS_BELIEVED: Final = 16
+"""Steps from which on a forecast advises and stops."""
+
+SECONDS_BELIEVED: Final = 3.0
+"""Seconds of training that they should span, too: a busy machine changes within one."""
+
+SECONDS_ENOUGH: Final = 30.0
+"""Seconds of training after which a forecast advises and stops, whatever the number of steps."""
+
+SHARE_ENOUGH: Final = 0.5
+"""Share of the run after which it does."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a trainer tells of a run at one moment.
+
+    Attributes:
+        position: Where it stands, and what limits it.
+        savings: When checkpoints are written.
+        workers: Workers of the loaders; None if unknown.
+        has_workers: They make the batches while it trains.
+        starts_workers: Each epoch restarts them.
+        validation_batches: Batches of the validation that follows the end of training; 0 if none does.
+        time_limit_seconds: Until a time limit ends the run; None without one.
+    """
+
+    position: Position
+    savings: Sequence[Saving] = ()
+    workers: int | None = None
+    has_workers: bool = False
+    starts_workers: bool = False
+    validation_batches: int = 0
+    time_limit_seconds: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """The rest of a run: counted, and timed on the machine in use.
+
+    Attributes:
+        left: Batches, windows and validation still to come.
+        workload: The same for a prediction of any GPU.
+        tempo: What a batch takes on the machine in use; None before a step was timed.
+        run: The rest on the machine in use; None before a step was timed.
+        forecast: Seconds of its total; None for a run without an end.
+        end_seconds: Seconds that the run takes once it is told to stop: a validation.
+        steps: Steps that the forecast rests on.
+    """
+
+    left: Remaining
+    workload: Workload
+    tempo: Tempo | None
+    run: Run | None
+    forecast: Interval[float] | None
+    end_seconds: float = 0.0
+    steps: int = 0
+
+
+def rest_of(
+    facts: Facts, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
+) -> Rest:
+    """Count what is left of a run, and time it by what the machine in use has shown so far.
+
+    Args:
+        facts: What the trainer tells.
+        clock: What the run took so far.
+        batches_per_window: Batches of the recorded step; None: as the trainer accumulates.
+        samples: Samples of that step; None if unknown.
+    """
+    left, position = remaining(facts.position), facts.position
+    size = batches_per_window or position.batches_per_window
+    tempo = clock.tempo(batches_per_window=size, overlaps=facts.has_workers)
+    step = None if tempo is None else tempo.step.middle
+    validation = clock.validation_tempo(batch_seconds=step)
+    pauses = clock.pause(starts_workers=facts.starts_workers).scaled(left.epochs or 0)
+    around = NOTHING if validation is None else validation.around.scaled(left.validation_runs or 0)
+    work = replace(
+        workload(left, position, batches_per_window=size, samples=samples),
+        loader=Loader() if tempo is None else _loader(facts, left, tempo),
+        loader_workers=facts.workers,
+        checkpoints=checkpoints_left(
+            facts.savings, position, seconds=clock.checkpoints.seconds, memory=clock.memory or Memory()
+        ),
+        validation_wait_seconds=0.0 if validation is None else validation.wait.middle,
+        between_seconds=pauses.middle + around.middle,
+        time_limit_seconds=facts.time_limit_seconds,
+    )
+    if tempo is None:
+        return Rest(left=left, workload=work, tempo=None, run=None, forecast=None)
+    check = _validation_batch(tempo, validation)
+    here = replace(work, loader=Loader(seconds_per_batch=_wait(facts, left, tempo).middle))
+    run = run_of(_measured(tempo.step.middle * size), here, _measured(check.middle), batches=size)
+    parts = (
+        tempo.step.scaled(0.0 if work.training is None else work.training.whole),
+        _waits(facts, left, tempo),
+        check.scaled(left.validation_batches or 0),
+        (NOTHING if validation is None else validation.wait).scaled(left.validation_batches or 0),
+        pauses,
+        around,
+    )
+    forecast = None if run.total_seconds is None else _around(run.total_seconds, parts)
+    if forecast is not None and facts.time_limit_seconds is not None:
+        forecast = forecast.at_most(facts.time_limit_seconds)
+    return Rest(
+        left=left,
+        workload=work,
+        tempo=tempo,
+        run=run,
+        forecast=forecast,
+        end_seconds=end_seconds(facts.validation_batches, tempo, validation),
+        steps=max(1, tempo.values // size),
+    )
+
+
+@final
+class Moments:
+    """The batches after which a run is worth asking about: once what was seen is believed, then whenever it doubled.
+
+    Args:
+        batches_per_window: Batches of a step.
+        batches: Batches of the run; None if unknown.
+
+    Attributes:
+        has_come: What was seen is enough to advise and to stop by.
+    """
+
+    def __init__(self, *, batches_per_window: int = 1, batches: int | None = None) -> None:
+        self.has_come = False
+        self._enough = STEPS_BELIEVED * batches_per_window
+        self._half = math.inf if batches is None else SHARE_ENOUGH * batches
+        self._next = 2
+
+    def is_due(self, batches: int, seconds: float) -> bool:
+        """Return whether a moment has come.
+
+        Args:
+            batches: Batches that were trained.
+            seconds: Seconds since the first of them began.
+        """
+        if self.has_come:
+            if batches < self._next:
+                return False
+        elif batches < 2 or not (
+            seconds >= SECONDS_ENOUGH
+            or batches >= self._half
+            or (batches >= self._enough and seconds >= SECONDS_BELIEVED)
+        ):
+            return False
+        self.has_come, self._next = True, 2 * batches
+        return True
+
+
+def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
+    """Return the interval of a sum whose parts err on their own."""
+    down = math.hypot(*(part.middle - part.low for part in parts))
+    up = math.hypot(*(part.high - part.middle for part in parts))
+    return Interval(max(0.0, middle - down), middle, middle + up)
+
+
+def _waits(facts: Facts, left: Remaining, tempo: Tempo) -> Interval[float]:
+    """Return the waits for all batches still to come: of this epoch, and of later ones."""
+    batches, position = left.batches or 0, facts.position
+    here = batches
+    if position.batches_per_epoch is not None:
+        here = min(batches, max(0, position.batches_per_epoch - position.batches_done))
+    return tempo.wait.scaled(here).added(tempo.later_wait.scaled(batches - here))
+
+
+def _wait(facts: Facts, left: Remaining, tempo: Tempo) -> Interval[float]:
+    """Return the wait for one of the batches still to come."""
+    return _waits(facts, left, tempo).scaled(1 / left.batches) if left.batches else tempo.wait
+
+
+def _loader(facts: Facts, left: Remaining, tempo: Tempo) -> Loader:
+    """Tell how the loader would keep any GPU waiting from how it does on this machine."""
+    wait, step = _wait(facts, left, tempo).middle, tempo.step.middle
+    if facts.has_workers and wait > STALL_SHARE * step:
+        return Loader(seconds_per_batch=step + wait, overlaps=True)
+    return Loader(seconds_per_batch=wait)
+
+
+def _validation_batch(tempo: Tempo, validation: ValidationTempo | None) -> Interval[float]:
+    """Return the time of a validation batch: as it was seen, else the forward part of a training batch at a guess."""
+    if validation is not None and validation.batch is not None:
+        return validation.batch
+    return Interval(0.0, FORWARD_SHARE * tempo.step.middle, tempo.step.high)
+
+
+def end_seconds(batches: int, tempo: Tempo | None, validation: ValidationTempo | None) -> float:
+    """Return the seconds that a run takes once it is told to stop.
+
+    Args:
+        batches: Batches of the validation that follows; 0 if none does.
+        tempo: What a training batch takes; None before one was timed.
+        validation: What validation takes; None before any.
+    """
+    if batches and validation is not None and validation.batch is not None:
+        return validation.around.middle + batches * (validation.batch.middle + validation.wait.middle)
+    return 0.0 if tempo is None else batches * FORWARD_SHARE * tempo.step.middle
+
+
+def _measured(seconds: float) -> Iteration:
+    return Iteration(
+        gpu="this machine",
+        interval=Interval(seconds, seconds, seconds),
+        device_seconds=seconds,
+        host_seconds=0.0,
+        coverage={},
+    )

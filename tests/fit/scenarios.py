@@ -1,0 +1,234 @@
+"""Runs on a virtual clock: what they take is known to the second, so that what was believed of them can be scored.
+
+A `Scenario` says what each step, wait and validation batch takes; `told` tells a `RunClock` of it, hook by hook, and
+asks at some moments what is left. Example::
+
+    for score in scores(SCENARIOS["3x, 2x, 2x"]):
+        print(score.moment, score.error, score.holds)
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lightning_predict.interval import Interval
+
+Of = Callable[[int], float]
+"""Seconds by the number of a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A run.
+
+    Attributes:
+        step: Seconds of a batch by its number from 0.
+        wait: Seconds before it.
+        epochs: Epochs.
+        batches: Batches of an epoch.
+        check: Seconds of the batches of the sanity check.
+        validation: Seconds of the batches of a validation run, by its number.
+        between: Seconds between two epochs, beyond the wait.
+        accumulation: Batches of a window.
+    """
+
+    step: Of
+    wait: Of = lambda batch: 0.01
+    epochs: int = 4
+    batches: int = 50
+    check: Sequence[float] = ()
+    validation: Callable[[int], Sequence[float]] = lambda run: ()
+    between: float = 0.0
+    accumulation: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Batches of all epochs."""
+        return self.epochs * self.batches
+
+
+def decay(amplitude: float, over: float, step: float = 1.0) -> Of:
+    """Steps that fall to `step` within so many."""
+    return lambda batch: step * (1 + amplitude * math.exp(-3 * batch / over))
+
+
+def every(period: int, factor: float, step: float = 1.0, phase: int = -1) -> Of:
+    """Steps of which one in a period takes so many times as long."""
+    return lambda batch: step * (factor if batch % period == phase % period else 1.0)
+
+
+def listed(values: Sequence[float], step: float = 1.0) -> Of:
+    """Steps that begin with these, in `step`."""
+    return lambda batch: step * (values[batch] if batch < len(values) else 1.0)
+
+
+def noisy(of: Of, spread: float, seed: int) -> Of:
+    """The same with lognormal noise."""
+    draws = random.Random(seed)
+    factors = [math.exp(draws.gauss(0.0, spread)) for _ in range(4096)]
+    return lambda batch: of(batch) * factors[batch % len(factors)]
+
+
+def noisier(of: Of, seed: int, *, share: float = 0.03, factor: float = 4.0) -> Of:
+    """The same with noise of which some values are far slower."""
+    draws = random.Random(seed)
+    factors = [math.exp(draws.gauss(0.0, 0.05)) * (factor if draws.random() < share else 1.0) for _ in range(4096)]
+    return lambda batch: of(batch) * factors[batch % len(factors)]
+
+
+def wandering(of: Of, seed: int, *, spread: float = 0.15, length: int = 20) -> Of:
+    """The same on a machine whose load changes slowly."""
+    draws = random.Random(seed)
+    keep, level, levels = math.exp(-1 / length), draws.gauss(0.0, spread), []
+    for _ in range(4096):
+        levels.append(math.exp(level))
+        level = keep * level + math.sqrt(1 - keep * keep) * draws.gauss(0.0, spread)
+    return lambda batch: of(batch) * levels[batch % len(levels)]
+
+
+CONSTANT: Final = listed(())
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    # Those that the estimator before this one failed at:
+    "constant": Scenario(step=CONSTANT),
+    "3x, 2x, 2x": Scenario(step=listed([3.0, 2.0, 2.0])),
+    "decay over 15": Scenario(step=decay(1.0, 15)),
+    "decay over 60": Scenario(step=decay(0.5, 60)),
+    "5x every 10th": Scenario(step=every(10, 5.0)),
+    "10x every 25th": Scenario(step=every(25, 10.0)),
+    "stall every 40th": Scenario(step=every(40, 22.0)),
+    "slow sanity check": Scenario(step=listed((), 0.1), check=(1.0, 1.0), validation=lambda run: [0.1] * 8),
+    "no sanity check": Scenario(step=listed((), 0.1), validation=lambda run: [0.1] * 16),
+    "cold loader": Scenario(step=CONSTANT, wait=lambda batch: 1.5 if batch < 50 else 0.5),
+    "first batch 3 s": Scenario(step=listed((), 0.1), wait=lambda batch: 3.0 if batch % 50 == 0 else 0.0),
+    "validation": Scenario(step=CONSTANT, check=(0.5, 0.4), validation=lambda run: [0.4] * 12),
+    "accumulation": Scenario(step=every(4, 1.5), accumulation=4),
+    # And ten more:
+    "noise of 10 %": Scenario(step=noisy(CONSTANT, 0.1, 1)),
+    "noise of 40 %": Scenario(step=noisy(CONSTANT, 0.4, 2)),
+    "rare slow steps": Scenario(step=noisier(CONSTANT, 3)),
+    "a load that changes": Scenario(step=wandering(CONSTANT, 4)),
+    "two kinds in turn": Scenario(step=every(5, 2.5, phase=0)),
+    "one accident": Scenario(step=lambda batch: 10.0 if batch == 9 else 1.0),
+    "slow ends of epochs": Scenario(step=listed((), 0.2), between=4.0),
+    "loader alone": Scenario(step=listed((), 0.05), wait=noisy(CONSTANT, 0.2, 5)),
+    "decay with noise": Scenario(step=noisy(decay(1.0, 15), 0.05, 6)),
+    "one epoch": Scenario(step=noisy(CONSTANT, 0.05, 7), epochs=1, batches=400),
+    "short": Scenario(step=noisy(listed([2.5, 1.3]), 0.05, 8), epochs=2, batches=20),
+}
+
+
+def family(seed: int) -> Scenario:
+    """A run drawn at random: what begins slowly, comes rarely, wanders and is loaded, in any combination."""
+    draws = random.Random(seed)
+    step = 10 ** draws.uniform(-1.5, 1.0)
+    kind = draws.choice(["constant", "first", "decay", "decay"])
+    of = listed((), step)
+    if kind == "first":
+        of = listed([draws.uniform(1.5, 30.0), *(draws.uniform(1.0, 3.0) for _ in range(draws.randrange(4)))], step)
+    elif kind == "decay":
+        of = decay(draws.uniform(0.2, 2.0), draws.uniform(3, 60), step)
+    if draws.random() < 0.3:
+        period, factor, plain = draws.randrange(4, 60), draws.uniform(1.5, 10.0), of
+        phase = draws.randrange(period)
+        of = lambda batch: plain(batch) * (factor if batch % period == phase else 1.0)  # noqa: E731
+    how = draws.random()
+    if how < 0.4:
+        of = noisy(of, draws.uniform(0.0, 0.15), seed)
+    elif how < 0.6:
+        of = noisier(of, seed, share=draws.uniform(0.0, 0.05), factor=draws.uniform(2, 8))
+    elif how < 0.8:
+        of = wandering(of, seed, spread=draws.uniform(0.02, 0.2), length=draws.randrange(5, 60))
+    waits, cold = step * 10 ** draws.uniform(-3, 0.3), draws.choice([1.0, 1.0, 1.0, draws.uniform(1, 3)])
+    epochs, batches = draws.randrange(1, 8), draws.randrange(40, 200)
+    first = draws.choice([0.0, 0.0, draws.uniform(0, 10) * step])
+    long = noisy(listed((), waits), 0.3, seed + 1)
+    share, count = draws.uniform(0.2, 0.5), draws.choice([0, 0, draws.randrange(2, 40)])
+    check = () if not count else tuple(share * step * draws.choice([1.0, 1.3, 5.0]) for _ in range(2))
+    return Scenario(
+        step=of,
+        wait=lambda batch: long(batch) * (cold if batch < batches else 1.0) + (first if batch % batches == 0 else 0.0),
+        epochs=epochs,
+        batches=batches,
+        check=check,
+        validation=lambda run: [share * step] * count,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What was believed at a moment, against what then came.
+
+    Attributes:
+        moment: When.
+        believed: Seconds believed to be left; None if nothing was.
+        actual: Seconds that were.
+        spent: Seconds that had passed.
+    """
+
+    moment: str
+    believed: Interval[float] | None
+    actual: float
+    spent: float
+
+    @property
+    def error(self) -> float:
+        """Relative error; all of it where nothing was believed."""
+        return 1.0 if self.believed is None else self.believed.middle / self.actual - 1
+
+    @property
+    def holds(self) -> bool:
+        """The interval holds what came."""
+        return self.believed is not None and self.believed.holds(self.actual)
+
+    @property
+    def width(self) -> float:
+        """High end over low end."""
+        return math.inf if self.believed is None or not self.believed.low else self.believed.high / self.believed.low
+
+
+def moments(scenario: Scenario) -> dict[int, str]:
+    """Batches after which is asked."""
+    windows = {4: "capture", 16: "16 steps"}
+    named = {steps * scenario.accumulation: name for steps, name in windows.items()}
+    named |= {scenario.steps // 4: "25 %", scenario.steps // 2: "50 %"}
+    return {batch: name for batch, name in named.items() if batch < scenario.steps}
+
+
+Ask = Callable[[int], Interval[float] | None]
+
+
+def told(scenario: Scenario, clock: object, advance: Callable[[float], None], after: Callable[[int], None]) -> None:
+    """Tell a clock of a whole run."""
+    tell: Any = clock
+    if scenario.check:
+        tell.sanity_check_starts()
+        validate(tell, scenario.check, advance, is_check=True)
+    for epoch in range(scenario.epochs):
+        tell.epoch_starts()
+        for number in range(scenario.batches):
+            batch = epoch * scenario.batches + number
+            advance(scenario.wait(batch))
+            tell.batch_starts()
+            advance(scenario.step(batch))
+            tell.batch_ends()
+            after(batch + 1)
+        if scenario.validation(epoch):
+            validate(tell, scenario.validation(epoch), advance, is_check=False)
+        tell.epoch_ends()
+        if epoch + 1 < scenario.epochs:
+            advance(scenario.between)
+
+
+def validate(tell: Any, batches: Sequence[float], advance: Callable[[float], None], *, is_check: bool) -> None:
+    """Tell a clock of a validation run."""
+    tell.validation_starts(is_check=is_check)
+    for seconds in batches:
+        tell.validation_batch_starts()
+        advance(seconds)
+        tell.validation_batch_ends()
+    tell.validation_ends()

@@ -1,0 +1,114 @@
+"""What is left of a run, from what a trainer tells and what was seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_predict.fit.clock import RunClock
+from lightning_predict.fit.forecast import STALL_SHARE, Facts, Moments, Rest, rest_of
+from lightning_predict.fit.remaining import Position, Validation
+from lightning_predict.run.workload import Loader
+
+FACTS = Facts(
+    position=Position(epoch=0, batches_done=20, batches_per_epoch=50, max_epochs=2, accumulation={0: 1}), workers=0
+)
+"""80 of 100 batches are left, 30 of them in this epoch."""
+
+
+def clock(*, step: float = 1.0, wait: float = 0.0, batches: int = 20, check: float | None = None) -> RunClock:
+    seconds = 0.0
+    made = RunClock(lambda: seconds)
+    if check is not None:
+        made.validation_starts(is_check=True)
+        for _ in range(2):
+            made.validation_batch_starts()
+            seconds += check
+            made.validation_batch_ends()
+        made.validation_ends()
+    made.epoch_starts()
+    for _ in range(batches):
+        seconds += wait
+        made.batch_starts()
+        seconds += step
+        made.batch_ends()
+    return made
+
+
+def middle(rest: Rest) -> float:
+    assert rest.forecast is not None
+    return rest.forecast.middle
+
+
+def test_before_a_step_was_timed_there_are_counts_alone() -> None:
+    rest = rest_of(FACTS, RunClock())
+    assert (rest.left.batches, rest.forecast, rest.run) == (80, None, None)
+    assert rest.workload.training_iterations == 80
+
+
+def test_steps_to_come_take_what_they_took() -> None:
+    rest = rest_of(FACTS, clock())
+    assert middle(rest) == pytest.approx(80.0)
+    assert rest.run is not None
+    assert rest.run.total_seconds == pytest.approx(80.0)
+    assert rest.forecast is not None
+    assert 60 < rest.forecast.low < 80 < rest.forecast.high < 120
+    assert rest.steps == 20
+
+
+def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
+    run = clock(wait=0.5)
+    tempo = run.tempo(batches_per_window=1)
+    assert tempo is not None
+    waits = 30 * 0.5 + 50 * tempo.later_wait.middle
+    rest = rest_of(FACTS, run)
+    assert middle(rest) == pytest.approx(80.0 + waits)
+    assert rest.workload.loader == Loader(seconds_per_batch=pytest.approx(waits / 80))  # type: ignore[arg-type]
+
+
+def test_validation_counts_as_the_sanity_check_took() -> None:
+    position = replace(FACTS.position, validation=Validation(batches=10, every_batches=50))
+    rest = rest_of(replace(FACTS, position=position, validation_batches=10), clock(check=0.5))
+    assert middle(rest) == pytest.approx(80.0 + 2 * 10 * 0.5)
+    assert rest.end_seconds == pytest.approx(10 * 0.5)
+
+
+def test_validation_that_nobody_timed_counts_as_forward_passes_and_in_the_low_end_as_nothing() -> None:
+    position = replace(FACTS.position, validation=Validation(batches=30, every_batches=50))
+    rest, plain = rest_of(replace(FACTS, position=position), clock()), rest_of(FACTS, clock())
+    assert middle(rest) == pytest.approx(80.0 + 2 * 30 / 3)
+    assert rest.forecast is not None
+    assert plain.forecast is not None
+    assert rest.forecast.low < plain.forecast.middle
+    assert rest.forecast.high > 80.0 + 2 * 30
+
+
+def test_a_time_limit_ends_it() -> None:
+    rest = rest_of(replace(FACTS, time_limit_seconds=50.0), clock())
+    assert rest.forecast is not None
+    assert (rest.forecast.middle, rest.forecast.high) == (50.0, 50.0)
+
+
+def test_workers_that_keep_up_only_hand_over_and_others_make_a_batch_in_a_step_and_its_wait() -> None:
+    facts = replace(FACTS, has_workers=True, workers=2)
+    few = rest_of(facts, clock(wait=0.9 * STALL_SHARE)).workload.loader
+    assert not few.overlaps
+    slow = rest_of(facts, clock(wait=0.6)).workload.loader
+    assert slow.overlaps
+    assert 1.0 < slow.seconds_per_batch <= 1.6
+
+
+def test_a_run_without_an_end_has_no_total() -> None:
+    endless = replace(FACTS, position=replace(FACTS.position, max_epochs=None))
+    rest = rest_of(endless, clock())
+    assert rest.forecast is None
+    assert rest.tempo is not None
+
+
+def test_moments_come_once_enough_was_seen_and_then_at_each_doubling() -> None:
+    moments = Moments(batches_per_window=4)
+    assert not moments.has_come
+    due = [batch for batch in range(1, 300) if moments.is_due(batch, 0.5 * batch)]
+    assert due == [16 * 4 - 4, 120, 240]  # 60 batches of half a second are 30 s, before 16 windows of 4 are over
+    assert moments.has_come
