@@ -3,9 +3,8 @@
 * `RuntimePredictor` says, after the first steps, how long this run takes and what it costs on other GPUs.
 * `CostBudget` ends a run that breaks its budget.
 
-The hooks are thin. What they call knows no Trainer: `recorders` gather batches into steps and record them, `remaining`
-counts what is left, `run_clock` times the fit, `budget` judges. `rest_of_run` puts count and time together for both
-callbacks, `trainer_state` reads the Trainer, `guard` keeps errors away from it. Example::
+The hooks are thin. What they call is `fit`, which knows no Trainer: it records steps, times the fit, counts what is
+left, believes, forecasts and judges. `trainer_state` reads the Trainer, `guard` keeps errors away from it. Example::
 
     from lightning_predict.callbacks import CostBudget, RuntimePredictor
 

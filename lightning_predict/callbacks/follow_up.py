@@ -19,7 +19,7 @@ from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
 from lightning_predict.callbacks.showing import Manner, log_values, logged, say, show_advice, write_file
-from lightning_predict.callbacks.trainer_state import batches_in_store, facts_of
+from lightning_predict.callbacks.trainer_state import batches_in_store, batches_of_fit, facts_of
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
 from lightning_predict.fit.forecast import Moments, Rest, rest_of
@@ -110,6 +110,13 @@ class FollowUp:
             raise ValueError("Nothing was recorded yet.")
         if trace is not None:
             self._settle(trainer, trace)
+        batches = trainer.fit_loop.total_batch_idx + 1
+        if self._moments is None:
+            whole, before = batches_of_fit(trainer), batches - self.run_clock.batches
+            self._moments = Moments(
+                batches_per_window=self._trace.batches, batches=None if whole is None else whole - before
+            )
+            self._has_advised = self._moments.is_due(self.run_clock.batches, self.run_clock.training_seconds)
         answer = predict_rest(
             trainer,
             self._question,
@@ -119,17 +126,11 @@ class FollowUp:
             clock=self.run_clock,
             moment=moment,
             is_renewed=is_renewed,
+            is_rough=not self.advises,
         )
         self._answer, self._rest = answer, answer.rest
         self._answered_at = self._rest_at = self._clock()
         self.run_clock.interrupt()
-        batches = trainer.fit_loop.total_batch_idx + 1
-        if self._moments is None:
-            left = answer.rest.left.batches
-            self._moments = Moments(
-                batches_per_window=self._trace.batches, batches=None if left is None else batches + left
-            )
-            self._has_advised = self._moments.is_due(self.run_clock.batches, self.run_clock.training_seconds)
         if answer.expected is not None and (self._outcome_timer is None or self._is_first_belief):
             self._outcome_timer = OutcomeTimer(answer.expected, clock=self._clock, batches_seen=batches)
             self._is_first_belief = False

@@ -133,8 +133,9 @@ def predict_rest(
     clock: RunClock,
     moment: Moment = "batch end",
     is_renewed: bool = False,
+    is_rough: bool = False,
 ) -> Answer:
-    """Predict what is left of a fit."""
+    """Predict what is left of a fit; `is_rough` from too few steps to advise by."""
     given = _batches_per_epoch(trainer, question, trace)
     facts = facts_of(trainer, pace=pace, moment=moment, batches_per_epoch=given)
     rest = rest_of(facts, clock, batches_per_window=trace.batches, samples=trace.samples)
@@ -161,7 +162,7 @@ def predict_rest(
         ) from None
     predictions = replace(
         predictions,
-        notes=(*predictions.notes, *_notes(trainer, given, work)),
+        notes=(*predictions.notes, *_notes(trainer, given, work), *rough_note(rest, is_rough=is_rough)),
         heading=_heading(predictions, trainer),
         is_running=True,
     )
@@ -193,7 +194,8 @@ def _history(trainer: Trainer, question: Question, trace: Trace, *, is_renewed: 
     try:
         records = in_hook(history_path(), read_history, seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
-        warn(f"RuntimePredictor predicts without earlier runs: {type(error).__name__}: {error}")
+        if not is_renewed:  # said once
+            warn(f"RuntimePredictor predicts without earlier runs: {type(error).__name__}: {error}")
         return ()
     origin = gpu_in_use(trace) if is_renewed else None
     used = None if origin is None else layout_in_use(trace, origin).name
@@ -207,6 +209,14 @@ def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> in
     if question.batches_per_epoch is not None or question.samples_per_epoch is None or trace.samples is None:
         return question.batches_per_epoch
     return math.ceil(question.samples_per_epoch * trace.batches / (trace.samples * trainer.world_size))
+
+
+def rough_note(rest: Rest, *, is_rough: bool) -> tuple[str, ...]:
+    """Say that the machine in use is known from few steps."""
+    if not is_rough or rest.forecast is None:
+        return ()
+    steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
+    return (f"This machine's time is rough, from {steps}; what to rent is said once more were seen.",)
 
 
 def _notes(trainer: Trainer, given: int | None, work: Workload) -> tuple[str, ...]:

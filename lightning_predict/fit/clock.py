@@ -204,6 +204,7 @@ class RunClock:
         self._paused_from: float | None = None
         self._is_new_epoch = False
         self._first_waits: int | None = None
+        self._epochs = 0
         self._waits_to_skip = 0
         self._steps, self._waits, self._cycles = Evidence(), Evidence(), Evidence()
         self._last_step = 0.0
@@ -237,7 +238,7 @@ class RunClock:
         """Note that a batch was fetched and its training begins.
 
         Returns:
-            It is the first of a new epoch, and the ends of epochs that were timed have doubled.
+            It is the first of a new epoch, and the ends of epochs that were seen have doubled.
         """
         if self._batch_start is not None:
             return False
@@ -468,18 +469,21 @@ class RunClock:
         before, is_new = self._paused_from, self._is_new_epoch
         self._paused_from, self._is_new_epoch = None, False
         is_first, self.began, self.has_begun = self.began is None, self.began or now, True
-        if is_new and not is_first and self._first_waits is None:
-            self._first_waits = self._waits.count
+        has_doubled = False
+        if is_new and not is_first:
+            self._first_waits = self._waits.count if self._first_waits is None else self._first_waits
+            self._epochs += 1
+            has_doubled = self._epochs.bit_count() == 1
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now, waited_seconds=self._wait_so_far())
-            return False
+            return has_doubled
         if not is_new or before is None:
             return False
         if is_first:
             self._first_pause = now - before
             return False
         self._pauses.append(now - before)
-        return len(self._pauses).bit_count() == 1
+        return has_doubled
 
 
 _CLOCKS: WeakKeyDictionary[Any, RunClock] = WeakKeyDictionary()

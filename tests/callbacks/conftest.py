@@ -67,6 +67,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return seen
 
 
+RENEW = follow_up.FollowUp.renew
+"""What `readings` takes away."""
+
+
 class AtOnce:
     """Believe at the capture, and nothing is to be asked again later."""
 
@@ -92,6 +96,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         return seen[-1]
 
     monkeypatch.setattr(follow_up, "Moments", AtOnce)
+    monkeypatch.setattr(follow_up.FollowUp, "renew", lambda *args, **options: None)
     monkeypatch.setattr("lightning_predict.fit.clock.FIRST_EPOCH_DOUBT", 0.0)  # waits are what they are
     monkeypatch.setattr(RunClock, "pause", lambda *args, **options: NOTHING)  # hooks between epochs read it, too
     with clock_of_fits(lambda: float(next(plain)), device=clock):

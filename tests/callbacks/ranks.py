@@ -58,12 +58,12 @@ class Scenario:
 
 
 def within() -> list[Any]:
-    """A budget that is never used up; the ranks meet after every window."""
+    """A budget that is never used up; the ranks meet after every batch."""
     return [RuntimePredictor(["T4"], print_table=False), CostBudget(hours=1000)]
 
 
 def over() -> list[Any]:
-    """A budget that ends the run after the warm-up."""
+    """A budget that the first batch uses up."""
     return [CostBudget(hours=1e-9)]
 
 
@@ -72,6 +72,7 @@ def _settings_of_rank() -> dict[str, Any]:
 
 
 HOOKS: Final = "lightning_predict.callbacks."
+FIT: Final = "lightning_predict.fit."
 FULL: Final = OSError(errno.ENOSPC, "No space left on device")
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -82,17 +83,17 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "disk full on rank 0": Scenario(over, 0, "lightning.pytorch.strategies.strategy:Strategy.save_checkpoint", 0, FULL),
     "rank 1 cannot collect the checkpoint": Scenario(over, 1, HOOKS + "cost_budget:CostBudget.on_save_checkpoint"),
     "rank 0 has no limits": Scenario(within, 0, HOOKS + "cost_budget:Terms.limits_of"),
-    "rank 0 cannot count": Scenario(within, 0, HOOKS + "budget:BudgetWatch.batch_ends"),
-    "rank 0 cannot count later": Scenario(within, 0, HOOKS + "budget:BudgetWatch.batch_ends", 6),
-    "rank 0 cannot judge": Scenario(within, 0, HOOKS + "budget:judge_forecast"),
-    "rank 0 cannot judge the use": Scenario(within, 0, HOOKS + "budget:judge_use"),
+    "rank 0 cannot count": Scenario(within, 0, FIT + "budget:BudgetWatch.question"),
+    "rank 0 cannot count later": Scenario(within, 0, FIT + "budget:BudgetWatch.question", 6),
+    "rank 0 cannot judge": Scenario(within, 0, FIT + "budget:judge_forecast"),
+    "rank 0 cannot judge the use": Scenario(within, 0, FIT + "budget:judge_use"),
     "rank 0 cannot log": Scenario(within, 0, HOOKS + "cost_budget:log_budget"),
-    "rank 0 cannot begin": Scenario(within, 0, HOOKS + "cost_budget:device_clock"),
-    "rank 0 has no clock": Scenario(within, 0, HOOKS + "run_clock:RunClock.batch_starts"),
-    "rank 1 cannot open its ledger": Scenario(within, 1, HOOKS + "budget:Ledger.open"),
+    "rank 0 cannot begin": Scenario(within, 0, HOOKS + "cost_budget:run_clock_of"),
+    "rank 0 has no clock": Scenario(within, 0, FIT + "clock:RunClock.batch_starts"),
+    "rank 1 cannot open its ledger": Scenario(within, 1, FIT + "budget:Ledger.open"),
     "rank 1 cannot count": Scenario(within, 1, HOOKS + "meetings:Schedule.batch_ends", 4),
     "rank 1 cannot meet": Scenario(within, 1, HOOKS + "meetings:StoreMeetings.decide", 1),
-    "rank 1 watches nothing": Scenario(within, 1, HOOKS + "budget:BudgetWatch.batch_starts"),
+    "rank 1 watches nothing": Scenario(within, 1, FIT + "budget:BudgetWatch.question"),
     "validation uses the budget up": Scenario(
         within, 0, HOOKS + "cost_budget:CostBudget._judge_validation", 1, {"action": "stop", "reason": "it is used up"}
     ),
@@ -142,7 +143,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
         process_group_backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS)
     )
     for module in (budget, cost_budget):
-        module.__dict__["CHECK_SECONDS"] = 0.0  # they meet after every window
+        module.__dict__["CHECK_SECONDS"] = 0.0  # they meet after every batch
     model, callbacks = small.model(validates=True), scenario.callbacks()
     validated: list[object] = []
     model.on_validation_batch_end = lambda *values: validated.append(values)

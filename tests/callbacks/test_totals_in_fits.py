@@ -16,7 +16,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.trainer_state import resumes_data
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.run.workload import Batches, Loader
-from tests.callbacks.conftest import Call
+from tests.callbacks.conftest import RENEW, Call
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Rows, Small
 from tests.callbacks.test_remaining_in_fits import stopping_after
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_matters_is_timed_and_predicted_with_again(
     lightning: Small, tmp_path: Path, calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A slow disk: the estimate is an hour a file, of a run of seconds.
-    monkeypatch.setattr("lightning_predict.callbacks.follow_up.NOTICEABLE_SHARE", 0.05)
+    monkeypatch.setattr("lightning_predict.callbacks.follow_up.FollowUp.renew", RENEW)
     monkeypatch.setattr("lightning_predict.fit.remaining.WRITING_BYTES_PER_SECOND", 1e-3)
     saving = checkpoint(lightning, tmp_path)
     fit(lightning, tmp_path, lightning.loader(6), max_epochs=3, callbacks=[saving], enable_checkpointing=True)
