@@ -67,8 +67,36 @@ ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=r
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action", "history": "action"}
 """The parameter that a word directly after the command stands for, though it may be left out."""
 
-REPLACED: Final[Mapping[str, str]] = {"--host-factor": "Use --host, which takes the factor, or fast, median or slow."}
-"""Options that are gone, with what to use."""
+REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
+    "predict": {
+        "--html": "--output report.html",
+        "--markdown": "--output report.md",
+        "--sky": "--output task.yaml",
+        "--nodes": "the layouts, as in --gpus 2x8xH100",
+        "--watts": "--usd-per-hour, kilowatts times your price of a kWh",
+        "--usd-per-kwh": "--usd-per-hour, kilowatts times your price of a kWh",
+        "--energy": "--grid, with your grid or its grams of CO2 per kWh",
+        "--grid-grams-per-kwh": "--grid",
+        "--zipf-alpha": "--skew",
+        "--indices": "--skew",
+        "--weights-cache": "the variable LIGHTNING_PREDICT_CACHE",
+    },
+    "shard": {"--zipf-alpha": "--skew", "--indices": "--skew"},
+}
+
+_HOST: Final = {"--host-factor": "--host, which takes the factor, or fast, median or slow"}
+"""What was removed from every command that had it."""
+"""Options of earlier releases, by command, with what stands for them now."""
+
+GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    "predict": {
+        "the machines": ("strategy", "network_gbps", "busbw", "pcie", "host", "release"),
+        "prices and energy": ("usd_per_hour", "offers", "region", "spot", "grid"),
+        "how it is predicted": ("method", "skew", "weights", "offline"),
+        "what is shown": ("verbose", "output", "json"),
+    },
+}
+"""Headings in the help of commands with many options, and the parameters below each; others stand before them."""
 
 _DESCRIPTION: Final = "How long a training run takes, and what it costs, on the GPUs that you could rent."
 
@@ -141,13 +169,17 @@ def parser(name: str) -> argparse.ArgumentParser:
     )
     made._optionals.title = "options"
     words = _documented(documentation)
+    below = {one: heading for heading, names in GROUPS.get(name, {}).items() for one in names}
+    groups = {heading: made.add_argument_group(heading) for heading in GROUPS.get(name, {})}
     for parameter in inspect.signature(function).parameters.values():
-        _add(made, name, parameter, words[parameter.name])
-    made.add_argument("--json", action="store_true", help="Print JSON.")
+        group = groups[below[parameter.name]] if parameter.name in below else made
+        _add(group, name, parameter, words[parameter.name])
+    last = groups[below["json"]] if "json" in below else made
+    last.add_argument("--json", action="store_true", help="Print JSON.")
     return made
 
 
-def _add(made: argparse.ArgumentParser, name: str, parameter: inspect.Parameter, words: str) -> None:
+def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Parameter, words: str) -> None:
     """Add one parameter of a command's function."""
     words = words.replace("%", "%%")
     if parameter.annotation == "bool":
@@ -214,8 +246,9 @@ def _in_words(problem: str, name: str, words: Sequence[str]) -> str:
     if wrong is not None and wrong[3] != "expected one argument":
         return f"{wrong[1] or wrong[2].strip('{}')} is {_given(wrong[1], words)!r}, but {wrong[3]}"
     unknown = re.match(r"unrecognized arguments: (--[\w-]+)", problem)
-    if unknown is not None and unknown[1] in REPLACED:
-        return f"{unknown[1]} is no longer an option of {name}. {REPLACED[unknown[1]]}"
+    removed = _HOST | dict(REMOVED.get(name, {}))
+    if unknown is not None and unknown[1] in removed:
+        return f"{unknown[1]} was removed from {name}; use {removed[unknown[1]]}."
     if unknown is not None:
         near = difflib.get_close_matches(unknown[1], options_of(name), n=1)
         meant = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} {name} --help."

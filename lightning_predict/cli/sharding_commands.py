@@ -30,8 +30,7 @@ def shard(
     optimizer: Literal["sgd", "row_wise_adagrad", "adagrad", "adam"] = "sgd",
     kinds: str = "table_wise,row_wise,column_wise,data_parallel",
     table_gib: float | None = None,
-    zipf_alpha: float | None = None,
-    indices: Path | None = None,
+    skew: str | None = None,
     output: Path | None = None,
     timeline: Path | None = None,
     weights: str | None = None,
@@ -48,8 +47,8 @@ def shard(
         optimizer: What updates the tables.
         kinds: Ways of sharding that may be used, separated by commas; more than one may be mixed.
         table_gib: Memory of each GPU that tables may take (default: 85 %).
-        zipf_alpha: How unevenly rows are asked for: the exponent of Zipf's law (default: 0, alike).
-        indices: CSV file with a sample of the tables' indices (columns table, index), to fit that exponent to.
+        skew: How unevenly rows are asked for: the exponent of Zipf's law, or a CSV file with a sample of indices
+            (columns table, index) to fit it to (default: 0, alike).
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
         timeline: Write the whole step under that plan as a Chrome trace, which ui.perfetto.dev opens.
         weights: Weights of the models: a folder, a file or an https:// address.
@@ -60,18 +59,16 @@ def shard(
     from lightning_predict.gpus.layouts import layout_of
     from lightning_predict.sharding.placement import place_tables
     from lightning_predict.sharding.step import plan_document
-    from lightning_predict.sharding.tables import read_skew, tables_of_trace, with_skew
+    from lightning_predict.sharding.tables import skew_of, tables_of_trace, with_skew
     from lightning_predict.tracing.trace import Trace
     from lightning_predict.units import gibibytes_to_bytes
 
     layouts = [layout_of(name) for name in _words(gpus)]
     if not layouts:
         raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
-    if zipf_alpha is not None and indices is not None:
-        raise InvalidArgumentError("Give one of --zipf-alpha and --indices.")
     step = Trace.load(str(trace))
-    if zipf_alpha is not None or indices is not None:
-        step = with_skew(step, read_skew(indices, step) if indices is not None else zipf_alpha or 0.0)
+    if skew is not None:
+        step = with_skew(step, skew_of(skew, step))
     traced = tables_of_trace(step)
     placements: dict[str, Placement] = {}
     problems: dict[str, InfeasiblePlanError] = {}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from lightning_predict.cli.answers import Answer, aligned, json_value
-from lightning_predict.reports.format import duration
 from lightning_predict.units import bytes_to_mebibytes, minutes_to_seconds
 
 WIDTH: Final = 160
@@ -99,6 +98,8 @@ def measure(
 
 def _announced(problems: int, seconds: float | None, minutes: float | None) -> str:
     """Say before measuring begins how long it takes."""
+    from lightning_predict.reports.format import duration
+
     if seconds is None:
         return f"Measuring {problems:,} problems."
     if minutes is not None and minutes_to_seconds(minutes) < seconds:

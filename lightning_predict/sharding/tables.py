@@ -266,6 +266,26 @@ def with_skew(trace: Trace, skew: Skew) -> Trace:
 SAMPLE_COLUMNS: Final = ("table", "index")
 
 
+def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
+    """Read how unevenly rows are asked for: the exponent of Zipf's law, or a CSV file with a sample to fit it to.
+
+    Args:
+        words: A number of 0 or more, or the path of the file.
+        trace: A step that looks the tables up, for their rows.
+
+    Raises:
+        InvalidArgumentError: As `read_skew`, or a file that does not exist.
+    """
+    try:
+        return float(words)
+    except ValueError:
+        if not Path(words).is_file():
+            raise InvalidArgumentError(
+                f"skew={words!r} is neither an exponent of Zipf's law (0: alike) nor a CSV file that exists."
+            ) from None
+        return read_skew(Path(words), trace)
+
+
 def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
     """Fit Zipf's law to a sample of the indices of each table: the exponent with as many different rows.
 

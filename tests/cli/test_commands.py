@@ -39,7 +39,7 @@ def test_predict_without_names_takes_ten(trace: Path, run: Run) -> None:
     found = run("predict", trace, "--json").json
     assert [one["gpu"] for one in found["predictions"]] == list(DEFAULT_GPUS)
     assert found["ranking"]["per_iteration"] is True
-    assert found["written"] == {}
+    assert found["written"] == []
 
 
 def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> None:
@@ -61,10 +61,10 @@ def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run) -> No
 
 
 def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path) -> None:
-    words = ["predict", trace, "--gpus", "T4,A10G", "--iterations", "1000", "--grid-grams-per-kwh", "400", "--json"]
+    words = ["predict", trace, "--gpus", "T4,A10G", "--iterations", "1000", "--grid", "400", "--json"]
     html, markdown, sky = (tmp_path / name for name in ("r.html", "r.md", "t.yaml"))
-    found = run(*words, "--html", html, "--markdown", markdown, "--sky", sky).json
-    assert found["written"] == {"html": str(html), "markdown": str(markdown), "sky": str(sky)}
+    found = run(*words, "--output", f"{html}, {markdown},{sky}").json
+    assert found["written"] == [str(html), str(markdown), str(sky)]
     assert html.read_text().startswith("<!doctype html>")
     assert "cheapest" in markdown.read_text()
     assert "| CO2 (kg) |" in markdown.read_text()
@@ -72,9 +72,9 @@ def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path) -> 
     assert task["resources"]["accelerators"].split(":")[0] == found["ranking"]["cheapest"]
     t4 = found["energy"]["T4"]
     assert t4["co2_kilograms"] == pytest.approx(t4["kilowatt_hours"] * 0.4)
-    shown = run("predict", trace, "--gpus", "T4", "--iterations", "10", "--energy", "--markdown", markdown).out
+    shown = run("predict", trace, "--gpus", "T4", "--iterations", "10", "--grid", "frankfurt").out
     assert "energy" in shown
-    assert shown.endswith(f"Written: {markdown}\n")
+    assert "Grid: 275.81 g/kWh (europe-west3, Frankfurt, 2025)." in shown
 
 
 PRICES = """\
@@ -105,13 +105,6 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
     assert found["notes"][-1].endswith("whose accelerator is not in the catalogue: MI300X (1).")
 
 
-def test_predict_prices_a_machine_of_ones_own_by_its_electricity(trace: Path, run: Run) -> None:
-    words = ["predict", trace, "--gpus", "RTX-4090", "--watts", "600", "--usd-per-kwh", "0.3", "--json"]
-    (found,) = run(*words).json["predictions"]
-    assert found["usd_per_hour"] == pytest.approx(0.18)  # 0.6 kW x $0.30
-    assert "600 W at $0.3/kWh" in found["offer"]
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -126,17 +119,29 @@ def test_predict_prices_a_machine_of_ones_own_by_its_electricity(trace: Path, ru
         ),
         (
             ["--host-factor", "2"],
-            "--host-factor is no longer an option of predict. Use --host, which takes the",
+            "--host-factor was removed from predict; use --host, which takes the factor",
         ),
         (["--release", "new"], "--release 'new' is not a release of torch; give one as text"),
-        (["--watts", "3"], "--watts 3.0, --usd-per-kwh None: give either --usd-per-hour, or watts and --usd-per-kwh"),
-        (["--watts", "3", "--usd-per-hour", "1"], "Give one of --usd-per-hour, --offers, and --watts"),
+        (["--offers", "x.yaml", "--usd-per-hour", "1"], "Give one of --usd-per-hour and --offers"),
+        (
+            ["--watts", "3"],
+            "--watts was removed from predict; use --usd-per-hour, kilowatts times",
+        ),
+        (["--html", "r.html"], "--html was removed from predict; use --output report.html."),
+        (
+            ["--skew", "much"],
+            "--skew 'much' is neither an exponent of Zipf's law (0: alike) nor a CSV file",
+        ),
+        (
+            ["--grid", "atlantis"],
+            "--grid 'atlantis' is neither grams of CO2 per kWh nor a region or place",
+        ),
         (["--region", "r"], "--region is for a price file of your own"),
         (["--offers", "none.yaml"], "none.yaml does not exist"),
         (["--weights", "nowhere"], "Weights path 'nowhere' does not exist"),
-        (["--gpus", "A10G", "--deadline-hours", "1", "--sky", "x.yaml"], "No GPU can be recommended"),
-        (["--html", "no/such/folder.html"], "No such file or directory: no/such/folder.html"),
-        (["--energy", "--grid-grams-per-kwh", "-5", "--iterations", "9"], "--grid-grams-per-kwh -5.0 is out of range"),
+        (["--gpus", "A10G", "--deadline-hours", "1", "--output", "x.yaml"], "No GPU can be recommended"),
+        (["--output", "no/such/folder.html"], "No such file or directory: no/such/folder.html"),
+        (["--grid", "-5", "--iterations", "9"], "--grid -5 is out of range"),
     ],
 )
 def test_predict_refuses_what_cannot_be(options: list[str], problem: str, trace: Path, run: Run) -> None:
@@ -154,10 +159,10 @@ def test_a_report_is_one_file_by_its_ending(command: str, trace: Path, run: Run,
     assert json.loads((tmp_path / "r.json").read_text())["ranking"]["cheapest"] == "T4"
     assert "<svg" in (tmp_path / "r.html").read_text()
     found = run(command, trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
-    assert found["written"] == {"md": str(tmp_path / "r.md")}
+    assert found["written"] == [str(tmp_path / "r.md")]
     assert found["energy"].keys() == {"T4"}
     ran = run(command, trace, "--output", "r.pdf")
-    assert "--output 'r.pdf' has another ending than .html, .md or .json" in ran.err
+    assert "--output 'r.pdf' has another ending than .html, .md, .json or .yaml" in ran.err
 
 
 def test_report_without_a_name_writes_html_here(
@@ -171,8 +176,8 @@ def test_report_without_a_name_writes_html_here(
 
 def test_a_report_and_other_files_are_named_in_turn(trace: Path, run: Run, tmp_path: Path) -> None:
     report, task = tmp_path / "r.json", tmp_path / "t.yaml"
-    ran = run("predict", trace, "--gpus", "T4", "--output", report, "--sky", task)
-    assert ran.out == f"{task}\n{report}\n"
+    ran = run("predict", trace, "--gpus", "T4", "--output", f"{report},{task}")
+    assert ran.out == f"{report}\n{task}\n"
 
 
 def test_gpus_lists_all(run: Run) -> None:

@@ -105,16 +105,16 @@ def test_both_commands_take_uneven_rows(dlrm: Path, run: Run, tmp_path: Path) ->
     shard = ("shard", dlrm, "--gpus", "4xA100-SXM-80GB", "--kinds", "row_wise", "--json")
     (even,), (uneven,), (sampled,) = (
         run(*shard, *more).json["layouts"]["4xA100-SXM-80GB"]["plans"]
-        for more in ((), ("--zipf-alpha", "1.2"), ("--indices", sample))
+        for more in ((), ("--skew", "1.2"), ("--skew", sample))
     )
     assert even["compute_seconds"] > sampled["compute_seconds"] > uneven["compute_seconds"]
     predict = ("predict", dlrm, "--gpus", "4xA100-SXM-80GB", "--strategy", "embedding=row_wise", "--json")
     (even,), (uneven,), (sampled,) = (
-        run(*predict, *more).json["predictions"] for more in ((), ("--zipf-alpha", "1.2"), ("--indices", sample))
+        run(*predict, *more).json["predictions"] for more in ((), ("--skew", "1.2"), ("--skew", sample))
     )
     assert even["iteration_seconds"] > sampled["iteration_seconds"] > uneven["iteration_seconds"]
     for words in (shard, predict):
-        ran = run(*words[:-1], "--zipf-alpha", "1", "--indices", sample)
-        assert "Give one of --zipf-alpha and --indices" in ran.err
+        ran = run(*words[:-1], "--zipf-alpha", "1")
+        assert f"--zipf-alpha was removed from {words[0]}; use --skew." in ran.err
     ran = run("shard", dlrm, "--batch-size", "4096", "--timeline", tmp_path / "no.json")
     assert "--timeline shows the step as it was recorded; leave out --batch-size" in ran.err

@@ -1,0 +1,92 @@
+"""Find the carbon intensity of an electric grid: a number of one's own, or a place by its name.
+
+Example::
+
+    >>> grid_of("europe-west3").grams_per_kwh  # what Frankfurt's grid emitted in 2025
+    275.81
+    >>> grid_of("frankfurt") == grid_of("europe-west3")
+    True
+    >>> grid_of("380").grams_per_kwh
+    380.0
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, final
+
+from lightning_predict.checked import nearest, read_toml
+from lightning_predict.errors import CatalogueError, InvalidArgumentError
+
+GRIDS_FILE: Final = Path(__file__).with_name("grids.toml")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """An electric grid.
+
+    Attributes:
+        grams_per_kwh: Grams of CO2-equivalent per kWh.
+        name: Region and place; None for a number of one's own.
+        year: Year that the figure is the average of; None for a number of one's own.
+    """
+
+    grams_per_kwh: float
+    name: str | None = None
+    year: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What it is, in words: `275.81 g/kWh (europe-west3, Frankfurt, 2025)`."""
+        known = "" if self.name is None else f" ({self.name}, {self.year})"
+        return f"{self.grams_per_kwh:g} g/kWh{known}"
+
+
+def grid_of(name: str | float) -> Grid:
+    """Return a grid by its carbon intensity, or by the name of a region or place.
+
+    Args:
+        name: Grams of CO2-equivalent per kWh; or a region of Google's cloud (`us-central1`), or its place (`Iowa`),
+            which serves the regions of other clouds at that place, too.
+
+    Raises:
+        InvalidArgumentError: A number below 0, or a name that is not listed, with the nearest.
+    """
+    try:
+        grams = float(name)
+    except ValueError:
+        grids = _grids()
+        found = grids.get(_plain(str(name)))
+        if found is None:
+            raise InvalidArgumentError(
+                f"grid={name!r} is neither grams of CO2 per kWh nor a region or place that is known. "
+                f"{nearest(_plain(str(name)), grids)} Your provider, or electricitymaps.com, has the number of others."
+            ) from None
+        return found
+    if not (math.isfinite(grams) and grams >= 0):
+        raise InvalidArgumentError(f"grid={name} is out of range; expected grams of CO2 per kWh, 0 or more.")
+    return Grid(grams_per_kwh=grams)
+
+
+def _plain(name: str) -> str:
+    """Write a name without accents, capitals and what separates its words."""
+    letters = unicodedata.normalize("NFKD", name).casefold()
+    return "".join(letter for letter in letters if letter.isalnum())
+
+
+@cache
+def _grids() -> Mapping[str, Grid]:
+    document = read_toml(GRIDS_FILE, CatalogueError)
+    year = document.member("source").member("year").integer()
+    found: dict[str, Grid] = {}
+    for region, row in document.member("grams_per_kwh").members().items():
+        place = row.member("place").words()
+        grid = Grid(grams_per_kwh=float(row.member("grams").positive()), name=f"{region}, {place}", year=year)
+        found |= {_plain(str(region)): grid, _plain(place): grid}
+    return found

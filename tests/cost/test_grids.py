@@ -1,0 +1,34 @@
+"""Grids: a number, a region of a cloud, or its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_predict.checked import read_toml
+from lightning_predict.cost.grids import GRIDS_FILE, grid_of
+from lightning_predict.errors import CatalogueError, InvalidArgumentError
+
+
+def test_a_place_is_found_by_its_region_and_by_its_name() -> None:
+    zurich = grid_of("europe-west6")
+    assert (zurich.grams_per_kwh, zurich.year) == (21.2, 2025)
+    assert grid_of("Zurich") == grid_of("zürich") == zurich
+    assert zurich.sentence == "21.2 g/kWh (europe-west6, Zürich, 2025)"
+    assert grid_of(400).sentence == "400 g/kWh"
+    assert grid_of("0").grams_per_kwh == 0.0  # one's own panels
+
+
+def test_every_row_can_be_asked_for_and_lies_between_water_and_coal() -> None:
+    rows = read_toml(GRIDS_FILE, CatalogueError).member("grams_per_kwh").members()
+    assert len(rows) >= 40
+    for region, row in rows.items():
+        assert grid_of(str(region)).grams_per_kwh == row.member("grams").value
+        # IPCC (2014): hydropower 24 g/kWh over its life, coal 820; a mix lies within, or below where nothing is burnt.
+        assert 5 < grid_of(str(region)).grams_per_kwh < 820
+
+
+def test_what_is_no_grid_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InvalidArgumentError, match="frankfurt"):
+        grid_of("Frankfort")
+    with pytest.raises(InvalidArgumentError, match="grid=-1 is out of range; expected grams of CO2 per kWh"):
+        grid_of(-1)
