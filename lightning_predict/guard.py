@@ -26,6 +26,10 @@ _LOG: Final = logging.getLogger("lightning_predict")
 
 Parameters = ParamSpec("Parameters")
 
+FAILURES: Final = (Exception, GeneratorExit)
+"""What is caught of ours: all but what asks a program to end. A loop would take StopIteration for its own end, and a
+generator GeneratorExit for its own."""
+
 
 def say(message: str) -> None:
     """Log what cannot be a warning: under `-W error` a warning is an exception. Logging raises nothing."""
@@ -60,10 +64,10 @@ def never_raises(
             hook(self, *args, **kwargs)
         except BudgetExceededError:
             raise
-        except (Exception, GeneratorExit) as error:
+        except FAILURES as error:
             try:
-                self.give_up(_as_error(error))
-            except (Exception, GeneratorExit) as another:
+                self.give_up(as_error(error))
+            except FAILURES as another:
                 say(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
     return guarded
@@ -86,10 +90,10 @@ def gives_instead(
         def guarded(self: Owner, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             try:
                 return method(self, *args, **kwargs)
-            except (Exception, GeneratorExit) as error:
+            except FAILURES as error:
                 try:
-                    report(self, _as_error(error))
-                except (Exception, GeneratorExit) as another:
+                    report(self, as_error(error))
+                except FAILURES as another:
                     name = f"{type(self).__name__}.{method.__name__}"
                     say(f"{name} failed ({error!r}), and so did saying it ({another!r}).")
             instead: Result = value()
@@ -100,6 +104,6 @@ def gives_instead(
     return decorate
 
 
-def _as_error(error: BaseException) -> Exception:
+def as_error(error: BaseException) -> Exception:
     """Return an error as it is, and a GeneratorExit, which is none for Python, as one that names it."""
     return error if isinstance(error, Exception) else RuntimeError(repr(error))

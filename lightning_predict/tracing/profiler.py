@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final, final
+from weakref import WeakSet
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -35,13 +36,28 @@ WINDOW_MARK: Final = "ProfilerStep#0"
 """The mark that readers of profiles take for the extent of a step."""
 
 
+MAX_EVENTS: Final = 500_000
+"""Most events of a recorded step; each takes 3 to 4 KiB of memory while it is read."""
+
+
+_torchs: Final[Any] = torch.autograd.profiler
+"""The module in which torch notes that a profiler runs."""
+
+
+class _Ours(int):
+    """Stands for True in torch's own note that a profiler runs, so that it is known whose note it is."""
+
+
 def refuse_second_profiler() -> None:
-    """Raise where a profiler is running: a second one would take its events.
+    """Raise where a profiler is running or about to: a second one would take its events, and end the process.
+
+    A scheduled profiler prepares torch's in its warm-up, which torch itself does not tell of; the next to start would
+    take that away, and its own start or stop would then be of nothing.
 
     Raises:
-        CaptureError: A profiler is running.
+        CaptureError: Another profiler is running, or warming up.
     """
-    if torch._C._autograd._profiler_enabled():
+    if torch._C._autograd._profiler_enabled() or _others_under_way():
         raise CaptureError(
             "Another profiler is running, and two at once would both lose events. Stop it or let it finish before the "
             "capture (in a Trainer: profiler=None), or import the file that it writes with "
@@ -49,51 +65,139 @@ def refuse_second_profiler() -> None:
         )
 
 
+def _others_under_way() -> bool:
+    """Return whether a profiler of someone else's is prepared or runs, in any thread."""
+    kinds, pending = [], [_torchs.profile]
+    while pending:
+        kinds.append(pending.pop())
+        pending.extend(kinds[-1].__subclasses__())
+    found = (one for kind in kinds for one in gc.get_referrers(kind) if type(one) is kind)
+    return any(
+        getattr(one, "entered", False) and getattr(one, "kineto_results", None) is None and one not in _OWN
+        for one in found
+    )
+
+
+_OWN: Final[WeakSet[Any]] = WeakSet()
+"""Our own profilers: one that another has displaced never ends."""
+
+
 @final
 class ProfilerRecorder:
     """Profiles what runs between `start` and `stop`, which may be repeated.
 
+    A profiler of the user's that starts in between displaces this one. What it has recorded is lost then, and torch's
+    profiler is left alone: stopping it, or asking for events that are not there, would end the process.
+
     Args:
         cuda: Record what runs on the GPU as well.
+
+    Attributes:
+        notes: Sentences for the user on what could not be recorded.
     """
 
     def __init__(self, *, cuda: bool) -> None:
+        self.notes: tuple[str, ...] = ()
         self._cuda = cuda
         self._profile: profile | None = None
         self._window: record_function | None = None
-        self._documents: list[dict[str, Any]] = []
+        self._has_begun = False
+        self._token = _Ours(1)
+        self._events = 0
+        self._parts: list[Trace] = []
 
     def start(self) -> None:
-        """Start the profiler.
+        """Start the profiler; where it cannot record the GPU, without.
 
         Raises:
-            CaptureError: Another profiler is running.
+            CaptureError: Another profiler is running, or warming up.
         """
         refuse_second_profiler()
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
         if self._cuda:
             torch.cuda.synchronize()
-        # Memory events give tensors their storage numbers.
-        self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
-        self._profile.start()
+            try:
+                self._begin([ProfilerActivity.CPU, ProfilerActivity.CUDA])
+            except Exception as error:
+                self._abandon()
+                self._cuda = False
+                self.notes = (_without_gpu(error),)
+        if self._profile is None:
+            self._begin([ProfilerActivity.CPU])
         # From here on the step's own time counts, before its first operation, too.
         self._window = record_function(WINDOW_MARK)
         self._window.__enter__()
 
+    def _begin(self, activities: list[ProfilerActivity]) -> None:
+        # Memory events give tensors their storage numbers.
+        self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
+        try:
+            self._profile.start()
+            _torchs._is_profiler_enabled = self._token
+            self._has_begun = True
+        finally:
+            _OWN.add(self._profile.profiler)
+
+    def _abandon(self) -> None:
+        """Leave nothing of a profiler that could not be started."""
+        self._profile, self._has_begun = None, False
+        if torch._C._autograd._profiler_enabled():
+            torch._C._autograd._disable_profiler()
+        _torchs._is_profiler_enabled = False
+
+    @property
+    def _is_displaced(self) -> bool:
+        """Whether another profiler has started since: every start and stop in Python notes itself."""
+        return (
+            _torchs._is_profiler_enabled is not self._token
+            or not torch._C._autograd._profiler_enabled()
+            or _others_under_way()
+        )
+
     def stop(self) -> None:
-        """Stop the profiler and keep its events; stopping twice is harmless."""
+        """Stop the profiler and keep its events; stopping twice is harmless.
+
+        Raises:
+            CaptureError: Another profiler has displaced it, or it has too many events.
+        """
         running, self._profile = self._profile, None
         window, self._window = self._window, None
         if running is None:
             return
+        if not self._has_begun:  # it was interrupted while it started
+            self._abandon()
+            return
+        self._has_begun = False
+        displaced = self._is_displaced
         with ExitStack() as parts:  # each ends even if others raise; the last one first
-            parts.callback(_stop, running)
+            if not displaced:
+                parts.callback(_stop, running)
             if window is not None:
                 parts.callback(window.__exit__, None, None, None)
             if self._cuda:
                 torch.cuda.synchronize()
+        if displaced:
+            if _torchs._is_profiler_enabled is self._token:
+                _torchs._is_profiler_enabled = bool(torch._C._autograd._profiler_enabled())
+            raise CaptureError(
+                "Another profiler started while the step was recorded, which ended the recording. Leave it out of the "
+                "first steps (in a Trainer: profiler=None), or import the file that it writes with "
+                "`lightning_predict.import_trace`."
+            )
         with _collector_paused():
-            self._documents.append(_export(running))
+            self._parts.append(self._read(running))
+
+    def _read(self, stopped: profile) -> Trace:
+        """Turn the events of a part into operations at once, which take a small share of their memory."""
+        assert stopped.profiler is not None
+        assert stopped.profiler.kineto_results is not None
+        self._events += len(stopped.profiler.kineto_results.events())
+        if self._events > MAX_EVENTS:
+            raise CaptureError(
+                f"The step has {self._events:,} events and more, and at most {MAX_EVENTS:,} are read. Record a shorter "
+                "one: fewer micro-batches between two updates of the optimizer."
+            )
+        document = read_profile(_export(stopped), "the recorded step", step=None)
+        return trace_of_profile(document, recorder="profiler")
 
     def trace(self) -> Trace:
         """Return the recorded step, its parts one after another.
@@ -101,14 +205,19 @@ class ProfilerRecorder:
         Raises:
             CaptureError: Nothing was recorded.
         """
-        if not self._documents:
+        if not self._parts:
             raise CaptureError("Nothing was recorded: the profiler was not started, or has not been stopped.")
-        with _collector_paused():
-            profiles = [read_profile(document, "the recorded step", step=None) for document in self._documents]
-            first, *rest = [trace_of_profile(one, recorder="profiler") for one in profiles]
+        first, *rest = self._parts
         for part in rest:
             first = _append(first, part)
-        return first
+        return replace(first, notes=(*first.notes, *self.notes))
+
+
+def _without_gpu(error: Exception) -> str:
+    return (
+        f"The profiler could not record the GPU ({type(error).__name__}: {error}), so times are predicted, not scaled "
+        "from measurements."
+    )
 
 
 def _stop(running: profile) -> None:
