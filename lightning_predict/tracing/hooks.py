@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from lightning_predict.guard import FAILURES, as_error
 from lightning_predict.tracing.attribution import MODULE_MARK
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -53,8 +54,8 @@ def _unseen_by_the_step(
             return None
         try:
             return hook(watch, *args, **kwargs)
-        except Exception as error:
-            watch.failure = error
+        except FAILURES as error:
+            watch.failure = as_error(error)
             return None
 
     return guarded
@@ -83,6 +84,7 @@ class OptimizerWatch:
         # Number of the backward pass around each open step (-1 outside of any), or _CLOSURE inside its closure.
         self._open: list[int | None] = []
         self._stepping: list[Optimizer] = []
+        self._thread = threading.get_ident()
         self._handles: list[RemovableHandle] = []
 
     @property
@@ -91,7 +93,8 @@ class OptimizerWatch:
         return bool(self._open) and self._open[-1] == _graph_task()
 
     def open(self) -> None:
-        """Begin to watch."""
+        """Begin to watch, on this thread: another may train a model of its own."""
+        self._thread = threading.get_ident()
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -107,6 +110,8 @@ class OptimizerWatch:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if threading.get_ident() != self._thread:
+            return None
         if not any(known is optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)
         self._stepping.append(optimizer)
@@ -120,6 +125,8 @@ class OptimizerWatch:
 
     @_unseen_by_the_step
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self.before_change()
         if self._open:
             self._open.pop()
@@ -134,11 +141,13 @@ class OptimizerWatch:
         """Return the closure, known to be no part of the update."""
 
         def watched() -> Any:
-            self._enter_closure()
+            with suppress(*FAILURES):  # each keeps its own failure; what fails before it begins is here
+                self._enter_closure()
             try:
                 return closure()
             finally:
-                self._leave_closure()
+                with suppress(*FAILURES):
+                    self._leave_closure()
 
         return watched
 

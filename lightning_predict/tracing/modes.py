@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Protocol, final
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_predict.guard import FAILURES, as_error
 from lightning_predict.tracing.meta_device import CONVOLUTIONS, as_on_cuda
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
@@ -218,32 +219,68 @@ class OperationMode(TorchDispatchMode):
                 way = _way(schema, types, args, kwargs)
                 if way is _RECORDED:
                     args, kwargs = recorder.cast(schema, args, kwargs)
-            except Exception as error:  # ours, so the step must not see it
-                recorder.fails(error)
-                way = _RUN
+            except FAILURES as error:  # ours, so the step must not see it
+                recorder.fails(as_error(error))
+                return func(*args, **kwargs)
             if way is _RECORDED:
                 output = func(*args, **kwargs)
-                if schema.is_convolution:
-                    try:
+                try:
+                    if schema.is_convolution:
                         output = as_on_cuda(schema.name, args, output)
-                    except Exception as error:
-                        recorder.fails(error)
-                recorder.saw_operation(schema, args, kwargs, output)
+                    recorder.saw_operation(schema, args, kwargs, output)
+                except FAILURES as error:
+                    recorder.fails(as_error(error))
                 return output
             if way is _Way.LEFT:
                 return NotImplemented
             if way is _Way.DECOMPOSED:
-                with self:
-                    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+                own = OwnCall(func._op_dk)
+                try:
+                    with self:
+                        return own(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+                except FAILURES as error:
+                    if own.has_raised:
+                        raise
+                    recorder.fails(as_error(error))
+                    return own.output if own.has_run else func(*args, **kwargs)
             output = func(*args, **kwargs)
             if way is _Way.PASSED_OVER:
-                recorder.passed_over(schema)
+                try:
+                    recorder.passed_over(schema)
+                except FAILURES as error:
+                    recorder.fails(as_error(error))
             return output
         finally:
             try:
                 recorder.pauses.begins()
-            except Exception as error:
-                recorder.fails(error)
+            except FAILURES as error:
+                recorder.fails(as_error(error))
+
+
+@final
+class OwnCall:
+    """A call of the step's own, which runs exactly once whatever fails of ours around it.
+
+    Attributes:
+        has_run: It has been called.
+        has_raised: It raised, so that an error that comes out is the step's.
+        output: What it returned; None before.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.has_run = self.has_raised = False
+        self.output: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the call."""
+        self.has_run = True
+        try:
+            self.output = self._call(*args, **kwargs)
+        except BaseException:
+            self.has_raised = True
+            raise
+        return self.output
 
 
 @final
@@ -258,71 +295,108 @@ class WholeCallMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        recorder = self._recorder
         try:
-            has_autocast = self._recorder.note_autocast()
+            has_autocast = recorder.note_autocast()
             name = _WHOLE_CALLS.get(func)
             is_plain = name is None and not has_autocast and func not in _SHOWN_INSIDE
-            is_whole = name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values()))))
-            cast = None if is_whole or is_plain else self._recorder.cast_call(func, args, kwargs)
-        except Exception as error:  # ours, so the step must not see it
-            self._recorder.fails(error)
-            return self._run(func, args, kwargs)
+        except FAILURES as error:  # ours, so the step must not see it
+            recorder.fails(as_error(error))
+            return func(*args, **kwargs)
         if is_plain:
             return func(*args, **kwargs)
-        if name is not None and cast is None:
-            return self._recorder.run_whole(name, func, args, kwargs)
-        assert cast is not None
-        with cast as (args, kwargs):
-            return self._run(func, args, kwargs)
-
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        own = OwnCall(func)
         try:
-            shown: AbstractContextManager[None] | None = None
-            if func is _HOLDS_ATTENTION:
-                shown = self._shown_inside(functional, "scaled_dot_product_attention", self._attend)
-            elif func in _RUN_AUTOGRAD:
-                shown = self._shown_inside(torch.autograd, "_engine_run_backward", self._run_autograd)
-            if shown is not None:
-                shown.__enter__()
-        except Exception as error:  # ours, so the step must not see it
-            self._recorder.fails(error)
-            shown = None
-        if shown is None:
-            return func(*args, **kwargs)
-        with ExitStack() as inside:
-            inside.push(shown)
-            return func(*args, **kwargs)
+            if name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
+                return recorder.run_whole(name, own, args, kwargs)
+            with recorder.cast_call(func, args, kwargs) as (cast_args, cast_kwargs), self._inside(func):
+                return own(*cast_args, **cast_kwargs)
+        except FAILURES as error:
+            if own.has_raised:
+                raise
+            recorder.fails(as_error(error))
+            return own.output if own.has_run else func(*args, **kwargs)
 
-    def _attend(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+    def _inside(self, func: Any) -> AbstractContextManager[None]:
+        """Show what a function of torch calls inside, which runs with this mode taken off."""
+        if func is _HOLDS_ATTENTION:
+            return _shown(functional, "scaled_dot_product_attention", self._attend, self._recorder)
+        if func in _RUN_AUTOGRAD:
+            return _shown(torch.autograd, "_engine_run_backward", self._run_autograd, self._recorder)
+        return nullcontext()
+
+    def _attend(self, own: Call, *args: Any, **kwargs: Any) -> Any:
         if not all(map(is_dense, tensors_in((*args, *kwargs.values())))):
-            return original(*args, **kwargs)
-        return self._recorder.run_whole(ATTENTION, original, args, kwargs)
+            return own(*args, **kwargs)
+        return self._recorder.run_whole(ATTENTION, own, args, kwargs)
 
-    def _run_autograd(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+    def _run_autograd(self, own: Call, *args: Any, **kwargs: Any) -> Any:
         with self:
-            return original(*args, **kwargs)
+            return own(*args, **kwargs)
 
-    @contextmanager
-    def _shown_inside(self, holder: Any, name: str, instead: Call) -> Iterator[None]:
-        """Call `instead(original, ...)` for a function of torch, on this thread only, and put the original back."""
-        original = getattr(holder, name, None)
-        thread = threading.get_ident()
 
-        def shown(*args: Any, **kwargs: Any) -> Any:
-            return (instead if threading.get_ident() == thread else _call)(original, *args, **kwargs)
+@final
+class _Dispatcher:
+    """A function of torch's while at least one thread shows what it calls: each thread its own, others the original.
 
-        if original is None:  # a release of torch without it
-            yield
-            return
+    Attributes:
+        original: The function.
+        by_thread: What is called in its place, the innermost last, and the recorder that hears of its failures.
+    """
+
+    def __init__(self, original: Call) -> None:
+        self.original = original
+        self.by_thread: dict[int, list[tuple[Call, Recorder]]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what this thread has in the function's place."""
+        stack = self.by_thread.get(threading.get_ident())
+        if not stack:
+            return self.original(*args, **kwargs)
+        instead, recorder = stack[-1]
+        own = OwnCall(self.original)
         try:
-            setattr(holder, name, shown)
-            yield
-        finally:
-            setattr(holder, name, original)
+            return instead(own, *args, **kwargs)
+        except FAILURES as error:
+            if own.has_raised:
+                raise
+            recorder.fails(as_error(error))
+            return own.output if own.has_run else self.original(*args, **kwargs)
 
 
-def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
+_DISPATCHERS: Final[dict[tuple[Any, str], _Dispatcher]] = {}
+_DISPATCHERS_LOCK: Final = threading.Lock()
+
+
+@contextmanager
+def _shown(holder: Any, name: str, instead: Call, recorder: Recorder) -> Iterator[None]:
+    """Call `instead(original, ...)` for a function of torch, on this thread only.
+
+    The original is put back by the last thread that leaves, whichever came first; what someone else has put there since
+    stays.
+    """
+    if getattr(holder, name, None) is None:  # a release of torch without it
+        yield
+        return
+    thread, key = threading.get_ident(), (holder, name)
+    with _DISPATCHERS_LOCK:
+        dispatcher = _DISPATCHERS.get(key)
+        if dispatcher is None:
+            dispatcher = _DISPATCHERS[key] = _Dispatcher(getattr(holder, name))
+            setattr(holder, name, dispatcher)
+        dispatcher.by_thread.setdefault(thread, []).append((instead, recorder))
+    try:
+        yield
+    finally:
+        with _DISPATCHERS_LOCK:
+            stack = dispatcher.by_thread[thread]
+            stack.pop()
+            if not stack:
+                del dispatcher.by_thread[thread]
+            if not dispatcher.by_thread:
+                del _DISPATCHERS[key]
+                if getattr(holder, name) is dispatcher:
+                    setattr(holder, name, dispatcher.original)
 
 
 def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:

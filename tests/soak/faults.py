@@ -29,6 +29,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as functional
 from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -59,12 +60,7 @@ ENTRANCES: Final = (
     "tracing/modes.py OperationMode.__torch_dispatch__",
     "tracing/modes.py OperationMode.ignore_compile_internals",
     "tracing/modes.py WholeCallMode.__torch_function__",
-    "tracing/modes.py WholeCallMode._run",
-    "tracing/modes.py WholeCallMode._run_autograd",
-    "tracing/modes.py WholeCallMode._shown_inside",
-    "tracing/modes.py WholeCallMode._shown_inside.<locals>.shown",
-    "tracing/dispatch.py DispatchRecorder.saw_operation",
-    "tracing/session.py CaptureSession._quietly",
+    "tracing/modes.py _Dispatcher.__call__",
     "registration.py callbacks_from_environment",
 )
 """Functions that torch or Lightning calls and that guard all others: nothing is around them that could catch what fails
@@ -118,6 +114,14 @@ def fit(folder: Path, *, with_callbacks: bool, on_call: Callable[[CodeType], Non
     return Result(weights, model.batches_trained, error, left)
 
 
+def _engine() -> object:
+    return torch.autograd._engine_run_backward
+
+
+PATCHED: Final = (functional.scaled_dot_product_attention, _engine())
+"""Functions that stand for others while autograd or attention runs in a recording, as they are outside of one."""
+
+
 def held() -> tuple[int, int]:
     """Files and threads of this process."""
     return len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -134,6 +138,7 @@ def left_behind(before: tuple[int, int]) -> tuple[str, ...]:
         "a profiler": torch._C._autograd._profiler_enabled(),
         "a dispatch mode": bool(_get_current_dispatch_mode_stack()),
         "a function mode": bool(_get_current_function_mode_stack()),
+        "a patched function": not (PATCHED[0] is functional.scaled_dot_product_attention and PATCHED[1] is _engine()),
         "module hooks": bool(module._global_forward_hooks or module._global_forward_pre_hooks),
         "optimizer hooks": bool(optimizer._global_optimizer_pre_hooks or optimizer._global_optimizer_post_hooks),
         "files": held()[0] > before[0],
