@@ -303,6 +303,33 @@ def autograd_nodes() -> int:
     return 0 if count is None else int(count())
 
 
+def makes_own_tensors() -> bool:
+    """Return whether some class of tensors, of the user's or another package's, is made by torch's own constructor.
+
+    `class Labelled(torch.Tensor)` whose `__new__` calls `super().__new__(cls, data)`, or that has none, cannot be made
+    while a dispatch mode is on: "Creating a new Tensor subclass Labelled but the raw Tensor object is already
+    associated to a python object". Those that are made by `as_subclass` or `_make_subclass` can.
+    """
+    pending: list[type] = list(torch.Tensor.__subclasses__())
+    while pending:
+        kind = pending.pop()
+        pending.extend(kind.__subclasses__())
+        if kind.__module__.split(".")[0] != "torch" and _is_made_by_torch(kind):
+            return True
+    return False
+
+
+_OTHER_CONSTRUCTORS: Final = frozenset({"as_subclass", "_make_subclass", "_make_wrapper_subclass"})
+
+
+def _is_made_by_torch(kind: type) -> bool:
+    constructor: object = kind.__new__
+    if constructor is torch.Tensor.__new__:
+        return True
+    code = getattr(constructor, "__code__", None)
+    return code is not None and "__new__" in code.co_names and not _OTHER_CONSTRUCTORS.intersection(code.co_names)
+
+
 def has_fast_evaluation(model: nn.Module | None) -> bool:
     """Return whether a part in evaluation mode would leave torch's fused path while a function mode is on."""
     return model is not None and any(

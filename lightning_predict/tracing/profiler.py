@@ -94,10 +94,12 @@ class ProfilerRecorder:
 
     Attributes:
         notes: Sentences for the user on what could not be recorded.
+        peak_bytes: Most memory allocated on a GPU at once; None if no allocation on one was recorded.
     """
 
     def __init__(self, *, cuda: bool) -> None:
         self.notes: tuple[str, ...] = ()
+        self.peak_bytes: int | None = None
         self._cuda = cuda
         self._profile: profile | None = None
         self._window: record_function | None = None
@@ -196,8 +198,9 @@ class ProfilerRecorder:
                 f"The step has {self._events:,} events and more, and at most {MAX_EVENTS:,} are read. Record a shorter "
                 "one: fewer micro-batches between two updates of the optimizer."
             )
-        document = read_profile(_export(stopped), "the recorded step", step=None)
-        return trace_of_profile(document, recorder="profiler")
+        document = _export(stopped)
+        self.peak_bytes = max((one for one in (self.peak_bytes, _peak_of(document)) if one is not None), default=None)
+        return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
     def trace(self) -> Trace:
         """Return the recorded step, its parts one after another.
@@ -282,6 +285,21 @@ def _export(stopped: profile) -> dict[str, Any]:
         if event.get("cat") == "cpu_op" and event["args"].get("External id") in tensors:
             event["args"][RECORDED_TENSORS] = tensors[event["args"]["External id"]]
     return document
+
+
+_CUDA: Final = 1
+"""Type of a device in memory events."""
+
+
+def _peak_of(document: dict[str, Any]) -> int | None:
+    """Return the highest total that any allocation or release on a GPU left, in bytes; None without any."""
+    totals = (
+        (event["args"]["Total Allocated"], event["args"].get("Bytes", 0))
+        for event in document["traceEvents"]
+        if event.get("name") == "[memory]" and event["args"].get("Device Type") == _CUDA
+    )
+    # A release tells of the total after it: before, it was larger by what was released.
+    return max((int(total) + max(0, -int(size)) for total, size in totals), default=None)
 
 
 def _recorded_tensors(stopped: profile) -> Iterator[tuple[int, list[list[list[Any]]]]]:

@@ -94,7 +94,6 @@ class CaptureSession:
         self._failure: Exception | None = None
         self._seconds = 0.0
         self._started_at = 0.0
-        self._peak_bytes: int | None = None
         self._reserved_bytes: int | None = None
 
     def start(self) -> None:
@@ -110,7 +109,6 @@ class CaptureSession:
             if self._recorder is None:
                 self._prepare()
             self._running = True
-            self._reset_peak()
             for part in (self._module_watch, self._optimizer_watch):
                 if part is not None:
                     part.open()
@@ -204,7 +202,9 @@ class CaptureSession:
             code = self._step if self._model is None else self._model
             self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)
         is_cuda = self._device.type == "cuda"
-        needs_profiler = self._compiled or environment.has_fast_evaluation(self._model)
+        needs_profiler = (
+            self._compiled or environment.has_fast_evaluation(self._model) or environment.makes_own_tensors()
+        )
         if not is_cuda and (self._device.type == "meta" or not needs_profiler):
             self._recorder = DispatchRecorder(self._model)
             return
@@ -212,10 +212,6 @@ class CaptureSession:
         if not self._compiled:  # hooks would make compiled code compile again
             self._module_watch = ModuleWatch(self._model, marks=True)
             self._optimizer_watch = OptimizerWatch()
-
-    def _reset_peak(self) -> None:
-        if self._device.type == "cuda" and self._peak_bytes is None:
-            torch.cuda.reset_peak_memory_stats(self._device)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -225,7 +221,6 @@ class CaptureSession:
         self._synchronize()
         self._seconds += time.perf_counter() - self._started_at
         if self._device.type == "cuda":
-            self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
             self._reserved_bytes = torch.cuda.max_memory_reserved(self._device)
 
     def _stop_recorder(self) -> None:
@@ -240,6 +235,7 @@ class CaptureSession:
     def _recorded(self) -> Trace:
         """Find what the recorder saw, with what surrounds it."""
         leaves: list[torch.Tensor] = []
+        peak_bytes: int | None = None
         modules, updates = self._module_watch, self._optimizer_watch
         if isinstance(self._recorder, DispatchRecorder):
             recorder = self._recorder
@@ -256,6 +252,7 @@ class CaptureSession:
         else:
             assert self._recorder is not None
             trace = self._recorder.trace()
+            peak_bytes = self._peak_of(self._recorder)
             trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
         optimizers = self._optimizers or tuple(updates.optimizers if updates is not None else ())
@@ -268,7 +265,7 @@ class CaptureSession:
             optimizers,
             has_backward=any(operation.phase == "backward" for operation in trace.operations),
             forward_gradient_bytes=self._forward_gradient_bytes,
-            peak_bytes=self._peak_bytes,
+            peak_bytes=peak_bytes,
             reserved_bytes=self._reserved_bytes,
         )
         return self._with_device(
@@ -285,6 +282,15 @@ class CaptureSession:
     @property
     def _forward_gradient_bytes(self) -> int | None:
         return self._recorder.forward_gradient_bytes if isinstance(self._recorder, DispatchRecorder) else None
+
+    def _peak_of(self, recorder: ProfilerRecorder) -> int | None:
+        """Return the most memory that was allocated on the GPU, without resetting the user's own peak.
+
+        The recorded allocations tell; without them, the run's own peak so far, which most runs reach in each step.
+        """
+        if self._device.type != "cuda":
+            return None
+        return recorder.peak_bytes or torch.cuda.max_memory_allocated(self._device)
 
     def _compile_seconds(self) -> float | None:
         return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)

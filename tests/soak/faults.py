@@ -206,7 +206,7 @@ def entrances(run: Callable[[], object]) -> dict[str, set[str]]:
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(OURS):
+        if event != "call" or not code.co_filename.startswith(OURS) or code.co_name == "<module>":
             return
         caller = frame.f_back
         while caller is not None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.dispatch import DispatchRecorder
-from lightning_predict.tracing.profiler import ProfilerRecorder
+from lightning_predict.tracing.profiler import ProfilerRecorder, _peak_of
 from lightning_predict.tracing.session import CaptureSession
 from tests.processes import run
 from tests.tracing.test_hooks import hooks_left
@@ -252,3 +252,44 @@ print("as before")
 def test_compiled_code_stays_compiled_and_gives_the_same_bits() -> None:
     ran = run(COMPILED)
     assert ran.stdout == "as before\n", ran.stderr
+
+
+def test_tensors_of_the_steps_own_class_are_made_as_without_a_recorder() -> None:
+    # In a process of its own: the class lives as long as anything does that was made of it.
+    ran = run(
+        """
+import torch
+from torch import nn
+from lightning_predict.tracing.environment import makes_own_tensors
+from lightning_predict.tracing.session import CaptureSession
+
+class Cast(torch.Tensor):
+    def __new__(cls, data):
+        return torch.as_tensor(data).as_subclass(cls)
+
+print(makes_own_tensors())
+
+class Labelled(torch.Tensor):
+    def __new__(cls, data):
+        return super().__new__(cls, data)
+
+model = nn.Linear(3, 2)
+session = CaptureSession(device=torch.device("cpu"), model=model)
+session.start()
+model(Labelled(torch.ones(4, 3)).as_subclass(torch.Tensor)).sum().backward()
+session.stop()
+trace = session.trace()
+print(makes_own_tensors(), trace.recorder, "aten::addmm" in {one.name for one in trace.operations})
+"""
+    )
+    assert ran.stdout.splitlines() == ["False", "True profiler True"], ran.stderr
+
+
+def test_the_highest_memory_is_read_off_the_recorded_allocations() -> None:
+    def event(total: int, size: int, kind: int) -> dict[str, Any]:
+        return {"name": "[memory]", "args": {"Total Allocated": total, "Bytes": size, "Device Type": kind}}
+
+    # 300 bytes are allocated when 200 of them are released; the host's allocations do not count.
+    events = [event(250, 50, 1), event(100, -200, 1), event(900, 900, 0), {"name": "aten::add"}]
+    assert _peak_of({"traceEvents": events}) == 300
+    assert _peak_of({"traceEvents": events[2:]}) is None
