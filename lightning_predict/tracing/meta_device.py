@@ -82,8 +82,16 @@ def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=_CHANNELS_LAST[tensor.dim()])
 
 
+_CONVOLUTIONS_BELOW: Final = tuple(
+    getattr(torch.ops.aten, name)
+    for name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+)
+"""The same by the names that exported and traced programs call them by."""
+
 _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
+        *_CONVOLUTIONS_BELOW,
+        *(getattr(call, overload) for call in _CONVOLUTIONS_BELOW for overload in call.overloads()),
         functional.linear,
         torch.matmul,
         torch.Tensor.matmul,

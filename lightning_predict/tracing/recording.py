@@ -17,6 +17,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Final
 
 import torch
@@ -77,6 +79,7 @@ def capture(
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
     compiled_before, own_step = compilations(), step
     wanted = None if precision is None else precision_of(precision)
+    step = _explaining_reads(step)
     if wanted is not None and wanted.autocast is not None:
         step = _under_autocast(step, getattr(torch, wanted.autocast))
     before = _cuda_allocations()
@@ -96,6 +99,38 @@ def capture(
     if wanted is not None:
         _check_dtype(trace, wanted)
     return trace
+
+
+_HAS_NO_VALUE: Final = "cannot be called on meta tensors"
+"""What torch says of a call that asks a tensor of the meta device for its values, such as `item`."""
+
+
+def _explaining_reads(step: Callable[[], object]) -> Callable[[], object]:
+    """Return the step with words of our own where it asks the meta device for a value, which name the line."""
+
+    def run() -> object:
+        try:
+            return step()
+        except RuntimeError as error:
+            if _HAS_NO_VALUE not in str(error):
+                raise
+            raise CaptureError(
+                f"{_asking_line(error)} asks for the value of a tensor, and tensors on the meta device have none "
+                f"({error}). Record on the CPU or a GPU, or leave out what is decided by values there: a mask that is "
+                "all ones, a check of indices, a loss that is logged."
+            ) from error
+
+    return run
+
+
+def _asking_line(error: BaseException) -> str:
+    """Name the innermost line outside of torch and this package that led to an error."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+    frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
+    if not frames:
+        return "The step"
+    last = frames[-1]
+    return f"`{last.line}` ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
 
 
 def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:

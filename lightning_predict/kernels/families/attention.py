@@ -326,6 +326,8 @@ def _attention(operation: Operation, tensors: Sequence[TensorInfo], *, backward:
         return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
     is_causal = _is_causal(operation)
     dims = tuple(float(value) for value in (batch, heads, kv_heads, seq, kv_seq, depth))
+    if len(query.shape) > 4:  # torch's fused kernels take four dimensions: of windows in a fifth, all scores are kept
+        return (Problem(f"eager_attention{'_backward' * backward}", dtype, (*dims, float(is_causal))),)
     name = f"{'causal_' * is_causal}attention{'_backward' * backward}"
     return (Problem(name, dtype, dims if is_causal else (*dims, 0.0)),)
 
