@@ -17,6 +17,7 @@ Example::
     python -m benchmarks.accuracy validation --of unseen --tables measurements --cache recorded-steps
     python -m benchmarks.accuracy validation --of dlrm
     python -m benchmarks.accuracy validation --of seeds
+    python -m benchmarks.accuracy validation --of memory --cache traces-of-timm
     python -m benchmarks.accuracy validation --of hosts --cache recorded-steps
     python -m benchmarks.accuracy validation --of milabench
     python -m benchmarks.accuracy validation --of lin
@@ -43,6 +44,7 @@ from benchmarks.accuracy import (
     hosts,
     large_runs,
     many_gpus,
+    memory,
     operator_tables,
     product_tables,
     published_steps,
@@ -103,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "seeds",
             *SOURCES,
             "products",
+            "memory",
         ),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
@@ -114,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "constants chosen on training benchmarks, left out; whole steps on GPUs "
         "whose measurements no network was trained on; DLRM on one and eight GPUs, and plans of its tables beside "
         "TorchRec's; "
-        "the experiments of the papers that the methods are from, beside their figures; whole steps of milabench, "
+        "the experiments of the papers that the methods are from, beside their figures; memory of training runs; whole steps of milabench, "
         "Lin et al., Gavel and Sia: absolute, by one more sample, and as ratios of GPUs; single products in TF32 and "
         "float8 (default: %(default)s)",
     )
@@ -203,6 +206,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         if options.tables is None:
             raise MeasurementTableError("--of unseen trains networks: name the measurement tables with --tables.")
         unseen_gpus.print_report(folder, options.tables, console, cache=options.cache or RECORDED_STEPS)
+    elif options.of == "memory":
+        memory.print_report(folder, console, cache=options.cache)
     elif options.of == "dlrm":
         recommendation.print_report(folder, console)
     elif options.of == "seeds":
