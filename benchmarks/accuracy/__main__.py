@@ -117,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "constants chosen on training benchmarks, left out; whole steps on GPUs "
         "whose measurements no network was trained on; DLRM on one and eight GPUs, and plans of its tables beside "
         "TorchRec's; "
-        "the experiments of the papers that the methods are from, beside their figures; memory of training runs; whole steps of milabench, "
+        "the experiments of the papers that the methods are from, beside their figures; memory of "
+        "training runs; whole steps of milabench, "
         "Lin et al., Gavel and Sia: absolute, by one more sample, and as ratios of GPUs; single products in TF32 and "
         "float8 (default: %(default)s)",
     )

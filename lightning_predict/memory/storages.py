@@ -27,6 +27,8 @@ Cause = Literal["activation", "backward", "gradient", "update", "batch"]
 """Why a storage lives: written by the forward pass; written by the backward pass in passing; a gradient; written by the
 optimizer in passing; given to the step."""
 
+_CAST: Final = "aten::_to_copy"
+
 _DRAWS_MASKS: Final = "aten::bernoulli_"
 """Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte per
 element."""
@@ -129,13 +131,20 @@ def _storage(life: _Life, held: frozenset[int] | None) -> Storage:
 def _lives(operations: Sequence[Operation]) -> list[_Life]:
     """Find every storage once, in the size of the tensor that met it first, as later views may repeat its elements."""
     lives: dict[int, _Life] = {}
+    casts = _Casts()
     for number, operation in enumerate(operations):
         phase = operation.phase
+        if operation.name == _CAST and phase == "forward":
+            casts.saw(operation)
         for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
             for tensor in tensors:
                 if tensor.id is None:
                     continue
                 life = lives.get(tensor.id)
+                if life is None and is_given and phase == "backward" and casts.any_left:
+                    saved = casts.saved(tensor)
+                    if saved is not None:
+                        life = lives[tensor.id] = lives[saved]
                 if life is None:
                     life = _Life(tensor, tensor.size_bytes, phase, operation.module, number, number, is_given)
                     lives[tensor.id] = life
@@ -145,6 +154,37 @@ def _lives(operations: Sequence[Operation]) -> list[_Life]:
         if operation.name == _DRAWS_MASKS and operation.outputs and operation.outputs[0].id is not None:
             lives[operation.outputs[0].id].size_bytes = operation.outputs[0].elements
         for freed in operation.freed:
-            if freed in lives:
+            if freed in lives and freed not in casts.sources:
                 lives[freed].last = number
-    return list(lives.values())
+    return list({id(life): life for life in lives.values()}.values())
+
+
+@final
+class _Casts:
+    """The copies in fewer bits that autocast made in the forward pass, which the backward pass reads again.
+
+    On the meta device, which has no autocast, the recorder casts below autograd: there the backward pass reads a copy
+    of a copy's source that it has never met. It is the same copy on a GPU, where the source is not kept for it.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
+        self.sources: set[int | None] = set()
+        self.any_left = False
+
+    def saw(self, cast: Operation) -> None:
+        """Note a copy in another dtype."""
+        if len(cast.outputs) == 1 and cast.inputs and cast.outputs[0].id is not None:
+            copy, source = cast.outputs[0], cast.inputs[0]
+            if copy.dtype != source.dtype and copy.id is not None:
+                self._copies.setdefault((copy.elements, copy.dtype), []).append((copy.id, source.id))
+                self.any_left = True
+
+    def saved(self, tensor: TensorInfo) -> int | None:
+        """Find the copy that a tensor of the backward pass is: the last one of its size, as that pass goes back."""
+        alike = self._copies.get((tensor.elements, tensor.dtype))
+        if not alike:
+            return None
+        number, source = alike.pop()
+        self.sources.add(source)
+        return number

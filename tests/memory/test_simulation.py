@@ -139,3 +139,28 @@ def test_more_is_reserved_than_allocated_and_more_allocated_than_lives(expandabl
 
 def capture_of(step: Callable[[], None]) -> Trace:
     return lp.capture(step, warmup_steps=1)
+
+
+def test_on_the_meta_device_autocasts_copies_live_until_the_backward_pass_reads_them_and_their_sources_do_not() -> None:
+    with torch.device("meta"):
+        norm, layer = nn.LayerNorm(64), nn.Linear(64, 64)
+        data = torch.empty(1024, 64)
+
+    def step() -> None:
+        torch.square(layer(norm(data))).sum().backward()
+
+    trace = lp.capture(step, warmup_steps=0, precision="16-mixed")
+    copies = {
+        operation.inputs[0].shape: (index, operation)
+        for index, operation in enumerate(trace.operations)
+        if operation.name == "aten::_to_copy" and operation.outputs[0].dtype == "float16"
+    }
+    at, cast = copies[1024, 64]  # of what the norm wrote; the other is the weight's
+    lives = {(one.birth, one.size_bytes): one.death for one in written_storages(trace)}
+    death = lives[at, 1024 * 64 * 2]
+    assert death is not None
+    assert trace.operations[death].phase == "backward"
+    norm_at = next(
+        index for index, one in enumerate(trace.operations) if cast.inputs[0].id in {out.id for out in one.outputs}
+    )
+    assert lives[norm_at, 1024 * 64 * 4] == at  # the float32 source is not kept
