@@ -20,23 +20,19 @@ from typing import final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.memory import memory_need, step_memory, usable_bytes
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import Prediction, UserPrice, price_of
-from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
+from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.distributed.memory import ModelMemory
 from lightning_predict.distributed.search import Candidate, Found, best_strategies
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.prediction import sharded_memory_bytes, steps_to_come
-from lightning_predict.run.sharing import memory_on, shared_workload
-from lightning_predict.run.workload import run_of
+from lightning_predict.prediction import steps_to_come
+from lightning_predict.run.sharing import memory_on
 from lightning_predict.sharding.tables import is_look_up
-from lightning_predict.sharding.whole_step import AUTO, ShardedEmbeddings
+from lightning_predict.sharding.whole_step import AUTO
+from lightning_predict.step import Step
 from lightning_predict.timeline.mean_step import weighted_kinds
-from lightning_predict.tracing.older_releases import under_release
-from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
@@ -119,7 +115,6 @@ def best_layouts(
         )
     if count < 1:
         raise InvalidArgumentError(f"count={count}; expected at least 1.")
-    check_predictable(trace)
     layouts = layouts_of(gpus)
     assumptions = Assumptions(
         offers=offers,
@@ -129,38 +124,23 @@ def best_layouts(
         release=release,
         host=host,
     )
-    trace = trace.changed(lambda step: under_release(step, release))
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # a search looks at one kind of step
-    targets = tuple(dict.fromkeys(layout.gpu for layout in layouts))
-    origin = gpu_in_use(trace)
-    models = kernel_models(tuple(gpu.name for gpu in targets), weights)
-    setting = Setting(targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.links)
-    single = single_steps(kind, setting)
-    shared = SharedStep(single.trace, single.timed, targets, origin=origin, models=models, host=single.host)
+    step = Step(kind, [layout.gpu for layout in layouts], assumptions, steps_to_come(kind, iterations))
     ranked = list[RankedLayout]()
     for layout in layouts:
         wanted = count if budget_usd is None else SPARE * count
-        found = _found(kind, shared, single, layout, setting, count=wanted, on_progress=on_progress)
-        ranked += [_ranked(kind, one, layout, iterations, assumptions) for one in found]
+        ranked += [_ranked(step, one, layout) for one in _found(step, layout, count=wanted, on_progress=on_progress)]
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
     return tuple(sorted(ranked, key=lambda one: one.seconds_per_batch)[:count])
 
 
-def _found(
-    kind: Trace,
-    shared: SharedStep,
-    single: SingleSteps,
-    layout: Layout,
-    setting: Setting,
-    *,
-    count: int,
-    on_progress: Callable[[int, int], None],
-) -> tuple[Found, ...]:
-    row = setting.gpus.index(layout.gpu)
-    need = step_memory(kind)
-    memory = ModelMemory(kind)
+def _found(step: Step, layout: Layout, *, count: int, on_progress: Callable[[int, int], None]) -> tuple[Found, ...]:
+    (single,) = step.kinds
+    row = step.setting.gpus.index(layout.gpu)
+    need = step_memory(step.trace)
+    memory = ModelMemory(step.trace)
 
     def bytes_of(strategy: Strategy) -> float | None:
         if need is None:
@@ -168,17 +148,17 @@ def _found(
         alone = float(need.bytes_on(layout.gpu))
         return alone if layout.count == 1 else memory_on(memory.held(alone, strategy), layout, strategy)
 
-    tables = _with_shared_tables(kind, single, layout, setting)
+    tables = _with_shared_tables(step, layout)
     try:
         found = best_strategies(
-            shared,
+            step.shared(single),
             layout,
             single.steps[row],
             row,
             bytes_of,
             usable_bytes=usable_bytes(layout.gpu),
             wanted=count,
-            interconnect=setting.interconnect,
+            interconnect=step.setting.interconnect,
             on_progress=on_progress,
         )
     except InvalidArgumentError:
@@ -188,32 +168,25 @@ def _found(
     return (*tables, *found)
 
 
-def _with_shared_tables(kind: Trace, single: SingleSteps, layout: Layout, setting: Setting) -> tuple[Found, ...]:
+def _with_shared_tables(step: Step, layout: Layout) -> tuple[Found, ...]:
     """Return the fastest way to share a step's bags of embeddings; none if it has none, or nothing fits."""
-    if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in kind.operations):
+    if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
         return ()
     strategy = Strategy(embedding=AUTO)
-    tables = ShardedEmbeddings(strategy, setting)
     try:
-        (step,) = tables.steps(single, single.steps, [layout])
+        shared = step.iteration(layout, strategy)
     except (InvalidArgumentError, InfeasiblePlanError):
         return ()
-    needed = sharded_memory_bytes(kind, layout, tables)
+    needed = step.memory_need(layout, strategy).memory_bytes
     if needed is not None and needed > usable_bytes(layout.gpu):
         return ()
-    return (Found(Candidate(strategy, needed, layout.count), step),)
+    return (Found(Candidate(strategy, needed, layout.count), shared),)
 
 
-def _ranked(
-    trace: Trace, found: Found, layout: Layout, iterations: int | None, assumptions: Assumptions
-) -> RankedLayout:
-    replicas = found.candidate.replicas
-    workload = shared_workload(steps_to_come(trace, iterations), replicas=replicas, recorded=trace.world_size)
-    run = run_of(found.step, workload, batches=trace.batches, replicas=replicas)
-    price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
+def _ranked(step: Step, found: Found, layout: Layout) -> RankedLayout:
+    strategy = found.candidate.strategy
     need = memory_need(layout, found.candidate.memory_bytes)
-    prediction = Prediction(layout, found.step, run, price, need)
-    return RankedLayout(prediction, found.candidate.strategy, found.seconds_per_batch)
+    return RankedLayout(step.prediction(layout, strategy, found.step, need), strategy, found.seconds_per_batch)
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:

@@ -12,18 +12,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import date
-from functools import partial
 from os import PathLike
 from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
-from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, memory_notes, step_memory
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import MachineInUse, Prediction, UserPrice, price_of
-from lightning_predict.distributed.layout_steps import Setting, SingleSteps, shared_steps, single_steps
+from lightning_predict.cost.prediction import MachineInUse, UserPrice, price_of
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
@@ -31,28 +27,13 @@ from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.gpus.own import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.translation import translation_notes
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.history import (
-    Correction,
-    HistoryRecord,
-    correction_for,
-    fingerprint_of,
-    model_fingerprint_of,
-    read_history,
-    run_correction,
-)
-from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
-from lightning_predict.run.workload import Loader, Run, Workload, run_of
-from lightning_predict.sharding.tables import Skew, with_skew
-from lightning_predict.sharding.whole_step import ShardedEmbeddings, without_tables
+from lightning_predict.run.history import read_history
+from lightning_predict.run.workload import Loader, Workload, run_of
+from lightning_predict.sharding.tables import Skew
+from lightning_predict.step import Step
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
-from lightning_predict.tracing.code_paths import code_path_notes
-from lightning_predict.tracing.collectives import without_collectives
-from lightning_predict.tracing.older_releases import under_release
-from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use, unknown_gpu_note
+from lightning_predict.timeline.mean_step import measured_seconds
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
@@ -162,65 +143,14 @@ def predict_workload(
         validation: One validation batch; None takes the forward share of the training step.
         forecast: Seconds of the run on the machine in use, as it went so far; None: from the steps of the trace.
     """
-    check_predictable(trace)
-    if assumptions.release is not None:
-        of_release = partial(under_release, release=assumptions.release)
-        trace = trace.changed(of_release)
-        validation = None if validation is None else validation.changed(of_release)
-    if assumptions.zipf_alpha is not None:
-        skew = assumptions.zipf_alpha
-        trace = trace.changed(lambda step: with_skew(step, skew))
-    sharing = assumptions.strategy
-    targets = list(dict.fromkeys(layout.gpu for layout in layouts))
-    origin = gpu_in_use(trace)
-    in_use = None if origin is None else layout_in_use(trace, origin)
-    needed = targets if origin is None else (*targets, origin)
-    models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)
-    setting = Setting(tuple(targets), origin, models, assumptions.method, assumptions.host_assumed, assumptions.links)
-    kinds, shares = weighted_kinds(trace)
-    singles = [single_steps(kind, setting) for kind in kinds]
-    tables = None if sharing.embedding is None else ShardedEmbeddings(sharing, setting)
-    alone = [mean_step(steps, shares) for steps in zip(*(single.steps for single in singles), strict=True)]
-    plain = trace.changed(without_collectives)
-    learnt = _learnt(plain, alone, assumptions.history, origin)
-    run_factor = None
-    if in_use is not None and trace.measured_steps and assumptions.history:
-        run_factor = run_correction(assumptions.history, fingerprint_of(plain), in_use.name)
-    by_kind = [_on_layouts(single, learnt, layouts, in_use, sharing, setting, tables) for single in singles]
-    checks = _validation_steps(validation, layouts, sharing, setting, tables)
-    shared = [mean_step(steps, shares) for steps in zip(*by_kind, strict=True)]
-    same_gpu = mean_check([single.check for single in singles], shares)
-    memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
-    predictions = []
-    for layout, step, check in zip(layouts, shared, checks, strict=True):
-        if layout == in_use:
-            unmeasured = None if same_gpu is None else same_gpu.predicted_seconds
-            step = replace(step, measured_seconds=measured_seconds(trace), unmeasured_seconds=unmeasured)
-        run = _run_on(layout, step, check, workload, trace, assumptions)
-        if layout == in_use and forecast is not None:
-            run = replace(run, total=forecast)
-        run = (run if run_factor is None else run.scaled(run_factor.run)).cut_off(workload.time_limit_seconds)
-        price = price_of(run, layout, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour)
-        reported = trace.gpu_memory_bytes if layout.gpu == origin else None
-        need = _memory_need(memory, layout, sharing, tables, reported_bytes=reported)
-        predictions.append(Prediction(layout, step, run, price, need))
-    unknown_gpu = unknown_gpu_note(trace)
-    notes = (*([] if unknown_gpu is None else [unknown_gpu]), *_notes(singles), *kinds_note(trace))
-    notes += () if models is None else models.notes
-    notes += () if run_factor is None or in_use is None else (run_factor.note(in_use.name),)
-    machine = None
-    if in_use is None or in_use not in layouts:
-        need = MemoryNeed()
-        if in_use is not None:
-            need = _memory_need(memory, in_use, sharing, tables, reported_bytes=trace.gpu_memory_bytes)
-        factor = 1.0 if run_factor is None else run_factor.run
-        machine = _machine_in_use(trace, in_use, workload, assumptions, need, forecast=forecast, factor=factor)
+    gpus = [layout.gpu for layout in layouts]
+    step = Step(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     return Predictions(
-        tuple(predictions),
-        used_gpu=None if in_use is None else in_use.name,
-        notes=notes,
-        machine=machine,
-        heading=_heading(trace, workload, in_use),
+        tuple(step.on(layout) for layout in layouts),
+        used_gpu=None if step.in_use is None else step.in_use.name,
+        notes=step.notes,
+        machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
+        heading=_heading(step.trace, workload, step.in_use),
         made_on=date.today().isoformat(),
     )
 
@@ -249,23 +179,15 @@ def _machine_name(trace: Trace, in_use: Layout | None) -> str:
     return trace.gpu_reported_name or trace.device.upper()
 
 
-def _machine_in_use(
-    trace: Trace,
-    in_use: Layout | None,
-    workload: Workload,
-    assumptions: Assumptions,
-    memory: MemoryNeed,
-    *,
-    forecast: Interval[float] | None,
-    factor: float,
-) -> MachineInUse | None:
+def _machine_in_use(step: Step, workload: Workload, assumptions: Assumptions) -> MachineInUse | None:
     """Time the run on the machine that the step was recorded on, by its own steps; None if none was timed."""
+    trace, in_use = step.trace, step.in_use
     seconds = measured_seconds(trace)
     if seconds is None or seconds <= 0 or trace.device == "meta":
         return None
     name = _machine_name(trace, in_use)
     fastest, slowest = min(trace.measured_steps, default=seconds), max(trace.measured_steps, default=seconds)
-    step = Iteration(
+    measured = Iteration(
         gpu=name,
         interval=Interval(min(fastest, seconds), seconds, max(slowest, seconds)),
         device_seconds=seconds,
@@ -273,9 +195,7 @@ def _machine_in_use(
         coverage={},
         forward_seconds=seconds / 3,  # the backward pass computes twice as much
     )
-    run = run_of(step, workload, None, batches=trace.batches)
-    run = run if forecast is None else replace(run, total=forecast)
-    run = run.scaled(factor).cut_off(workload.time_limit_seconds)
+    run = step.as_it_went(run_of(measured, workload, None, batches=trace.batches), in_use)
     if in_use is None:
         return MachineInUse(name=name, step_seconds=seconds, cycle_seconds=run.cycle_seconds, total=run.total)
     return MachineInUse(
@@ -284,145 +204,5 @@ def _machine_in_use(
         cycle_seconds=run.cycle_seconds,
         total=run.total,
         price=price_of(run, in_use, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour),
-        memory=memory,
+        memory=step.memory_need(in_use, assumptions.strategy, reported_bytes=trace.gpu_memory_bytes),
     )
-
-
-def _run_on(
-    layout: Layout,
-    step: Iteration,
-    validation: Iteration | None,
-    workload: Workload,
-    trace: Trace,
-    assumptions: Assumptions,
-) -> Run:
-    """Predict the rest of the run on a layout, whose replicas share it and whose loaders share the cores."""
-    replicas = assumptions.strategy.replicas(layout)
-    own = crowded_workload(
-        shared_workload(workload, replicas=replicas, recorded=trace.world_size),
-        gpus_per_node=layout.gpus_per_node,
-        recorded=trace.world_size // trace.num_nodes,
-        cores_per_node=assumptions.cores_per_node,
-    )
-    return run_of(step, own, validation, batches=trace.batches, replicas=replicas)
-
-
-def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
-    """Find the GPUs that the recorded processes trained on."""
-    return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
-
-
-def _validation_steps(
-    validation: Trace | None,
-    layouts: Sequence[Layout],
-    sharing: Strategy,
-    setting: Setting,
-    tables: ShardedEmbeddings | None,
-) -> Sequence[Iteration | None]:
-    """Predict one validation batch on each layout; replicas work by themselves, the GPUs of one together."""
-    if validation is None:
-        return [None] * len(layouts)
-    single = single_steps(validation, setting)
-    if tables is not None:
-        return tables.steps(single, single.steps, layouts)
-    if sharing.model_parallel == 1:
-        return [single.steps[setting.gpus.index(layout.gpu)] for layout in layouts]
-    own = replace(sharing, micro_batches=None)  # its batch has a size of its own
-    return shared_steps(single, single.steps, layouts, own, setting)
-
-
-def _learnt(
-    trace: Trace, steps: Sequence[Iteration], history: Sequence[HistoryRecord], origin: Gpu | None
-) -> list[Correction | None]:
-    """Find what earlier runs say of the step on each GPU."""
-    if not history:
-        return [None] * len(steps)
-    fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
-    return [
-        correction_for(
-            history,
-            fingerprint,
-            step,
-            is_measured=False,
-            model=model,
-            samples=trace.samples,
-        )
-        if origin is None or step.gpu != origin.name or not trace.measured_steps
-        else None
-        for step in steps
-    ]
-
-
-def _on_layouts(
-    single: SingleSteps,
-    learnt: Sequence[Correction | None],
-    layouts: Sequence[Layout],
-    in_use: Layout | None,
-    sharing: Strategy,
-    setting: Setting,
-    tables: ShardedEmbeddings | None,
-) -> list[Iteration]:
-    """Predict one kind of step on each layout, corrected by earlier runs, and as measured on the layout in use."""
-    steps = [
-        step if correction is None else step.scaled(correction.step, note=correction.note(step.gpu))
-        for step, correction in zip(single.steps, learnt, strict=True)
-    ]
-    if tables is None:
-        shared = shared_steps(single, steps, layouts, sharing, setting)
-    else:
-        shared = tables.steps(single, steps, layouts)
-    return [
-        step.as_measured(single.recorded.measured_steps) if layout == in_use and layout.count > 1 else step
-        for step, layout in zip(shared, layouts, strict=True)
-    ]
-
-
-def _memory_need(
-    memory: Iterable[tuple[Trace, StepMemory]],
-    layout: Layout,
-    sharing: Strategy,
-    tables: ShardedEmbeddings | None,
-    *,
-    reported_bytes: float | None,
-) -> MemoryNeed:
-    """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known."""
-    found = []
-    for kind, one in memory:
-        if tables is not None and layout.count > 1:
-            needed = sharded_memory_bytes(kind, layout, tables)
-        else:
-            needed = shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing)
-        if needed is not None:
-            found.append((needed, one))
-    if not found:
-        return MemoryNeed()
-    needed, one = max(found, key=lambda each: each[0])
-    part = one.allocated_on(layout.gpu) / max(one.bytes_on(layout.gpu), 1)
-    return memory_need(
-        layout, needed, relative=one.relative, allocated_bytes=needed * part, reported_bytes=reported_bytes
-    )
-
-
-def sharded_memory_bytes(kind: Trace, layout: Layout, tables: ShardedEmbeddings) -> float | None:
-    """Find the peak memory of the fullest GPU of a layout that shares a step's embedding tables; None if not known.
-
-    Args:
-        kind: The step.
-        layout: Two GPUs or more.
-        tables: How they are shared.
-    """
-    dense = without_tables(kind)
-    alone = step_memory(dense)
-    if alone is None:
-        return None
-    shared = shared_memory_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
-    return tables.memory_bytes(shared, kind, layout)
-
-
-def _notes(singles: Iterable[SingleSteps]) -> tuple[str, ...]:
-    """Collect what is to be said of the kinds of step, each sentence once."""
-    notes: dict[str, None] = {}
-    for single in singles:
-        kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)
-        notes |= dict.fromkeys((*kind.notes, *code_path_notes(kind), *untranslated, *memory_notes(kind)))
-    return tuple(notes)

@@ -28,10 +28,11 @@ from lightning_predict.fit.outcome import Expected, expected_of, with_tempo
 from lightning_predict.fit.recorder import Pace
 from lightning_predict.fit.remaining import Moment
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.prediction import layout_in_use, predict_workload
+from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, history_path, read_history
 from lightning_predict.run.workload import Workload
+from lightning_predict.step import layout_in_use
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 

@@ -30,8 +30,8 @@ from lightning_predict.errors import InvalidArgumentError, MissingDependencyErro
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.interval import Interval
-from lightning_predict.prediction import layout_in_use
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.step import layout_in_use
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights

@@ -1,0 +1,318 @@
+"""`Step`: a recorded step, timed once on every GPU of interest, to be predicted on any layout with any strategy.
+
+`predict` is a loop over layouts, `best_layouts` a search over strategies; both make their `Prediction` here. Example::
+
+    step = Step(trace, [gpu("H100-SXM-80GB")], Assumptions())
+    step.on(layout_of("8xH100-SXM-80GB"), strategy_of("fsdp")).iteration_seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, memory_notes, step_memory
+from lightning_predict.cost.prediction import Prediction, price_of
+from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.translation import translation_notes
+from lightning_predict.run.history import (
+    Correction,
+    HistoryRecord,
+    correction_for,
+    fingerprint_of,
+    model_fingerprint_of,
+    run_correction,
+)
+from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
+from lightning_predict.run.workload import Run, Workload, run_of
+from lightning_predict.sharding.tables import with_skew
+from lightning_predict.sharding.whole_step import ShardedEmbeddings, without_tables
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
+from lightning_predict.tracing.code_paths import code_path_notes
+from lightning_predict.tracing.collectives import without_collectives
+from lightning_predict.tracing.older_releases import under_release
+from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use, unknown_gpu_note
+from lightning_predict.tracing.trace import Trace
+
+
+@final
+class Step:
+    """A recorded step on one of each GPU, ready for layouts.
+
+    Args:
+        trace: One training step.
+        gpus: The GPUs of the layouts that will be asked for.
+        assumptions: What is assumed.
+        workload: What is still to come on each GPU of the recorded run; None predicts the step alone.
+        validation: One validation batch; None takes the forward share of the training step.
+        forecast: Seconds of the run on the machine in use, as it went so far; None: from the steps of the trace.
+
+    Attributes:
+        trace: The step, as the assumptions change it.
+        setting: The GPUs, models and assumptions of its parts.
+        kinds: The kinds of step, each on one of each GPU.
+        in_use: The GPUs that it was recorded on; None off CUDA and where the catalogue lacks them.
+
+    Raises:
+        TraceError: A trace that cannot be predicted.
+        WeightsError: Weights that cannot be found or trusted.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        gpus: Sequence[Gpu],
+        assumptions: Assumptions,
+        workload: Workload | None = None,
+        *,
+        validation: Trace | None = None,
+        forecast: Interval[float] | None = None,
+    ) -> None:
+        check_predictable(trace)
+        if assumptions.release is not None:
+            of_release = partial(under_release, release=assumptions.release)
+            trace = trace.changed(of_release)
+            validation = None if validation is None else validation.changed(of_release)
+        if assumptions.zipf_alpha is not None:
+            skew = assumptions.zipf_alpha
+            trace = trace.changed(lambda step: with_skew(step, skew))
+        self.trace = trace
+        self._assumptions = assumptions
+        self._workload = workload or Workload(training_iterations=None)
+        targets = tuple(dict.fromkeys(gpus))
+        origin = gpu_in_use(trace)
+        self.in_use = None if origin is None else layout_in_use(trace, origin)
+        needed = targets if origin is None else (*targets, origin)
+        models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)
+        self.setting = Setting(targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.links)
+        self._model_notes = () if models is None else models.notes
+        kinds, self._shares = weighted_kinds(trace)
+        self.kinds = tuple(single_steps(kind, self.setting) for kind in kinds)
+        self._validation = None if validation is None else single_steps(validation, self.setting)
+        alone = [mean_step(steps, self._shares) for steps in zip(*(one.steps for one in self.kinds), strict=True)]
+        plain = trace.changed(without_collectives)
+        self._learnt = _learnt(plain, alone, assumptions.history, origin)
+        self._forecast = forecast
+        self._run_factor = None
+        if self.in_use is not None and trace.measured_steps and assumptions.history:
+            self._run_factor = run_correction(assumptions.history, fingerprint_of(plain), self.in_use.name)
+        self._memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
+        self._ready: dict[int, SharedStep] = {}
+        self._tables: dict[Strategy, ShardedEmbeddings] = {}
+
+    def on(self, layout: Layout, strategy: Strategy | None = None) -> Prediction:
+        """Predict the step and what is still to come on a layout.
+
+        Args:
+            layout: Of the GPUs that the step was made for.
+            strategy: How they share the work; None takes the assumptions'.
+
+        Raises:
+            InvalidArgumentError: A strategy that the layout or the model cannot have.
+        """
+        strategy = self._assumptions.strategy if strategy is None else strategy
+        step = self.iteration(layout, strategy)
+        reported = self.trace.gpu_memory_bytes if layout.gpu == self.setting.origin else None
+        return self.prediction(layout, strategy, step, self.memory_need(layout, strategy, reported_bytes=reported))
+
+    def prediction(self, layout: Layout, strategy: Strategy, step: Iteration, memory: MemoryNeed) -> Prediction:
+        """Add run and price to a step on a layout.
+
+        Args:
+            layout: The GPUs.
+            strategy: How they share the work.
+            step: The step on them.
+            memory: What each of them needs.
+        """
+        run = self._run(layout, strategy, step)
+        price = price_of(run, layout, offers=self._assumptions.offers, usd_per_hour=self._assumptions.usd_per_hour)
+        return Prediction(layout, step, run, price, memory)
+
+    def iteration(self, layout: Layout, strategy: Strategy) -> Iteration:
+        """Predict the step on a layout, corrected by earlier runs, and as measured on the layout in use."""
+        row = self.setting.gpus.index(layout.gpu)
+        correction = self._learnt[row]
+        by_kind = []
+        for kind in self.kinds:
+            steps = list(kind.steps)
+            if correction is not None:
+                steps[row] = steps[row].scaled(correction.step, note=correction.note(steps[row].gpu))
+            step = self._shared(kind, steps, layout, strategy)
+            if layout == self.in_use and layout.count > 1:
+                step = step.as_measured(kind.recorded.measured_steps)
+            by_kind.append(step)
+        step = mean_step(by_kind, self._shares)
+        if layout != self.in_use:
+            return step
+        check = mean_check([kind.check for kind in self.kinds], self._shares)
+        unmeasured = None if check is None else check.predicted_seconds
+        return replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
+
+    def memory_need(self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None) -> MemoryNeed:
+        """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known.
+
+        Args:
+            layout: The GPUs.
+            strategy: How they share the work.
+            reported_bytes: Memory of the GPU, as its driver reports it; None if it was not asked.
+        """
+        return _memory_need(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
+
+    def shared(self, kind: SingleSteps) -> SharedStep:
+        """Return a kind of step, simulated and ready to be shared; made once."""
+        if id(kind) not in self._ready:
+            setting = self.setting
+            self._ready[id(kind)] = SharedStep(
+                kind.trace,
+                kind.timed,
+                setting.gpus,
+                origin=setting.origin,
+                models=setting.models,
+                host=kind.host,
+            )
+        return self._ready[id(kind)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the trace and of what it was predicted with, each sentence once."""
+        unknown_gpu = unknown_gpu_note(self.trace)
+        return (
+            *([] if unknown_gpu is None else [unknown_gpu]),
+            *_notes(self.kinds),
+            *kinds_note(self.trace),
+            *self._model_notes,
+            *(() if self._run_factor is None or self.in_use is None else (self._run_factor.note(self.in_use.name),)),
+        )
+
+    def _embeddings(self, strategy: Strategy) -> ShardedEmbeddings | None:
+        if strategy.embedding is None:
+            return None
+        if strategy not in self._tables:
+            self._tables[strategy] = ShardedEmbeddings(strategy, self.setting)
+        return self._tables[strategy]
+
+    def _shared(self, kind: SingleSteps, steps: Sequence[Iteration], layout: Layout, strategy: Strategy) -> Iteration:
+        """Return one kind of step on a layout, from the steps on one of each GPU."""
+        tables, row = self._embeddings(strategy), self.setting.gpus.index(layout.gpu)
+        if tables is not None:
+            return tables.steps(kind, steps, [layout])[0]
+        if layout.count == 1:
+            return steps[row]
+        return self.shared(kind).on(layout, steps[row], row, strategy, self.setting.interconnect)
+
+    def _checked(self, layout: Layout, strategy: Strategy) -> Iteration | None:
+        """Predict one validation batch; replicas work by themselves, the GPUs of one together."""
+        one = self._validation
+        if one is None:
+            return None
+        if strategy.embedding is None and strategy.model_parallel == 1:
+            return one.steps[self.setting.gpus.index(layout.gpu)]
+        own = strategy if strategy.embedding is not None else replace(strategy, micro_batches=None)
+        return self._shared(one, one.steps, layout, own)  # its batch has a size of its own
+
+    def _run(self, layout: Layout, strategy: Strategy, step: Iteration) -> Run:
+        """Predict the rest of the run, whose replicas share it and whose loaders share the cores."""
+        trace, workload = self.trace, self._workload
+        replicas = strategy.replicas(layout)
+        own = crowded_workload(
+            shared_workload(workload, replicas=replicas, recorded=trace.world_size),
+            gpus_per_node=layout.gpus_per_node,
+            recorded=trace.world_size // trace.num_nodes,
+            cores_per_node=self._assumptions.cores_per_node,
+        )
+        run = run_of(step, own, self._checked(layout, strategy), batches=trace.batches, replicas=replicas)
+        return self.as_it_went(run, layout)
+
+    def as_it_went(self, run: Run, layout: Layout | None) -> Run:
+        """Correct a run by what it took so far where that is known, and by what earlier ones took, up to its limit."""
+        if layout == self.in_use and self._forecast is not None:
+            run = replace(run, total=self._forecast)
+        factor = self._run_factor
+        return (run if factor is None else run.scaled(factor.run)).cut_off(self._workload.time_limit_seconds)
+
+
+def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
+    """Find the GPUs that the recorded processes trained on."""
+    return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
+
+
+def _learnt(
+    trace: Trace, steps: Sequence[Iteration], history: Sequence[HistoryRecord], origin: Gpu | None
+) -> list[Correction | None]:
+    """Find what earlier runs say of the step on each GPU."""
+    if not history:
+        return [None] * len(steps)
+    fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
+    return [
+        correction_for(
+            history,
+            fingerprint,
+            step,
+            is_measured=False,
+            model=model,
+            samples=trace.samples,
+        )
+        if origin is None or step.gpu != origin.name or not trace.measured_steps
+        else None
+        for step in steps
+    ]
+
+
+def _memory_need(
+    memory: Sequence[tuple[Trace, StepMemory]],
+    layout: Layout,
+    sharing: Strategy,
+    tables: ShardedEmbeddings | None,
+    *,
+    reported_bytes: float | None,
+) -> MemoryNeed:
+    """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known."""
+    found = []
+    for kind, one in memory:
+        if tables is not None and layout.count > 1:
+            needed = sharded_memory_bytes(kind, layout, tables)
+        else:
+            needed = shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing)
+        if needed is not None:
+            found.append((needed, one))
+    if not found:
+        return MemoryNeed()
+    needed, one = max(found, key=lambda each: each[0])
+    part = one.allocated_on(layout.gpu) / max(one.bytes_on(layout.gpu), 1)
+    return memory_need(
+        layout, needed, relative=one.relative, allocated_bytes=needed * part, reported_bytes=reported_bytes
+    )
+
+
+def sharded_memory_bytes(kind: Trace, layout: Layout, tables: ShardedEmbeddings) -> float | None:
+    """Find the peak memory of the fullest GPU of a layout that shares a step's embedding tables; None if not known.
+
+    Args:
+        kind: The step.
+        layout: Two GPUs or more.
+        tables: How they are shared.
+    """
+    dense = without_tables(kind)
+    alone = step_memory(dense)
+    if alone is None:
+        return None
+    shared = shared_memory_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
+    return tables.memory_bytes(shared, kind, layout)
+
+
+def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:
+    """Collect what is to be said of the kinds of step, each sentence once."""
+    notes: dict[str, None] = {}
+    for single in singles:
+        kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)
+        notes |= dict.fromkeys((*kind.notes, *code_path_notes(kind), *untranslated, *memory_notes(kind)))
+    return tuple(notes)
