@@ -171,6 +171,11 @@ class Prediction:
         return self.run.cycle_seconds
 
     @property
+    def cycle(self) -> Interval[float]:
+        """Seconds of a step with its wait for the loader, with their 90 % interval."""
+        return self.iteration.added(self.cycle_seconds - self.iteration_seconds)
+
+    @property
     def epoch_seconds(self) -> float | None:
         """Seconds of the training of one epoch."""
         return self.run.epoch_seconds
@@ -300,6 +305,12 @@ class MachineInUse:
     total: Interval[float] | None = None
     price: Price = field(default_factory=Price)
     memory: MemoryNeed = field(default_factory=MemoryNeed)
+
+    @property
+    def cycle(self) -> Interval[float]:
+        """Seconds of a step with its wait for the loader, as measured."""
+        seconds = self.step_seconds if self.cycle_seconds is None else self.cycle_seconds
+        return Interval(seconds, seconds, seconds)
 
 
 class AbstractPredictions(Mapping[str, Prediction]):

@@ -28,6 +28,9 @@ STALL_SHARE: Final = 0.1
 """Wait for a batch that workers make, over the time of a batch, from which on the workers are taken to be too slow;
 below it, a wait is the hand-over of a batch that was ready."""
 
+WAITS_BELIEVED: Final = 16
+"""Waits from which on the loader is called the limit."""
+
 STEPS_BELIEVED: Final = 16
 """Steps from which on a forecast advises and stops."""
 
@@ -206,10 +209,16 @@ def _wait(facts: Facts, left: Remaining, tempo: Tempo) -> Interval[float]:
 
 def _loader(facts: Facts, left: Remaining, tempo: Tempo) -> Loader:
     """Tell how the loader would keep any GPU waiting from how it does on this machine."""
-    wait, step = _wait(facts, left, tempo).middle, tempo.step.middle
-    if facts.has_workers and wait > STALL_SHARE * step:
-        return Loader(seconds_per_batch=step + wait, overlaps=True)
-    return Loader(seconds_per_batch=wait)
+    wait, step = _wait(facts, left, tempo), tempo.step.middle
+    if facts.has_workers and wait.middle > STALL_SHARE * step:
+        loader = Loader(seconds_per_batch=step + wait.middle, overlaps=True)
+    else:
+        loader = Loader(seconds_per_batch=wait.middle)
+    if not loader.seconds_per_batch:
+        return loader
+    down, up = wait.middle - wait.low, wait.high - wait.middle
+    spread = (1 - down / loader.seconds_per_batch, 1 + up / loader.seconds_per_batch)
+    return replace(loader, spread=spread, is_believed=tempo.waits >= WAITS_BELIEVED)
 
 
 def _validation_batch(tempo: Tempo, validation: ValidationTempo | None) -> Interval[float]:

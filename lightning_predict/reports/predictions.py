@@ -130,6 +130,8 @@ class Predictions(AbstractPredictions):
                 "name": machine.name,
                 "step_seconds": machine.step_seconds,
                 "total_seconds": None if machine.total is None else machine.total.middle,
+                "total_seconds_low": None if machine.total is None else machine.total.low,
+                "total_seconds_high": None if machine.total is None else machine.total.high,
                 "usd_per_hour": machine.price.usd_per_hour,
                 "cost_usd": machine.price.cost_usd,
             },

@@ -26,6 +26,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
+    duration_interval,
     gibibytes,
     markdown_text,
     usd,
@@ -77,6 +78,13 @@ MOVING_SECONDS: Final = 300.0
 environment and the data take more."""
 
 
+TRIVIAL_SECONDS: Final = 60.0
+"""What is left of a run below which no GPU is recommended: it is over before a table is read."""
+
+TRIVIAL_USD: Final = 0.01
+"""The same in dollars."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InUse:
@@ -86,15 +94,20 @@ class InUse:
         name: Name of its GPU or layout in the catalogue, or what it calls itself.
         label: Its name in a sentence: `this L4`.
         is_running: The run goes on there.
-        seconds: Time of the run, or of one iteration, there.
+        time: Seconds of the run, or of one iteration, there.
         cost_usd: Cost of that time; None if no price is known.
     """
 
     name: str
     label: str
     is_running: bool
-    seconds: float
+    time: Interval[float]
     cost_usd: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Time of the run, or of one iteration, there."""
+        return self.time.middle
 
 
 @final
@@ -172,7 +185,8 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     if deadline_hours is not None and not (math.isfinite(deadline_hours) and deadline_hours > 0):
         raise InvalidArgumentError(f"deadline_hours={deadline_hours!r} is no deadline; expected hours above 0.")
     fitting = [prediction for prediction in predictions.values() if prediction.fits is not False]
-    per_iteration = any(prediction.total_seconds is None for prediction in predictions.values())
+    # Under a time limit all take as long: they differ by the steps that they do until then, and by the cost of each.
+    per_iteration = any(one.total_seconds is None or one.is_cut_off for one in predictions.values())
     candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
     in_time: list[Candidate] = []
     if deadline_hours is not None and not per_iteration:
@@ -223,6 +237,9 @@ def advice(ranking: Ranking) -> Iterable[str]:
     in_use, cheapest = ranking.in_use, ranking.cheapest
     is_short = in_use is not None and not ranking.per_iteration and in_use.seconds <= MOVING_SECONDS
     if in_use is not None and in_use.is_running and is_short:
+        if in_use.seconds <= TRIVIAL_SECONDS or (in_use.cost_usd is not None and in_use.cost_usd < TRIVIAL_USD):
+            yield from _trivial(in_use, ranking)
+            return
         yield f"{duration(in_use.seconds)} are left on {in_use.label}: too little to move the run."
     if cheapest is not None:
         yield _to_rent(cheapest, ranking)
@@ -236,6 +253,15 @@ def advice(ranking: Ranking) -> Iterable[str]:
     if ranking.deadline_hours is not None:
         seconds = hours_to_seconds(ranking.deadline_hours)
         yield f"Within {duration(seconds)}: {_deadline_text(ranking, seconds)}."
+
+
+def _trivial(in_use: InUse, ranking: Ranking) -> Iterable[str]:
+    """Say that what is left is not worth a thought, and how the GPUs compare for longer runs."""
+    yield f"{duration_interval(in_use.time)} are left on {in_use.label}: too little to move the run."
+    names = {"cheapest": ranking.cheapest, "fastest": ranking.fastest}
+    best = [f"the {name} is the {one.gpu}" for name, one in names.items() if one is not None]
+    if best:
+        yield f"For a longer run of such steps, as far as so few tell: {', '.join(best)}."
 
 
 def either(name: str, others: Sequence[str]) -> str:
@@ -377,8 +403,8 @@ def _candidate(prediction: Prediction, per_iteration: bool) -> Candidate:
     if not per_iteration and prediction.total is not None:
         return Candidate(prediction=prediction, time=prediction.total, cost_usd=prediction.cost_usd)
     price = prediction.usd_per_hour
-    cost = None if price is None else seconds_to_hours(prediction.iteration_seconds) * price
-    return Candidate(prediction=prediction, time=prediction.iteration, cost_usd=cost)
+    cost = None if price is None else seconds_to_hours(prediction.cycle_seconds) * price
+    return Candidate(prediction=prediction, time=prediction.cycle, cost_usd=cost)
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> Candidate | None:
@@ -440,19 +466,20 @@ def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | No
             name=own.gpu,
             label=name_in_use(own.gpu, predictions),
             is_running=predictions.is_running,
-            seconds=candidate.seconds,
+            time=candidate.time,
             cost_usd=candidate.cost_usd,
         )
     machine = predictions.machine
     if machine is None or (machine.total is None and not per_iteration):
         return None
-    seconds = machine.step_seconds if per_iteration or machine.total is None else machine.total.middle
+    time = machine.cycle if per_iteration or machine.total is None else machine.total
+    price = machine.price.usd_per_hour
     return InUse(
         name=machine.name,
         label=name_in_use(machine.name, predictions),
         is_running=predictions.is_running,
-        seconds=seconds,
-        cost_usd=machine.price.cost_usd,
+        time=time,
+        cost_usd=None if price is None else seconds_to_hours(time.middle) * price,
     )
 
 

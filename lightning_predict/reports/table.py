@@ -114,7 +114,7 @@ def _checkpoint_share(prediction: Prediction) -> float:
 
 def is_bound_by_loader(prediction: Prediction) -> bool:
     """Tell whether the loader takes longer for the batches of a step than the step computes."""
-    return prediction.loader_seconds > prediction.iteration_seconds
+    return prediction.loader_seconds > prediction.iteration_seconds and prediction.run.loader_is_believed
 
 
 def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -389,10 +389,7 @@ class Span:
         """Give the seconds on one GPU with their interval; None if not known."""
         if self.times is None:
             return line.total
-        if isinstance(line, MachineInUse):
-            seconds = self.times * line.step_seconds
-            return Interval(seconds, seconds, seconds)
-        return line.iteration.added(line.cycle_seconds - line.iteration_seconds).scaled(self.times)
+        return line.cycle.scaled(self.times)
 
     def cost_usd(self, line: Line) -> float | None:
         """Give the cost on one GPU; None if not known."""
@@ -454,10 +451,11 @@ def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tu
         seconds = span.seconds(line)
         return None if seconds is None else _most(line) + duration(seconds.middle)
 
-    def interval(prediction: Prediction) -> str | None:
-        seconds = span.seconds(prediction)
-        if prediction.measured_seconds is not None:
-            return "measured"
+    def interval(line: Line) -> str | None:
+        seconds = span.seconds(line)
+        is_measured = isinstance(line, MachineInUse) or line.measured_seconds is not None
+        if is_measured and not (predictions.is_running and seconds is not None and seconds.low < seconds.high):
+            return "measured" if isinstance(line, Prediction) or seconds is not None else ""
         return None if seconds is None else relative_interval(seconds.low, seconds.middle, seconds.high)
 
     def cost(line: Line) -> str | None:
@@ -482,7 +480,7 @@ def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tu
             justify="right",
         ),
         Column(header=span.title, cell=total, machine=total, justify="right"),
-        Column(header="(90 %)", cell=interval, machine=lambda machine: "measured" if total(machine) else ""),
+        Column(header="(90 %)", cell=interval, machine=interval),
         Column(header="cost", cell=cost, machine=cost, justify="right"),
         Column(header="$/h", cell=price, machine=price, justify="right", gives_way=3),
         Column(

@@ -35,10 +35,14 @@ class Loader:
     Attributes:
         seconds_per_batch: Wait for a batch; where `overlaps`, the time in which the workers make one.
         overlaps: Batches are made while the step runs, so that the longer of both counts, and not their sum.
+        spread: Ends of its interval over it.
+        is_believed: Enough waits were seen to call it a limit.
     """
 
     seconds_per_batch: float = 0.0
     overlaps: bool = False
+    spread: tuple[float, float] = (1.0, 1.0)
+    is_believed: bool = True
 
     def paced(self, seconds: float, *, batches: float) -> float:
         """Return the time of some batches that compute for `seconds`, the loader included."""
@@ -144,6 +148,7 @@ class Run:
         cycle_seconds: From the beginning of a step to the beginning of the next: the step and its wait for the loader.
         epoch_seconds: Training of one epoch; None if its length is unknown.
         loader_seconds: What the loader takes for the batches of one step; hidden behind the step where it overlaps.
+        loader_is_believed: Enough waits were seen to call the loader a limit.
         checkpoint_seconds: Seconds of all checkpoints still to come; None if unknown.
         checkpoint_is_estimated: No checkpoint was timed.
         validation_is_estimated: The time of a validation batch comes from the forward share of a training step.
@@ -160,6 +165,7 @@ class Run:
     samples_per_iteration: int | None = None
     epoch_seconds: float | None = None
     loader_seconds: float = 0.0
+    loader_is_believed: bool = True
     checkpoint_seconds: float | None = 0.0
     checkpoint_is_estimated: bool = False
     validation_is_estimated: bool = False
@@ -216,7 +222,7 @@ def run_of(
         batches: Batches of one training step.
         replicas: Groups of GPUs that work through samples of their own.
     """
-    samples = workload.samples_per_iteration
+    samples, loader = workload.samples_per_iteration, workload.loader
     low, high = (step.low_seconds / step.seconds, step.high_seconds / step.seconds) if step.seconds > 0 else (1.0, 1.0)
     validating = _validation_seconds(step, workload, validation, batches)
     waiting = (workload.validation_iterations or 0) * workload.validation_wait_seconds
@@ -227,9 +233,12 @@ def run_of(
     # Validation runs the same kernels: its relative error is taken to be that of the step.
     total = None
     if training is not None:
-        ends = [_paced(step, training, workload, batches, ratio) for ratio in (low, 1.0, high)]
-        computing = (end + (validating or 0.0) * ratio for end, ratio in zip(ends, (low, 1.0, high), strict=True))
-        total = Interval(*computing).added(added)
+        sides = zip((low, 1.0, high), (loader.spread[0], 1.0, loader.spread[1]), strict=True)
+        ends = [
+            _paced(step, training, workload, batches, ratio, loader_ratio) + (validating or 0.0) * ratio
+            for ratio, loader_ratio in sides
+        ]
+        total = Interval(*ends).added(added)
     return Run(
         gpu=step.gpu,
         iterations=workload.training_iterations,
@@ -240,6 +249,7 @@ def run_of(
         cycle_seconds=workload.loader.paced(step.seconds, batches=batches),
         epoch_seconds=None if workload.epoch is None else _paced(step, workload.epoch, workload, batches),
         loader_seconds=workload.loader.seconds_per_batch * batches,
+        loader_is_believed=workload.loader.is_believed,
         checkpoint_seconds=writing,
         checkpoint_is_estimated=workload.checkpoints.is_estimated and bool(writing),
         validation_is_estimated=validation is None and workload.validation_iterations != 0,
@@ -260,9 +270,11 @@ def training_seconds(step: Iteration, work: Batches, *, batches_per_step: int) -
     return work.windows * update + (work.batches - work.uneven) * batch + work.uneven * uneven
 
 
-def _paced(step: Iteration, work: Batches, workload: Workload, batches: int, ratio: float = 1.0) -> float:
+def _paced(
+    step: Iteration, work: Batches, workload: Workload, batches: int, ratio: float = 1.0, loader_ratio: float = 1.0
+) -> float:
     computing = training_seconds(step, work, batches_per_step=batches) * ratio
-    return workload.loader.paced(computing, batches=work.whole)
+    return workload.loader.paced(computing, batches=work.whole * loader_ratio)
 
 
 def _training(workload: Workload, batches: int) -> Batches | None:

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from lightning_predict.fit.budget import BudgetWatch, Ledger, hours_limit
+from lightning_predict.fit.budget import BudgetWatch, Ledger, Question, hours_limit
 from lightning_predict.fit.clock import NOTHING, RunClock, Tempo
 from lightning_predict.fit.forecast import Moments, Rest, rest_of
 from lightning_predict.fit.remaining import Remaining
@@ -27,7 +27,7 @@ class Run:
         limits = [hours_limit("hours", seconds / 3600)]
         self.watch = BudgetWatch(limits, ledger, moments=Moments(batches=batches), warmup_steps=warmup_steps)
 
-    def batch(self, seconds: float = 1.0) -> str | None:
+    def batch(self, seconds: float = 1.0) -> Question | None:
         self.seconds += seconds
         self.batches += 1
         return self.watch.question(self.batches, self.seconds)
@@ -95,28 +95,35 @@ def test_a_minute_after_a_forecast_the_outlook_is_asked_for() -> None:
 
 
 def test_only_a_settled_forecast_whose_low_end_breaks_the_budget_stops() -> None:
-    def judged(low: float, middle: float, question: str = "forecast", **options: bool) -> tuple[str, str]:
+    def judged(
+        low: float, question: Question = "forecast", *, settled: bool = True, may_end_earlier: bool = False
+    ) -> list[str]:
         run = Run(seconds=100.0)
         for _ in range(16):
             run.batch()
-        verdict = run.watch.judge(question, rest(low, middle, is_settled=options.pop("settled", True)), **options)  # type: ignore[arg-type]
-        return verdict.action, verdict.reason
+        found = rest(low, low + 5.0, is_settled=settled)
+        return [run.watch.judge(question, found, may_end_earlier=may_end_earlier).action for _ in range(2)]
 
-    assert judged(80.0, 84.0)[0] == "go on"  # 16 + 84 = 100
-    assert judged(80.0, 85.0)[0] == "warn"
-    action, reason = judged(85.0, 90.0)
-    assert action == "stop"
-    assert "are still to come, as 16 steps tell" in reason
-    for options in ({"settled": False}, {"question": "outlook"}, {"may_end_earlier": True}):
-        assert judged(85.0, 90.0, **options)[0] == "warn"  # type: ignore[arg-type]
-    assert judged(85.0, 90.0, may_end_earlier=True)[1].endswith("unless early stopping ends it before")
+    assert judged(79.0) == ["go on", "go on"]  # 16 + 84 = 100
+    assert judged(80.0) == ["warn", "go on"]
+    assert judged(85.0) == ["warn", "stop"]  # the second that says so
+    assert judged(200.0) == ["stop", "stop"]  # by far
+    assert judged(85.0, settled=False) == judged(85.0, "outlook") == judged(85.0, may_end_earlier=True)
+    assert judged(85.0, settled=False) == ["warn", "go on"]
+
+
+def test_it_says_from_how_many_steps_and_what_may_end_it_before() -> None:
+    run = Run(seconds=100.0)
+    run.batch()
+    verdict = run.watch.judge("forecast", rest(100.0, 120.0), may_end_earlier=True)
+    assert "are still to come, as 16 steps tell, unless early stopping ends it before" in verdict.reason
 
 
 def test_a_forecast_is_warned_about_once() -> None:
     run = Run(seconds=100.0)
     run.batch()
     assert [run.watch.judge("outlook", rest(85.0, 100.0)).action for _ in range(2)] == ["warn", "go on"]
-    assert run.watch.judge("forecast", rest(100.0, 100.0)).action == "stop"
+    assert run.watch.judge("forecast", rest(250.0, 250.0)).action == "stop"
 
 
 def test_without_a_forecast_there_is_nothing_to_judge_but_the_use() -> None:

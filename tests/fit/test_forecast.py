@@ -9,7 +9,6 @@ import pytest
 from lightning_predict.fit.clock import RunClock
 from lightning_predict.fit.forecast import STALL_SHARE, Facts, Moments, Rest, rest_of
 from lightning_predict.fit.remaining import Position, Validation
-from lightning_predict.run.workload import Loader
 
 FACTS = Facts(
     position=Position(epoch=0, batches_done=20, batches_per_epoch=50, max_epochs=2, accumulation={0: 1}), workers=0
@@ -64,7 +63,11 @@ def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
     waits = 30 * 0.5 + 50 * tempo.later_wait.middle
     rest = rest_of(FACTS, run)
     assert middle(rest) == pytest.approx(80.0 + waits)
-    assert rest.workload.loader == Loader(seconds_per_batch=pytest.approx(waits / 80))  # type: ignore[arg-type]
+    loader = rest.workload.loader
+    assert loader.seconds_per_batch == pytest.approx(waits / 80)
+    assert loader.spread[0] < 1 < loader.spread[1]
+    assert loader.is_believed  # 19 waits
+    assert not rest_of(FACTS, clock(wait=0.5, batches=10)).workload.loader.is_believed
 
 
 def test_validation_counts_as_the_sanity_check_took() -> None:

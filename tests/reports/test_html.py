@@ -109,7 +109,7 @@ def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
 
 def test_the_machine_in_use_has_a_row_of_its_own() -> None:
     machine = MachineInUse(name="CPU", step_seconds=0.412, total=Interval(24_000.0, 24_060.0, 24_100.0))
-    assert "this CPU 412 ms 6 h 41 min measured" in page(replace(FULL, machine=machine, is_running=True)).text
+    assert "this CPU 412 ms 6 h 41 min ± 1 %" in page(replace(FULL, machine=machine, is_running=True)).text
 
 
 def test_every_table_says_what_its_heads_are_of() -> None:

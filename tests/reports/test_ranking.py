@@ -78,8 +78,8 @@ def test_without_prices_the_fastest_is_still_known() -> None:
 
 
 def test_without_a_length_one_iteration_is_compared() -> None:
-    steps = Predictions(tuple(changed(one, total=None, cost_usd=None) for one in (T4, H100)))
-    ranking = rank(steps, deadline_hours=1)
+    each = [changed(one, total=None, cost_usd=None, cycle_seconds=one.iteration_seconds) for one in (T4, H100)]
+    ranking = rank(Predictions(tuple(each)), deadline_hours=1)
     assert ranking.per_iteration
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
     assert ranking.cheapest is not None
@@ -258,8 +258,39 @@ def test_the_machine_in_use_is_compared_with() -> None:
 def test_what_is_left_may_be_too_little_to_move() -> None:
     machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(11.0, 12.0, 13.0))
     ranking = rank(Predictions((sure("L4", 6, 0.01),), machine=machine, is_running=True))
-    assert ranking_lines(ranking)[0] == "12.0 s are left on this CPU: too little to move the run."
+    assert ranking_lines(ranking) == (
+        "12.0 s (11.0 s to 13.0 s) are left on this CPU: too little to move the run.",
+        "For a longer run of such steps, as far as so few tell: the cheapest is the L4, the fastest is the L4.",
+    )
     assert "too little" not in str(rank(Predictions((sure("L4", 6, 0.01),), machine=machine)))  # only recorded there
+
+
+def test_a_few_minutes_are_too_little_to_move_but_not_to_think_of() -> None:
+    machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(100.0, 120.0, 130.0))
+    lines = ranking_lines(rank(Predictions((sure("L4", 60, 0.02),), machine=machine, is_running=True)))
+    assert lines[0] == "2 min are left on this CPU: too little to move the run."
+    assert lines[1].startswith("Rent an L4")
+
+
+def test_without_a_length_all_are_compared_with_their_waits_for_the_loader() -> None:
+    # A step of 0.1 s with a wait of 0.25 s on the CPU, and of 0.01 s with the same wait on the L4: 0.35 to 0.26 s.
+    machine = MachineInUse(name="CPU", step_seconds=0.1, cycle_seconds=0.35)
+    one = changed(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
+    ranking = rank(Predictions((one,), machine=machine, is_running=True))
+    assert ranking.in_use is not None
+    assert ranking.fastest is not None
+    assert ranking.in_use.seconds / ranking.fastest.seconds == pytest.approx(0.35 / 0.26)
+
+
+def test_under_a_time_limit_gpus_are_ranked_by_the_steps_that_they_do() -> None:
+    # All take the hour that is left: the T4 does a step in 2 s, the H100 in 0.1 s for ten times the price.
+    slow, fast = (
+        changed(sure(name, 3600, cost), is_cut_off=True, iteration=Interval(step, step, step), cycle_seconds=step)
+        for name, cost, step in (("T4", 0.35, 2.0), ("H100-SXM-80GB", 3.5, 0.1))
+    )
+    ranking = rank(Predictions((slow, fast)))
+    assert ranking.per_iteration
+    assert names(ranking)[:2] == ("H100-SXM-80GB", "H100-SXM-80GB")
 
 
 def test_a_run_that_the_loader_or_the_host_bounds_is_told_what_would_help() -> None:

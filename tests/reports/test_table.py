@@ -115,11 +115,11 @@ def test_the_machine_in_use_is_the_first_row() -> None:
     machine = MachineInUse(name="CPU", step_seconds=0.412, total=Interval(24_000.0, 24_060.0, 24_100.0))
     rows = cells(Predictions((H100, T4), machine=machine, is_running=True))
     assert [row["GPU"] for row in rows] == ["this CPU", "H100-SXM-80GB", "T4"]
-    assert (rows[0]["step"], rows[0]["rest of the run"], rows[0]["(90 %)"]) == ("412 ms", "6 h 41 min", "measured")
+    assert (rows[0]["step"], rows[0]["rest of the run"], rows[0]["(90 %)"]) == ("412 ms", "6 h 41 min", "± 1 %")
     assert rows[0]["cost"] == rows[0]["memory (GiB)"] == ""  # nobody knows what a computer of one's own costs
     asked = cells(Predictions((H100, T4), used_gpu="T4", is_running=True))
     assert [row["GPU"] for row in asked] == ["this T4", "H100-SXM-80GB"]
-    assert asked[0]["(90 %)"] == "measured"
+    assert asked[0]["(90 %)"] == "± 8 %"
 
 
 def test_a_heading_says_what_is_predicted() -> None:
