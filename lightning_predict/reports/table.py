@@ -318,9 +318,9 @@ Line = Prediction | MachineInUse
 
 
 def lines_of(predictions: AbstractPredictions) -> tuple[Line, ...]:
-    """List what the rows are of: the machine in use, then the others in the order asked."""
+    """List what the rows are of: the machine in use, then the others in the order asked, what does not fit last."""
     own = predictions.get(predictions.used_gpu or "")
-    others = [one for one in predictions.values() if one is not own]
+    others = sorted((one for one in predictions.values() if one is not own), key=lambda one: one.fits is False)
     first: list[Line] = [one for one in (predictions.machine, own) if one is not None]
     return (*first, *others)
 

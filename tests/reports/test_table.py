@@ -131,8 +131,8 @@ def test_a_heading_says_what_is_predicted() -> None:
 
 def test_memory_says_whether_it_fits() -> None:
     shown = [row["memory (GiB)"] for row in cells(of(T4, K80, changed(T4, gpu="Narrow", memory_fit="tight")))]
-    # 7.81 + 6.29 GiB; 12.5 - 2.0 GiB.
-    assert shown == ["7.81 of 14.1", "too large: 12.5 of 10.5", "tight: 7.81 of 14.1"]
+    # 7.81 + 6.29 GiB; 12.5 - 2.0 GiB. What does not fit stands last, whatever was asked first.
+    assert shown == ["7.81 of 14.1", "tight: 7.81 of 14.1", "too large: 12.5 of 10.5"]
 
 
 def test_old_prices_are_warned_of() -> None:
