@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import read_offer_file
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.fit.ledger_file import Kept, keep, read_kept
 from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.gpus.own import read_gpus
 from lightning_predict.kernels.collective import bundled_curves
@@ -228,6 +229,8 @@ LOOK_UP = Trace(
     ),
 )
 
+KEPT = Kept(run="a1b2", job=None, seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00")
+
 READERS = {
     "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),
     "packed trace": Reader(
@@ -249,6 +252,7 @@ READERS = {
     "sample of indices": Reader(
         "s.csv", text("s.csv", "table,index\ntables.0,1\n"), lambda folder: read_skew(folder / "s.csv", LOOK_UP)
     ),
+    "ledger": Reader("l.json", lambda folder: keep(folder / "l.json", KEPT), lambda f: read_kept(f / "l.json")),
     "GPUs": Reader("ampere.toml", write_catalogue, load_catalogue),
     "own GPUs": Reader("gpus.toml", text("gpus.toml", OWN_GPUS), lambda folder: read_gpus(folder / "gpus.toml")),
     "sources of GPUs": Reader("sources.toml", write_catalogue, load_catalogue),

@@ -63,7 +63,7 @@ def test_the_demo_trains_and_says_what_to_rent(tmp_path: Path) -> None:
     rows = [line.split("  ")[0] for line in lines if re.match(r"(this CPU|T4|L4)  ", line)]
     assert rows == ["this CPU", "T4", "L4"]
     assert any(" are left on this CPU: too little to move the run." in line for line in lines)
-    assert any(line.startswith("Rent ") for line in lines)
+    assert any(line.startswith("For a longer run of such steps") for line in lines)
     assert (tmp_path / "logs" / "digits").is_dir()
     assert (tmp_path / "logs" / "digits_csv").is_dir()
 

@@ -14,10 +14,12 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
+from uuid import uuid4
 
 from lightning_predict.callbacks.arguments import (
     amount_of,
@@ -28,7 +30,7 @@ from lightning_predict.callbacks.arguments import (
     hours_of,
 )
 from lightning_predict.callbacks.bases import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
-from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of
+from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of, wait_seconds
 from lightning_predict.callbacks.showing import log_event, log_values
 from lightning_predict.callbacks.trainer_state import (
     batches_in_store,
@@ -41,6 +43,7 @@ from lightning_predict.callbacks.trainer_state import (
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
+from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.budget import (
     CHECK_SECONDS,
     GO_ON,
@@ -57,7 +60,9 @@ from lightning_predict.fit.budget import (
 )
 from lightning_predict.fit.clock import RunClock, ledger_clock, run_clock_of
 from lightning_predict.fit.forecast import Moments, Rest, end_seconds, rest_of
+from lightning_predict.fit.ledger_file import LEDGER_NAME, LEDGER_SECONDS, Kept, job_in_use, keep, read_kept
 from lightning_predict.guard import gives_instead, never_raises, say
+from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours
 
@@ -156,7 +161,9 @@ class CostBudget(Callback):
     """Keep a run within dollars, hours or a deadline.
 
     What was used is judged after every batch, from the first on: a warning comes at 80 % of the budget, and the run
-    ends at 100 %, less what it takes to end, at most one batch late. The rest of the run is forecast once enough was
+    ends at 100 %, less what it takes to end, at most one batch late. What was used is written to
+    `lightning_predict_budget.json` in `default_root_dir` once a minute, so that a run that is killed counts it when it
+    is resumed, from its checkpoint or in the same job of a cluster. The rest of the run is forecast once enough was
     seen to believe it (16 steps and 3 s, half of the run, or 30 s), and again whenever what was seen has doubled. Where
     even the low end of the forecast breaks the budget, the run ends before the next batch; where only the middle does,
     there is one warning. In between the forecast is renewed every minute, which may warn as well. All ranks decide
@@ -211,6 +218,8 @@ class CostBudget(Callback):
         self.stopping_reason: str | None = None
         self._ledger = Ledger(ledger_clock())
         self._warned: set[str] = set()
+        self._run = uuid4().hex
+        self._kept_seconds = 0.0
         self._machine: Machine | None = None
         self._machine_before: Machine | None = None
         # State of the current fit, on every rank.
@@ -260,7 +269,7 @@ class CostBudget(Callback):
             "seconds": self._ledger.seconds + later,
             "usd": self._ledger.usd + later * self._ledger.usd_per_second,
         }
-        return used | machine | {"stopping_reason": self.stopping_reason}
+        return used | machine | {"run": self._run, "stopping_reason": self.stopping_reason}
 
     @gives_instead(lambda: None, _say_state_is_unread)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -270,6 +279,8 @@ class CostBudget(Callback):
         if self.scope == "cumulative":
             self._ledger.resume(seconds=seconds, usd=usd)
         self._machine_before = machine
+        run = state_dict.get("run")  # none in checkpoints of version 0.3 and before
+        self._run = run if isinstance(run, str) and run else self._run
 
     @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -284,6 +295,7 @@ class CostBudget(Callback):
         self._warned = set()
         self._machine_before = self._machine
         self._ledger.open(forget=self.scope == "run")
+        self._kept_seconds = 0.0
         if mode is not None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
@@ -328,7 +340,7 @@ class CostBudget(Callback):
         self._validated_batches += 1
         interval = 1 if isinstance(self._meetings, Alone) else self._validation_interval
         is_due = interval is not None and self._validated_batches % interval == 0
-        self._on_rank_zero(is_due, self._validation_batch_ends)
+        self._on_rank_zero(is_due, lambda: self._validation_batch_ends(trainer))
         if not is_due or self.on_exceed == "warn" or unmet_minimums(trainer):
             return
         decision = self._meet(lambda: self._judge_validation(trainer))
@@ -468,6 +480,7 @@ class CostBudget(Callback):
 
     def _open(self, trainer: Trainer) -> dict[str, Any]:
         """Find the limits of this fit, and judge what earlier ones used."""
+        self._find_ledger(trainer)
         limits = self.terms.limits_of(trainer, self._ledger)
         if not limits:
             return {"action": "off"}
@@ -485,6 +498,40 @@ class CostBudget(Callback):
         self._question, self._judge = "use", lambda: judge_use(limits, 0.0)
         return self._decide(trainer)
 
+    def _find_ledger(self, trainer: Trainer) -> None:
+        """Take over what the file says of this run, where that is more than its checkpoint knew."""
+        path, job = self._ledger_path(trainer), job_in_use()
+        try:
+            kept = in_hook(path, lambda: read_kept(path), seconds=wait_seconds(trainer, FILE_SECONDS))
+        except (OSError, InvalidArgumentError) as error:
+            warn(f"CostBudget cannot read {path}: {error}")
+            return
+        if kept is None or self.scope == "run" or not kept.is_of(self._run, job=job):
+            return
+        missing = kept.seconds - self._ledger.seconds_before
+        if missing > 0:
+            self._run = kept.run
+            self._ledger.resume(seconds=kept.seconds, usd=kept.usd)
+            rank_zero_info(f"CostBudget counts {duration(missing)} more than the checkpoint knew of, as {path} says.")
+
+    def _keep_ledger(self, trainer: Trainer) -> None:
+        """Write what was used to the file, once a minute."""
+        elapsed = self._ledger.elapsed_seconds
+        if elapsed - self._kept_seconds < LEDGER_SECONDS:
+            return
+        self._kept_seconds, path = elapsed, self._ledger_path(trainer)
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        kept = Kept(run=self._run, job=job_in_use(), seconds=self._ledger.seconds, usd=self._ledger.usd, date=now)
+        try:
+            in_hook(path, lambda: keep(path, kept), seconds=wait_seconds(trainer, FILE_SECONDS))
+        except OSError as error:
+            if "ledger" not in self._warned:
+                self._warned.add("ledger")
+                warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
+
+    def _ledger_path(self, trainer: Trainer) -> Path:
+        return Path(trainer.default_root_dir) / LEDGER_NAME
+
     def _look(self, trainer: Trainer, pl_module: LightningModule, *, is_due: bool) -> None:
         """Note that a batch was trained, and what there is to judge.
 
@@ -497,6 +544,7 @@ class CostBudget(Callback):
         if watch is None or clock is None:
             return
         clock.batch_ends(optimizer_steps_done=trainer.global_step)
+        self._keep_ledger(trainer)
         question = (
             None if self._schedule is not None and not is_due else watch.question(clock.batches, clock.training_seconds)
         )
@@ -545,9 +593,11 @@ class CostBudget(Callback):
             warn_and_log(trainer, verdict.reason)
         return decision
 
-    def _validation_batch_ends(self) -> None:
+    def _validation_batch_ends(self, trainer: Trainer) -> None:
         if self._run_clock is not None:
             self._run_clock.validation_batch_ends()
+        if self._watch is not None:
+            self._keep_ledger(trainer)
 
     def _validation_ends(self, trainer: Trainer) -> None:
         """Learn from a validation how long the last one will take."""

@@ -119,4 +119,4 @@ def said() -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def _without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict by roofline alone: what a callback does must not hang on which weights there are."""
-    monkeypatch.setattr("lightning_predict.prediction.kernel_models", lambda names, weights: None)
+    monkeypatch.setattr("lightning_predict.step.kernel_models", lambda names, weights: None)

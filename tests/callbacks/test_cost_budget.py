@@ -23,6 +23,7 @@ from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
 from lightning_predict.fit.budget import Ledger
 from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.fit.ledger_file import LEDGER_NAME, LEDGER_SECONDS, read_kept
 from lightning_predict.testing import Clock
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
@@ -807,3 +808,63 @@ def test_what_can_be_put_right_is_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=words):
         CostBudget(**arguments)
+
+
+@pytest.mark.usefixtures("_quiet_resume")
+def test_a_run_that_is_killed_counts_what_it_used_since_its_checkpoint(
+    lightning: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A checkpoint after 2 batches of 50 s; killed after 5, when the ledger was last written: 150 s after the 2.
+    model, budget = timed_model(lightning, time, 50.0), hours_of(1000.0)
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=budget)
+
+    class Save(lightning.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if model.batches_trained == 2:
+                trainer.save_checkpoint(tmp_path / "second.ckpt")
+            if model.batches_trained == 5:
+                trainer.should_stop = True
+
+    trainer.callbacks.append(Save())
+    trainer.fit(model, lightning.loader(10))
+    kept = read_kept(tmp_path / LEDGER_NAME)
+    assert kept is not None
+    assert 5 * 50.0 - kept.seconds <= LEDGER_SECONDS
+
+    def resumed(**options: Any) -> float:
+        again = hours_of(1000.0, **options)
+        trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=again)
+        with caplog.at_level(logging.INFO):
+            trainer.fit(
+                timed_model(lightning, time, 0.0), lightning.loader(10), ckpt_path=str(tmp_path / "second.ckpt")
+            )
+        return float(again.state_dict()["seconds"])
+
+    assert resumed() == kept.seconds
+    assert "CostBudget counts 1 min 40 s more than the checkpoint knew of" in caplog.text
+    assert resumed(scope="run") == 0.0
+
+
+def test_a_job_that_is_started_again_counts_what_it_used_and_another_run_does_not(
+    lightning: Small, tmp_path: Path, time: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def used() -> float:
+        budget = hours_of(100_000.0)
+        fit(lightning, tmp_path, budget, model=timed_model(lightning, time, 50.0), batches=4)
+        return float(budget.state_dict()["seconds"])
+
+    assert used() == 200.0
+    assert used() == 200.0  # another run in the same folder
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert used() == 200.0
+    assert used() == 200.0 + 200.0  # started again
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    assert used() == 200.0
+
+
+def test_a_ledger_that_cannot_be_written_or_read_is_said_once(lightning: Small, tmp_path: Path, time: Clock) -> None:
+    (tmp_path / LEDGER_NAME).mkdir()
+    with pytest.warns(LightningPredictWarning) as warned:
+        fit(lightning, tmp_path, hours_of(10_000.0), model=timed_model(lightning, time, 100.0), batches=5)
+    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
+    assert [one.split(f" {tmp_path}")[0] for one in said] == ["CostBudget cannot read", "CostBudget could not write"]
