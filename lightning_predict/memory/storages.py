@@ -66,6 +66,7 @@ class _Life:
     last: int
     is_given: bool
     is_for_optimizer: bool = False
+    is_cast: bool = False
 
     @property
     def kind(self) -> tuple[tuple[int, ...], str]:
@@ -124,7 +125,8 @@ def _storage(life: _Life, held: frozenset[int] | None) -> Storage:
         cause = "backward"
     elif life.phase == "optimizer":
         cause = "update"
-    is_open = life.is_gradient if held is None else life.tensor.id in held
+    # The recorder keeps autocast's copies of parameters on the meta device, which has no autocast.
+    is_open = life.is_gradient if held is None else life.tensor.id in held and not life.is_cast
     return Storage(life.size_bytes, cause, life.first, None if is_open else life.last, life.module)
 
 
@@ -147,6 +149,7 @@ def _lives(operations: Sequence[Operation]) -> list[_Life]:
                         life = lives[tensor.id] = lives[saved]
                 if life is None:
                     life = _Life(tensor, tensor.size_bytes, phase, operation.module, number, number, is_given)
+                    life.is_cast = operation.name == _CAST and phase == "forward"
                     lives[tensor.id] = life
                 life.last = number
                 if phase == "optimizer":

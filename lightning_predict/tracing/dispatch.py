@@ -74,7 +74,7 @@ _ASKED_EVERY: Final = 8
 """Operations after which the storages that the last ones used are asked whether they have been freed."""
 
 _SWEEP: Final = 64
-"""Operations after which all storages are asked; a multiple of the above."""
+"""Operations after which all storages are asked, a multiple of the above; they are where a backward pass begins, too."""
 
 
 @final
@@ -150,6 +150,7 @@ class DispatchRecorder:
         self._passed_over: Counter[str] = Counter()
         self._held: dict[int, HeldNodes] = {}  # by backward pass
         self._used_before: set[int | None] = set()
+        self._was_in_backward = False
         # What was freed later than after its last use, by the operation that ran before; what is alive at the end.
         self._freed: dict[int, list[int]] = {}
         self._alive_at_stop: tuple[int, ...] = ()
@@ -411,7 +412,7 @@ class DispatchRecorder:
     ) -> Operation | None:
         if self._written_in_burst and self._burst is None:
             self._end_burst()
-        self._look_for_freed()
+        self._look_for_freed(in_backward=in_backward)
         inputs, written = self._described(tensors), self._described(outputs)
         if inputs is None or written is None:
             self._pass_over(name)
@@ -445,11 +446,13 @@ class DispatchRecorder:
         self.operations.append(operation)
         return operation
 
-    def _look_for_freed(self) -> None:
+    def _look_for_freed(self, *, in_backward: bool) -> None:
         """Find storages that have been freed; to be called before the next operation is added."""
         count = len(self.operations)
-        if count % _ASKED_EVERY == 0:
-            self._note_freed(sweep=count % _SWEEP == 0)
+        turns = in_backward is not self._was_in_backward  # functions have returned, and their variables are gone
+        if turns or count % _ASKED_EVERY == 0:
+            self._note_freed(sweep=turns or count % _SWEEP == 0)
+        self._was_in_backward = in_backward
 
     def _note_freed(self, *, sweep: bool) -> None:
         """Note storages that have been freed, but for those that were used just before."""
@@ -536,7 +539,7 @@ class DispatchRecorder:
             )
             if self._written_in_burst:
                 self._end_burst()
-            self._look_for_freed()
+            self._look_for_freed(in_backward=True)
             self._burst_at = len(self.operations)
             self.operations.append(backward)
         self._burst = region

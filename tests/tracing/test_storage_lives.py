@@ -105,6 +105,24 @@ def test_the_backward_pass_of_attention_writes_the_gradients_of_its_inputs() -> 
     assert written <= read
 
 
+def test_what_a_function_of_the_forward_pass_held_is_gone_when_the_backward_pass_begins() -> None:
+    data = torch.zeros(4, requires_grad=True)
+
+    def loss(kept: torch.Tensor) -> torch.Tensor:
+        total = (kept + 1).sum()
+        for _ in range(3):
+            total = total + 1
+        return total
+
+    def step() -> None:
+        loss(data * 2).backward()
+
+    trace = recorded(step)
+    number = written_by(trace, "aten::mul").outputs[0].id
+    backward = next(index for index, one in enumerate(trace.operations) if one.phase == "backward")
+    assert all(index < backward for index in freed_at(trace, number))
+
+
 def test_lives_are_kept_in_the_file(tmp_path: object) -> None:
     variables: dict[str, torch.Tensor] = {}
 
