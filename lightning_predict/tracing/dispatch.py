@@ -74,7 +74,7 @@ _ASKED_EVERY: Final = 8
 """Operations after which the storages that the last ones used are asked whether they have been freed."""
 
 _SWEEP: Final = 64
-"""Operations after which all storages are asked, a multiple of the above; they are where a backward pass begins, too."""
+"""Operations after which all storages are asked, a multiple of the above; they are before a backward pass, too."""
 
 
 @final
