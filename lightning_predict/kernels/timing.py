@@ -495,9 +495,18 @@ def _is_emulated(asked: Problem, computed: Problem, _models: KernelModels | None
 
 
 def _held_to_emulation(times: ProblemTimes, question: Question) -> ProblemTimes:
-    """Raise times to the rate of the dtype that was asked for: emulation may be slower than float32."""
+    """Raise times to the rate of the dtype that was asked for, where emulation is slower than float32.
+
+    Where it is as fast, it saves products as float32's kernels do (Winograd), which no roofline knows: float16 before
+    tensor cores.
+    """
     interval = times.interval
-    seconds = np.maximum(times.seconds, _rooflines(question.asked, question.gpus))
+    slower = [
+        [(gpu.peak(asked.dtype) or 0.0) < gpu.peak_flops_per_second["float32"] for asked in question.asked]
+        for gpu in question.gpus
+    ]
+    rates = np.where(np.array(slower, dtype=np.bool_), _rooflines(question.asked, question.gpus), 0.0)
+    seconds = np.maximum(times.seconds, rates)
     return replace(times, interval=Interval(interval.low, seconds, np.maximum(interval.high, seconds)))
 
 
