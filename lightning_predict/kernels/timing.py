@@ -56,7 +56,7 @@ from lightning_predict.kernels.operations import (
     proxies_of,
 )
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.sustained import tf32_ratio
+from lightning_predict.kernels.sustained import sustained_flops, tf32_ratio
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
 
@@ -490,6 +490,27 @@ def _raised(times: ProblemTimes, floor: Array, question: Question) -> ProblemTim
     return ProblemTimes(interval, shares, np.where(binds, 0.0, times.base_share))
 
 
+WINOGRAD_SINCE: Final = (5, 0)
+"""Compute capability from which cuDNN has kernels that compute 3x3 filters with fewer products; Kepler has none."""
+
+
+def _convolves(_asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
+    return computed.operation.startswith("conv")
+
+
+def _held_to_all_products(times: ProblemTimes, question: Question) -> ProblemTimes:
+    """Raise convolutions to all of their products at the rate that lasts, on chips without Winograd's kernels."""
+    before = np.array([gpu.compute_capability < WINOGRAD_SINCE for gpu in question.gpus])
+    if not before.any():
+        return times
+    lasting = [
+        replace(gpu, peak_flops_per_second=dict.fromkeys(gpu.peak_flops_per_second, sustained_flops(gpu, "float32")))
+        for gpu in question.gpus
+    ]
+    least = np.where(before[:, None], _rooflines(question.computed, lasting), 0.0)
+    return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
+
+
 def _is_emulated(asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
     return computed != asked and asked.dtype != "tf32"
 
@@ -573,6 +594,7 @@ LIMITS: Final = (
     Limit(name="another algorithm", concerns=_has_alternative, hold=_held_to_alternative),
     Limit(name="instructions and waiting", concerns=_has_floor, hold=_held_to_latency),
     Limit(name="rows read again", concerns=_reads_again, hold=_held_to_rereads),
+    Limit(name="all products", concerns=_convolves, hold=_held_to_all_products),
     Limit(name="emulation", concerns=_is_emulated, hold=_held_to_emulation),
     Limit(name="least work", concerns=_always, hold=_held_to_least_work),
     Limit(name="float32's kernels", concerns=_float32_holds, hold=_held_to_float32),

@@ -1,4 +1,4 @@
-"""16-bit convolutions on GPUs without units for them: at float32's rate, or at that of their emulation."""
+"""Convolutions on chips that lack units (16 bits before tensor cores) or kernels (Winograd before Maxwell)."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def test_float16_before_tensor_cores_is_no_slower_than_float32() -> None:
 def test_bfloat16_runs_at_the_rate_of_its_emulation() -> None:
     # 2 x 12 x 56 x 56 x 256 x 256 x 9 FLOPs at the 5.38 TFLOP/s that people measured, half of float32's rate.
     assert seconds("bfloat16", "GTX-1080-Ti") >= 2 * 12 * 56**2 * 256**2 * 9 / 5.38e12 * 0.999
+
+
+def test_kepler_computes_every_product_of_a_convolution() -> None:
+    # The K80 sustains 2.1 TFLOP/s, and cuDNN's kernels with fewer products begin with Maxwell.
+    flops = 2 * 12 * 56**2 * 256**2 * 9
+    assert seconds("float32", "K80") >= flops / 2.1e12 * 0.999
+    assert seconds("float32", "M60") < flops / 3.2e12
