@@ -298,3 +298,25 @@ def test_a_transposed_volume_stays_one() -> None:
         13,
         15,
     ]
+
+
+def test_a_first_layer_with_a_large_filter_falls_to_a_slow_path() -> None:
+    """3 channels of 11 x 11 take 1.7 to 1.8 times the formula on the H100-PCIe and L40S (KernelBench)."""
+    words = {"batch": 256, "in_channels": 3, "out_channels": 96, "image_size": 224, "stride": 4, "padding": 2}
+    large, small = (by_formula(problem("conv2d", "tf32", kernel_size=taps, **words))[:, 0] for taps in (11, 9))
+    names = [one.name for one in GPUS]
+    for name in ("H100-PCIe-80GB", "L40S"):
+        place = names.index(name)
+        assert 121 / 81 < large[place] / small[place] < 1.7 * 121 / 81  # more than taps alone say
+
+
+def test_gaps_slow_down_gradients_that_skip_positions() -> None:
+    words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 64, "kernel_size": 3, "stride": 2}
+    plain, gaps = (
+        by_formula(problem("conv2d_backward_input", "tf32", dilation=dilation, padding=dilation, **words))[:, 0]
+        for dilation in (1, 2)
+    )
+    units = np.array(["tf32" in one.peak_flops_per_second for one in GPUS])
+    # Four positions a step times 1.6, against 1.4; less where memory and conversions count.
+    assert (gaps[units] > plain[units]).all()
+    assert (gaps[units] < 4 * 1.6 / 1.4 * 1.1 * plain[units]).all()
