@@ -115,7 +115,7 @@ def fit(folder: Path, *, with_callbacks: bool, on_call: Callable[[CodeType], Non
 
 
 def _engine() -> object:
-    return torch.autograd._engine_run_backward
+    return vars(torch.autograd)["_engine_run_backward"]
 
 
 PATCHED: Final = (functional.scaled_dot_product_attention, _engine())

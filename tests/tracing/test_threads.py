@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
 
-ENGINE = torch.autograd._engine_run_backward
+ENGINE = vars(torch.autograd)["_engine_run_backward"]
 
 
 class Order:
@@ -57,7 +57,7 @@ def test_two_threads_record_their_own_steps_and_leave_nothing_patched() -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert torch.autograd._engine_run_backward is ENGINE
+    assert vars(torch.autograd)["_engine_run_backward"] is ENGINE
     for width in (4, 5):
         trace = found[width]
         assert isinstance(trace, Trace), trace
