@@ -98,9 +98,11 @@ class WindowWatch:
 
     Args:
         optimizer_steps_done: `trainer.global_step` before the first batch.
+        may_step_unseen: Optimizers may step without `trainer.global_step` counting it: under manual optimization alone.
     """
 
-    def __init__(self, *, optimizer_steps_done: int = 0) -> None:
+    def __init__(self, *, optimizer_steps_done: int = 0, may_step_unseen: bool = True) -> None:
+        self._may_step_unseen = may_step_unseen
         self.batches_seen = 0
         self.windows_seen = 0
         self._steps_at_start = optimizer_steps_done
@@ -112,6 +114,11 @@ class WindowWatch:
         self._loader_seconds: list[float] = []
         self._batches = 0
         self._samples: int | None = 0
+
+    @property
+    def batches_in_window(self) -> int:
+        """Batches of the window under way that are done."""
+        return self._batches
 
     @property
     def between_windows(self) -> bool:
@@ -188,7 +195,8 @@ class WindowWatch:
         self._last_end = None
 
     def _steps_are_unseen(self, optimizer_steps_done: int) -> bool:
-        return optimizer_steps_done == self._steps_at_start and self.batches_seen >= UNSEEN_STEPS_PATIENCE
+        is_patient = self.batches_seen < UNSEEN_STEPS_PATIENCE or not self._may_step_unseen
+        return optimizer_steps_done == self._steps_at_start and not is_patient
 
     def _forget_window(self) -> None:
         self._seconds, self._host_seconds = 0.0, 0.0
@@ -314,6 +322,10 @@ class Session(Protocol):
     """The part of `tracing.session.CaptureSession` that the recorders use."""
 
     @property
+    def takes_batches_from_the_last(self) -> bool:
+        """Whether of a window of many batches the first and the last are enough to record."""
+
+    @property
     def optimizers_seen(self) -> Sequence[object] | None:
         """Optimizers that made an update while it recorded; None if that cannot be seen."""
 
@@ -426,7 +438,7 @@ class StepRecorder:
         optimizer_steps_done: int = 0,
         is_manual: bool = False,
     ) -> None:
-        self.watch = WindowWatch(optimizer_steps_done=optimizer_steps_done)
+        self.watch = WindowWatch(optimizer_steps_done=optimizer_steps_done, may_step_unseen=is_manual)
         self.is_finished = False
         self._warmup_steps = warmup_steps
         self._extra_warmup_steps = extra_warmup_steps
@@ -444,6 +456,8 @@ class StepRecorder:
         # State of the current window.
         self._action: Action = "skip"
         self._is_short = self._is_last = False
+        self._batches_expected: int | None = None
+        self._left_batches_out = self._must_record_all = False
         self._due: set[int] = set()
         self._nodes = self._nodes_at_start = self._compilations_at_start = 0
         # State over all windows.
@@ -486,17 +500,28 @@ class StepRecorder:
             self._action = self._next_action(full_windows_after, next_is_short)
             if self._action == "record":
                 self._session = self._new_session()
+                self._left_batches_out = False
+                knows_length = self._timed and not (next_is_short or self._must_record_all)
+                self._batches_expected = self._timed[-1][1].batches if knows_length else None
                 if self._watch_until is None:
                     self._watch_until = self.watch.batches_seen + WATCHED_BATCHES
         now = self._now()
-        if self._session is not None:  # It stands still between the batches, so that the loader is not recorded.
-            self._session.start()
+        if self._session is not None and self._records_batch(self._session):
+            self._session.start()  # It stands still between the batches, so that the loader is not recorded.
             now = self._now()  # Starting a profiler takes longer than many a step.
         self._nodes_at_start = self._autograd_nodes()
         if self._action == "run" and not self._block.is_running:
             self._block.begins(now, steps=self._steps_of_block(full_windows_after), batches=self._timed[-1][1].batches)
         self._block.batch_starts(now)
         self.watch.batch_starts(now)
+
+    def _records_batch(self, session: Session) -> bool:
+        """Return whether the batch that begins is recorded: of many in a window, the first and the last."""
+        number, expected = self.watch.batches_in_window, self._batches_expected
+        if expected is None or number == 0 or number >= expected - 1 or not session.takes_batches_from_the_last:
+            return True
+        self._left_batches_out = True
+        return False
 
     def optimizer_steps(self, optimizer: object) -> None:
         """Note that an optimizer's update is due.
@@ -627,6 +652,10 @@ class StepRecorder:
                 self._timed.append((number, window))
             elif self._action == "run":
                 self._keep_running(window, is_alike=not was_compiled and self._are_alike)
+            return
+        if self._left_batches_out and window.batches != self._batches_expected:
+            self._must_record_all = True  # It was longer or shorter than those before: what was left out is not known.
+            self._windows.append(kind)
             return
         seen = session.optimizers_seen
         updated = self._due if seen is None else self._positions(seen)

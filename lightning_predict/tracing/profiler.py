@@ -202,8 +202,12 @@ class ProfilerRecorder:
         self.peak_bytes = max((one for one in (self.peak_bytes, _peak_of(document)) if one is not None), default=None)
         return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
-    def trace(self) -> Trace:
+    def trace(self, *, between: int = 0) -> Trace:
         """Return the recorded step, its parts one after another.
+
+        Args:
+            between: Micro-batches between the two that were recorded, the first and the last of a window: each does
+                what the last did up to the end of its backward pass.
 
         Raises:
             CaptureError: Nothing was recorded.
@@ -211,6 +215,8 @@ class ProfilerRecorder:
         if not self._parts:
             raise CaptureError("Nothing was recorded: the profiler was not started, or has not been stopped.")
         first, *rest = self._parts
+        if between and len(rest) == 1:
+            rest = [*[_without_update(rest[0])] * between, *rest]
         for part in rest:
             first = _append(first, part)
         return replace(first, notes=(*first.notes, *self.notes))
@@ -243,6 +249,26 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _without_update(last: Trace) -> Trace:
+    """Return the last micro-batch of a window up to the end of its backward pass, which those before it did, too."""
+    phases = [operation.phase for operation in last.operations]
+    end = len(phases) - phases[::-1].index("backward") if "backward" in phases else len(phases)
+    left_out = last.operations[end:]
+    until = left_out[0].host_start_seconds if left_out else None
+    operations = last.operations[:end]
+    # The next micro-batch was recorded on an idle device, too.
+    ends = [kernel.start_seconds + kernel.seconds for operation in operations for kernel in operation.kernels]
+    seconds = (last.profiled_seconds or 0.0) if until is None else max([until, *ends])
+    return replace(
+        last,
+        operations=operations,
+        profiled_seconds=seconds,
+        waits=tuple(wait for wait in last.waits if wait.start_seconds < seconds),
+        optimizer_steps=0,
+        notes=(),
+    )
 
 
 def _append(first: Trace, second: Trace) -> Trace:

@@ -92,6 +92,7 @@ class CaptureSession:
         self._optimizer_watch: OptimizerWatch | None = None
         self._running = False
         self._failure: Exception | None = None
+        self._parts = 0
         self._seconds = 0.0
         self._started_at = 0.0
         self._reserved_bytes: int | None = None
@@ -120,6 +121,7 @@ class CaptureSession:
             if not isinstance(error, Exception):
                 raise
             raise CaptureError(f"The step cannot be recorded: {error}") from error
+        self._parts += 1
         self._started_at = time.perf_counter()
 
     def stop(self) -> None:
@@ -147,6 +149,14 @@ class CaptureSession:
             if not isinstance(error, Exception):
                 raise
             self._failure = self._failure or error
+
+    @property
+    def takes_batches_from_the_last(self) -> bool:
+        """Whether of a window of many micro-batches the first and the last are enough: profiling each takes memory.
+
+        They differ: gradients are made in the first and added in the others, and the update follows the last.
+        """
+        return isinstance(self._recorder, ProfilerRecorder)
 
     @property
     def optimizers_seen(self) -> tuple[Optimizer, ...] | None:
@@ -183,13 +193,14 @@ class CaptureSession:
             ) from self._failure
         if self._recorder is None:
             raise CaptureError("Nothing was recorded: call start(), run the step, then stop().")
-        trace = self._recorded()
+        between = batches - 2 if self._parts == 2 and self.takes_batches_from_the_last else 0
+        trace = self._recorded(max(0, between))
         if not trace.operations:
             raise CaptureError("Nothing was recorded: no torch operation ran on this thread until stop().")
         return replace(
             trace,
             step_seconds=tuple(step_seconds),
-            profiled_seconds=self._seconds,
+            profiled_seconds=trace.profiled_seconds if between > 0 else self._seconds,
             loader_seconds=tuple(loader_seconds),
             samples=samples,
             batches=batches,
@@ -232,7 +243,7 @@ class CaptureSession:
             failures.append(self._recorder.failure)
         self._failure = next((one for one in (self._failure, *failures) if one is not None), None)
 
-    def _recorded(self) -> Trace:
+    def _recorded(self, between: int = 0) -> Trace:
         """Find what the recorder saw, with what surrounds it."""
         leaves: list[torch.Tensor] = []
         peak_bytes: int | None = None
@@ -251,7 +262,7 @@ class CaptureSession:
             )
         else:
             assert self._recorder is not None
-            trace = self._recorder.trace()
+            trace = self._recorder.trace(between=between)
             peak_bytes = self._peak_of(self._recorder)
             trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])

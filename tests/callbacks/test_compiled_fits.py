@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,25 @@ def test_a_second_fit_of_a_compiled_model_compiles_nothing_and_is_one(
     fit(lightning, tmp_path, model)
     fit(lightning, tmp_path, model)
     assert [call.trace.compiled for call in calls] == [True, True]
+
+
+@pytest.mark.parametrize("accumulates", [1, 4, 32])
+def test_a_long_window_of_compiled_code_is_what_it_says(
+    lightning: Small, tmp_path: Path, calls: list[Call], accumulates: int
+) -> None:
+    model = lightning.model()
+    model.network = torch.compile(model.network, backend="eager")
+    predictor = RuntimePredictor(["T4"], print_table=False, warmup_steps=1)
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=predictor, accumulate_grad_batches=accumulates)
+    trainer.fit(model, lightning.loader(4 * accumulates))
+    trace = calls[0].trace
+    assert (trace.recorder, trace.batches, trace.optimizer_steps) == ("profiler", accumulates, 1)
+    names = Counter((one.phase, one.name) for one in trace.operations)
+    # Two layers in each batch, forward and backward; a weight's gradient is made in the first and added in the others.
+    assert names["forward", "aten::addmm"] == 2 * accumulates
+    assert names["backward", "aten::mm"] == 3 * accumulates
+    assert names["backward", "aten::add_"] == 4 * (accumulates - 1)
+    starts = [one.host_start_seconds for one in trace.operations if one.host_start_seconds is not None]
+    assert starts == sorted(starts)
+    assert trace.profiled_seconds is not None
+    assert starts[-1] <= trace.profiled_seconds

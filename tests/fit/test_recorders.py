@@ -41,6 +41,7 @@ class FakeSession:
     number: int
     events: list[str] = field(default_factory=list)
     optimizers_seen: Sequence[object] | None = None
+    takes_batches_from_the_last: bool = False
 
     def start(self) -> None:
         self.events.append("start")
@@ -81,7 +82,9 @@ class Loop:
         is_manual: bool = False,
         optimizers: int = 0,
         device_seconds: float | None = None,
+        profiles: bool = False,
     ) -> None:
+        self.profiles = profiles
         self.clock = Clock() if device_seconds is None else Clock(device=self)
         self.device_seconds, self.device_free = device_seconds or 0.0, 0.0
         self.sessions: list[FakeSession] = []
@@ -103,7 +106,7 @@ class Loop:
         )
 
     def new_session(self) -> FakeSession:
-        self.sessions.append(FakeSession(len(self.sessions)))
+        self.sessions.append(FakeSession(len(self.sessions), takes_batches_from_the_last=self.profiles))
         return self.sessions[-1]
 
     def start(self, *, full_windows_after: int | None = None) -> None:
@@ -494,3 +497,32 @@ def test_validation_leaves_its_session_stopped(batches: int) -> None:
     loop = ValidationLoop()
     loop.run(batches)
     assert [session.events for session in loop.sessions] == [["start", "stop"]]
+
+
+def test_of_a_long_window_a_profiler_records_the_first_and_the_last_batch() -> None:
+    for profiles, starts in ((True, 2), (False, 32)):
+        loop = Loop(warmup_steps=1, accumulates=32, profiles=profiles)
+        traces = [loop.batch(1.0) for _ in range(64)]
+        assert traces[:-1] == [None] * 63
+        assert traces[-1] is not None
+        assert traces[-1].batches == 32
+        assert loop.sessions[0].events.count("start") == starts
+
+
+def test_a_window_of_another_length_than_expected_is_recorded_whole_the_next_time() -> None:
+    loop = Loop(warmup_steps=1, accumulates=4, profiles=True)
+    for _ in range(4):
+        loop.batch(1.0)
+    loop.accumulates, loop.batches = 3, 3  # a schedule that changes: the window that is recorded now has three batches
+    traces = [loop.batch(1.0) for _ in range(6)]
+    assert [trace is not None for trace in traces] == [False] * 5 + [True]
+    assert traces[-1] is not None
+    assert traces[-1].batches == 3
+    assert [session.events.count("start") for session in loop.sessions] == [1, 3]
+
+
+def test_steps_are_never_unseen_under_automatic_optimization() -> None:
+    loop = Loop(warmup_steps=1, accumulates=40)
+    for _ in range(80):
+        loop.batch(1.0)
+    assert loop.recorder.watch.windows_seen == 2
