@@ -33,7 +33,7 @@ OTHERS: Final = "rest"
 OPTIMIZER: Final = "optimizer"
 OUTSIDE: Final = "outside modules"
 
-_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 PATTERNS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
     "GELU written out: F.gelu is one kernel": (

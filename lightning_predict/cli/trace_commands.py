@@ -29,7 +29,7 @@ _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
 
 def trace(
-    action: Literal["check", "anonymise", "import", "view", "explain"],
+    action: Literal["check", "anonymise", "import", "view", "explain", "layers"],
     file: Path,
     *,
     output: Path | None = None,
@@ -44,17 +44,19 @@ def trace(
     without notes. `import` reads a Kineto JSON file of torch.profiler or a PyTorch execution trace and writes a trace.
     `view` writes the predicted timeline for a GPU as a Chrome trace, which ui.perfetto.dev opens. `explain` lists the
     operations that take longest on a GPU by their shapes alone, with where each time came from and what it was held to.
+    `layers` adds the time up by module on GPUs, and names what is written out where PyTorch has one kernel.
 
     Args:
-        action: What to do: check, anonymise, import, view or explain.
+        action: What to do: check, anonymise, import, view, explain or layers.
         file: The trace, or for import the file of the other tool; gzip or plain.
         output: File to write (default: beside the one that is read).
-        gpu: With view and explain: GPU to predict for (default: the one that the trace was recorded on). With import:
-            GPU that the file was recorded on, where it does not name it or the catalogue does not know the name.
+        gpu: With view, explain and layers: GPU to predict for; layers takes several, with commas (default: the one that
+            the trace was recorded on). With import: GPU that the file was recorded on, where it does not name it
+            or the catalogue does not know the name.
         keep_modules: With anonymise: leave the names of modules.
         step: With import: number of the ProfilerStep to take (default: the median one of those that did something).
-        weights: With view and explain: weights to predict by: a folder, a file or an address (default: the cache, those
-            that ship).
+        weights: With view, explain and layers: weights to predict by: a folder, a file or an address (default: the
+            cache, those that ship).
     """
     from lightning_predict.tracing.trace import anonymised, load_trace, save_trace
 
@@ -65,6 +67,8 @@ def trace(
         return _view(load_trace(file), output or _beside(file, "timeline.json"), gpu, weights)
     if action == "explain":
         return _explain(load_trace(file), gpu, weights)
+    if action == "layers":
+        return _layers(load_trace(file), gpu, weights)
     read = _imported(file, step, gpu) if action == "import" else load_trace(file)
     if action == "check":
         return Answer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
@@ -84,6 +88,7 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "import": frozenset({"output", "step", "gpu"}),
     "view": frozenset({"output", "gpu", "weights"}),
     "explain": frozenset({"gpu", "weights"}),
+    "layers": frozenset({"gpu", "weights"}),
 }
 """Options of each action."""
 
@@ -192,6 +197,23 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
         + aligned(headers, rows, right={0, 2, 3, 5})
         + last
     )
+
+
+def _layers(recorded: Trace, names: str | None, weights: str | None) -> Answer:
+    from lightning_predict.changes.layers import layer_table
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.gpus import gpu as find_gpu
+    from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
+
+    check_predictable(recorded)
+    origin = gpu_in_use(recorded)
+    gpus = [] if origin is None else [origin]
+    if names is not None:
+        gpus = [find_gpu(name.strip()) for name in names.split(",") if name.strip()]
+    if not gpus:
+        raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which: --gpu L4,T4.")
+    table = layer_table(recorded, gpus, weights)
+    return Answer(data=table.as_dict, show=lambda: print(table))
 
 
 def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> Answer:

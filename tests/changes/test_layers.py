@@ -1,0 +1,62 @@
+"""Where a step's time goes, by folded module."""
+
+from __future__ import annotations
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.changes.layers import folded, layer_table
+from lightning_predict.gpus import gpu
+from tests.changes.example_steps import WIDTH, trained
+
+GPUS = [gpu("L4"), gpu("A100-SXM-80GB")]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("transformer.h.3.mlp.c_fc", "transformer.h.*.mlp"),
+        ("blocks.11.attn", "blocks.*.attn"),
+        ("0.first", "*.first"),
+        ("stages.1.blocks.2.conv.1.norm", "stages.*.blocks.*.conv"),
+        ("layer1.0.conv2", "layer1.*.conv2"),
+        ("head", "head"),
+        ("model.head.norm.inner", "model.head"),
+        (None, "outside modules"),
+        ("", "outside modules"),
+    ],
+)
+def test_members_of_lists_are_one(module: str | None, name: str) -> None:
+    assert folded(module) == name
+
+
+def test_rows_add_up_to_the_devices_time_and_hold_the_optimizer() -> None:
+    trace = trained()
+    table = layer_table(trace, GPUS, None)
+    modules = {row.module: row for row in table.rows}
+    for place, name in enumerate(("L4", "A100-SXM-80GB")):
+        (prediction,) = lp.predict(trace, [name], history=False).values()
+        assert sum(row.seconds[place] for row in table.rows) == pytest.approx(prediction.device_seconds)
+    # Both layers have two products of the same size in each pass and as many parameters.
+    assert "optimizer" not in modules
+    first, second = (modules[f"*.{name}"].seconds[0] for name in ("first", "second"))
+    assert first == pytest.approx(second, rel=0.25)
+    products = 2 * 3 * 2 * 512 * WIDTH**2 / 30.3e12  # two blocks, three passes, at the L4's peak in float32
+    update = 2 * 28 * WIDTH**2 / 300e9  # parameters, gradients and two moments, read and (less one) written
+    assert first >= products + 0.5 * update
+
+
+def test_a_gelu_in_parts_is_named() -> None:
+    table = layer_table(trained(), GPUS, None)
+    (named,) = [row for row in table.rows if row.pattern is not None]
+    assert named.module == "*"
+    assert named.pattern == "GELU written out: F.gelu is one kernel"
+    assert str(table).startswith("Where it goes")
+
+
+def test_a_changed_step_has_a_column_of_its_own() -> None:
+    trace = trained()
+    table = layer_table(trace, GPUS[:1], None, after=trained(1024))
+    assert table.columns == ("L4", "L4, changed")
+    assert sum(row.seconds[1] for row in table.rows) > sum(row.seconds[0] for row in table.rows)
+    assert table.as_dict()["rows"][0]["module"] == table.rows[0].module
