@@ -109,12 +109,14 @@ class Chain:
         names: Of the changes, in the order in which they are made.
         gain: Throughput with all of them over with none.
         seconds: A step with all of them.
-        predictions: Each GPU with all of them.
+        gains: Gains by layout, where all of them apply.
+        predictions: Each GPU with all of them, as simulated.
     """
 
     names: tuple[str, ...]
     gain: Interval[float]
     seconds: float
+    gains: Mapping[str, Interval[float]]
     predictions: Predictions
 
 
@@ -188,6 +190,7 @@ class Advice(Mapping[str, Advised]):
                 "names": list(chain.names),
                 "gain": _json_interval(chain.gain),
                 "step_seconds": chain.seconds,
+                "gains": {name: _json_interval(each) for name, each in chain.gains.items()},
                 "after": chain.predictions.as_dict(),
             },
             "layers": self.layers.as_dict(),
@@ -308,7 +311,7 @@ class _Trial:
         self._assumptions = assumptions
         _, self.before = predicted_with((), trace, layouts, iterations, assumptions)
         self.changed: dict[tuple[str, ...], Trace] = {}
-        self._predictions: dict[tuple[str, ...], Predictions] = {}
+        self._predictions: dict[tuple[str, ...], Predictions] = {(): self.before}
 
     def predicted(self, names: tuple[str, ...]) -> Predictions:
         """Predict with changes, in the order of the table."""
@@ -319,19 +322,15 @@ class _Trial:
             )
         return self._predictions[names]
 
-    def gain_on_first(self, names: tuple[str, ...]) -> float:
-        """Return the simulated gain of changes on the first layout."""
-        return gain(self._first(self.before), self._first(self.predicted(names)))
-
     def _first(self, predictions: Predictions) -> Prediction:
         return predictions.items_in_order[0]
 
     def advised(self, change: Change) -> Advised:
         """Say what one change would do."""
-        common = {"name": change.name, "words": change.words, "note": change.note}
+        described = Advised(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
         why_not = change.why_not(self._trace, self._layouts[0].gpu)
         if why_not is not None:
-            return Advised(**common, verdict="no", why_not=why_not, gains={})
+            return replace(described, why_not=why_not)
         after = self.predicted((change.name,))
         before, own = self._first(self.before), self._first(after)
         simulated = gain(before, own)
@@ -345,54 +344,69 @@ class _Trial:
         seconds = own.cycle_seconds
         if evidence is None:
             limits = "try it: too few measured pairs to promise a number"
-            return Advised(
-                **common,
+            return replace(
+                described,
                 verdict="untested",
                 simulated_gain=simulated,
                 seconds=seconds,
                 memory=own.memory_bytes,
                 why_not=limits,
-                gains={},
             )
-        interval = evidence.around(simulated)
-        saved, usd = _saved(before, own)
-        return Advised(
-            **common,
+        interval = evidence.told(simulated)
+        saved, usd = _saved(before, interval.middle)
+        return replace(
+            described,
             verdict=_verdict(interval),
             gain=interval,
             simulated_gain=simulated,
-            seconds=seconds,
+            seconds=_seconds(before, own, interval.middle),
             seconds_saved=saved,
             usd_saved=usd,
             memory=own.memory_bytes,
-            gains={name: evidence.around(value) for name, value in on.items()},
+            gains={name: evidence.told(value) for name, value in on.items()},
         )
 
     def chain(self, candidates: Sequence[Advised], allowed: frozenset[str]) -> Chain | None:
         """Add changes, the best first, as long as each that is allowed and fits the others gains."""
         names: tuple[str, ...] = ()
-        reached = 1.0
+        order: tuple[str, ...] = ()
         for advised in sorted(candidates, key=_rank):
             change = CHANGES[advised.name]
             if not change.asks <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
                 continue
-            if self.changed and names and change.why_not(self.changed[names], self._layouts[0].gpu) is not None:
+            if names and change.why_not(self.changed[names], self._layouts[0].gpu) is not None:
                 continue
             trial = tuple(name for name in CHANGES if name in (*names, advised.name))
-            found = self.gain_on_first(trial)
-            own = self._first(self.predicted(trial))
-            if found >= WORTH_IT * reached and own.fits is not False:
-                names, reached = trial, found
+            more = gain(self._first(self.predicted(names)), self._first(self.predicted(trial)))
+            if more >= WORTH_IT and self._first(self.predicted(trial)).fits is not False:
+                names, order = trial, (*order, advised.name)
         if not names:
             return None
-        widths = [_evidence(name, self._trace).half_width(self.gain_on_first((name,))) for name in names]
         predictions = self.predicted(names)
+        gains = {
+            layout.name: self._told(order, place)
+            for place, layout in enumerate(self._layouts)
+            if all(CHANGES[name].why_not(self._trace, layout.gpu) is None for name in names)
+        }
+        own = gains[self._layouts[0].name]
         return Chain(
             names=names,
-            gain=Interval.around(reached, math.exp(math.hypot(*widths))),
-            seconds=self._first(predictions).cycle_seconds,
+            gain=own,
+            seconds=_seconds(self._first(self.before), self._first(predictions), own.middle),
+            gains=gains,
             predictions=predictions,
         )
+
+    def _told(self, order: tuple[str, ...], place: int) -> Interval[float]:
+        """Multiply what each change adds to those before it, as its kind's gains are told; their errors are apart."""
+        middle, widths, before = 1.0, [], self.before
+        for count in range(1, len(order) + 1):
+            after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))
+            evidence = _evidence(order[count - 1], self._trace)
+            more = evidence.told(gain(before.items_in_order[place], after.items_in_order[place])).middle
+            widths.append(evidence.half_width(more))
+            middle, before = middle * more, after
+        return Interval.around(middle, math.exp(math.hypot(*widths)))
 
 
 def _evidence(name: str, trace: Trace) -> Evidence:
@@ -409,11 +423,14 @@ def _verdict(interval: Interval[float]) -> Verdict:
     return "faster"
 
 
-def _saved(before: Prediction, after: Prediction) -> tuple[float | None, float | None]:
+def _seconds(before: Prediction, after: Prediction, told: float) -> float:
+    """Return a step with a change, from the step before and the gain that is told."""
+    one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
+    return before.cycle_seconds / one * other / told
+
+
+def _saved(before: Prediction, told: float) -> tuple[float | None, float | None]:
     """Return seconds and dollars that a run saves; None where they are not known."""
-    seconds = usd = None
-    if before.total_seconds is not None and after.total_seconds is not None and before.iterations:
-        seconds = before.total_seconds - after.total_seconds
-        if before.cost_usd is not None and after.cost_usd is not None:
-            usd = before.cost_usd - after.cost_usd
-    return seconds, usd
+    share = 1 - 1 / told
+    seconds = None if before.total_seconds is None or not before.iterations else share * before.total_seconds
+    return seconds, None if seconds is None or before.cost_usd is None else share * before.cost_usd

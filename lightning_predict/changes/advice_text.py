@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +12,7 @@ from lightning_predict.reports.format import PLAIN_WIDTH, duration, usd
 
 if TYPE_CHECKING:
     from lightning_predict.changes.advice import Advice, Advised
+    from lightning_predict.interval import Interval
     from lightning_predict.reports.predictions import Predictions
 
 HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")
@@ -65,11 +66,10 @@ def _row(one: Advised, number: str) -> tuple[str, ...]:
 def _together(advice: Advice) -> tuple[str, ...]:
     chain = advice.chain
     assert chain is not None
-    before, after = (each.items_in_order[0] for each in (advice.before, chain.predictions))
+    first, share = advice.before.items_in_order[0], 1 - 1 / chain.gain.middle
     saves = ""
-    if before.total_seconds is not None and after.total_seconds is not None and before.iterations:
-        money = None if before.cost_usd is None or after.cost_usd is None else before.cost_usd - after.cost_usd
-        saves = _saves(before.total_seconds - after.total_seconds, money)
+    if first.total_seconds is not None and first.iterations:
+        saves = _saves(share * first.total_seconds, None if first.cost_usd is None else share * first.cost_usd)
     gain = f"{_times(chain.gain.middle)} ({_times(chain.gain.low, '')}–{_times(chain.gain.high, '')})"  # noqa: RUF001
     return f"Together: {' + '.join(chain.names)}", duration(chain.seconds), gain, saves, ""
 
@@ -114,27 +114,31 @@ def _simulated(one: Advised) -> str:
 
 
 def _rent(advice: Advice) -> Iterator[str]:
-    now = _priced(advice.before)
+    now = _priced(advice.before, None)
     if now is None:
         return
     yield f"Rent: as it stands {now}."
     if advice.chain is not None:
-        then = _priced(advice.chain.predictions)
+        then = _priced(advice.before, advice.chain.gains)
         if then is not None:
             yield f"With {' + '.join(advice.chain.names)}: {then}."
 
 
-def _priced(predictions: Predictions) -> str | None:
-    """Name the cheapest GPU that the step fits on, with its time and cost, and the next ones."""
-    fitting = [one for one in predictions.items_in_order if one.cost_usd is not None and one.fits is not False]
-    ranked = sorted(fitting, key=lambda one: one.cost_usd or 0.0)
-    if not ranked or not ranked[0].iterations:
+def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | None) -> str | None:
+    """Name the cheapest GPU that the step fits on, with its time and cost, and the next ones; with gains or without."""
+    found = []
+    for one in predictions.items_in_order:
+        told = None if gains is None else gains.get(one.layout.name)
+        if one.cost_usd is None or one.total_seconds is None or not one.iterations or one.fits is False:
+            continue
+        factor = 1.0 if told is None else told.middle
+        found.append((one.cost_usd / factor, one.total_seconds / factor, one.layout.name))
+    if not found:
         return None
-    best, *others = ranked
-    article = "an" if best.gpu[0] in "AEFHLMNRSX" else "a"
-    beside = ", ".join(f"{one.gpu} {usd(one.cost_usd or 0.0)}" for one in others[:2])
-    time = "" if best.total_seconds is None else f" in {duration(best.total_seconds)}"
-    return f"{article} {best.gpu}, {usd(best.cost_usd or 0.0)}{time}" + (f" ({beside})" if beside else "")
+    (cost, seconds, name), *others = sorted(found)
+    article = "an" if name[0] in "AEFHLMNRSX8" else "a"
+    beside = ", ".join(f"{other} {usd(dollars)}" for dollars, _, other in others[:2])
+    return f"{article} {name}, {usd(cost)} in {duration(seconds)}" + (f" ({beside})" if beside else "")
 
 
 def _wrapped(text: str) -> list[str]:

@@ -1,11 +1,12 @@
 """How well the gains of each kind of change are foretold: measured pairs, and the interval that holds nine in ten.
 
-A pair is two measured steps that differ by one option. The half-width of a gain is in logarithms, and grows with the
-gain itself, as a change that does much does it in ways that a model gets wrong::
+A pair is two measured steps that differ by one option. A simulation that sees a part of what a change does foretells
+that part of its gain, so that a gain is told as a power of the simulated one. The half-width of its interval is in
+logarithms, and grows with the gain, as a change that does much does it in ways that a model gets wrong::
 
-    half width = least + share * |log(gain)|
+    gain = simulated ** power,    half width = least + share * |log(gain)|
 
-Both were fitted on the pairs of the table that is named, and the coverage that is stated is of families of models that
+All three were fitted on the pairs of the table that is named; the error and the coverage are of families of models that
 were left out of the fit: `python -m benchmarks.accuracy FOLDER --of gains` prints them. A kind without a row, or with
 too few pairs, has no number: its gain is what the simulation says, and nobody measured whether that comes true.
 """
@@ -35,6 +36,7 @@ class Evidence:
         source: What they are, in words.
         median_error: Median relative error of the foretold gain.
         coverage: Share of the pairs of families left out whose gain the interval held.
+        power: Power of the simulated gain that is told.
         least: Half-width of the interval where nothing changes, in logarithms.
         share: What it grows by, for each unit of the gain's logarithm.
         limits: What the pairs cannot say, in words; empty if nothing is missing.
@@ -44,6 +46,7 @@ class Evidence:
     source: str
     median_error: float
     coverage: float
+    power: float
     least: float
     share: float
     limits: str = ""
@@ -57,8 +60,9 @@ class Evidence:
         """Return the half-width of a gain's interval, in logarithms."""
         return self.least + self.share * abs(math.log(gain))
 
-    def around(self, gain: float) -> Interval[float]:
-        """Return a gain with its 90 % interval."""
+    def told(self, simulated: float) -> Interval[float]:
+        """Return the gain that is told for a simulated one, with its 90 % interval."""
+        gain = float(simulated**self.power)
         return Interval.around(gain, math.exp(self.half_width(gain)))
 
 

@@ -56,8 +56,8 @@ def with_followed(trace: Trace, followed: Trace) -> Trace:
 
 def _matched(recorded: Sequence[Operation], followed: Sequence[Operation]) -> dict[int, int]:
     """Map places of recorded operations to those of the followed ones."""
-    sides = ([_key(one) for one in side] for side in (recorded, followed))
-    matcher = SequenceMatcher(None, *sides, autojunk=False)
+    one, other = ([_key(operation) for operation in side] for side in (recorded, followed))
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
     return {a + step: b + step for a, b, length in matcher.get_matching_blocks() for step in range(length)}
 
 
