@@ -24,6 +24,7 @@ from rich.console import Console
 
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.changes.batch_size import batch_change
 from lightning_predict.changes.change import Change
 from lightning_predict.changes.gains import gain, predicted_with
 from lightning_predict.changes.table import CHANGES
@@ -117,7 +118,7 @@ def _tables(folder: Path, cache: Path | None) -> Iterator[tuple[str, Change, dic
         ("transformers_compile", "compile", "compile"),
         ("transformers_batch", "batch_size", "batch"),
     ):
-        by_trace: dict[tuple[str, Path], list[_Case]] = defaultdict(list)
+        by_trace: dict[tuple[str, int, Path], list[_Case]] = defaultdict(list)
         path = folder / PAIRS / f"{table}.csv.gz"
         if not path.is_file():
             continue
@@ -126,12 +127,19 @@ def _tables(folder: Path, cache: Path | None) -> Iterator[tuple[str, Change, dic
             if recorded is None or not row.member("gain").text() or not _counts(row, table):
                 continue
             mode = "train" if row.member("mode").text().startswith("train") else "infer"
+            factor = _factor(row) if name == "batch_size" else 1
             case = (*(row.member(each).text() for each in ("family", "gpu_name", "model")),)
-            by_trace[mode, recorded].append((case[0], case[1], case[2], row.member("gain").parsed().positive()))
-        for mode in ("train", "infer"):
-            of_mode = {file: cases for (own, file), cases in by_trace.items() if own == mode}
-            if of_mode:
-                yield f"{kind} {mode}", CHANGES[name], of_mode
+            by_trace[mode, factor, recorded].append((case[0], case[1], case[2], row.member("gain").parsed().positive()))
+        for mode, factor in sorted({key[:2] for key in by_trace}):
+            cases_of = {file: cases for (*key, file), cases in by_trace.items() if tuple(key) == (mode, factor)}
+            mixed = " mixed" if kind == "compile" and table.startswith("timm") else ""
+            change = batch_change(factor) if name == "batch_size" else CHANGES[name]
+            yield f"{kind}{'' if name == 'batch_size' else ' ' + mode}{mixed}", change, cases_of
+
+
+def _factor(row: Checked) -> int:
+    before, after = (float(row.member(each).text()) for each in ("batch_before", "batch_after"))
+    return round(after / before)
 
 
 def _recorded(row: Checked, table: str, folder: Path, cache: Path | None) -> Path | None:
@@ -149,13 +157,10 @@ def _recorded(row: Checked, table: str, folder: Path, cache: Path | None) -> Pat
 
 
 def _counts(row: Checked, table: str) -> bool:
-    """Return whether a row says what it is about: device-bound, not doubtful, and in a batch that was doubled."""
-    if table == "kernelbench_compile":
-        return all(row.member(each).text() != "True" for each in ("launch_bound", "doubtful"))
-    if table == "transformers_batch":
-        before, after = (float(row.member(each).text()) for each in ("batch_before", "batch_after"))
-        return after == 2 * before
-    return True
+    """Return whether a row says what it is about: it is bound by the device, and not doubtful."""
+    if table != "kernelbench_compile":
+        return True
+    return all(row.member(each).text() != "True" for each in ("launch_bound", "doubtful"))
 
 
 def _foretold(kind: str, change: Change, trace: Trace, cases: Sequence[_Case]) -> Iterator[Pair]:

@@ -242,8 +242,8 @@ def advise(
         trace: What one step did, from `capture` or `Trace.load`.
         gpus: Names of GPUs or layouts, as for `predict`. Gains are told for the GPU in use, else for the first.
         iterations: Steps still to come; None leaves out what a run would save.
-        allow: What changes may ask besides time: `numerics` (another rounding), `memory`, `samples` (other samples in a
-            step). Those that ask more are told, and left out of the chain.
+        allow: What changes may ask besides time: `numerics` (another rounding of products), `digits` (parameters lose
+            some for good), `memory`, `samples` (others in a step). Those that ask more are told, and left out of the chain.
         followed: The same step captured on the meta device or the CPU, where `trace` is a profile of a GPU: it tells
             which operation hands which tensor to which, which the profiler does not see and torch.compile asks for.
         strategy: See `Assumptions`.
@@ -297,7 +297,8 @@ def advice_for(
 
 def _rank(advised: Advised) -> tuple[int, float]:
     order: tuple[Verdict, ...] = ("faster", "untested", "noise", "slower", "no")
-    return order.index(advised.verdict), -(advised.simulated_gain or 0.0)
+    told = advised.simulated_gain if advised.gain is None else advised.gain.middle
+    return order.index(advised.verdict), -(told or 0.0)
 
 
 @final
@@ -378,7 +379,8 @@ class _Trial:
                 continue
             trial = tuple(name for name in CHANGES if name in (*names, advised.name))
             more = gain(self._first(self.predicted(names)), self._first(self.predicted(trial)))
-            if more >= WORTH_IT and self._first(self.predicted(trial)).fits is not False:
+            fits, fitted = (self._first(self.predicted(each)).fits for each in (trial, ()))
+            if more >= WORTH_IT and (fits is not False or fitted is False):
                 names, order = trial, (*order, advised.name)
         if not names:
             return None

@@ -88,13 +88,18 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
     return None
 
 
-TWICE_THE_BATCH: Final = Change(
-    name="batch_size",
-    words="twice the batch size",
-    note="memory; other optimisation: scale the learning rate",
-    apply=of_steps(partial(with_batch, factor=2)),
-    why_not=_why_not,
-    asks=frozenset({"memory", "samples"}),
-    slot="batch",
-    kind="batch",
-)
+def batch_change(factor: int) -> Change:
+    """Make the change to so many times the batch."""
+    return Change(
+        name="batch_size" if factor == 2 else f"batch_size x {factor}",
+        words="twice the batch size" if factor == 2 else f"{factor} times the batch size",
+        note="memory; other optimisation: scale the learning rate",
+        apply=of_steps(partial(with_batch, factor=factor)),
+        why_not=_why_not,
+        asks=frozenset({"memory", "samples"}),
+        slot="batch",
+        kind="batch",
+    )
+
+
+TWICE_THE_BATCH: Final = batch_change(2)

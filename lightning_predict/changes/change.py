@@ -19,10 +19,11 @@ from lightning_predict.changes.measured import carried
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
-Price = Literal["numerics", "memory", "samples"]
-"""What a change may ask besides time: other rounding, more memory, other samples in a step."""
+Price = Literal["numerics", "digits", "memory", "samples"]
+"""What a change may ask besides time: another rounding of products, parameters that lose digits for good, more memory,
+other samples in a step."""
 
-PRICES: Final[tuple[Price, ...]] = ("numerics", "memory", "samples")
+PRICES: Final[tuple[Price, ...]] = ("numerics", "digits", "memory", "samples")
 
 Apply = Callable[[Trace, Assumptions], tuple[Trace, Assumptions]]
 WhyNot = Callable[[Trace, Gpu | None], str | None]

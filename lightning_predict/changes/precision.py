@@ -101,10 +101,10 @@ def _half(dtype: str) -> Change:
     return Change(
         name="half" if dtype == "float16" else "bf16-true",
         words=f'Trainer(precision="{_WORDS[dtype]}-true")',
-        note="numerics: parameters and updates lose digits, check the loss",
+        note="digits: parameters and updates lose them for good",
         apply=of_steps(partial(in_half, dtype=dtype)),
         why_not=partial(_why_not, dtype),
-        asks=frozenset({"numerics"}),
+        asks=frozenset({"numerics", "digits"}),
         slot="precision",
         kind="half",
     )

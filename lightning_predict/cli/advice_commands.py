@@ -33,7 +33,7 @@ def advise(
         trace: The recorded step.
         gpus: Names of GPUs or layouts, separated by commas; gains are told for the GPU in use, else for the first.
         iterations: Training steps still to come; without it, what a run would save is left out.
-        allow: What changes may ask besides time, of numerics, memory and samples, separated by commas.
+        allow: What changes may ask besides time, of numerics, digits, memory, samples, separated by commas.
         followed: The same step captured on the meta device, where the trace is a GPU's profile: torch.compile needs it.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid.
         usd_per_hour: Your own price of every GPU.

@@ -1,0 +1,118 @@
+"""Advice as a user reads it: ranked, gated by evidence, chained, and priced."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.changes.evidence import EVIDENCE, FEWEST_PAIRS, Evidence, evidence_for
+from lightning_predict.changes.table import CHANGES
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.tracing.trace import Flags
+from tests.changes.example_steps import GPU, profiled, trained
+
+GPUS = ["L4", "A100-SXM-80GB"]
+
+
+@pytest.fixture(scope="module")
+def advice() -> lp.Advice:
+    return lp.advise(trained(4096), GPUS, iterations=10_000)
+
+
+def test_every_change_is_answered_and_found_by_its_name(advice: lp.Advice) -> None:
+    assert set(advice) == set(CHANGES)
+    assert advice["bf16-mixed"].words == 'Trainer(precision="bf16-mixed")'
+    with pytest.raises(InvalidArgumentError, match="change='bf32' is not known"):
+        advice["bf32"]
+
+
+def test_a_number_stands_only_where_pairs_prove_it(advice: lp.Advice) -> None:
+    for name, advised in advice.items():
+        proven = any(key.split(" ")[0] == CHANGES[name].kind for key in EVIDENCE)
+        if advised.verdict in ("faster", "slower", "noise"):
+            assert proven
+            assert advised.gain is not None
+        else:
+            assert advised.gain is None
+            assert advised.why_not is not None
+    assert advice["compile"].verdict == "untested"  # no pair of compiled training was measured
+    assert advice["compile"].simulated_gain is not None
+
+
+def test_gains_are_told_for_the_first_gpu_and_hold_for_what_they_save(advice: lp.Advice) -> None:
+    assert advice.on == "L4"
+    half = advice["bf16-mixed"]
+    assert half.gain is not None
+    assert half.gain == half.gains["L4"]
+    assert half.gain.low < half.gain.middle < half.gain.high
+    before = advice.before["L4"]
+    assert before.total_seconds is not None
+    assert half.seconds == pytest.approx(before.cycle_seconds / half.gain.middle)
+    assert half.seconds_saved == pytest.approx(before.total_seconds * (1 - 1 / half.gain.middle))
+
+
+def test_the_chain_takes_one_precision_and_nothing_that_is_not_allowed(advice: lp.Advice) -> None:
+    assert advice.chain is not None
+    assert sum(CHANGES[name].slot == "precision" for name in advice.chain.names) == 1
+    assert not any("digits" in CHANGES[name].asks for name in advice.chain.names)
+    careful = lp.advise(trained(4096), ["L4"], allow=["memory"])
+    assert careful.chain is None
+    assert careful["bf16-mixed"].verdict == "faster"  # it is told, and left out
+
+
+def test_tables_files_and_loggers_hold_the_same_gains(advice: lp.Advice) -> None:
+    half = advice["bf16-mixed"].gain
+    assert half is not None
+    assert advice.metrics()["predict/advice/bf16-mixed/gain"] == half.middle
+    read = json.loads(advice.to_json())
+    assert {one["name"]: one for one in read["changes"]}["bf16-mixed"]["gain"]["middle"] == half.middle
+    text = str(advice)
+    assert 'Trainer(precision="bf16-mixed")' in text
+    assert "Try it, no evidence" in text
+    assert "Rent: as it stands" in text
+    assert "Where it goes" in text
+    assert advice.to_html().count("<table>") == 2
+    pytest.importorskip("pandas")
+    assert advice.to_pandas().loc["bf16-mixed", "gain"] == half.middle
+
+
+def test_a_recorded_step_that_its_host_bounds_is_told_so() -> None:
+    told = lp.advise(profiled(kernel_seconds=4e-6, every=100e-6, rows=64), ["L4"])
+    assert told.on == GPU  # the one in use, though it was not asked for
+    assert told["compile"].verdict == "no"
+    assert "capture the same step on the meta device" in (told["compile"].why_not or "")
+
+
+def test_an_unknown_price_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="allow='maths' is not known; choose among numerics, digits"):
+        lp.advise(trained(8), ["L4"], allow=["maths"])
+
+
+def test_a_gain_is_told_as_a_power_with_a_width_that_grows() -> None:
+    evidence = Evidence(pairs=FEWEST_PAIRS, source="", median_error=0.0, coverage=0.9, power=0.5, least=0.1, share=0.2)
+    told = evidence.told(4.0)
+    assert told.middle == pytest.approx(2.0)
+    assert math.log(told.high / told.middle) == pytest.approx(0.1 + 0.2 * math.log(2.0))
+    assert evidence.told(1.0).middle == 1.0
+
+
+def test_too_few_pairs_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(EVIDENCE["amp train"], pairs=FEWEST_PAIRS - 1)
+    monkeypatch.setitem(EVIDENCE, "amp train", few)  # type: ignore[arg-type]
+    assert evidence_for(CHANGES["bf16-mixed"], trained(8)) is None
+
+
+def test_steps_under_autocast_have_evidence_of_their_own_where_there_is_some() -> None:
+    forward = replace(trained(8), operations=tuple(one for one in trained(8).operations if one.phase == "forward"))
+    plain, mixed = (replace(forward, flags=Flags(autocast_dtype=dtype)) for dtype in (None, "float16"))
+    assert evidence_for(CHANGES["compile"], plain) is EVIDENCE["compile infer"]
+    assert evidence_for(CHANGES["compile"], mixed) is EVIDENCE["compile infer mixed"]
+
+
+def test_waiting_is_what_the_heading_says() -> None:
+    told = " ".join(str(lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"])).split())
+    assert "250 ms wait for the loader" in told
