@@ -243,7 +243,8 @@ def advise(
         gpus: Names of GPUs or layouts, as for `predict`. Gains are told for the GPU in use, else for the first.
         iterations: Steps still to come; None leaves out what a run would save.
         allow: What changes may ask besides time: `numerics` (another rounding of products), `digits` (parameters lose
-            some for good), `memory`, `samples` (others in a step). Those that ask more are told, and left out of the chain.
+            some for good), `memory`, `samples` (others in a step). Those that ask more are told, and left out of the
+            chain.
         followed: The same step captured on the meta device or the CPU, where `trace` is a profile of a GPU: it tells
             which operation hands which tensor to which, which the profiler does not see and torch.compile asks for.
         strategy: See `Assumptions`.
