@@ -127,7 +127,8 @@ def test_autocast_inside_a_whole_call_decides_its_dtype() -> None:
     layer = translated("aten::gru", tensor(20, 4, 32), tensor(1, 4, 64), num_layers=1, compute_dtype="float16")
     assert layer[0].dtype == "float16"
     allowed = Flags(matmul_tf32=True, cudnn_tf32=False)
-    assert translated("aten::scaled_dot_product_attention", query, query, query, flags=allowed)[0].dtype == "tf32"
+    # PyTorch's memory-efficient kernel keeps the precision of float32, whatever products are allowed.
+    assert translated("aten::scaled_dot_product_attention", query, query, query, flags=allowed)[0].dtype == "float32"
 
 
 def test_a_packed_sequence_has_steps_of_the_mean_batch() -> None:
