@@ -22,10 +22,11 @@ from lightning_predict.cost.memory import memory_need, step_memory, usable_bytes
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.distributed.memory import ModelMemory
-from lightning_predict.distributed.search import Candidate, Found, best_strategies
+from lightning_predict.distributed.search import BatchLimits, Candidate, Found, best_strategies
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.gpus.machines import machine as find_machine
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import steps_to_come
 from lightning_predict.run.sharing import memory_on
@@ -34,6 +35,7 @@ from lightning_predict.sharding.whole_step import AUTO
 from lightning_predict.step import Step
 from lightning_predict.timeline.mean_step import weighted_kinds
 from lightning_predict.tracing.trace import Trace
+from lightning_predict.units import hours_to_seconds
 from lightning_predict.weights.source import AnyWeights
 
 SPARE = 4
@@ -61,6 +63,14 @@ class RankedLayout:
         return self.prediction.samples_per_second
 
     @property
+    def samples_per_usd(self) -> float | None:
+        """Samples for a dollar; None without a price or the number of samples."""
+        hourly = self.prediction.usd_per_hour
+        if self.samples_per_second is None or not hourly:
+            return None
+        return self.samples_per_second / (hourly / hours_to_seconds(1.0))
+
+    @property
     def bound_by(self) -> str | None:
         """Name what its steps wait for most."""
         verdict = self.prediction.step.verdict
@@ -73,6 +83,8 @@ def best_layouts(
     *,
     iterations: int | None = None,
     budget_usd: float | None = None,
+    global_batch: int | None = None,
+    max_micro_batch: int | None = None,
     count: int = 10,
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
@@ -85,13 +97,16 @@ def best_layouts(
     """Search strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
 
     Each batch is as large as the recorded one, and a strategy works on as many batches at once as it has data-parallel
-    groups; they are ranked by their time for the same samples.
+    groups; they are ranked by their time for the same samples. With a global batch, each group adds up the gradients
+    of as many recorded batches as make it.
 
     Args:
         trace: One step, recorded on one GPU or on the meta device.
         gpus: Names of layouts, for example `8x8xH100-SXM-80GB`.
         iterations: Recorded steps still to come, for the cost of the run.
         budget_usd: Leave out what costs more; needs `iterations`.
+        global_batch: Samples of all GPUs between two updates; record a small batch, which must divide it among groups.
+        max_micro_batch: Most samples that a group works on at once.
         count: How many to return.
         offers: See `predict`.
         usd_per_hour: See `predict`.
@@ -115,6 +130,12 @@ def best_layouts(
         )
     if count < 1:
         raise InvalidArgumentError(f"count={count}; expected at least 1.")
+    batch = BatchLimits(global_batch=global_batch, max_micro_batch=max_micro_batch)
+    if global_batch is not None and trace.samples is None:
+        raise InvalidArgumentError(
+            f"global_batch={global_batch} of a trace that does not say how many samples it has; record it with "
+            "samples_per_step."
+        )
     layouts = layouts_of(gpus)
     assumptions = Assumptions(
         offers=offers,
@@ -130,13 +151,17 @@ def best_layouts(
     ranked = list[RankedLayout]()
     for layout in layouts:
         wanted = count if budget_usd is None else SPARE * count
-        ranked += [_ranked(step, one, layout) for one in _found(step, layout, count=wanted, on_progress=on_progress)]
+        ranked += [
+            _ranked(step, one, layout) for one in _found(step, layout, batch, count=wanted, on_progress=on_progress)
+        ]
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
     return tuple(sorted(ranked, key=lambda one: one.seconds_per_batch)[:count])
 
 
-def _found(step: Step, layout: Layout, *, count: int, on_progress: Callable[[int, int], None]) -> tuple[Found, ...]:
+def _found(
+    step: Step, layout: Layout, batch: BatchLimits, *, count: int, on_progress: Callable[[int, int], None]
+) -> tuple[Found, ...]:
     (single,) = step.kinds
     row = step.setting.gpus.index(layout.gpu)
     need = step_memory(step.trace)
@@ -159,6 +184,7 @@ def _found(step: Step, layout: Layout, *, count: int, on_progress: Callable[[int
             usable_bytes=usable_bytes(layout.gpu),
             wanted=count,
             interconnect=step.setting.interconnect,
+            batch=batch,
             on_progress=on_progress,
         )
     except InvalidArgumentError:
@@ -187,6 +213,42 @@ def _ranked(step: Step, found: Found, layout: Layout) -> RankedLayout:
     strategy = found.candidate.strategy
     need = memory_need(layout, found.candidate.memory_bytes)
     return RankedLayout(step.prediction(layout, strategy, found.step, need), strategy, found.seconds_per_batch)
+
+
+def tokens_per_sample(trace: Trace) -> int | None:
+    """Count the tokens of a sample by the first look-up of embeddings; None without one, or without samples."""
+    for operation in trace.operations:
+        if operation.name == "aten::embedding" and operation.phase == "forward":
+            indices = next((one for one in operation.inputs if one.dtype == "int64"), None)
+            if indices is not None and trace.samples and math.prod(indices.shape) % trace.samples == 0:
+                return math.prod(indices.shape) // max(trace.samples // trace.batches, 1)
+            return None
+    return None
+
+
+def layouts_on(machine: str, gpus: Sequence[str]) -> tuple[str, ...]:
+    """Name layouts of a cloud's machine that have so many GPUs: `64` on `p5.48xlarge` is `8xp5.48xlarge`.
+
+    Args:
+        machine: The cloud's name for it.
+        gpus: Numbers of GPUs; names of layouts stay as they are.
+
+    Raises:
+        InvalidArgumentError: No such machine, or a number that its GPUs do not divide.
+    """
+    found = find_machine(machine)
+    if found is None:
+        raise InvalidArgumentError(f"machine={machine!r} is no cloud's name for a machine; expected as p5.48xlarge.")
+    each = int(found.gpus.partition("x")[0])
+    names = []
+    for words in gpus:
+        if not words.isdigit():
+            names.append(words)
+            continue
+        if int(words) < each or int(words) % each:
+            raise InvalidArgumentError(f"{words} GPUs are no whole number of {machine}, which has {each}.")
+        names.append(f"{int(words) // each}x{machine}" if int(words) > each else machine)
+    return tuple(names)
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:

@@ -222,7 +222,7 @@ class Step:
     def _run(self, layout: Layout, strategy: Strategy, step: Iteration) -> Run:
         """Predict the rest of the run, whose replicas share it and whose loaders share the cores."""
         trace, workload = self.trace, self._workload
-        replicas = strategy.replicas(layout)
+        replicas = strategy.replicas(layout) * strategy.accumulate  # batches that a step works through
         own = crowded_workload(
             shared_workload(workload, replicas=replicas, recorded=trace.world_size),
             gpus_per_node=layout.gpus_per_node,

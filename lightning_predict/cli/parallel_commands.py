@@ -22,6 +22,9 @@ def parallel(
     trace: Path,
     *,
     gpus: str = "8x8xH100-SXM-80GB",
+    machine: str | None = None,
+    global_batch: int | None = None,
+    max_micro_batch: int | None = None,
     iterations: int | None = None,
     budget: float | None = None,
     count: int = 10,
@@ -35,11 +38,15 @@ def parallel(
 ) -> Answer:
     """Find the fastest ways to share a step over many GPUs: strategy, micro-batches and recomputation that fit.
 
-    Every data-parallel group works on a batch as large as the recorded one; ways are ranked by samples a second.
+    Every data-parallel group works on a batch as large as the recorded one, or on as many of them as make the global
+    batch; ways are ranked by samples a second.
 
     Args:
         trace: The recorded step, of one GPU or of the meta device.
-        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB.
+        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB; with --machine, numbers.
+        machine: Cloud's name of a machine, p5.48xlarge, that --gpus are so many of; its network and price count.
+        global_batch: Samples of all GPUs between two updates; record a batch of few samples, which must divide it.
+        max_micro_batch: Most samples that a data-parallel group works on at once.
         iterations: Recorded steps still to come, for the cost of the run.
         budget: Dollars that the run may cost; with --iterations.
         count: How many ways to print.
@@ -56,18 +63,22 @@ def parallel(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from lightning_predict.kernels.fabric import interconnect_of
-    from lightning_predict.layout_search import best_layouts
+    from lightning_predict.layout_search import best_layouts, layouts_on, tokens_per_sample
     from lightning_predict.tracing.trace import Trace
 
+    step = Trace.load(str(trace))
+    tokens = tokens_per_sample(step)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("strategies that fit", total=None)
         found = best_layouts(
-            Trace.load(str(trace)),
-            _words(gpus),
+            step,
+            _words(gpus) if machine is None else layouts_on(machine, _words(gpus)),
             iterations=iterations,
             budget_usd=budget,
+            global_batch=global_batch,
+            max_micro_batch=max_micro_batch,
             count=count,
             usd_per_hour=usd_per_hour,
             weights=weights,
@@ -76,7 +87,9 @@ def parallel(
             host=host,
             on_progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
-    return Answer(data=lambda: [_values(one) for one in found], show=lambda: print("\n".join(_lines(found))))
+    return Answer(
+        data=lambda: [_values(one, tokens) for one in found], show=lambda: print("\n".join(_lines(found, tokens)))
+    )
 
 
 def curve(
@@ -157,8 +170,17 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _values(one: RankedLayout) -> dict[str, object]:
+def _rates(one: RankedLayout, tokens: int | None) -> tuple[float | None, float | None]:
+    """Return tokens (or samples, where a sample has none) a second, and for a dollar."""
+    each = 1 if tokens is None else tokens
+    rates = (one.samples_per_second, one.samples_per_usd)
+    second, dollar = (None if rate is None else rate * each for rate in rates)
+    return second, dollar
+
+
+def _values(one: RankedLayout, tokens: int | None) -> dict[str, object]:
     found = one.prediction
+    second, dollar = _rates(one, tokens)
     return {
         "layout": found.gpu,
         "strategy": one.strategy.name,
@@ -166,6 +188,9 @@ def _values(one: RankedLayout) -> dict[str, object]:
         "iteration_seconds_low": found.iteration_seconds_low,
         "iteration_seconds_high": found.iteration_seconds_high,
         "samples_per_second": one.samples_per_second,
+        "samples_per_usd": one.samples_per_usd,
+        "tokens_per_second": None if tokens is None else second,
+        "tokens_per_usd": None if tokens is None else dollar,
         "cost_usd": found.cost_usd,
         "usd_per_hour": found.usd_per_hour,
         "memory_bytes": found.memory_bytes,
@@ -174,7 +199,7 @@ def _values(one: RankedLayout) -> dict[str, object]:
     }
 
 
-def _lines(found: Sequence[RankedLayout]) -> list[str]:
+def _lines(found: Sequence[RankedLayout], tokens: int | None) -> list[str]:
     from lightning_predict.reports.format import (
         gibibytes,
         known_columns,
@@ -187,21 +212,24 @@ def _lines(found: Sequence[RankedLayout]) -> list[str]:
     rows = []
     for one in found:
         own = one.prediction
+        second, dollar = _rates(one, tokens)
         rows.append(
             [
                 own.gpu,
                 one.strategy.name,
                 milliseconds(own.iteration_seconds),
                 milliseconds_interval(own.iteration_seconds_low, own.iteration_seconds_high),
-                "" if one.samples_per_second is None else significant(one.samples_per_second),
+                "" if second is None else significant(second),
+                "" if dollar is None else significant(dollar),
                 "" if own.cost_usd is None else usd(own.cost_usd),
                 "" if own.memory_bytes is None else gibibytes(own.memory_bytes),
                 one.bound_by or "",
             ]
         )
     texts = {"layout", "strategy", "bound by"}
+    counted = "samples" if tokens is None else "tokens"
     headers, rows = known_columns(
-        ["layout", "strategy", "step (ms)", "interval", "samples/s", "cost", "GiB", "bound by"], rows
+        ["layout", "strategy", "step (ms)", "interval", f"{counted}/s", f"{counted}/$", "cost", "GiB", "bound by"], rows
     )
     right = {number for number, header in enumerate(headers) if header not in texts}
     notes = dict.fromkeys(note for note in found[0].prediction.step.notes)

@@ -178,7 +178,7 @@ def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: 
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
-    held = [under_way(strategy, stage, micro_batches) for stage in range(strategy.pipeline)]
+    held = [under_way(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
     sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
     recorded_again = dict[str, float]()
     total = 0.0

@@ -160,7 +160,7 @@ def model_stages(
                     else 0
                 ),
                 stream_bytes=stream / micro_batches,
-                micro_batches=micro_batches,
+                micro_batches=micro_batches * strategy.accumulate,
                 notes=tuple(_notes(timed, strategy, micro_batches)),
             )
         )
@@ -317,7 +317,7 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         yield "The optimizer's state lives in the host's memory, and its processors update; their speed is assumed."
     if strategy.pipeline > 1:
         idle = (strategy.pipeline - 1) / strategy.virtual
-        bubble = idle / (idle + micro_batches)
+        bubble = idle / (idle + micro_batches * strategy.accumulate)
         each = f"{strategy.pipeline} stages"
         if strategy.virtual > 1:
             each += f" of {strategy.virtual} parts each, interleaved,"
@@ -331,6 +331,8 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         yield f"{each} cut what was recorded into {micro_batches} micro-batches, {order}."
     elif micro_batches > 1:
         yield f"What was recorded is cut into {micro_batches} micro-batches, one behind the other."
+    if strategy.accumulate > 1:
+        yield f"A step is {strategy.accumulate} batches as large as the recorded one, whose gradients add up."
     unknown = sum(not item.problems for item in timed.items)
     if unknown:
         yield f"{unknown} operations of unknown shape (fused kernels) are taken to be whole on each GPU."

@@ -57,9 +57,14 @@ class Candidate:
     bound_seconds: float = 0.0
 
     @property
+    def batches(self) -> int:
+        """Batches that a step works through."""
+        return self.replicas * self.strategy.accumulate
+
+    @property
     def bound(self) -> float:
         """Least seconds for the samples of a batch."""
-        return self.bound_seconds / self.replicas
+        return self.bound_seconds / self.batches
 
 
 @final
@@ -73,11 +78,50 @@ class Found:
     @property
     def seconds_per_batch(self) -> float:
         """Seconds for the samples of a batch."""
-        return self.step.seconds / self.candidate.replicas
+        return self.step.seconds / self.candidate.batches
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """What a user says of the batch of a step.
+
+    Attributes:
+        global_batch: Samples of all GPUs between two updates; None: one recorded batch a data-parallel group.
+        max_micro_batch: Most samples that a group works on at once.
+    """
+
+    global_batch: int | None = None
+    max_micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "max_micro_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgumentError(f"{name}={value}; expected at least 1 sample.")
+
+    def accumulate(self, samples: int, replicas: int) -> int | None:
+        """Count the recorded batches that each group adds up; None if the global batch does not divide so.
+
+        Args:
+            samples: Of a recorded batch.
+            replicas: Data-parallel groups.
+        """
+        if self.global_batch is None:
+            return 1
+        count, rest = divmod(self.global_batch, samples * replicas)
+        return count if count and not rest else None
 
 
 def strategies_for(
-    trace: Trace, layout: Layout, *, heads: int, blocks: int, recomputes: bool, is_fused: bool
+    trace: Trace,
+    layout: Layout,
+    *,
+    heads: int,
+    blocks: int,
+    recomputes: bool,
+    is_fused: bool,
+    batch: BatchLimits = BatchLimits(),
 ) -> Iterator[Strategy]:
     """List every strategy to look at.
 
@@ -88,9 +132,12 @@ def strategies_for(
         blocks: Blocks of the model.
         recomputes: The step was recorded with activation checkpointing.
         is_fused: Attention is one kernel, between whose projections nothing is kept that could be computed again.
+        batch: What the user says of a step's batch.
     """
     samples = max((trace.samples or 1) // trace.batches, 1)
     parts = [2**power for power in range(samples.bit_length()) if samples % 2**power == 0]
+    if batch.max_micro_batch is not None:
+        parts = [count for count in parts if samples // count <= batch.max_micro_batch]
     tensors = [size for size in _divisors(layout.gpus_per_node) if heads and heads % size == 0] or [1]
     pipelines = [size for size in _divisors(layout.count) if size <= max(blocks, 1)]
     recomputed: tuple[Recompute, ...] = ("none",)
@@ -99,8 +146,11 @@ def strategies_for(
     for tensor, pipeline, micro_batches, recompute in product(tensors, pipelines, parts, recomputed):
         if layout.count % (tensor * pipeline):
             continue
+        accumulate = batch.accumulate(samples * trace.batches, layout.count // (tensor * pipeline))
+        if accumulate is None:
+            continue
         for virtual in VIRTUAL_STAGES if pipeline > 1 else (1,):
-            if virtual > 1 and (micro_batches % pipeline or pipeline * virtual > blocks):
+            if virtual > 1 and (micro_batches * accumulate % pipeline or pipeline * virtual > blocks):
                 continue
             for data in _data_strategies(layout, tensor * pipeline, pipeline, trains=has_gradients(trace)):
                 yield Strategy(
@@ -108,6 +158,7 @@ def strategies_for(
                     tensor=tensor,
                     pipeline=pipeline,
                     micro_batches=micro_batches,
+                    accumulate=accumulate,
                     virtual=virtual,
                     sequence=tensor > 1,
                     recompute=recompute,
@@ -142,6 +193,7 @@ def best_strategies(
     usable_bytes: float,
     wanted: int,
     interconnect: Interconnect = CATALOGUE,
+    batch: BatchLimits = BatchLimits(),
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> tuple[Found, ...]:
     """Find the strategies with the least time for each sample, the fastest first.
@@ -155,12 +207,13 @@ def best_strategies(
         usable_bytes: What a GPU's tensors may take.
         wanted: How many to find.
         interconnect: What is known of the links.
+        batch: What the user says of a step's batch.
         on_progress: Called with the number of candidates done and their total.
 
     Raises:
         InvalidArgumentError: No strategy fits.
     """
-    candidates = list(_fitting(shared, layout, memory_of, usable_bytes))
+    candidates = list(_fitting(shared, layout, memory_of, usable_bytes, batch))
     bounds = Bounds(shared, step, row, interconnect)
     bounded = [replace(one, bound_seconds=bounds.seconds(one.strategy, layout)) for one in candidates]
     bounded.sort(key=lambda one: one.bound)
@@ -180,7 +233,11 @@ def best_strategies(
 
 
 def _fitting(
-    shared: SharedStep, layout: Layout, memory_of: Callable[[Strategy], float | None], usable_bytes: float
+    shared: SharedStep,
+    layout: Layout,
+    memory_of: Callable[[Strategy], float | None],
+    usable_bytes: float,
+    batch: BatchLimits,
 ) -> Iterator[Candidate]:
     trace = shared.trace
     try:
@@ -194,13 +251,19 @@ def _fitting(
     least = math.inf
     is_empty = True
     for strategy in strategies_for(
-        trace, layout, heads=heads, blocks=len(blocks), recomputes=recomputes, is_fused=is_fused
+        trace, layout, heads=heads, blocks=len(blocks), recomputes=recomputes, is_fused=is_fused, batch=batch
     ):
         needed = memory_of(strategy)
         least = min(least, needed or 0.0)
         if needed is None or needed <= usable_bytes:
             is_empty = False
             yield Candidate(strategy, needed, strategy.replicas(layout))
+    if is_empty and math.isinf(least):
+        raise InvalidArgumentError(
+            f"No strategy makes global_batch={batch.global_batch} with max_micro_batch={batch.max_micro_batch} on "
+            f"{layout.name} out of batches of {trace.samples} recorded sample(s): the number of data-parallel groups "
+            "times these must divide it. Record a smaller batch, best of one sample, or ask for another."
+        )
     if is_empty:
         raise InvalidArgumentError(
             f"No strategy fits the step into {bytes_to_gibibytes(usable_bytes):.1f} GiB of each GPU of {layout.name}: "
@@ -262,7 +325,9 @@ class Bounds:
         longest = max(map(stages.count, set(stages))) / len(stages) if stages else 1.0
         slowest = max(in_blocks * longest, everything / strategy.pipeline, host / strategy.pipeline)
         together = max(everything, host, slowest)
-        turning = slowest * (strategy.micro_batches or 1) + (together - slowest) / strategy.virtual
+        turning = (
+            slowest * (strategy.micro_batches or 1) * strategy.accumulate + (together - slowest) / strategy.virtual
+        )
         shared = strategy.sharded_count(layout) if strategy.data != "ddp" else 1
         update = self._factor * least.update / strategy.pipeline / shared
         return turning + update

@@ -65,6 +65,7 @@ class Strategy:
         pipeline: GPUs in a row that share the blocks.
         micro_batches: Parts that a batch is cut into, whose gradients add up; None takes four times the length of a
             pipeline, and the whole batch without one.
+        accumulate: Batches as large as the recorded one whose gradients add up before an update.
         bucket_cap_mb: Size of DDP's buckets of gradients, in MiB as torch counts them.
         virtual: Stages of each GPU of a pipeline (Megatron's interleaved schedule).
         schedule: In which order a pipeline's stages work: `1f1b`, `gpipe` (all forward, then all backward), or
@@ -110,6 +111,7 @@ class Strategy:
     param_dtype: GatheredDtype | None = None
     reduce_dtype: GatheredDtype | None = None
     embedding: str | None = None
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         if self.data not in DATA_STRATEGIES:
@@ -146,7 +148,9 @@ class Strategy:
             "schedule=gpipe has one stage a GPU; leave out virtual, or choose 1f1b or zero_bubble.",
         )
         yield (
-            self.virtual > 1 and self.micro_batches is not None and self.micro_batches % self.pipeline > 0,
+            self.virtual > 1
+            and self.micro_batches is not None
+            and self.micro_batches * self.accumulate % self.pipeline > 0,
             f"an interleaved schedule deals micro-batches out in rounds of pipeline={self.pipeline}, which "
             f"micro_batches={self.micro_batches} is not a multiple of.",
         )
@@ -219,7 +223,7 @@ class Strategy:
     def is_whole(self) -> bool:
         """Each GPU runs the whole model, as it was recorded, on a whole batch at once."""
         is_as_recorded = self.expert == 1 and self.recompute == "none" and self.fp8 is None and self.offload == "none"
-        return self.batch_parallel == 1 and self.micro_batches in (None, 1) and is_as_recorded
+        return self.batch_parallel == 1 and self.micro_batches in (None, 1) and self.accumulate == 1 and is_as_recorded
 
     def replicas(self, layout: Layout) -> int:
         """Count a layout's data-parallel groups, each with its own samples; a single GPU is one, whatever the degrees.
@@ -268,7 +272,7 @@ class Strategy:
         return wanted
 
 
-_NUMBERS: Final = ("tensor", "pipeline", "micro_batches", "virtual", "context", "expert", "shard")
+_NUMBERS: Final = ("tensor", "pipeline", "micro_batches", "virtual", "context", "expert", "shard", "accumulate")
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = ("sequence", "overlap_grad_reduce")
 _TEXTS: Final = ("embedding",)

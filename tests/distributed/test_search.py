@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict.distributed.layout_steps import SharedStep
-from lightning_predict.distributed.search import Bounds, best_strategies, strategies_for
+from lightning_predict.distributed.search import BatchLimits, Bounds, best_strategies, strategies_for
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
@@ -31,8 +31,9 @@ def prepared(blocks: int, *, scale: float = 1e-3) -> tuple[SharedStep, Iteration
 
 
 @pytest.mark.parametrize("layout", [Layout(A100, 4), Layout(A100, 2, 2), Layout(A100, 8)], ids=lambda one: one.name)
+@pytest.mark.parametrize("batch", [BatchLimits(), BatchLimits(global_batch=32, max_micro_batch=2)])
 @pytest.mark.parametrize("scale", [1e-5, 1e-3])
-def test_the_best_are_those_of_all(layout: Layout, scale: float) -> None:
+def test_the_best_are_those_of_all(layout: Layout, scale: float, batch: BatchLimits) -> None:
     shared, step = prepared(4, scale=scale)
     trace = shared.trace
     usable = 2.2 * GIBIBYTE
@@ -41,8 +42,10 @@ def test_the_best_are_those_of_all(layout: Layout, scale: float) -> None:
         return shared_memory_bytes(SINGLE_BYTES, trace, layout, strategy)
 
     everything = [
-        (shared.on(layout, step, 0, strategy).seconds / strategy.replicas(layout), strategy.name)
-        for strategy in strategies_for(trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=True)
+        (shared.on(layout, step, 0, strategy).seconds / strategy.replicas(layout) / strategy.accumulate, strategy.name)
+        for strategy in strategies_for(
+            trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=True, batch=batch
+        )
         if memory(strategy) <= usable
     ]
     counts: list[tuple[int, int]] = []
@@ -54,6 +57,7 @@ def test_the_best_are_those_of_all(layout: Layout, scale: float) -> None:
         memory,
         usable_bytes=usable,
         wanted=5,
+        batch=batch,
         on_progress=lambda done, of: counts.append((done, of)),
     )
     assert len(everything) > 5
@@ -69,6 +73,46 @@ def test_no_step_is_faster_than_its_bound(scale: float) -> None:
     bounds = Bounds(shared, step, 0, CATALOGUE)
     for strategy in strategies_for(shared.trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=False):
         assert bounds.seconds(strategy, layout) <= shared.on(layout, step, 0, strategy).seconds * (1 + 1e-9), strategy
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_every_strategy_makes_the_global_batch_of_small_enough_parts(count: int) -> None:
+    shared, _ = prepared(4)
+    samples, layout = shared.trace.samples or 0, Layout(A100, count)
+    batch = BatchLimits(global_batch=16 * samples, max_micro_batch=1)
+    found = list(
+        strategies_for(shared.trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=True, batch=batch)
+    )
+    assert {one.model_parallel for one in found} >= {1, 2, 4}
+    for one in found:
+        assert one.replicas(layout) * one.accumulate * samples == batch.global_batch
+        assert one.micro_batches == samples
+    with pytest.raises(InvalidArgumentError, match="No strategy makes global_batch=3 with max_micro_batch=None"):
+        best_strategies(
+            shared,
+            layout,
+            prepared(4)[1],
+            0,
+            lambda _: 0.0,
+            usable_bytes=1,
+            wanted=1,
+            batch=BatchLimits(global_batch=3),
+        )
+    with pytest.raises(InvalidArgumentError, match="global_batch=0; expected at least 1 sample"):
+        BatchLimits(global_batch=0)
+
+
+def test_batches_that_add_up_repeat_the_passes_and_update_once() -> None:
+    shared, step = prepared(4)
+    layout = Layout(A100, 2)
+    one, two, three, four = (
+        shared.on(layout, step, 0, Strategy(tensor=2, accumulate=count)).seconds for count in (1, 2, 3, 4)
+    )
+    # Stragglers are averaged out over longer steps, which moves it by a few thousandths.
+    assert two - one == pytest.approx(four - three, rel=0.02)
+    assert 0 < two - one < one  # the update is not repeated
+    again = shared.on(layout, step, 0, Strategy(tensor=2, pipeline=1, micro_batches=4))
+    assert again.seconds < four
 
 
 def test_what_fits_nowhere_is_refused_in_words() -> None:
