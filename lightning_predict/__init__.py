@@ -9,6 +9,7 @@ The public surface, lazily imported (nothing here loads torch until `capture` is
 * `predict(trace, gpus)` returns `Predictions`: one `Prediction` per GPU, and a table when printed.
 * `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
 * `gpu(name)` finds a `Gpu` of the catalogue; `gpu_names()` lists them.
+* `watch(total_steps=...)` watches a training loop of your own: predictions, a budget and an outcome.
 * `LightningPredictError` is the root of all errors.
 
 The callbacks for a Trainer live in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_predict.changes.advice import Advice, advise
     from lightning_predict.cost.prediction import Prediction
     from lightning_predict.errors import LightningPredictError
+    from lightning_predict.fit.watched_loop import watch
     from lightning_predict.gpus import Gpu, gpu, gpu_names
     from lightning_predict.kernels.operator_times import operator_seconds
     from lightning_predict.layout_search import best_layouts
@@ -53,6 +55,7 @@ __all__ = [
     "import_trace",
     "operator_seconds",
     "predict",
+    "watch",
 ]
 
 _HOMES = {
@@ -70,6 +73,7 @@ _HOMES = {
     "import_trace": "lightning_predict.tracing.imports",
     "operator_seconds": "lightning_predict.kernels.operator_times",
     "predict": "lightning_predict.prediction",
+    "watch": "lightning_predict.fit.watched_loop",
 }
 
 

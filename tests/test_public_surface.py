@@ -26,6 +26,7 @@ CARD = [
     "import_trace",
     "operator_seconds",
     "predict",
+    "watch",
 ]
 
 
@@ -52,7 +53,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_no_module_bears_the_name_of_a_public_function() -> None:
-    functions = {"capture", "predict", "operator_seconds", "gpu", "gpu_names", "import_trace"}
+    functions = {"capture", "predict", "watch", "operator_seconds", "gpu", "gpu_names", "import_trace"}
     package = Path(lightning_predict.__file__).parent
     assert not functions & {path.stem for path in package.rglob("*.py")}
     assert not functions & {path.name for path in package.rglob("*") if path.is_dir()}

@@ -23,7 +23,7 @@ from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, 
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
-from lightning_predict.fit.forecast import Rest, rest_of
+from lightning_predict.fit.forecast import Rest, rest_of, rough_note
 from lightning_predict.fit.outcome import Expected, expected_of, with_tempo
 from lightning_predict.fit.recorder import Pace
 from lightning_predict.fit.remaining import Moment
@@ -210,14 +210,6 @@ def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> in
     if question.batches_per_epoch is not None or question.samples_per_epoch is None or trace.samples is None:
         return question.batches_per_epoch
     return math.ceil(question.samples_per_epoch * trace.batches / (trace.samples * trainer.world_size))
-
-
-def rough_note(rest: Rest, *, is_rough: bool) -> tuple[str, ...]:
-    """Say that the machine in use is known from few steps."""
-    if not is_rough or rest.forecast is None:
-        return ()
-    steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
-    return (f"This machine's time is rough, from {steps}; what to rent is said once more were seen.",)
 
 
 def _notes(trainer: Trainer, given: int | None, work: Workload) -> tuple[str, ...]:

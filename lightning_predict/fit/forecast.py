@@ -186,6 +186,14 @@ class Moments:
         return True
 
 
+def rough_note(rest: Rest, *, is_rough: bool) -> tuple[str, ...]:
+    """Say that the machine in use is known from few steps."""
+    if not is_rough or rest.forecast is None:
+        return ()
+    steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
+    return (f"This machine's time is rough, from {steps}; what to rent is said once more were seen.",)
+
+
 def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
     """Return the interval of a sum whose parts err on their own."""
     down = math.hypot(*(part.middle - part.low for part in parts))

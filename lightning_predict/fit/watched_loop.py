@@ -1,0 +1,359 @@
+"""`watch`: predictions, a budget and an outcome for a training loop of one's own, in plain torch or Fabric.
+
+Example::
+
+    with lp.watch(total_steps=10_000, usd=5.0, model=model, optimizers=[optimizer]) as run:
+        for batch in run.batches(loader):
+            train(batch)              # up to and including optimizer.step()
+            run.step()
+            if run.should_stop:
+                break
+    print(run.outcome.sentence)
+
+It is nothing but events: each `step()` ends one step and begins the next. A trainer that tells of more (validation,
+checkpoints, when a step begins) tells its `clock`, and hands over `facts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.fit.budget import BudgetWatch, Ledger, gpu_in_use, limits_of_fit, price_of_run
+from lightning_predict.fit.clock import RunClock, device_clock, host_clock, ledger_clock
+from lightning_predict.fit.forecast import Facts, Moments, Rest, rest_of, rough_note
+from lightning_predict.fit.outcome import Outcome, OutcomeTimer, expected_of, with_tempo
+from lightning_predict.fit.recorder import Session, StepRecorder
+from lightning_predict.fit.remaining import Position
+from lightning_predict.gpus import DEFAULT_GPUS
+from lightning_predict.gpus.layouts import layouts_of
+from lightning_predict.guard import say
+from lightning_predict.interval import Interval
+from lightning_predict.prediction import predict_workload
+from lightning_predict.reports.format import duration_interval
+from lightning_predict.run.history import read_history
+from lightning_predict.timeline.mean_step import measured_seconds
+from lightning_predict.units import seconds_to_hours
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
+
+    from lightning_predict.reports.predictions import Predictions
+    from lightning_predict.tracing.trace import Trace
+
+Batch = TypeVar("Batch")
+
+
+def watch(
+    *,
+    total_steps: int | None = None,
+    usd: float | None = None,
+    hours: float | None = None,
+    gpus: Sequence[str] = DEFAULT_GPUS,
+    model: torch.nn.Module | None = None,
+    optimizers: Sequence[Optimizer] = (),
+    device: torch.device | str | None = None,
+    usd_per_hour: float | None = None,
+    on_exceed: Literal["stop", "raise"] = "stop",
+    warmup_steps: int = 3,
+    samples_per_step: int | None = None,
+    print_table: bool = True,
+) -> Run:
+    """Watch a training loop: use what it returns in a `with` statement, and call its `step()` after each step.
+
+    Args:
+        total_steps: Optimizer steps of the loop; None if not known: steps are predicted, and no total.
+        usd: Budget in US dollars; needs a price, yours or a listed one of the GPU in use.
+        hours: Budget in hours.
+        gpus: Names of the GPUs and layouts to predict.
+        model: What is trained, for its memory and the names of its modules.
+        optimizers: Its optimizers.
+        device: Where it is trained; None takes that of the model's parameters, or the CPU.
+        usd_per_hour: Your price of the machine in use.
+        on_exceed: Set `should_stop` where the budget is exceeded, or raise a BudgetExceededError.
+        warmup_steps: Steps to time before one is recorded.
+        samples_per_step: Samples of a step, where you want throughputs.
+        print_table: Print the table, the advice and the outcome.
+
+    Raises:
+        UnknownGpuError: A name that the catalogue does not hold.
+        InvalidArgumentError: A number that is not positive, or an unknown choice.
+    """
+    for name, amount in (("total_steps", total_steps), ("usd", usd), ("hours", hours), ("usd_per_hour", usd_per_hour)):
+        if amount is not None and not amount > 0:
+            raise InvalidArgumentError(f"{name}={amount!r}; expected a number above 0, or None.")
+    if on_exceed not in ("stop", "raise"):
+        raise InvalidArgumentError(f"on_exceed={on_exceed!r} is not known; expected 'stop' or 'raise'.")
+    return Run(
+        total_steps=total_steps,
+        usd=usd,
+        hours=hours,
+        gpus=gpus,
+        model=model,
+        optimizers=optimizers,
+        device=device,
+        usd_per_hour=usd_per_hour,
+        raises=on_exceed == "raise",
+        warmup_steps=warmup_steps,
+        samples=samples_per_step,
+        show=print if print_table else None,
+    )
+
+
+@final
+class Run:
+    """A training loop that is watched.
+
+    Attributes:
+        clock: What it took so far; tell it of validation and checkpoints.
+        predictions: What was predicted; None before.
+        trace: The step that was recorded; None before.
+        outcome: Predicted against actual; None before the end.
+        should_stop: The budget is exceeded.
+        stopping_reason: Why, in words; None if it is not.
+        facts: What is known of the run after so many steps; a trainer that knows more puts its own function here.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_steps: int | None,
+        usd: float | None,
+        hours: float | None,
+        gpus: Sequence[str],
+        model: Any,
+        optimizers: Sequence[Optimizer],
+        device: torch.device | str | None,
+        usd_per_hour: float | None,
+        raises: bool,
+        warmup_steps: int,
+        samples: int | None,
+        show: Callable[[str], None] | None,
+    ) -> None:
+        import torch
+
+        found = next(iter(model.parameters()), None) if model is not None else None
+        self._device = torch.device(device if device is not None else ("cpu" if found is None else found.device))
+        self._layouts = layouts_of(gpus)
+        self._model, self._optimizers = model, tuple(optimizers)
+        self._total_steps, self._samples = total_steps, samples
+        self._terms = (usd, hours, usd_per_hour)
+        self._raises, self._show = raises, show or (lambda _: None)
+        self.clock = RunClock(host_clock(), is_asynchronous=self._device.type != "cpu")
+        self.predictions: Predictions | None = None
+        self.trace: Trace | None = None
+        self.outcome: Outcome | None = None
+        self.should_stop = False
+        self.stopping_reason: str | None = None
+        self.facts: Callable[[int], Facts] = self._plain_facts
+        self._steps = 0
+        self._recorder: StepRecorder | None = StepRecorder(
+            warmup_steps=warmup_steps,
+            capture_steps=1,
+            clock=device_clock(self._device),
+            host_clock=None if self._device.type == "cpu" else host_clock(),
+            new_session=self._new_session,
+            optimizers=self._optimizers,
+        )
+        self._moments, self._has_advised = Moments(batches=total_steps), False
+        self._ledger = Ledger(ledger_clock())
+        self._watch: BudgetWatch | None = None
+        self._rest: Rest | None = None
+        self._rest_at = 0.0
+        self._shown: Interval[float] | None = None
+        self._shown_at = 0.0
+        self._is_in_step = False
+        self._timer: OutcomeTimer | None = None
+        self._waits_outside = False
+
+    def __enter__(self) -> Run:
+        usd, hours, price = self._terms
+        self._ledger.open(forget=True)
+        if usd is not None:
+            of_run = price_of_run(
+                usd_per_hour=price, offer=None, gpu=gpu_in_use(self._device), world_size=1, num_nodes=1
+            )
+            self._ledger.usd_per_second = seconds_to_hours(of_run.usd_per_hour or 0.0)
+            if of_run.warning is not None:
+                say(f"watch: {of_run.warning}")
+        limits = limits_of_fit(self._ledger, usd=usd, hours=hours, deadline=None)
+        self._watch = BudgetWatch(limits, self._ledger, moments=Moments(batches=self._total_steps)) if limits else None
+        self.clock.epoch_starts()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._ledger.close()
+        if self._recorder is not None:
+            self._recorder.stop()
+        if self._timer is not None and kind is None:
+            self.outcome = self._timer.ends(batches_seen=self.clock.batches)
+        if self.outcome is not None:
+            self._show(f"{self.outcome.sentence}.")
+
+    @property
+    def remaining(self) -> Interval[float] | None:
+        """Seconds left on the machine in use, with their 90 % interval; None before they are known."""
+        if self._rest is None or self._rest.forecast is None:
+            return None
+        return self._rest.forecast.added(self._rest_at - self.clock.now()).at_least(0.0)
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield a loader's batches, with the waits for them apart from the steps; a step may take several."""
+        self._waits_outside = True
+        iterator = iter(loader)
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self.starts()
+            yield batch
+
+    def step(self) -> None:
+        """Note that an optimizer step is done, and that the next begins.
+
+        Raises:
+            BudgetExceededError: The budget is exceeded, and that was asked for.
+        """
+        self.ends()
+        if not self._waits_outside:
+            self.starts()
+
+    def starts(self) -> None:
+        """Note that a step begins; nothing where one has begun."""
+        if self._is_in_step:
+            return
+        self._is_in_step = True
+        self.clock.batch_starts()
+        recorder = self._recorder
+        if recorder is not None:
+            left = None if self._total_steps is None else max(0, self._total_steps - self._steps - 1)
+            with self._guarded():
+                recorder.batch_starts(full_windows_after=left, next_is_short=False)
+                if recorder.is_recording:
+                    self.clock.batch_is_recorded()
+
+    def ends(self) -> None:
+        """Note that a step has ended.
+
+        Raises:
+            BudgetExceededError: The budget is exceeded, and that was asked for.
+        """
+        self._is_in_step = False
+        self._steps += 1
+        self.clock.batch_ends(optimizer_steps_done=self._steps)
+        with self._guarded():
+            self._record()
+        with self._guarded():
+            if self.trace is not None and self._moments.is_due(self.clock.batches, self.clock.training_seconds):
+                self._predict(is_rough=False)
+        self._judge()
+
+    def _record(self) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            return
+        trace = recorder.batch_ends(optimizer_steps_done=self._steps, samples=self._samples)
+        self._recorder = None if recorder.is_finished else recorder
+        if trace is None:
+            return
+        self.trace, self._recorder = trace, None
+        self.clock.memory = trace.memory
+        self.clock.device_seconds = measured_seconds(trace)
+        self._predict(is_rough=not self._moments.is_due(self.clock.batches, self.clock.training_seconds))
+
+    def _rest_now(self) -> Rest:
+        self._rest, self._rest_at = (
+            rest_of(self.facts(self._steps), self.clock, samples=self._samples),
+            self.clock.now(),
+        )
+        return self._rest
+
+    def _predict(self, *, is_rough: bool) -> None:
+        """Predict what is left; show the table first, then what to rent, and later what has left what was shown."""
+        assert self.trace is not None
+        rest, began = self._rest_now(), self.clock.now()
+        shown = None if self._shown is None else self._shown.added(self._shown_at - began)
+        if self._has_advised and shown is not None and rest.forecast is not None and shown.holds(rest.forecast.middle):
+            return
+        assumptions = Assumptions(history=read_history(), usd_per_hour=self._own_prices())
+        found = predict_workload(
+            with_tempo(self.trace, rest.tempo), self._layouts, rest.workload, assumptions, forecast=rest.forecast
+        )
+        subject = "" if rest.forecast is None else "Rest of this run: "
+        heading = None if found.heading is None else f"{subject}{found.heading}"
+        is_first, self.predictions = (
+            self.predictions is None,
+            replace(
+                found, is_running=True, heading=heading, notes=(*found.notes, *rough_note(rest, is_rough=is_rough))
+            ),
+        )
+        if is_first:
+            self._show(self.predictions.text())
+        if not is_rough:
+            left = "" if rest.forecast is None else f": {duration_interval(rest.forecast)} are left"
+            self._show(f"After {self._steps:,} steps{left}.")
+        if not (is_rough or self._has_advised):
+            self._has_advised = True
+            self._show(str(self.predictions.ranking()))
+        self._shown, self._shown_at = rest.forecast, self.clock.now()
+        expected = expected_of(self.trace, rest, self.predictions, num_gpus=1)
+        if expected is not None and (self._timer is None or not is_rough):
+            self._timer = OutcomeTimer(expected, clock=self.clock.now, batches_seen=self.clock.batches)
+        if self._timer is not None:
+            self._timer.leaves_out(since=began)
+        self.clock.interrupt()
+
+    def _own_prices(self) -> dict[str, float]:
+        """Return the user's price of the GPU in use, by its name."""
+        name, price = gpu_in_use(self._device), self._terms[2]
+        return {} if name is None or price is None else {name: price}
+
+    def _judge(self) -> None:
+        watch = self._watch
+        question = None if watch is None else watch.question(self.clock.batches, self.clock.training_seconds)
+        if watch is None or question is None or self.should_stop:
+            return
+        verdict = watch.judge(question, None if question == "use" else self._rest_now())
+        if verdict.action == "warn":
+            say(f"watch: {verdict.reason}.")
+        elif verdict.action == "stop":
+            self.should_stop, self.stopping_reason = True, verdict.reason
+            if self._raises:
+                raise BudgetExceededError(f"watch: {verdict.reason}.")
+            say(f"watch: {verdict.reason}; stop this loop.")
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Keep what fails in predicting from the loop: it is said once, and nothing more is predicted."""
+        try:
+            yield
+        except Exception as error:
+            recorder, self._recorder, self.trace = self._recorder, None, None
+            if recorder is not None:
+                recorder.stop()
+            say(f"watch predicts no more, and the loop goes on: {type(error).__name__}: {error}")
+
+    def _plain_facts(self, steps: int) -> Facts:
+        position = Position(
+            epoch=0,
+            batches_done=steps,
+            batches_per_epoch=None,
+            optimizer_steps_done=steps,
+            max_steps=self._total_steps,
+            accumulation={0: 1},
+        )
+        return Facts(position=position)
+
+    def _new_session(self) -> Session:
+        from lightning_predict.tracing.session import CaptureSession
+
+        return CaptureSession(device=self._device, model=self._model, optimizers=self._optimizers)

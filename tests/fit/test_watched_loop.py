@@ -1,0 +1,139 @@
+"""A training loop of one's own that is watched: the events of a run on a virtual clock, with a real step recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import lightning_predict as lp
+from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.testing import Clock
+
+
+@pytest.fixture
+def time() -> Iterator[Clock]:
+    shown = Clock()
+    with clock_of_fits(shown):
+        yield shown
+
+
+@pytest.fixture(autouse=True)
+def _without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_predict.step.kernel_models", lambda names, weights: None)
+
+
+class Loop:
+    """Steps of a second, with waits for the loader between them."""
+
+    def __init__(self, time: Clock, *, seconds: float = 1.0, wait: float = 0.0) -> None:
+        self.time, self.seconds, self.wait = time, seconds, wait
+        self.model = torch.nn.Linear(8, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.steps = 0
+
+    def train(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(2, 8)).sum().backward()
+        self.optimizer.step()
+        self.time.advance(self.seconds)
+        self.steps += 1
+
+    def loader(self, batches: int) -> Iterator[int]:
+        for number in range(batches):
+            self.time.advance(self.wait)
+            yield number
+
+    def watched(self, steps: int, **options: Any) -> Any:
+        given = {"gpus": ["T4"], "model": self.model, "optimizers": [self.optimizer], "total_steps": steps} | options
+        with lp.watch(**given) as run:
+            for _ in run.batches(self.loader(steps)):
+                self.train()
+                run.step()
+                if run.should_stop:
+                    break
+        return run
+
+
+def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Loop(time, wait=0.5).watched(400)
+    assert run.predictions is not None
+    assert run.trace.step_seconds == (1.0, 1.0, 1.0)
+    assert run.outcome.batches == 400 - 16
+    assert run.outcome.actual_seconds == pytest.approx(384 * 1.5)
+    assert run.outcome.predicted.holds(384 * 1.5)
+    printed = capsys.readouterr().out
+    assert printed.startswith("Rest of this run: 396 steps")
+    assert "After 16 steps: " in printed
+    assert "Rent a T4" in printed
+    assert "were predicted" in printed.splitlines()[-1]
+
+
+def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None:
+    loop = Loop(time)
+    with lp.watch(total_steps=40, gpus=["T4"], model=loop.model, print_table=False) as run:
+        for _ in range(40):
+            time.advance(0.5)
+            loop.train()
+            run.step()
+    assert run.outcome.actual_seconds == pytest.approx(run.outcome.batches * 1.5)
+    assert run.outcome.predicted_seconds == pytest.approx(run.outcome.batches * 1.5)
+
+
+def test_a_budget_stops_the_loop_or_raises(time: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(time)
+    run = loop.watched(400, usd=35.0, usd_per_hour=3600.0, print_table=False)
+    assert loop.steps == 16
+    assert "usd allows $35.00" in run.stopping_reason
+    loop = Loop(time)
+    with pytest.raises(BudgetExceededError, match=r"watch: 5\.00 s of 4\.50 s"):
+        loop.watched(10, hours=4.5 / 3600, on_exceed="raise", print_table=False)
+    assert loop.steps == 5
+
+
+def test_weights_and_random_numbers_are_those_of_a_loop_that_nobody_watches(time: Clock) -> None:
+    def trained(*, is_watched: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(3)
+        loop = Loop(time)
+        if is_watched:
+            loop.watched(20, print_table=False)
+        else:
+            for _ in range(20):
+                loop.train()
+        return loop.model.weight.detach().clone(), torch.get_rng_state()
+
+    for one, other in zip(trained(is_watched=True), trained(is_watched=False), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_fails_in_predicting_does_not_reach_the_loop(
+    time: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightning_predict.fit.watched_loop.predict_workload", lambda *args, **options: 1 / 0)
+    run = Loop(time).watched(20, print_table=False)
+    assert run.predictions is None
+    assert "watch predicts no more, and the loop goes on: ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("given", [{"usd": 0}, {"hours": -1.0}, {"total_steps": 0}, {"on_exceed": "cry"}])
+def test_what_can_be_put_right_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(given))):
+        lp.watch(**given)
+
+
+def test_an_error_of_the_loop_passes_and_leaves_nothing_recording(time: Clock) -> None:
+    loop = Loop(time)
+
+    def train() -> None:
+        if loop.steps == 3:  # the one that is recorded
+            raise KeyError
+        Loop.train(loop)
+
+    loop.train = train  # type: ignore[method-assign]
+    with pytest.raises(KeyError):
+        loop.watched(9, print_table=False)
+    assert _get_current_dispatch_mode_stack() == []
