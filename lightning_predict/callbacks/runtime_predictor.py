@@ -60,6 +60,8 @@ from lightning_predict.weights.source import AnyWeights
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
+    from lightning_predict.changes.advice import Advice
+
 
 @documents_assumptions
 class RuntimePredictor(Callback):
@@ -98,8 +100,11 @@ class RuntimePredictor(Callback):
         save_trace: File for the recorded step, `.json` or `.json.gz`, from which `lp.Trace.load` and the command line
             predict later and elsewhere; rank zero writes it after the capture. None writes none.
         gpus_file: TOML file of GPUs of your own (see `gpus/own.py`).
+        advice: Say below the first table, in at most three lines, what to change first and what it gains, and log the
+            gains; it takes some seconds more.
 
     Attributes:
+        advice: What `lp.advise` says of the recorded step; None before the capture, and unless it was asked for.
         predictions: What was predicted; None before the capture.
         trace: The step that was recorded, with those of other kinds in `other_steps`; None before the capture.
         batch_sizes: The largest batch sizes; empty before the capture, and without `meta_step`.
@@ -151,6 +156,7 @@ class RuntimePredictor(Callback):
         meta_step: MetaStep | None = None,
         save_trace: str | PathLike[str] | None = None,
         gpus_file: str | PathLike[str] | None = None,
+        advice: bool = False,
     ) -> None:
         if gpus_file is not None:
             add_gpus(gpus_file)
@@ -202,6 +208,8 @@ class RuntimePredictor(Callback):
         self.predictions: Predictions | None = None
         self.trace: Trace | None = None
         self.outcome: Outcome | None = None
+        self.asks_advice = advice
+        self.advice: Advice | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle what was given and found, but nothing of a fit under way: its recording cannot be copied."""
@@ -414,6 +422,11 @@ class RuntimePredictor(Callback):
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
         show(self.predictions, trainer, pl_module, manner=self.manner, reason=reason, advises=follow_up.advises)
+        if self.asks_advice and self.advice is None and self.trace is not None:
+            from lightning_predict.callbacks.advising import tell_advice
+
+            left = next(iter(self.predictions.values())).iterations
+            self.advice = tell_advice(trainer, pl_module, self.trace, self._question, iterations=left)
         follow_up.was_shown()
         if recording is not None and (validation is not None or not trainer.enable_validation):
             recording.forget_validation()

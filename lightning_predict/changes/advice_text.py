@@ -41,6 +41,23 @@ def advice_lines(advice: Advice) -> Iterator[str]:
             yield from textwrap.wrap(line, PLAIN_WIDTH, subsequent_indent="  ")
 
 
+def short_lines(advice: Advice) -> tuple[str, ...]:
+    """Write the advice in at most three lines: what to change first, what not to, and which GPU to rent then."""
+    told = [one for one in advice.changes if one.gain is not None and one.verdict == "faster"]
+    harm = [f"{one.name} {_ends(one)}" for one in advice.changes if one.verdict == "slower" and one.gain is not None]
+    if advice.chain is not None and len(advice.chain.names) > 1:
+        names, own = " + ".join(advice.chain.names), advice.chain.gain
+        lines = [f"Change first: {names}, {_times(own.middle)} as fast ({_times(own.low, '')}–{_times(own.high, '')})."]  # noqa: RUF001
+    elif told:
+        lines = [f"Change first: {told[0].words}, {_ends(told[0])} as fast; {told[0].note}."]
+    else:
+        untested = ", ".join(one.name for one in advice.changes if one.verdict == "untested")
+        lines = ["No change is proven to gain here" + (f"; to be tried: {untested}." if untested else ".")]
+    if harm:
+        lines.append(f"Slower, do not: {'; '.join(harm)}.")
+    return (*lines, *list(_rent(advice))[-1:])
+
+
 def _heading(advice: Advice) -> str:
     first = advice.before.items_in_order[0]
     wait = f", of which {duration(first.cycle_seconds - first.iteration_seconds)} wait for the loader"
