@@ -12,6 +12,7 @@ import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
 from lightning_predict.gpus.layouts import layouts_of
+from lightning_predict.kernels.choice import shrunk_residuals
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.prediction import predict_workload
@@ -133,8 +134,10 @@ def test_a_measurement_here_moves_the_prediction_there() -> None:
     direct = alone["L4"].device_seconds
     ratio = 0.040 * direct / alone["T4"].device_seconds
     scaled = lp.predict(measured_trace(), gpus=["L4"])["L4"].device_seconds
-    # Other kernels for the same units: three quarters of what the measurement is beyond the prediction.
-    assert scaled == pytest.approx(direct * (ratio / direct) ** 0.75)
+    # Other kernels for the same units: three quarters of what is believed of the measurement beyond the prediction.
+    believed = float(shrunk_residuals(np.array([math.log(ratio / direct)]), np.array([0]))[0])
+    assert scaled == pytest.approx(direct * math.exp(0.75 * believed))
+    assert min(direct, ratio) < scaled < max(direct, ratio)
     by_ratio = lp.predict(measured_trace(), gpus=["L4"], method="mlp")["L4"]
     assert by_ratio.device_seconds == pytest.approx(ratio)
 

@@ -161,7 +161,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         operator_tables.print_report(folder, console, compiled=options.of == "compiled", weights=options.weights)
     elif options.of == "pairs":
         models = kernel_models((), None if options.weights is None else str(options.weights))
-        console.print(gpu_pairs.studies_table(gpu_pairs.exponent_studies(gpu_pairs.measured_pairs(folder, models))))
+        pairs = gpu_pairs.measured_pairs(folder, models)
+        console.print(gpu_pairs.studies_table(gpu_pairs.exponent_studies(pairs)))
+        console.print(gpu_pairs.shrinkage_table(gpu_pairs.shrinkage_studies(pairs)))
     elif options.of == "timm":
         steps = vision.read_timm_cases(folder / vision.TIMM_TABLE, sample=options.sample)
         vision.print_report(vision.evaluate_vision(steps, cache=options.cache, weights=options.weights), console)

@@ -25,7 +25,7 @@ import numpy as np
 from rich.table import Table
 
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels.choice import EXPONENTS, KINSHIPS, Kinship, kinship_of
+from lightning_predict.kernels.choice import EXPONENTS, KINSHIPS, Kinship, kinship_of, shrunk_residuals
 from lightning_predict.kernels.models import BundledModels
 from lightning_predict.kernels.operations import Array
 from lightning_predict.training.families import weighted_quantile
@@ -211,6 +211,65 @@ def _study(pairs: Sequence[PairErrors], in_use: float) -> ExponentStudy:
         errors=tuple(map(float, mean)),
         half_width=_half_width(trained) if trained else None,
     )
+
+
+STEP_PROBLEMS: Final = 12
+"""Problems of a family in a step, about as many different ones as a network has."""
+
+STEPS_A_PAIR: Final = 12
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShrinkageStudy:
+    """Families whose networks saw measurements of both GPUs; medians of |log| in steps, their means over pairs.
+
+    Attributes:
+        pairs: Ordered pairs of GPUs.
+        alone: Error of the prediction from shapes.
+        by_power: Error with `EXPONENTS` of the origin's residuals taken back.
+        shrunk: Error with what `shrunk_residuals` believes.
+    """
+
+    pairs: int
+    alone: float
+    by_power: float
+    shrunk: float
+
+
+def shrinkage_studies(pairs: Sequence[PairErrors]) -> Mapping[str, ShrinkageStudy]:
+    """The study of each family with trained pairs, on steps of a few problems that are drawn from each pair's."""
+    draw = np.random.default_rng(0)
+    found: dict[str, list[Array]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    for pair in pairs:
+        if not pair.is_trained or not EXPONENTS[pair.kinship]:
+            continue
+        counts[pair.subject] += 1
+        rows = min(STEP_PROBLEMS, len(pair.origin_errors))
+        for _ in range(STEPS_A_PAIR):
+            places = draw.choice(len(pair.origin_errors), size=rows, replace=False)
+            origin, target = pair.origin_errors[places], pair.target_errors[places]
+            shrunk = shrunk_residuals(origin, np.zeros(rows, dtype=np.intp))
+            parts = (np.zeros(rows), EXPONENTS[pair.kinship] * origin, EXPONENTS[pair.kinship] * shrunk)
+            found[pair.subject].append(np.array([np.median(np.abs(target - part)) for part in parts]))
+    return {
+        subject: ShrinkageStudy(counts[subject], *map(float, np.mean(errors, axis=0)))
+        for subject, errors in found.items()
+    }
+
+
+def shrinkage_table(studies: Mapping[str, ShrinkageStudy]) -> Table:
+    """The study for the terminal."""
+    table = report_table(
+        "The same where both GPUs' measurements trained the network: median errors in steps of a few problems",
+        names=("family",),
+        numbers=("pairs", "shapes alone", "by power", "shrunk"),
+    )
+    for subject, study in sorted(studies.items()):
+        errors = (study.alone, study.by_power, study.shrunk)
+        table.add_row(subject, str(study.pairs), *(f"{error:.4f}" for error in errors))
+    return table
 
 
 def _half_width(left: Sequence[Array]) -> float:

@@ -166,7 +166,7 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     stray = [item for item in _attach_device_work(calls, inside, work) if start <= item.start < end]
     begun = _end_of_leading_wait(inside) if step is not None else None
     if begun is not None:  # the next step waits for this one in the same way, until its last work is done
-        end = max(end, *(item.start + item.duration for call in inside for item in call.device_work))
+        end = max([end, *(item.start + item.duration for call in inside for item in call.device_work)])
     earlier = _earlier_work(stray, inside)
     kept = set(map(id, earlier))
     header = {} if isinstance(document, list) else {key: document[key] for key in document if key != "traceEvents"}

@@ -13,6 +13,8 @@ from benchmarks.accuracy.gpu_pairs import (
     exponent_studies,
     measured_pairs,
     pairs_of,
+    shrinkage_studies,
+    shrinkage_table,
     studies_table,
 )
 from lightning_predict.gpus import gpu
@@ -101,3 +103,17 @@ def test_the_command_prints_the_study(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "same units" in capsys.readouterr().out
     assert main([str(tmp_path / "nowhere"), "--of", "pairs"]) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_noise_that_does_not_come_back_costs_the_power_and_hardly_what_is_shrunk() -> None:
+    draw = np.random.default_rng(1)
+    origin, target = draw.normal(scale=0.05, size=(2, 400))
+    (study,) = shrinkage_studies([pair(origin, target)]).values()
+    assert study.pairs == 1
+    assert study.alone < study.by_power
+    assert study.shrunk == pytest.approx(study.alone, rel=0.03)
+    # A clock a third as fast is far beyond the scatter, and comes back.
+    slow = 1.1 + target
+    (study,) = shrinkage_studies([pair(1.1 + origin, slow)]).values()
+    assert study.shrunk < 0.4 * study.alone
+    assert shrinkage_table(shrinkage_studies([pair(origin, target)])).row_count == 1

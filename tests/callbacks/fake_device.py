@@ -1,0 +1,136 @@
+"""A GPU that is not there: its clock, its memory and its profiler, so that a whole fit runs as on CUDA.
+
+Batches stay on the processor; only this package is told of a CUDA device. The host of a batch takes `host_seconds`, the
+device, which works behind it, `device_seconds`, on a clock that nobody waits for; the profiler gives back a document
+that a real GPU recorded, or one that was written here. Example::
+
+    device = FakeDevice(document, name="Tesla V100-SXM2-32GB")
+    with device.plugged_in(monkeypatch):
+        trainer = small.trainer(tmp_path, callbacks=[predictor], max_steps=40)
+        device.drives(model)
+        trainer.fit(model, small.loader(40))
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_predict.callbacks.run_clock import clock_of_fits
+from lightning_predict.tracing import profiler
+
+CUDA = torch.device("cuda", 0)
+GIB = 2**30
+
+
+class FakeProfile:
+    """torch's profiler, which sees nothing."""
+
+    def __init__(self, **_: object) -> None:
+        self.profiler = None
+
+    def start(self) -> None:
+        """Begin."""
+
+    def stop(self) -> None:
+        """End."""
+
+
+@dataclass
+class FakeDevice:
+    """One GPU.
+
+    Attributes:
+        document: What the profiler exports after each recorded part of a step.
+        name: What the driver calls the GPU.
+        memory_bytes: Its memory.
+        host_seconds: Host time of a batch.
+        device_seconds: Device time of a batch; it begins when the host has launched half of it.
+        now: The host's clock.
+        free: When the device is done.
+        recorded: Parts of steps that were recorded.
+        waits: How often something waited for the device.
+    """
+
+    document: dict[str, Any]
+    name: str = "Tesla V100-SXM2-32GB"
+    memory_bytes: int = 32 * GIB
+    host_seconds: float = 0.01
+    device_seconds: float = 0.03
+    now: float = 0.0
+    free: float = 0.0
+    recorded: int = 0
+    waits: int = 0
+    readings: list[float] = field(default_factory=list)
+
+    def host_clock(self) -> float:
+        """Read the clock."""
+        return self.now
+
+    def device_clock(self) -> float:
+        """Read the clock once the device is done."""
+        self.synchronize()
+        return self.now
+
+    def synchronize(self, device: object = None) -> None:
+        """Wait for the device."""
+        self.waits += 1
+        self.now = max(self.now, self.free)
+
+    def batch(self) -> None:
+        """Launch the work of one batch."""
+        launched = self.now + self.host_seconds / 2
+        self.now += self.host_seconds
+        self.free = max(self.free, launched) + self.device_seconds
+
+    def drives(self, model: Any) -> Any:
+        """Let each training step of a model take the time of a batch on this device."""
+        step = model.training_step
+
+        def driven(*args: Any, **options: Any) -> Any:
+            self.batch()
+            return step(*args, **options)
+
+        model.training_step = driven
+        return model
+
+    def export(self, stopped: object) -> dict[str, Any]:
+        """Give the profiler's document."""
+        self.recorded += 1
+        return copy.copy(self.document)
+
+    @contextmanager
+    def plugged_in(self, monkeypatch: pytest.MonkeyPatch, strategy: Any) -> Iterator[None]:
+        """Let this package see the device, and nothing else.
+
+        Args:
+            monkeypatch: Puts everything back.
+            strategy: Class of the Trainer's strategy.
+        """
+        real = strategy.root_device
+
+        def root_device(own: Any) -> torch.device:
+            caller = str(sys._getframe(1).f_globals.get("__name__"))
+            return CUDA if caller.startswith("lightning_predict") else real.fget(own)  # type: ignore[no-any-return]
+
+        properties = SimpleNamespace(total_memory=self.memory_bytes, L2_cache_size=6 * 2**20, name=self.name)
+        with monkeypatch.context() as patches:
+            patches.setattr(strategy, "root_device", property(root_device))
+            patches.setattr(torch.cuda, "synchronize", self.synchronize)
+            patches.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+            patches.setattr(torch.cuda, "max_memory_allocated", lambda device=None: GIB)
+            patches.setattr(torch.cuda, "max_memory_reserved", lambda device=None: 2 * GIB)
+            patches.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+            patches.setattr(torch.cuda, "get_device_name", lambda device=None: self.name)
+            patches.setattr(profiler, "profile", FakeProfile)
+            patches.setattr(profiler, "_export", self.export)
+            with clock_of_fits(self.host_clock, device=self.device_clock):
+                yield

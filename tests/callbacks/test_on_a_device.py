@@ -1,0 +1,234 @@
+"""A whole fit as on a GPU: window, attribution, prediction, table and outcome, from documents that GPUs recorded."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.tracing.trace import Trace, read_json
+from tests.callbacks.fake_device import FakeDevice
+from tests.callbacks.small import Small
+from tests.recordings import recording
+from tests.tracing.kineto_files import Device, mark
+
+STEPS = 60
+GPUS = ["T4", "A100-SXM-40GB", "H100-SXM-80GB"]
+Document = dict[str, Any]
+
+
+def small_document(*, products: int = 40, microseconds: float = 200.0) -> Document:
+    """A step of products as a profiler exports it: 20 us of host each, a kernel of 200 us behind it."""
+    device = Device()
+    for number in range(products):
+        device.product(1000 + 25.0 * number, microseconds)
+    end = max(1000 + 25.0 * products, device.ends) + 100
+    return {
+        "traceEvents": [mark(0, 900, end), *device.events],
+        "deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-32GB"}],
+    }
+
+
+def fitted(
+    device: FakeDevice, folder: Path, monkeypatch: pytest.MonkeyPatch, *, batches: int = STEPS, **options: Any
+) -> tuple[RuntimePredictor, Any]:
+    """Train on the fake device; returns the callback and the model."""
+    small = Small("lightning.pytorch")
+    predictor = RuntimePredictor(gpus=GPUS, learn_from_history=False, print_table=False)
+    with device.plugged_in(monkeypatch, SingleDeviceStrategy):
+        trainer = small.trainer(folder, callbacks=[predictor], max_epochs=1, **options)
+        model = device.drives(small.model())
+        trainer.fit(model, small.loader(batches))
+    assert trainer.state.finished
+    return predictor, model
+
+
+def check_predictions(predictor: RuntimePredictor) -> Trace:
+    """Everything that is shown is a number, in order, and prints; returns the trace."""
+    assert predictor.trace is not None
+    assert predictor.predictions is not None
+    assert set(predictor.predictions) == set(GPUS)
+    for prediction in predictor.predictions.values():
+        ends = prediction.iteration_seconds_low, prediction.iteration_seconds, prediction.iteration_seconds_high
+        assert 0 < ends[0] <= ends[1] <= ends[2] < math.inf
+        assert sum(prediction.coverage.values()) == pytest.approx(1)
+    assert "H100" in predictor.predictions.text(verbose=True)
+    return predictor.trace
+
+
+def test_the_two_readings_and_the_block_come_into_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(small_document(), host_seconds=0.01, device_seconds=0.03)
+    predictor, _ = fitted(device, tmp_path, monkeypatch)
+    trace = check_predictions(predictor)
+    # Alone, the device begins 5 ms after the step and takes 30; in the loop it has the launches before it is done.
+    assert trace.step_seconds == pytest.approx([0.035] * len(trace.step_seconds))
+    assert trace.host_seconds_unprofiled == pytest.approx([0.01] * len(trace.step_seconds))
+    assert trace.running_step_seconds == pytest.approx(0.03)
+    assert trace.running_steps == 8
+    assert device.recorded == 1
+    assert predictor.outcome is not None
+    assert predictor.outcome.actual_seconds > 0
+
+
+def test_a_fit_ends_with_the_weights_that_it_has_without_the_callback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, watched = fitted(FakeDevice(small_document()), tmp_path, monkeypatch)
+    small = Small("lightning.pytorch")
+    plain = small.model()
+    small.trainer(tmp_path, max_epochs=1).fit(plain, small.loader(STEPS))
+    pairs = zip(plain.parameters(), watched.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+"""Categories of what the device does, in newer and older files."""
+
+
+def without_device_work(document: Document) -> Document:
+    """No CUPTI: nothing of the device, and none of its runtime's calls."""
+    gone = (*WORK, "cuda_runtime", "cuda_driver", "runtime")
+    return _of(document, [event for event in document["traceEvents"] if event.get("cat", "").lower() not in gone])
+
+
+def without_permission(document: Document) -> Document:
+    """Counters are refused: launches without kernels."""
+    return _of(document, [event for event in document["traceEvents"] if event.get("cat", "").lower() not in WORK])
+
+
+def with_lost_buffers(document: Document) -> Document:
+    """Every second kernel was lost."""
+    kept, number = [], 0
+    for event in document["traceEvents"]:
+        number += event.get("cat", "").lower() == "kernel"
+        if event.get("cat", "").lower() != "kernel" or number % 2:
+            kept.append(event)
+    return _of(document, kept)
+
+
+def with_another_process(document: Document) -> Document:
+    """Four times as many kernels that nothing of this process launched."""
+    kernels = [event for event in document["traceEvents"] if event.get("cat", "").lower() == "kernel"]
+    others = [
+        {**event, "args": {**event["args"], "correlation": 10**7 + number, "External id": 0, "stream": 99}}
+        for number, event in enumerate(kernels * 4)
+    ]
+    return _of(document, document["traceEvents"] + others)
+
+
+def with_clocks_that_step_back(document: Document) -> Document:
+    """Half of the kernels lie 5 ms before their launches."""
+    events, number = [], 0
+    for event in document["traceEvents"]:
+        number += event.get("cat", "").lower() == "kernel"
+        if event.get("cat", "").lower() == "kernel" and number % 2:
+            events.append({**event, "ts": float(event["ts"]) - 5000})
+        else:
+            events.append(event)
+    return _of(document, events)
+
+
+def with_many_events(document: Document) -> Document:
+    """A hundred thousand calls of Python functions, as with_stack keeps them."""
+    frame = {"ph": "X", "cat": "python_function", "name": "f", "pid": 1, "tid": 1, "ts": 1000.0, "dur": 1.0, "args": {}}
+    return _of(document, document["traceEvents"] + [frame] * 100_000)
+
+
+def _of(document: Document, events: list[Any]) -> Document:
+    return {**copy.copy(document), "traceEvents": events}
+
+
+FAULTS: dict[str, tuple[Callable[[Document], Document], str | None]] = {
+    "no CUPTI": (without_device_work, "The profiler recorded nothing on the GPU"),
+    "no permission": (without_permission, "The profiler recorded nothing on the GPU"),
+    "buffers lost": (with_lost_buffers, None),
+    "kernels of another process": (with_another_process, "Kernels launched outside every known operation"),
+    "clocks that step back": (with_clocks_that_step_back, None),
+    "many events": (with_many_events, None),
+}
+"""What a profile may lack or hold beside the step, and how the sentence begins that says so."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_profile_still_gives_predictions_and_says_what_it_lacks(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage, note = FAULTS[fault]
+    predictor, model = fitted(FakeDevice(damage(small_document())), tmp_path, monkeypatch)
+    trace = check_predictions(predictor)
+    assert model.batches_trained == STEPS
+    assert trace.running_step_seconds == pytest.approx(0.03)
+    if note is not None:
+        assert any(one.startswith(note) for one in trace.notes), trace.notes
+
+
+def test_kernels_of_another_process_make_a_recording_that_the_measured_step_contradicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 40 kernels of 0.2 ms and four times as many of another process, in a step that takes 9 ms.
+    device = FakeDevice(with_another_process(small_document()), host_seconds=0.002, device_seconds=0.0085)
+    predictor, _ = fitted(device, tmp_path, monkeypatch)
+    check_predictions(predictor)
+    assert predictor.predictions is not None
+    assert any(
+        "unattributed" in note or "outside every known" in note for note in predictor.predictions["T4"].notes
+    ) or (predictor.trace is not None and any("outside every known" in note for note in predictor.trace.notes))
+
+
+def test_accumulation_is_recorded_in_parts_and_runs_without_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice(small_document(products=4), host_seconds=0.01, device_seconds=0.03)
+    predictor, _ = fitted(device, tmp_path, monkeypatch, batches=12 * 40, accumulate_grad_batches=12)
+    trace = check_predictions(predictor)
+    assert (trace.batches, device.recorded) == (12, 12)
+    assert len(trace.kernels) == 12 * 4
+    assert trace.running_step_seconds == pytest.approx(12 * 0.03)
+    assert trace.step_seconds == pytest.approx([12 * 0.035] * len(trace.step_seconds))
+
+
+def test_a_profiler_that_fails_leaves_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(small_document())
+
+    def broken(stopped: object) -> Document:
+        raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED")
+
+    monkeypatch.setattr(device, "export", broken)
+    with pytest.warns(
+        UserWarning, match="RuntimePredictor is off, and training goes on: .*CUPTI_ERROR_NOT_INITIALIZED"
+    ):
+        predictor, model = fitted(device, tmp_path, monkeypatch)
+    assert model.batches_trained == STEPS
+    assert predictor.predictions is None
+
+
+RECORDED = {
+    "kineto_resnet50_w0_b_step19": "Tesla V100-DGXS-32GB",
+    "hta_nccl_a100_step5": "NVIDIA A100-SXM4-40GB",
+    "tl_bertsmall_h100_step6": "NVIDIA H100 80GB HBM3",
+}
+
+
+@pytest.mark.recorded
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_documents_of_real_gpus_go_through_a_whole_fit(
+    name: str, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = read_json(recording(f"{name}.json.gz"), strict=False)
+    has_shapes = name != "hta_nccl_a100_step5"
+    if fault in ("no CUPTI", "no permission") and not has_shapes:
+        pytest.skip("neither shapes nor kernels: refused, as test_reported_gpu says")
+    damage, note = FAULTS[fault] if fault is not None else (lambda whole: whole, None)
+    device = FakeDevice(damage(document), name=RECORDED[name], host_seconds=0.05, device_seconds=0.09)
+    predictor, _ = fitted(device, tmp_path, monkeypatch)
+    trace = check_predictions(predictor)
+    if note is not None:
+        assert any(one.startswith(note) for one in trace.notes), trace.notes
