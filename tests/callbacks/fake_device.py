@@ -23,25 +23,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from lightning_predict.callbacks.run_clock import clock_of_fits
+from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.tracing import profiler
 
 CUDA = torch.device("cuda", 0)
 GIB = 2**30
 
 
-class FakeProfile:
-    """torch's profiler, which sees nothing."""
-
-    def __init__(self, **_: object) -> None:
-        self.profiler = None
-
-    def start(self) -> None:
-        """Begin."""
-
-    def stop(self) -> None:
-        """End."""
+def _without_cuda(*, activities: object, **options: Any) -> profile:
+    """Make torch's profiler for the processor alone, whatever it is asked for."""
+    return profile(activities=[ProfilerActivity.CPU], **options)
 
 
 @dataclass
@@ -130,7 +123,7 @@ class FakeDevice:
             patches.setattr(torch.cuda, "max_memory_reserved", lambda device=None: 2 * GIB)
             patches.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
             patches.setattr(torch.cuda, "get_device_name", lambda device=None: self.name)
-            patches.setattr(profiler, "profile", FakeProfile)
+            patches.setattr(profiler, "profile", _without_cuda)
             patches.setattr(profiler, "_export", self.export)
             with clock_of_fits(self.host_clock, device=self.device_clock):
                 yield

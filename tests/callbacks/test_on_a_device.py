@@ -182,16 +182,16 @@ def test_kernels_of_another_process_make_a_recording_that_the_measured_step_cont
     ) or (predictor.trace is not None and any("outside every known" in note for note in predictor.trace.notes))
 
 
-def test_accumulation_is_recorded_in_parts_and_runs_without_a_wait(
+def test_accumulation_of_64_batches_is_recorded_in_parts_and_runs_without_a_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = FakeDevice(small_document(products=4), host_seconds=0.01, device_seconds=0.03)
-    predictor, _ = fitted(device, tmp_path, monkeypatch, batches=12 * 40, accumulate_grad_batches=12)
+    predictor, _ = fitted(device, tmp_path, monkeypatch, batches=64 * 8, accumulate_grad_batches=64)
     trace = check_predictions(predictor)
-    assert (trace.batches, device.recorded) == (12, 12)
-    assert len(trace.kernels) == 12 * 4
-    assert trace.running_step_seconds == pytest.approx(12 * 0.03)
-    assert trace.step_seconds == pytest.approx([12 * 0.035] * len(trace.step_seconds))
+    assert (trace.batches, device.recorded) == (64, 64)
+    assert len(trace.kernels) == 64 * 4
+    assert trace.running_step_seconds == pytest.approx(64 * 0.03)
+    assert trace.step_seconds == pytest.approx([64 * 0.035] * len(trace.step_seconds))
 
 
 def test_a_profiler_that_fails_leaves_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ def test_a_step_that_is_slow_to_settle_is_waited_for() -> None:
 
 
 def test_optimizers_that_nobody_counted_are_left_to_the_session() -> None:
-    loop = Loop(accumulates=10**6)
+    loop = Loop(accumulates=10**6, is_manual=True)
     traces = [loop.batch(1.0) for _ in range(16 + 3)]
     assert traces[-1] is not None
     assert traces[-1].optimizer_steps == -1
