@@ -8,6 +8,7 @@ Example::
     lightning-predict trace import old.pt.trace.json --gpu V100-SXM2-32GB       # where the file names no GPU
     lightning-predict trace view run.json.gz --gpu L4 --output timeline.json    # open it in ui.perfetto.dev
     lightning-predict trace explain run.json.gz --gpu L4                        # what decided each operation's time
+    lightning-predict trace memory run.json.gz --gpu L4                         # where its memory goes, what would help
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from lightning_predict.cli.answers import Answer, aligned
 
 if TYPE_CHECKING:
+    from lightning_predict.cost.memory import MemoryNeed
     from lightning_predict.gpus.records import Gpu
     from lightning_predict.kernels.timing import Explanation
+    from lightning_predict.memory.breakdown import MemoryBreakdown
     from lightning_predict.tracing.trace import Trace
+
+MODULES_SHOWN: Final = 10
 
 _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
 
 def trace(
-    action: Literal["check", "anonymise", "import", "view", "explain", "layers"],
+    action: Literal["check", "anonymise", "import", "view", "explain", "layers", "memory"],
     file: Path,
     *,
     output: Path | None = None,
@@ -44,15 +49,16 @@ def trace(
     without notes. `import` reads a Kineto JSON file of torch.profiler or a PyTorch execution trace and writes a trace.
     `view` writes the predicted timeline for a GPU as a Chrome trace, which ui.perfetto.dev opens. `explain` lists the
     operations that take longest on a GPU by their shapes alone, with where each time came from and what it was held to.
-    `layers` adds the time up by module on GPUs, and names what is written out where PyTorch has one kernel.
+    `layers` adds the time up by module on GPUs, and names what is written out where PyTorch has one kernel. `memory`
+    says what fills a GPU at the step's fullest moment, and what would help.
 
     Args:
-        action: What to do: check, anonymise, import, view, explain or layers.
+        action: What to do: check, anonymise, import, view, explain, layers or memory.
         file: The trace, or for import the file of the other tool; gzip or plain.
         output: File to write (default: beside the one that is read).
-        gpu: With view, explain and layers: GPU to predict for; layers takes several, with commas (default: the one that
-            the trace was recorded on). With import: GPU that the file was recorded on, where it does not name it
-            or the catalogue does not know the name.
+        gpu: With view, explain, layers and memory: GPU to predict for; layers takes several, with commas (default: the
+            one that the trace was recorded on). With import: GPU that the file was recorded on, where it does not name
+            it or the catalogue does not know the name.
         keep_modules: With anonymise: leave the names of modules.
         step: With import: number of the ProfilerStep to take (default: the median one of those that did something).
         weights: With view, explain and layers: weights to predict by: a folder, a file or an address (default: the
@@ -69,6 +75,8 @@ def trace(
         return _explain(load_trace(file), gpu, weights)
     if action == "layers":
         return _layers(load_trace(file), gpu, weights)
+    if action == "memory":
+        return _memory(load_trace(file), gpu)
     read = _imported(file, step, gpu) if action == "import" else load_trace(file)
     if action == "check":
         return Answer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
@@ -89,6 +97,7 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "view": frozenset({"output", "gpu", "weights"}),
     "explain": frozenset({"gpu", "weights"}),
     "layers": frozenset({"gpu", "weights"}),
+    "memory": frozenset({"gpu"}),
 }
 """Options of each action."""
 
@@ -214,6 +223,55 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> Answer:
         raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which: --gpu L4,T4.")
     table = layer_table(recorded, gpus, weights)
     return Answer(data=table.as_dict, show=lambda: print(table))
+def _memory(recorded: Trace, name: str | None) -> Answer:
+    from lightning_predict.cost.memory import memory_need, step_memory
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.gpus.layouts import Layout
+    from lightning_predict.memory.breakdown import memory_breakdown
+
+    gpu, origin = _gpus_of(recorded, name)
+    found, memory = memory_breakdown(recorded, gpu), step_memory(recorded)
+    if found is None or memory is None:
+        raise InvalidArgumentError(
+            "The trace does not hold what its operations write, or no model: where the memory goes is not known. "
+            "Record the step with lightning_predict.capture on the CPU or the meta device."
+        )
+    reported = recorded.gpu_memory_bytes if gpu == origin else None
+    need = memory_need(Layout(gpu), float(memory.bytes_on(gpu)), relative=memory.relative, reported_bytes=reported)
+    data = {
+        "gpu": gpu.name,
+        "memory_fit": need.memory_fit,
+        "fit_probability": need.fit_probability,
+        "process_bytes": [need.process.low, need.process.middle, need.process.high] if need.process else None,
+        "fullest": {"operation": found.operation, "phase": found.phase, "module": found.module},
+        "parts": {part.name: part.bytes for part in found.parts},
+        "modules": {part.name: part.bytes for part in found.modules},
+        "savings": {saving.words: saving.bytes for saving in found.savings},
+    }
+    return Answer(data=lambda: data, show=lambda: print(_memory_lines(gpu.name, found, need)))
+
+
+def _memory_lines(gpu: str, found: MemoryBreakdown, need: MemoryNeed) -> str:
+    """Lay out where the memory goes."""
+    from lightning_predict.reports.format import gibibytes, share
+
+    assert need.process is not None
+    assert need.fit_probability is not None
+    module = "" if found.module is None else f" of {found.module}"
+    low, high = gibibytes(need.process.low), gibibytes(need.process.high)
+    lines = [
+        f"A process of {gibibytes(need.process.middle)} GiB ({low} to {high}) on the {gpu}; the chance that it fits is "
+        f"{share(need.fit_probability)}.",
+        f"Fullest at {found.operation}{module} ({found.phase}):",
+    ]
+    lines.append(aligned(["GiB", "for"], [[gibibytes(one.bytes), one.name] for one in found.parts], right={0}))
+    if found.modules:
+        shown = [[gibibytes(one.bytes), one.name] for one in found.modules[:MODULES_SHOWN]]
+        lines.append(aligned(["GiB", "activations of"], shown, right={0}))
+    if found.savings:
+        shown = [[gibibytes(one.bytes), one.words] for one in found.savings]
+        lines.append(aligned(["GiB", "what would help, each by itself, about"], shown, right={0}))
+    return "\n".join(lines)
 
 
 def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> Answer:

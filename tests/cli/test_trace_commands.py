@@ -117,14 +117,36 @@ def test_explain_tells_where_each_time_came_from(trace: Path, run: Run) -> None:
     assert "then held to (µs)" in text
 
 
+def test_memory_tells_where_it_goes_and_whether_it_fits(trace: Path, run: Run) -> None:
+    found = run("trace", "memory", trace, "--gpu", "T4", "--json").json
+    assert (found["gpu"], found["memory_fit"]) == ("T4", "fits")
+    assert found["fit_probability"] > 0.97
+    low, middle, high = found["process_bytes"]
+    assert low < middle < high
+    assert sum(found["parts"].values()) == pytest.approx(middle, rel=0.02)
+    text = run("trace", "memory", trace, "--gpu", "T4").out
+    assert "on the T4; the chance that it fits is 100 %." in text
+    assert "Fullest at aten::" in text
+    assert "parameters and buffers" in text
+
+
+def test_memory_says_what_a_trace_must_hold(trace: Path, run: Run, tmp_path: Path) -> None:
+    read = lp.Trace.load(str(trace))
+    unseen = replace(read, operations=tuple(replace(one, outputs=()) for one in read.operations))
+    unseen.save(str(tmp_path / "unseen.json"))
+    ran = run("trace", "memory", tmp_path / "unseen.json", "--gpu", "T4")
+    assert ran.code != 0
+    assert "The trace does not hold what its operations write, or no model" in ran.err
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["check", "x", "--gpu", "T4"], "--gpu has no effect on trace check; it is for import, view, explain."),
+        (["check", "x", "--gpu", "T4"], "--gpu has no effect on trace check; it is for import, view, explain, layers, memory."),
         (["view", "x", "--keep-modules"], "--keep-modules has no effect on trace view; it is for anonymise."),
         (["anonymise", "x", "--step", "3"], "--step has no effect on trace anonymise; it is for import."),
         (["check", "x", "--output", "y"], "--output has no effect on trace check; it is for anonymise, import, view."),
-        (["show", "x"], "but expected one of check, anonymise, import, view, explain"),
+        (["show", "x"], "but expected one of check, anonymise, import, view, explain, layers, memory"),
     ],
 )
 def test_an_option_without_effect_is_refused(words: list[str], problem: str, run: Run) -> None:

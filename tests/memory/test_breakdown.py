@@ -1,0 +1,72 @@
+"""Where the memory of a step goes, and what would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.gpus import gpu
+from lightning_predict.memory.breakdown import memory_breakdown
+from lightning_predict.tracing.trace import Memory, Trace
+from lightning_predict.units import MEBIBYTE
+
+BLOCKS, WIDTH, ROWS = 8, 512, 16 * 1024
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """A row of eight blocks; each keeps two activations of 32 MiB."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(BLOCKS)))
+        data = torch.empty(ROWS, WIDTH)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return lp.capture(step, samples_per_step=ROWS)
+
+
+def test_the_parts_add_up_to_the_process(trace: Trace) -> None:
+    found = memory_breakdown(trace, gpu("L4"))
+    assert found is not None
+    parts = {part.name: part.bytes for part in found.parts}
+    parameters = BLOCKS * (WIDTH * WIDTH + WIDTH) * 4
+    assert parts["parameters and buffers"] == parameters
+    assert parts["optimizer state"] == pytest.approx(2 * parameters, rel=0.01)
+    # 16,384 x 512 x 4 bytes are 32 MiB: of each block its product, for GELU, and GELU's result, for the next product.
+    # The backward pass, whose gradients pass by, has left the last block when most lives.
+    assert parts["activations"] == pytest.approx(2 * (BLOCKS - 1) * 32 * MEBIBYTE, abs=64)
+    assert found.total_bytes == pytest.approx(sum(parts.values()))
+    assert found.phase in ("forward", "backward")
+
+
+def test_activations_are_named_by_their_modules(trace: Trace) -> None:
+    found = memory_breakdown(trace, gpu("L4"))
+    assert found is not None
+    sizes = {part.name: part.bytes for part in found.modules}
+    assert sizes["0.0"] == sizes["1.0"] == 32 * MEBIBYTE
+    assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
+
+
+def test_what_would_help_is_ranked_and_never_more_than_there_is(trace: Trace) -> None:
+    found = memory_breakdown(trace, gpu("L4"))
+    assert found is not None
+    savings = {saving.words: saving.bytes for saving in found.savings}
+    assert set(savings) >= {"half the batch", "checkpoint the 7 modules *"}
+    assert all(0 < size < found.total_bytes for size in savings.values())
+    assert list(savings.values()) == sorted(savings.values(), reverse=True)
+    # Six of the seven blocks, but for their inputs, taken as an eighth: 6 x 64 MiB x 7 / 8.
+    assert savings["checkpoint the 7 modules *"] == 6 * 64 * MEBIBYTE * 7 / 8
+
+
+def test_what_cannot_be_seen_is_none(trace: Trace) -> None:
+    assert memory_breakdown(replace(trace, memory=Memory()), gpu("L4")) is None
+    unseen = tuple(replace(operation, outputs=()) for operation in trace.operations)
+    assert memory_breakdown(replace(trace, operations=unseen), gpu("L4")) is None
