@@ -142,7 +142,10 @@ def test_memory_says_what_a_trace_must_hold(trace: Path, run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["check", "x", "--gpu", "T4"], "--gpu has no effect on trace check; it is for import, view, explain, layers, memory."),
+        (
+            ["check", "x", "--gpu", "T4"],
+            "--gpu has no effect on trace check; it is for import, view, explain, layers, memory.",
+        ),
         (["view", "x", "--keep-modules"], "--keep-modules has no effect on trace view; it is for anonymise."),
         (["anonymise", "x", "--step", "3"], "--step has no effect on trace anonymise; it is for import."),
         (["check", "x", "--output", "y"], "--output has no effect on trace check; it is for anonymise, import, view."),
