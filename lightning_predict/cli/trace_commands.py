@@ -223,6 +223,8 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> Answer:
         raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which: --gpu L4,T4.")
     table = layer_table(recorded, gpus, weights)
     return Answer(data=table.as_dict, show=lambda: print(table))
+
+
 def _memory(recorded: Trace, name: str | None) -> Answer:
     from lightning_predict.cost.memory import memory_need, step_memory
     from lightning_predict.errors import InvalidArgumentError
