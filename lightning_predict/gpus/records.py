@@ -119,6 +119,11 @@ class Gpu:
         return hash(self.name)
 
     @property
+    def is_described_by_user(self) -> bool:
+        """Whether a file of the user's own describes it, by what differs from another GPU."""
+        return not any(source.url for source in self.sources.get("*", ()))
+
+    @property
     def has_stacked_memory(self) -> bool:
         """Whether the memory is stacked next to the die (HBM), with a bus of thousands of wires."""
         return self.memory_kind.startswith("HBM")

@@ -53,7 +53,7 @@ SHARE_TO_MENTION: Final = 0.01
 """Share of a total from which on what it is for is said."""
 
 BASE_MARK: Final = "†"
-"""Beside the methods of a GPU that networks time without having seen a measurement of it."""
+"""Beside the name of a GPU that networks time without having seen a measurement of it."""
 
 LARGE_BASE_SHARE: Final = 0.1
 """Share of the time by such networks from which a GPU is marked."""
@@ -214,12 +214,15 @@ def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
     others = sorted(methods - _METHODS.keys())
     yield f"Covered by: share of the device's time by method ({'; '.join([*known, *others])})."
-    yield from base_note(predictions)
 
 
 def is_marked_as_base(prediction: Prediction) -> bool:
-    """Tell whether networks that saw no measurement of the GPU time a share of it that counts."""
-    return prediction.base_share >= LARGE_BASE_SHARE
+    """Tell whether networks that saw no measurement of the GPU time a share of it that counts, or a file describes it.
+
+    A step that was measured on the GPU says more than either.
+    """
+    is_unseen = prediction.base_share >= LARGE_BASE_SHARE or prediction.layout.gpu.is_described_by_user
+    return is_unseen and prediction.measured_seconds is None
 
 
 def base_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -230,7 +233,10 @@ def base_note(predictions: AbstractPredictions) -> Iterable[str]:
             names_of_share.setdefault(share(prediction.base_share), []).append(prediction.gpu)
     if names_of_share:
         shares = ", ".join(f"{part} ({', '.join(names)})" for part, names in names_of_share.items())
-        yield f"{BASE_MARK}: networks that know that GPU by its data sheet alone timed {shares}."
+        yield (
+            f"{BASE_MARK}: rates were not measured: networks of other GPUs, which know that one by its data sheet "
+            f"alone, timed {shares}."
+        )
 
 
 LARGE_INDIRECT_SHARE: Final = 0.1
@@ -436,7 +442,7 @@ def bound_by(prediction: Prediction) -> str:
 def _covered_by(prediction: Prediction) -> str | None:
     by_share = sorted(prediction.coverage.items(), key=lambda item: -item[1])
     text = ", ".join(f"{method} {share(part)}" for method, part in by_share if part > 0)
-    return f"{text} {BASE_MARK}" if text and is_marked_as_base(prediction) else text or None
+    return text or None
 
 
 def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tuple[Column, ...]:
@@ -445,7 +451,8 @@ def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tu
 
     def name(prediction: Prediction) -> str:
         in_use = prediction.gpu == predictions.used_gpu
-        return name_in_use(prediction.gpu, predictions) if in_use else prediction.gpu
+        text = name_in_use(prediction.gpu, predictions) if in_use else prediction.gpu
+        return f"{text} {BASE_MARK}" if is_marked_as_base(prediction) else text
 
     def total(line: Line) -> str | None:
         seconds = span.seconds(line)
@@ -752,6 +759,7 @@ def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool 
         *tight_note(predictions),
         *replicas_note(predictions),
         *doubtful_note(predictions),
+        *base_note(predictions),
         *indirect_note(predictions),
         *old_price_note(predictions),
         *(note for note in predictions.notes if not isinstance(note, Detail)),

@@ -91,7 +91,7 @@ def test_the_page_says_what_to_rent_and_why() -> None:
     assert "Fastest H100-SXM-80GB 24 min, $1.20" in text
     assert "Best within 1 h H100-SXM-80GB" in text
     assert "Rent a T4 ($0.35/h, Google n1-standard-4 (2026-10-01)): cheapest (3 h 12 min, $1.12)." in text
-    assert "K80 does not fit" in text
+    assert "K80 † does not fit" in text
     assert "T4 (recorded) cheapest" in text
     assert "Not recommended, as the run does not fit: K80." in text
     assert "No kernel model knows aten::foo" in text

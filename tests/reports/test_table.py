@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lightning_predict.cost.prediction import MachineInUse, Prediction
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.own import read_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import (
@@ -304,12 +307,26 @@ def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
     unseen = [changed(MINIMAL, gpu=name, coverage={"mlp": 1.0}, base_share=1.0) for name in ("A10G", "GH200")]
     text = plain_table(Predictions((seen, partly, *unseen)), verbose=True)
     rows = {line.split()[0]: line for line in text.splitlines() if line}
-    assert rows["T4"].endswith("mlp 100 %")
-    assert rows["L4"].endswith("mlp 60 %, proxy 40 % †")
-    assert rows["A10G"].endswith("mlp 100 % †")
-    note = "†: networks that know that GPU by its data sheet alone timed 40 % (L4), 100 % (A10G, GH200)."
-    assert note in text.replace("\n  ", " ")
+    assert rows["T4"].split()[1] != "†"
+    assert rows["L4"].startswith("L4 † ")
+    assert rows["A10G"].startswith("A10G † ")
+    note = (
+        "†: rates were not measured: networks of other GPUs, which know that one by its data sheet alone, timed 40 % "
+        "(L4), 100 % (A10G, GH200)."
+    )
+    for verbose in (False, True):  # it changes a decision, so that it is said without being asked for
+        assert note in plain_table(Predictions((seen, partly, *unseen)), verbose=verbose).replace("\n  ", " ")
     assert "†" not in plain_table(Predictions((seen,)), verbose=True)
+    measured = replace(partly, step=replace(partly.step, measured_seconds=0.1))
+    assert "†" not in plain_table(Predictions((measured,)))
+
+
+def test_a_gpu_that_a_file_describes_is_marked_however_it_is_timed(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text('[gpu.MI300X]\nlike = "H100-SXM-80GB"\nmemory_gib = 192\n', encoding="utf-8")
+    (own,) = read_gpus(file)
+    other = replace(changed(MINIMAL, base_share=0.0), layout=Layout(own))
+    assert "MI300X †" in plain_table(Predictions((other,)))
 
 
 def test_columns_that_a_terminal_has_no_room_for_are_named() -> None:
