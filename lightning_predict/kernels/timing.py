@@ -558,7 +558,12 @@ def _held_to_least_work(times: ProblemTimes, question: Question) -> ProblemTimes
 
 
 def _float32_holds(asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
-    """Return whether float32's kernels could compute the problem, and are not what was timed already."""
+    """Return whether float32's kernels could compute the problem, and are not what was timed already.
+
+    Libraries could, and do not where images lie channels last in groups: they take 16-bit kernels that are slower.
+    """
+    if asked.shape.get("channels_last") and asked.shape.get("groups", 1) > 1:
+        return False
     on_gpu = operation_kind(asked.operation).units in ("tensor", "vector")
     return on_gpu and asked.dtype in LOWER_PRECISIONS and asked == computed
 
