@@ -150,7 +150,7 @@ def predict_workload(
         used_gpu=None if step.in_use is None else step.in_use.name,
         notes=step.notes,
         machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
-        heading=_heading(step.trace, workload, step.in_use),
+        heading=_heading(step.trace, workload, step.in_use, assumptions),
         made_on=date.today().isoformat(),
     )
 
@@ -158,8 +158,8 @@ def predict_workload(
 _MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
-def _heading(trace: Trace, workload: Workload, in_use: Layout | None) -> str:
-    """Say what is predicted, as `58,430 steps × batch 64, bf16-mixed, recorded on L4`."""
+def _heading(trace: Trace, workload: Workload, in_use: Layout | None, assumptions: Assumptions) -> str:
+    """Say what is predicted, as `58,430 steps × batch 64, bf16-mixed, recorded on L4`, and what was asked of it."""
     steps = workload.training_iterations
     count = "A training step" if steps is None else f"{steps:,} step{'' if steps == 1 else 's'}"
     parts = [count if trace.samples is None else f"{count} × batch {trace.samples:,}"]  # noqa: RUF001
@@ -170,7 +170,12 @@ def _heading(trace: Trace, workload: Workload, in_use: Layout | None) -> str:
     elif dtypes:
         parts.append(statistics.mode(dtypes))
     place = _machine_name(trace, in_use)
-    return f"{', '.join(parts)}, recorded on {'the meta device' if trace.device == 'meta' else place}"
+    parts.append(f"recorded on {'the meta device' if trace.device == 'meta' else place}")
+    if assumptions.release is not None and not trace.has_measured_kernels:
+        parts.append(f"under torch {assumptions.release}")
+    if assumptions.host_assumed.words is not None:
+        parts.append(f"with {assumptions.host_assumed.words}")
+    return ", ".join(parts)
 
 
 def _machine_name(trace: Trace, in_use: Layout | None) -> str:

@@ -138,3 +138,11 @@ def test_a_host_is_a_class_or_a_factor() -> None:
     for wrong in ("quick", True, 0, object()):
         with pytest.raises(InvalidArgumentError, match=r"neither a class of hosts \(fast, median, slow\) nor a ratio"):
             host_of(wrong)  # type: ignore[arg-type]
+
+
+def test_the_heading_says_what_was_asked(step: Trace) -> None:
+    heading = lp.predict(step, ["T4"], release="1.13", host="slow").heading
+    assert heading is not None
+    assert heading.endswith("recorded on the meta device, under torch 1.13, with a slow host")
+    by_factor, plain = (lp.predict(step, ["T4"], host=host).heading or "" for host in (0.5, None))
+    assert by_factor == f"{plain}, with a host that takes 0.5 times as long"

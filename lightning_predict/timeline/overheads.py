@@ -164,6 +164,13 @@ class Host:
         return replace(self, share=self.share * factor)
 
     @property
+    def words(self) -> str | None:
+        """What was asked of it, such as `a slow host`; None where nothing was."""
+        if self.spread is not None:
+            return f"a {self.name} host"
+        return None if self.factor == 1 else f"a host that takes {self.factor:g} times as long"
+
+    @property
     def of_unmeasured_step(self) -> HostModel:
         """The model of a host of which nothing was timed."""
         spread = HOST_SPREAD if self.spread is None else self.spread
