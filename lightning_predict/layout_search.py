@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
 from lightning_predict.cost.memory import memory_need, step_memory, usable_bytes
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
@@ -51,11 +52,19 @@ class RankedLayout:
         prediction: Its time, memory and cost.
         strategy: How the GPUs share.
         seconds_per_batch: Seconds for as many samples as were recorded.
+        goodput: What failures and checkpoints leave of a run; None if nothing was said of them.
     """
 
     prediction: Prediction
     strategy: Strategy
     seconds_per_batch: float
+    goodput: Goodput | None = None
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Dollars of the run, with what failures and checkpoints add where that is known."""
+        cost = self.prediction.cost_usd
+        return cost if cost is None or self.goodput is None else cost / self.goodput.share
 
     @property
     def samples_per_second(self) -> float | None:
@@ -85,6 +94,7 @@ def best_layouts(
     budget_usd: float | None = None,
     global_batch: int | None = None,
     max_micro_batch: int | None = None,
+    reliability: Reliability | None = None,
     count: int = 10,
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
@@ -107,6 +117,7 @@ def best_layouts(
         budget_usd: Leave out what costs more; needs `iterations`.
         global_batch: Samples of all GPUs between two updates; record a small batch, which must divide it among groups.
         max_micro_batch: Most samples that a group works on at once.
+        reliability: How often GPUs fail and how fast a run is saved; the budget then pays for that, too.
         count: How many to return.
         offers: See `predict`.
         usd_per_hour: See `predict`.
@@ -151,9 +162,11 @@ def best_layouts(
     ranked = list[RankedLayout]()
     for layout in layouts:
         wanted = count if budget_usd is None else SPARE * count
-        ranked += [
-            _ranked(step, one, layout) for one in _found(step, layout, batch, count=wanted, on_progress=on_progress)
-        ]
+        found = _found(step, layout, batch, count=wanted, on_progress=on_progress)
+        goodput = None
+        if reliability is not None and (size := checkpoint_bytes(kind)) is not None:
+            goodput = goodput_of(size, layout.count, reliability)
+        ranked += [replace(_ranked(step, one, layout), goodput=goodput) for one in found]
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
     return tuple(sorted(ranked, key=lambda one: one.seconds_per_batch)[:count])
@@ -257,7 +270,7 @@ def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLay
     Raises:
         InvalidArgumentError: There are none.
     """
-    costs = [one.prediction.cost_usd for one in ranked]
+    costs = [one.cost_usd for one in ranked]
     affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]
     if not affordable:
         known = [cost for cost in costs if cost is not None]

@@ -8,7 +8,7 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +27,9 @@ def parallel(
     max_micro_batch: int | None = None,
     iterations: int | None = None,
     budget: float | None = None,
+    mtbf_hours: float | None = None,
+    checkpoint_gbps: float | None = None,
+    restart_minutes: float = 10.0,
     count: int = 10,
     usd_per_hour: float | None = None,
     network_gbps: float | None = None,
@@ -49,6 +52,10 @@ def parallel(
         max_micro_batch: Most samples that a data-parallel group works on at once.
         iterations: Recorded steps still to come, for the cost of the run.
         budget: Dollars that the run may cost; with --iterations.
+        mtbf_hours: Mean hours between failures of one GPU; 50700 were published of H100s. Shows what failures and
+            checkpoints leave of the run, and adds them to its cost.
+        checkpoint_gbps: GB a second that storage takes of all GPUs together (default with --mtbf-hours: 10).
+        restart_minutes: From a failure until training goes on.
         count: How many ways to print.
         usd_per_hour: Your own price of every GPU.
         network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
@@ -62,10 +69,18 @@ def parallel(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    from lightning_predict.cost.goodput import PUBLISHED_MTBF_HOURS, Reliability
     from lightning_predict.kernels.fabric import interconnect_of
     from lightning_predict.layout_search import best_layouts, layouts_on, tokens_per_sample
     from lightning_predict.tracing.trace import Trace
 
+    reliability = None
+    if mtbf_hours is not None or checkpoint_gbps is not None:
+        reliability = Reliability(
+            mtbf_hours=PUBLISHED_MTBF_HOURS if mtbf_hours is None else mtbf_hours,
+            checkpoint_gbps=10.0 if checkpoint_gbps is None else checkpoint_gbps,
+            restart_minutes=restart_minutes,
+        )
     step = Trace.load(str(trace))
     tokens = tokens_per_sample(step)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -79,6 +94,7 @@ def parallel(
             budget_usd=budget,
             global_batch=global_batch,
             max_micro_batch=max_micro_batch,
+            reliability=reliability,
             count=count,
             usd_per_hour=usd_per_hour,
             weights=weights,
@@ -191,7 +207,9 @@ def _values(one: RankedLayout, tokens: int | None) -> dict[str, object]:
         "samples_per_usd": one.samples_per_usd,
         "tokens_per_second": None if tokens is None else second,
         "tokens_per_usd": None if tokens is None else dollar,
-        "cost_usd": found.cost_usd,
+        "cost_usd": one.cost_usd,
+        "goodput": None if one.goodput is None else one.goodput.share,
+        "checkpoint_interval_seconds": None if one.goodput is None else one.goodput.interval_seconds,
         "usd_per_hour": found.usd_per_hour,
         "memory_bytes": found.memory_bytes,
         "bound_by": one.bound_by,
@@ -205,6 +223,7 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None) -> list[str]:
         known_columns,
         milliseconds,
         milliseconds_interval,
+        share,
         significant,
         usd,
     )
@@ -221,7 +240,8 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None) -> list[str]:
                 milliseconds_interval(own.iteration_seconds_low, own.iteration_seconds_high),
                 "" if second is None else significant(second),
                 "" if dollar is None else significant(dollar),
-                "" if own.cost_usd is None else usd(own.cost_usd),
+                "" if one.goodput is None else share(one.goodput.share),
+                "" if one.cost_usd is None else usd(one.cost_usd),
                 "" if own.memory_bytes is None else gibibytes(own.memory_bytes),
                 one.bound_by or "",
             ]
@@ -229,8 +249,31 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None) -> list[str]:
     texts = {"layout", "strategy", "bound by"}
     counted = "samples" if tokens is None else "tokens"
     headers, rows = known_columns(
-        ["layout", "strategy", "step (ms)", "interval", f"{counted}/s", f"{counted}/$", "cost", "GiB", "bound by"], rows
+        [
+            "layout",
+            "strategy",
+            "step (ms)",
+            "interval",
+            f"{counted}/s",
+            f"{counted}/$",
+            "goodput",
+            "cost",
+            "GiB",
+            "bound by",
+        ],
+        rows,
     )
     right = {number for number, header in enumerate(headers) if header not in texts}
     notes = dict.fromkeys(note for note in found[0].prediction.step.notes)
-    return [aligned(headers, rows, right=right), "", *notes]
+    return [aligned(headers, rows, right=right), "", *_failures(found), *notes]
+
+
+def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:
+    """Say what failures and checkpoints take of each layout."""
+    for name, one in {one.prediction.gpu: one.goodput for one in found}.items():
+        if one is not None:
+            yield (
+                f"{name}: a failure every {one.failure_seconds / 3600:,.1f} h; a checkpoint of "
+                f"{one.checkpoint_bytes / 1e9:,.0f} GB takes {one.checkpoint_seconds:,.0f} s, best every "
+                f"{one.interval_seconds / 60:,.0f} min; the cost pays for both, and for what is done again."
+            )

@@ -328,7 +328,10 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
             "others for the slowest",
             "zero_bubble": "gradients of weights where a stage would wait",
         }[strategy.schedule]
-        yield f"{each} cut what was recorded into {micro_batches} micro-batches, {order}."
+        if strategy.accumulate > 1:
+            yield f"{each} work through {micro_batches * strategy.accumulate} micro-batches, {order}."
+        else:
+            yield f"{each} cut what was recorded into {micro_batches} micro-batches, {order}."
     elif micro_batches > 1:
         yield f"What was recorded is cut into {micro_batches} micro-batches, one behind the other."
     if strategy.accumulate > 1:
