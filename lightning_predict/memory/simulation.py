@@ -10,14 +10,14 @@ fragments stay. Example::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, final
 
 from lightning_predict.memory.allocator import Block, CachingAllocator
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
-from lightning_predict.memory.storages import Storage, batch_bytes, written_storages
+from lightning_predict.memory.storages import Storage, attention_bytes, batch_bytes, written_storages
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 STEPS: Final = 3
@@ -94,9 +94,17 @@ def blocks_of(trace: Trace) -> Blocks:
         count=len(operations),
         update_at=phases.index("optimizer") if "optimizer" in phases else len(operations),
         drops_gradients_at=backward_at - 1 if keeps else -1,
-        workspaces=tuple(workspace_bytes(trace)),
+        workspaces=(*workspace_bytes(trace), *_passing_in_attention(trace)),
         trials=tuple(trial_bytes(trace)) if trace.flags.cudnn_benchmark else (),
     )
+
+
+def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Find what attention without a fused kernel writes in passing: products before the softmax, or two gradients."""
+    for index, operation in enumerate(trace.operations):
+        size = attention_bytes(operation)
+        if size:
+            yield index, size if operation.phase == "forward" else 2 * size
 
 
 def gradient_bytes(trace: Trace) -> int:

@@ -4,7 +4,8 @@ A storage is born with the first operation that writes it. It is freed after the
 autograd keeps what the backward pass reads), or later where the recorder saw that a variable of the step held it. What
 is still there at the end is a gradient, or belongs to a variable that the next step replaces. Example::
 
-    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> from lightning_predict.tracing.signatures import ATTENTION, backward_name
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> data, hidden, loss = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 1))
     >>> trace = Trace(device="meta", recorder="dispatch", operations=(
     ...     Operation(name="aten::relu", phase="forward", inputs=(data,), outputs=(hidden,), module="body"),
@@ -15,12 +16,14 @@ is still there at the end is a gradient, or belongs to a variable that the next 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal, final
 
+from lightning_predict.tracing.signatures import ATTENTION, backward_name
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 
 Cause = Literal["activation", "backward", "gradient", "update", "batch"]
@@ -82,7 +85,8 @@ class _Life:
 def written_storages(trace: Trace) -> tuple[Storage, ...]:
     """List the storages that the step writes, in the order of their birth."""
     held = None if trace.held is None else frozenset(trace.held)
-    return tuple(_storage(life, held) for life in _lives(trace.operations) if not life.is_given)
+    written = [_storage(life, held) for life in _lives(trace.operations) if not life.is_given]
+    return tuple(sorted([*written, *_kept_by_attention(trace.operations)], key=lambda one: one.birth))
 
 
 def batch_bytes(operations: Sequence[Operation], parameters: Iterable[Parameter]) -> tuple[int, ...]:
@@ -99,6 +103,34 @@ def batch_bytes(operations: Sequence[Operation], parameters: Iterable[Parameter]
         else:
             sizes.append(life.size_bytes)
     return tuple(sizes)
+
+
+def attention_bytes(operation: Operation) -> int:
+    """Return the bytes of the probabilities that attention writes; 0 where a fused kernel keeps them to itself.
+
+    Fused kernels take tensors of four dimensions only.
+    """
+    if operation.name not in (ATTENTION, backward_name(ATTENTION)) or len(operation.inputs) < 3:
+        return 0
+    query, key = operation.inputs[:2]
+    if len(query.shape) == 4 or len(query.shape) < 2 or len(key.shape) < 2:
+        return 0
+    return math.prod(query.shape[:-1]) * key.shape[-2] * (query.size_bytes // max(query.elements, 1))
+
+
+def _kept_by_attention(operations: Sequence[Operation]) -> Iterator[Storage]:
+    """Find what attention without a fused kernel keeps: probabilities, and queries and keys, scaled."""
+    open_calls: list[tuple[int, Operation, int]] = []
+    for index, operation in enumerate(operations):
+        size = attention_bytes(operation)
+        if size and operation.name == ATTENTION:
+            size += sum(tensor.size_bytes for tensor in operation.inputs[:2])
+            open_calls.append((index, operation, size))
+        elif size and open_calls:  # autograd goes back
+            birth, call, kept = open_calls.pop()
+            yield Storage(kept, "activation", birth, index, call.module)
+    for birth, call, kept in open_calls:
+        yield Storage(kept, "activation", birth, birth, call.module)
 
 
 def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:

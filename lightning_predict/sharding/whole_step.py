@@ -284,6 +284,7 @@ def without_tables(trace: Trace) -> Trace:
             gradient_bytes=gradients,
             optimizer_state_bytes=state,
             peak_bytes=None if memory.peak_bytes is None else max(round(memory.peak_bytes - lasting), 0),
+            reserved_bytes=None if memory.reserved_bytes is None else max(round(memory.reserved_bytes - lasting), 0),
         ),
     )
 

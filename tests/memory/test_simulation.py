@@ -164,3 +164,21 @@ def test_on_the_meta_device_autocasts_copies_live_until_the_backward_pass_reads_
         index for index, one in enumerate(trace.operations) if cast.inputs[0].id in {out.id for out in one.outputs}
     )
     assert lives[norm_at, 1024 * 64 * 4] == at  # the float32 source is not kept
+
+
+@pytest.mark.parametrize(("shape", "kept_mebibytes"), [((2, 8, 256, 64), 0), ((2, 4, 2, 256, 64), 4 + 2)])
+def test_attention_of_other_than_four_dimensions_keeps_its_probabilities(
+    shape: tuple[int, ...], kept_mebibytes: int
+) -> None:
+    """Of 16 heads, 256 x 256 probabilities of 4 bytes are 4 MiB, queries and keys, scaled, of 64 values 1 MiB each."""
+    with torch.device("meta"):
+        query, key, value = (torch.empty(shape, requires_grad=True) for _ in range(3))
+
+    def step() -> None:
+        nn.functional.scaled_dot_product_attention(query, key, value).sum().backward()
+
+    trace = lp.capture(step, warmup_steps=0)
+    attention = next(index for index, one in enumerate(trace.operations) if "attention" in one.name)
+    kept = [one for one in written_storages(trace) if one.birth == attention]
+    result = 2 * 8 * 256 * 64 * 4
+    assert sum(one.size_bytes for one in kept) - result == kept_mebibytes * MEBIBYTE
