@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.fit.budget import BudgetWatch, Ledger, gpu_in_use, limits_of_fit, price_of_run
 from lightning_predict.fit.clock import RunClock, device_clock, host_clock, ledger_clock
@@ -106,6 +107,10 @@ def watch(
     )
 
 
+def _say_failure(error: Exception) -> None:
+    say(f"watch predicts no more, and the loop goes on: {type(error).__name__}: {error}")
+
+
 @final
 class Run:
     """A training loop that is watched.
@@ -118,6 +123,12 @@ class Run:
         should_stop: The budget is exceeded.
         stopping_reason: Why, in words; None if it is not.
         facts: What is known of the run after so many steps; a trainer that knows more puts its own function here.
+        prices: Prices of GPUs, by name or the same for all; None takes listed offers.
+        deadline_hours: Time that the rest of the run may take, for the ranking; None leaves that out.
+        verbose: Show the methods, the sources of prices and every note, too.
+        world_size: Processes of the run.
+        tell: Is told of every prediction.
+        fails: Is told what failed in predicting; nothing more is predicted then.
     """
 
     def __init__(
@@ -152,6 +163,12 @@ class Run:
         self.should_stop = False
         self.stopping_reason: str | None = None
         self.facts: Callable[[int], Facts] = self._plain_facts
+        self.prices: UserPrice = None
+        self.deadline_hours: float | None = None
+        self.verbose = False
+        self.world_size = 1
+        self.tell: Callable[[Predictions], None] = lambda _: None
+        self.fails: Callable[[Exception], None] = _say_failure
         self._steps = 0
         self._recorder: StepRecorder | None = StepRecorder(
             warmup_steps=warmup_steps,
@@ -190,13 +207,18 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._ledger.close()
-        if self._recorder is not None:
-            self._recorder.stop()
+        self.stop()
         if self._timer is not None and kind is None:
             self.outcome = self._timer.ends(batches_seen=self.clock.batches)
         if self.outcome is not None:
             self._show(f"{self.outcome.sentence}.")
+
+    def stop(self) -> None:
+        """Stop whatever is being recorded, and the budget's clock."""
+        self._ledger.close()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
 
     @property
     def remaining(self) -> Interval[float] | None:
@@ -265,7 +287,7 @@ class Run:
         self._recorder = None if recorder.is_finished else recorder
         if trace is None:
             return
-        self.trace, self._recorder = trace, None
+        self.trace, self._recorder = replace(trace, world_size=self.world_size), None
         self.clock.memory = trace.memory
         self.clock.device_seconds = measured_seconds(trace)
         self._predict(is_rough=not self._moments.is_due(self.clock.batches, self.clock.training_seconds))
@@ -284,7 +306,7 @@ class Run:
         shown = None if self._shown is None else self._shown.added(self._shown_at - began)
         if self._has_advised and shown is not None and rest.forecast is not None and shown.holds(rest.forecast.middle):
             return
-        assumptions = Assumptions(history=read_history(), usd_per_hour=self._own_prices())
+        assumptions = Assumptions(history=read_history(), usd_per_hour=self._prices())
         found = predict_workload(
             with_tempo(self.trace, rest.tempo), self._layouts, rest.workload, assumptions, forecast=rest.forecast
         )
@@ -297,13 +319,14 @@ class Run:
             ),
         )
         if is_first:
-            self._show(self.predictions.text())
+            self._show(self.predictions.text(verbose=self.verbose))
         if not is_rough:
             left = "" if rest.forecast is None else f": {duration_interval(rest.forecast)} are left"
             self._show(f"After {self._steps:,} steps{left}.")
         if not (is_rough or self._has_advised):
             self._has_advised = True
-            self._show(str(self.predictions.ranking()))
+            self._show(str(self.predictions.ranking(deadline_hours=self.deadline_hours)))
+        self.tell(self.predictions)
         self._shown, self._shown_at = rest.forecast, self.clock.now()
         expected = expected_of(self.trace, rest, self.predictions, num_gpus=1)
         if expected is not None and (self._timer is None or not is_rough):
@@ -312,10 +335,10 @@ class Run:
             self._timer.leaves_out(since=began)
         self.clock.interrupt()
 
-    def _own_prices(self) -> dict[str, float]:
-        """Return the user's price of the GPU in use, by its name."""
+    def _prices(self) -> UserPrice:
+        """Return the prices that were given, or else that of the GPU in use."""
         name, price = gpu_in_use(self._device), self._terms[2]
-        return {} if name is None or price is None else {name: price}
+        return self.prices if self.prices is not None or name is None or price is None else {name: price}
 
     def _judge(self) -> None:
         watch = self._watch
@@ -340,7 +363,7 @@ class Run:
             recorder, self._recorder, self.trace = self._recorder, None, None
             if recorder is not None:
                 recorder.stop()
-            say(f"watch predicts no more, and the loop goes on: {type(error).__name__}: {error}")
+            self.fails(error)
 
     def _plain_facts(self, steps: int) -> Facts:
         position = Position(

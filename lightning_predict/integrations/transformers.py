@@ -11,22 +11,19 @@ Example::
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
+from lightning_predict.fit.forecast import Facts
+from lightning_predict.fit.remaining import Position, Saving, Validation
+from lightning_predict.fit.watched_loop import Run
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.guard import never_raises, say
-from lightning_predict.prediction import predict
 from lightning_predict.reports.loggers import metrics
-from lightning_predict.tracing.session import CaptureSession
-from lightning_predict.tracing.waiting import wait_for
 
 try:
     from transformers import TrainerCallback
@@ -37,19 +34,19 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
+    from lightning_predict.fit.outcome import Outcome
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.tracing.trace import Trace
 
 
 class RuntimePredictorCallback(TrainerCallback):
-    """Predict the rest of this run on GPUs, once, after its first steps.
+    """Predict the rest of this run on GPUs after its first steps, keep it within a budget, and compare at its end.
 
     A step is what lies between two optimizer updates. After `warmup_steps` of them one is recorded, the table is
     printed on the main process, and the numbers are added to the Trainer's `state.log_history` (and so to
-    `trainer_state.json`). Whatever goes wrong becomes one warning.
+    `trainer_state.json`). What to rent is said once enough steps were seen. Whatever goes wrong becomes one warning.
 
     Args:
         gpus: Names of the GPUs or layouts to predict.
@@ -58,20 +55,23 @@ class RuntimePredictorCallback(TrainerCallback):
         usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
         print_table: Print the table of predictions and the ranking below it.
         verbose: Print the methods, the sources of prices and every note, too.
+        usd: Budget in US dollars: training stops where it is exceeded.
+        hours: Budget in hours, likewise.
+        run_usd_per_hour: Your price of all machines of this run, for `usd`; None takes the listed offers.
 
     Attributes:
         predictions: What was predicted; None before.
         trace: The recorded step; None before.
+        outcome: Predicted against actual; None before the end.
+        stopping_reason: Why the budget ended the run; None if it did not.
 
     Raises:
         UnknownGpuError: A name that the catalogue does not hold.
         InvalidArgumentError: No GPUs, or a `warmup_steps` below 1.
     """
 
-    _session: CaptureSession | None = None
-    _is_on: bool = False
-    _seconds: list[float]
-    _started_at: float = 0.0
+    _run: Run | None = None
+    _evaluation: Any = None
 
     def __init__(
         self,
@@ -82,6 +82,9 @@ class RuntimePredictorCallback(TrainerCallback):
         usd_per_hour: float | dict[str, float] | None = None,
         print_table: bool = True,
         verbose: bool = False,
+        usd: float | None = None,
+        hours: float | None = None,
+        run_usd_per_hour: float | None = None,
     ) -> None:
         if warmup_steps < 1:
             raise InvalidArgumentError(f"warmup_steps={warmup_steps}; expected at least 1, as the first step is cold.")
@@ -91,13 +94,11 @@ class RuntimePredictorCallback(TrainerCallback):
         self.usd_per_hour = usd_per_hour
         self.print_table = print_table
         self.verbose = verbose
+        self.usd, self.hours, self.run_usd_per_hour = usd, hours, run_usd_per_hour
         self.predictions: Predictions | None = None
         self.trace: Trace | None = None
-        self._deactivate()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle what was given and found, but no recording."""
-        return {name: value for name, value in vars(self).items() if name != "_session"} | {"_is_on": False}
+        self.outcome: Outcome | None = None
+        self.stopping_reason: str | None = None
 
     @never_raises
     def on_train_begin(
@@ -105,56 +106,86 @@ class RuntimePredictorCallback(TrainerCallback):
     ) -> None:
         """Reset for a new run, on the main process."""
         self._deactivate()
-        self.predictions = self.trace = None
-        self._is_on = bool(state.is_world_process_zero)
+        self.predictions = self.trace = self.outcome = self.stopping_reason = None
+        self._evaluation = None
+        if not state.is_world_process_zero:
+            return
+        run = self._run = Run(
+            total_steps=state.max_steps if state.max_steps > 0 else None,
+            usd=self.usd,
+            hours=self.hours,
+            gpus=self.gpus,
+            model=kwargs["model"],
+            optimizers=(),
+            device=args.device,
+            usd_per_hour=self.run_usd_per_hour,
+            raises=False,
+            warmup_steps=self.warmup_steps,
+            samples=args.per_device_train_batch_size * args.gradient_accumulation_steps,
+            show=print if self.print_table else None,
+        )
+        run.facts = lambda steps: facts_of(args, state, self._evaluation, steps)
+        run.prices, run.deadline_hours, run.verbose = self.usd_per_hour, self.deadline_hours, self.verbose
+        run.world_size, run.tell, run.fails = args.world_size, partial(self._tell, state), self.give_up
+        run.__enter__()
 
     @never_raises
     def on_step_begin(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Time a step of the warm-up, or record the one after it."""
-        if not self._is_on:
-            return
-        if len(self._seconds) == self.warmup_steps:
-            model: nn.Module = kwargs["model"]
-            self._session = CaptureSession(device=torch.device(args.device), model=model)
-            self._session.start()
-        else:
-            self._started_at = _now(args)
+        """Time or record the step that begins."""
+        if self._run is not None:
+            self._run.starts()
 
     @never_raises
     def on_step_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Predict once the step was recorded."""
-        if not self._is_on:
+        """End the step: predict once one was recorded, and judge the budget."""
+        if self._run is None:
             return
-        if self._session is None:
-            self._seconds.append(_now(args) - self._started_at)
-            return
-        session, self._session = self._session, None
-        self._is_on = False
-        session.stop()
-        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        recorded = session.trace(step_seconds=tuple(self._seconds[1:]), samples=samples)
-        self.trace = replace(recorded, world_size=args.world_size)
-        left = state.max_steps - state.global_step if state.max_steps > 0 else None
-        found = predict(self.trace, self.gpus, iterations=left, usd_per_hour=self.usd_per_hour)
-        heading = None if found.heading is None else f"Rest of this run: {found.heading}"
-        self.predictions = replace(found, is_running=True, heading=heading)
-        state.log_history.append({"step": state.global_step, **metrics(self.predictions)})
-        if self.print_table:
-            print(self.predictions.text(verbose=self.verbose))
-            print(self.predictions.ranking(deadline_hours=self.deadline_hours))
+        self._run.ends()
+        if self._run is not None and self._run.should_stop:
+            self.stopping_reason = self._run.stopping_reason
+            control.should_training_stop = True
+
+    @never_raises
+    def on_prediction_step(
+        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Time the batches of an evaluation, which are told of at their ends."""
+        if self._run is not None:
+            self._run.clock.validation_starts(is_check=False)
+            self._run.clock.validation_batch_ends()
+            self._run.clock.validation_batch_starts()
+
+    @never_raises
+    def on_evaluate(
+        self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Exclude an evaluation from the waits for the loader."""
+        self._evaluation = kwargs.get("eval_dataloader")  # none is made before the first evaluation
+        if self._run is not None:
+            self._run.clock.validation_ends()
+
+    @never_raises
+    def on_save(self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Exclude a checkpoint from the waits for the loader."""
+        if self._run is not None:
+            self._run.clock.interrupt()
 
     @never_raises
     def on_train_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Say where a run was too short to be recorded."""
-        too_short = self._is_on and self.predictions is None
+        """Compare with what was predicted, or say where a run was too short to be recorded."""
+        run = self._run
+        if run is None:
+            return
+        run.__exit__(None, None, None)
+        self.outcome = run.outcome
         self._deactivate()
-        if too_short:
+        if self.predictions is None:
             raise CaptureError(
                 f"the run ended after {state.global_step} steps, before one was recorded; expected more than "
                 f"warmup_steps={self.warmup_steps}."
@@ -169,18 +200,50 @@ class RuntimePredictorCallback(TrainerCallback):
         except Warning:  # where warnings are errors
             say(words)
 
+    def _tell(self, state: TrainerState, predictions: Predictions) -> None:
+        """Keep what was predicted, and log it."""
+        self.predictions, self.trace = predictions, None if self._run is None else self._run.trace
+        state.log_history.append({"step": state.global_step, **metrics(predictions)})
+
     def _deactivate(self) -> None:
         """Stop a recording that is under way, and do nothing from here on."""
-        session, self._session = self._session, None
-        self._is_on = False
-        self._seconds = []
-        if session is not None:
-            session.stop()
+        run, self._run = self._run, None
+        if run is not None:
+            run.stop()
 
 
-def _now(args: TrainingArguments) -> float:
-    """Return the seconds of a clock once the device has done its work."""
-    wait = wait_for(args.device)
-    if wait is not None:
-        wait()
-    return time.perf_counter()
+def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, steps: int) -> Facts:
+    """Read what a forecast needs of a run; a batch is a step here, as the Trainer tells of whole steps alone.
+
+    Args:
+        args: Of the Trainer.
+        state: Of the Trainer.
+        evaluation: The loader of evaluations; None without.
+        steps: Steps that were trained since the run began.
+    """
+    done = max(state.global_step, steps)
+    strategies = {
+        name: str(getattr(args, name, "no")).rpartition(".")[2].lower() for name in ("eval_strategy", "save_strategy")
+    }
+    every = {"steps": args.eval_steps, "epoch": max(1, round(state.max_steps / max(1, state.num_train_epochs)))}
+    interval = every.get(strategies["eval_strategy"])
+    validation = None
+    if interval and evaluation is not None:
+        # Nothing tells when an evaluation begins: its first batch is part of what comes before the second.
+        validation = Validation(batches=len(evaluation) - 1, every_batches=float(interval), every_epochs=None)
+    save = {"steps": args.save_steps, "epoch": every["epoch"]}.get(strategies["save_strategy"])
+    return Facts(
+        position=Position(
+            epoch=0,
+            batches_done=done,
+            batches_per_epoch=None,
+            optimizer_steps_done=done,
+            max_steps=state.max_steps if state.max_steps > 0 else None,
+            accumulation={0: 1},
+            validation=validation,
+        ),
+        savings=[] if not save else [Saving(every_steps=int(save))],
+        workers=args.dataloader_num_workers,
+        has_workers=args.dataloader_num_workers > 0,
+        validation_batches=0,
+    )

@@ -239,6 +239,7 @@ def advice(ranking: Ranking) -> Iterable[str]:
     if in_use is not None and in_use.is_running and is_short:
         if in_use.seconds <= TRIVIAL_SECONDS or (in_use.cost_usd is not None and in_use.cost_usd < TRIVIAL_USD):
             yield from _trivial(in_use, ranking)
+            yield from _in_time(ranking)
             return
         yield f"{duration(in_use.seconds)} are left on {in_use.label}: too little to move the run."
     if cheapest is not None:
@@ -250,6 +251,11 @@ def advice(ranking: Ranking) -> Iterable[str]:
         yield f"The least time: {takes(ranking.fastest, ranking)} on {names}{_beside(ranking.fastest, ranking)}."
     if ranking.limit is not None and ranking.fastest is not None:
         yield _help(ranking.fastest.prediction, ranking.limit)
+    yield from _in_time(ranking)
+
+
+def _in_time(ranking: Ranking) -> Iterable[str]:
+    """Answer the question for a deadline, where it was asked."""
     if ranking.deadline_hours is not None:
         seconds = hours_to_seconds(ranking.deadline_hours)
         yield f"Within {duration(seconds)}: {_deadline_text(ranking, seconds)}."

@@ -49,8 +49,8 @@ class Loop:
             yield number
 
     def watched(self, steps: int, **options: Any) -> Any:
-        given = {"gpus": ["T4"], "model": self.model, "optimizers": [self.optimizer], "total_steps": steps} | options
-        with lp.watch(**given) as run:
+        given: dict[str, Any] = {"gpus": ["T4"], "model": self.model, "optimizers": [self.optimizer]}
+        with lp.watch(total_steps=steps, **(given | options)) as run:
             for _ in run.batches(self.loader(steps)):
                 self.train()
                 run.step()
@@ -80,6 +80,7 @@ def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None
             time.advance(0.5)
             loop.train()
             run.step()
+    assert run.outcome is not None
     assert run.outcome.actual_seconds == pytest.approx(run.outcome.batches * 1.5)
     assert run.outcome.predicted_seconds == pytest.approx(run.outcome.batches * 1.5)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.integrations.transformers import RuntimePredictorCallback
+from lightning_predict.testing import Clock
+from tests.callbacks.small import Small
+from tests.fit.test_watched_loop import Loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*")
 
@@ -18,7 +25,8 @@ ACCUMULATED = 2
 STEPS = 7
 
 
-def trained(folder: Path, *callbacks: RuntimePredictorCallback, steps: int = STEPS) -> Trainer:
+def trained(folder: Path, *callbacks: Any, steps: int = STEPS, time: Clock | None = None, **options: Any) -> Trainer:
+    """Train; every batch takes half a second of `time`, one of evaluation a quarter."""
     torch.manual_seed(0)
     config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0)
     tokens = torch.randint(0, 50, (STEPS * BATCH * ACCUMULATED, 8))
@@ -28,15 +36,19 @@ def trained(folder: Path, *callbacks: RuntimePredictorCallback, steps: int = STE
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=ACCUMULATED,
         report_to=[],
-        save_strategy="no",
         use_cpu=True,
         disable_tqdm=True,
         seed=1,
+        **({"save_strategy": "no"} | options),
     )
+    model = GPT2LMHeadModel(config)
+    if time is not None:
+        model.register_forward_hook(lambda *_: time.advance(0.5 if model.training else 0.25))
     trainer = Trainer(
-        model=GPT2LMHeadModel(config),
+        model=model,
         args=arguments,
         train_dataset=[{"input_ids": row, "labels": row} for row in tokens],
+        eval_dataset=[{"input_ids": row, "labels": row} for row in tokens[:32]],
         callbacks=list(callbacks),
     )
     trainer.train()
@@ -52,7 +64,7 @@ def test_the_rest_of_the_run_is_predicted_printed_and_logged(
     assert predictor.trace is not None
     one = predictor.predictions["L4"]
     # Three steps of warm-up and the recorded one are over when it is asked, so three are left.
-    assert one.total_seconds == pytest.approx(3 * one.iteration_seconds, rel=0.01)
+    assert one.total_seconds == pytest.approx(3 * one.cycle_seconds, rel=0.01)
     assert predictor.trace.samples == BATCH * ACCUMULATED
     assert sum(operation.name == "aten::embedding" for operation in predictor.trace.operations) == 2 * ACCUMULATED
     shown = capsys.readouterr().out
@@ -76,8 +88,8 @@ def test_training_is_bit_identical_with_and_without_it(tmp_path: Path) -> None:
 
 def test_a_run_that_is_too_short_is_said_so_once(tmp_path: Path) -> None:
     predictor = RuntimePredictorCallback(gpus=["T4"])
-    with pytest.warns(UserWarning, match="ended after 2 steps, before one was recorded; expected more than warmup_ste"):
-        trained(tmp_path, predictor, steps=2)
+    with pytest.warns(UserWarning, match="ended after 1 steps, before one was recorded; expected more than warmup_ste"):
+        trained(tmp_path, predictor, steps=1)
     assert predictor.predictions is None
 
 
@@ -93,3 +105,56 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         RuntimePredictorCallback(warmup_steps=0)
     with pytest.raises(UnknownGpuError, match="'NOPE' is not a GPU of the catalogue"):
         RuntimePredictorCallback(gpus=["NOPE"])
+
+
+@pytest.fixture
+def time() -> Iterator[Clock]:
+    shown = Clock()
+    with clock_of_fits(shown):
+        yield shown
+
+
+def test_all_trainers_give_the_same_totals_and_outcomes(tmp_path: Path, time: Clock) -> None:
+    # 60 steps of a second, believed after 16.
+    hugging_face = RuntimePredictorCallback(gpus=["T4"], print_table=False)
+    trained(tmp_path, hugging_face, steps=60, time=time)
+
+    lightning, small = RuntimePredictor(["T4"], print_table=False, learn_from_history=False), Small("lightning.pytorch")
+    model = small.model()
+    step = model.training_step
+
+    def training_step(batch: torch.Tensor, batch_idx: int) -> Any:
+        time.advance(1.0)
+        return step(batch, batch_idx)
+
+    model.training_step = training_step
+    small.trainer(tmp_path, max_epochs=1, callbacks=lightning).fit(model, small.loader(60))
+
+    loop = Loop(time).watched(60, print_table=False)
+    for one in (hugging_face, lightning, loop):
+        assert one.outcome is not None
+        assert one.outcome.batches == 44
+        assert one.outcome.actual_seconds == pytest.approx(44.0)
+        assert one.outcome.predicted_seconds == pytest.approx(44.0)
+        assert one.outcome.predicted == one.outcome.predicted.scaled(1.0)
+    low = {round(one.outcome.predicted.low, 6) for one in (hugging_face, lightning, loop) if one.outcome is not None}
+    assert max(low) - min(low) < 0.05 * 44
+
+
+def test_evaluations_still_to_come_are_in_the_total(tmp_path: Path, time: Clock) -> None:
+    # 40 steps of a second; 4 batches of a quarter of a second after every tenth: 3 come after step 16.
+    predictor = RuntimePredictorCallback(gpus=["T4"], print_table=False)
+    trained(
+        tmp_path, predictor, steps=40, time=time, eval_strategy="steps", eval_steps=10, per_device_eval_batch_size=8
+    )
+    assert predictor.outcome is not None
+    assert predictor.outcome.actual_seconds == pytest.approx(24.0 + 3 * 4 * 0.25)
+    assert predictor.outcome.predicted_seconds == pytest.approx(24.0 + 3 * 4 * 0.25, rel=0.02)
+
+
+def test_a_budget_stops_the_trainer(tmp_path: Path, time: Clock) -> None:
+    predictor = RuntimePredictorCallback(gpus=["T4"], print_table=False, usd=35.0, run_usd_per_hour=3600.0)
+    trainer = trained(tmp_path, predictor, steps=400, time=time)
+    assert trainer.state.global_step == 16
+    assert predictor.stopping_reason is not None
+    assert "usd allows $35.00" in predictor.stopping_reason
