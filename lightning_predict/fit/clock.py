@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
@@ -66,7 +67,7 @@ def ledger_clock() -> Callable[[], float]:
     if shown is not None:
         return shown[0]
     boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return monotonic if boot is None else lambda: time.clock_gettime(boot)
+    return monotonic if boot is None else partial(time.clock_gettime, boot)  # callbacks are copied and pickled
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:

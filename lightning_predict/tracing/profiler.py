@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final, final
@@ -217,9 +217,8 @@ class ProfilerRecorder:
         first, *rest = self._parts
         if between and len(rest) == 1:
             rest = [*[_without_update(rest[0])] * between, *rest]
-        for part in rest:
-            first = _append(first, part)
-        return replace(first, notes=(*first.notes, *self.notes))
+        with _collector_paused():
+            return _joined(replace(first, notes=(*first.notes, *self.notes)), rest)
 
 
 def _without_gpu(error: Exception) -> str:
@@ -271,17 +270,22 @@ def _without_update(last: Trace) -> Trace:
     )
 
 
-def _append(first: Trace, second: Trace) -> Trace:
-    """Join two parts of one step; the second begins where the first ends."""
-    offset = first.profiled_seconds or 0.0
+def _joined(first: Trace, others: Sequence[Trace]) -> Trace:
+    """Join the parts of one step; each begins where the one before ends."""
+    operations, waits, offset = list(first.operations), list(first.waits), first.profiled_seconds or 0.0
+    for part in others:
+        operations.extend(_later(operation, offset) for operation in part.operations)
+        waits.extend(replace(wait, start_seconds=wait.start_seconds + offset) for wait in part.waits)
+        offset += part.profiled_seconds or 0.0
+    parts = (first, *others)
     return replace(
         first,
-        operations=first.operations + tuple(_later(operation, offset) for operation in second.operations),
-        profiled_seconds=offset + (second.profiled_seconds or 0.0),
-        waits=first.waits + tuple(replace(wait, start_seconds=wait.start_seconds + offset) for wait in second.waits),
-        optimizer_steps=first.optimizer_steps + second.optimizer_steps,
-        compiled=first.compiled or second.compiled,
-        notes=first.notes + second.notes,
+        operations=tuple(operations),
+        profiled_seconds=offset,
+        waits=tuple(waits),
+        optimizer_steps=sum(part.optimizer_steps for part in parts),
+        compiled=any(part.compiled for part in parts),
+        notes=tuple(note for part in parts for note in part.notes),
     )
 
 
