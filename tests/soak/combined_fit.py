@@ -63,7 +63,8 @@ def _fitted(number: int, case: dict[str, Any], folder: str, with_callbacks: bool
             CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
         ]
     place = Path(folder, str(number))
-    profiler = small.lightning.profilers.PyTorchProfiler(place, "theirs") if case["profiler"] == "Trainer's" else None
+    kind = small.lightning.profilers.PyTorchProfiler
+    profiler = kind(place, "theirs") if _profiles(case, number, "Trainer's") else None
     trainer = small.trainer(place, max_epochs=2, callbacks=callbacks, profiler=profiler)
     try:
         trainer.fit(model, small.loader(6), small.loader(2))
@@ -71,6 +72,11 @@ def _fitted(number: int, case: dict[str, Any], folder: str, with_callbacks: bool
         found[number] = error
         return
     found[number] = float(torch.nn.utils.parameters_to_vector(model.parameters()).double().sum())
+
+
+def _profiles(case: dict[str, Any], number: int, *kinds: str) -> bool:
+    """Return whether this Trainer profiles so: the first alone, as torch cannot profile in two threads at once."""
+    return number == 0 and case["profiler"] in kinds
 
 
 def _model(small: Small, case: dict[str, Any], number: int) -> Any:
@@ -90,7 +96,7 @@ def _model(small: Small, case: dict[str, Any], number: int) -> Any:
 
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             kind, profiler = case["profiler"], None
-            if batch_idx == 2 and kind in ("inside", "across"):
+            if batch_idx == 2 and _profiles(case, number, "inside", "across"):
                 profiler = profile(activities=[ProfilerActivity.CPU])
                 profiler.start()
             loss: Tensor = super().training_step(batch, batch_idx)
@@ -102,7 +108,7 @@ def _model(small: Small, case: dict[str, Any], number: int) -> Any:
             return loss
 
         def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
-            if case["profiler"] == "before" and batch_idx == 1:
+            if _profiles(case, number, "before") and batch_idx == 1:
                 self.theirs = profile(activities=[ProfilerActivity.CPU])
                 self.theirs.start()
             elif batch_idx == 4 and getattr(self, "theirs", None) is not None:
