@@ -336,6 +336,8 @@ _NOT_OF_STAGES: Final[Mapping[str, Any]] = {
     "bucket_cap_mb": 25.0,
     "shard": None,
     "overlap_grad_reduce": True,
+    "overlap_param_gather": False,
+    "overlap_tensor": False,
     "param_dtype": None,
     "reduce_dtype": None,
 }
@@ -412,13 +414,17 @@ def _bucketed(
         for bucket in exchanged
     ]
     ready = range(1, len(seconds) + 1) if strategy.overlap_grad_reduce else [len(before)] * len(seconds)
-    transfers = [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
-    pieces = [*map(Piece, before), Piece(last, waits_for=len(transfers) - 1 if transfers else None)]
+    gathers = list[Ends]()
     if strategy.data != "ddp":
         for is_expert, links in links_of.items():
             size = sum(bucket.size_bytes for bucket in exchanged if (apart and bucket.is_expert) == is_expert)
-            if size:
-                transfers.append(Transfer(links.collective("all_gather", [size])[0], after=len(pieces)))
+            gathers += links.collective("all_gather", [size]) if size else []
+    # Behind the forward pass: what the update before this step left to be gathered comes first.
+    early = gathers if strategy.overlap_param_gather else []
+    transfers = [Transfer(each, after=0) for each in early]
+    transfers += [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
+    pieces = [*map(Piece, before), Piece(last, waits_for=len(transfers) - 1 if transfers else None)]
+    transfers += [] if early else [Transfer(each, after=len(pieces)) for each in gathers]
     return walk(pieces, transfers)
 
 

@@ -82,6 +82,10 @@ class Strategy:
         offload: What lives in the memory of the host: nothing, or the optimizer's state, which the processor updates.
         fp8: Products of the blocks in float8, with one scale per tensor or per block of values; None for none.
         overlap_grad_reduce: Gradients are exchanged behind the backward pass; otherwise after it.
+        overlap_param_gather: Parameters that ZeRO 1 and 2 updated are gathered behind the next forward pass; otherwise
+            before it.
+        overlap_tensor: Collectives of tensor parallelism run in parts behind the products beside them (torch's async
+            tensor parallelism, Megatron's tp-comm-overlap); the first part stays exposed.
         param_dtype: What FSDP gathers parameters in (torch's `MixedPrecision`); None for their own.
         reduce_dtype: What gradients are exchanged in; None for their own, under FSDP for `param_dtype`.
         embedding: How embedding tables are shared: `auto` for the fastest way that fits, `table_wise`, `row_wise`,
@@ -112,6 +116,8 @@ class Strategy:
     reduce_dtype: GatheredDtype | None = None
     embedding: str | None = None
     accumulate: int = 1
+    overlap_param_gather: bool = False
+    overlap_tensor: bool = False
 
     def __post_init__(self) -> None:
         if self.data not in DATA_STRATEGIES:
@@ -175,6 +181,14 @@ class Strategy:
         yield (
             self.data in ("fsdp", "hybrid", "zero2") and not self.overlap_grad_reduce,
             f"{self.data} scatters gradients as they come; overlap_grad_reduce=false is of ddp and zero1.",
+        )
+        yield (
+            self.overlap_param_gather and self.data not in ("zero1", "zero2"),
+            f"overlap_param_gather=true is of zero1 and zero2, which gather what they updated; {self.data} does not.",
+        )
+        yield (
+            self.overlap_tensor and self.tensor == 1,
+            "overlap_tensor=true hides what tensor parallelism exchanges; ask for tensor=2 or more, too.",
         )
         yield (
             self.expert > 1 and is_sharded,
@@ -274,7 +288,7 @@ class Strategy:
 
 _NUMBERS: Final = ("tensor", "pipeline", "micro_batches", "virtual", "context", "expert", "shard", "accumulate")
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
-_FLAGS: Final = ("sequence", "overlap_grad_reduce")
+_FLAGS: Final = ("sequence", "overlap_grad_reduce", "overlap_param_gather", "overlap_tensor")
 _TEXTS: Final = ("embedding",)
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "schedule": get_args(Schedule),

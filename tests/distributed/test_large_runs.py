@@ -329,6 +329,31 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
     assert moved("zero1,expert=8") == pytest.approx(1.5 * exchanged(8, dense), rel=0.05)
 
 
+def test_what_zero_gathers_hides_behind_the_next_forward_pass() -> None:
+    """Parameters over two GPUs and a bus that takes a second for half of them, which the forward pass hides."""
+    bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES)
+    words = ("zero1", "zero1,overlap_param_gather=true")
+    after, behind = (on(2, one, Layout(A100, 2), links=bus) for one in words)
+    assert behind.communication_seconds == pytest.approx(after.communication_seconds)
+    # Both blocks' parameters, half of which passes each link, would take a second and half of it again beside the step.
+    gathering = FRICTION.slowdown * 1.0
+    # What is hidden slows the work that hides it.
+    assert after.seconds - behind.seconds == pytest.approx((1 - FRICTION.contention) * gathering, abs=0.02)
+    with pytest.raises(InvalidArgumentError, match="overlap_param_gather=true is of zero1 and zero2"):
+        strategy_of("fsdp,overlap_param_gather=true")
+
+
+def test_products_hide_all_but_the_first_part_of_what_tensor_parallelism_exchanges() -> None:
+    bus = Interconnect(intra_node_bytes_per_second=2**30)
+    words = ("ddp,tensor=2", "ddp,tensor=2,overlap_tensor=true")
+    plain, hidden = (on(2, one, Layout(A100, 2), links=bus) for one in words)
+    assert hidden.communication_seconds == pytest.approx(plain.communication_seconds)
+    # One of two parts is exposed.
+    assert plain.seconds - hidden.seconds == pytest.approx(plain.communication_seconds / 2, rel=0.05)
+    with pytest.raises(InvalidArgumentError, match="overlap_tensor=true hides what tensor parallelism exchanges"):
+        strategy_of("ddp,overlap_tensor=true")
+
+
 def test_zero_divides_the_state_of_experts_among_those_that_hold_the_same_ones() -> None:
     trace, _ = mixture(2, 8)
     experts, dense = 2 * 8 * HIDDEN * HIDDEN * 4, 2 * WEIGHT_BYTES

@@ -97,6 +97,21 @@ def test_an_unmeasured_gpu_has_a_wider_interval() -> None:
     assert np.all(estimate.interval.low <= estimate.seconds)
 
 
+def test_more_gpus_than_measured_keep_the_bus_bandwidth() -> None:
+    """64 GB300 of one rack: 655 GB/s in all_gather and 750 in all_reduce at 1 GiB, 611 and 664 at 512 MiB (XLA)."""
+    for operation, size, measured in (
+        ("all_gather", 2**30, 655e9),
+        ("all_reduce", 2**30, 750e9),
+        ("all_gather", 2**29, 611e9),
+        ("all_reduce", 2**29, 664e9),
+    ):
+        bus = {
+            count: bus_factor(operation, count) * size / seconds(operation, "GB300", count, size) for count in (4, 64)
+        }
+        assert bus[64] == pytest.approx(bus[4], rel=1e-6)
+        assert bus[64] == pytest.approx(measured, rel=0.2)
+
+
 def test_six_gpus_lie_between_four_and_eight() -> None:
     four, six, eight = (seconds("all_reduce", "H100-SXM-80GB", count, 2**28) for count in (4, 6, 8))
     assert min(four, eight) <= six <= max(four, eight)
