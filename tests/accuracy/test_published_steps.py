@@ -108,7 +108,7 @@ def test_a_step_is_predicted_under_the_switches_and_the_release_that_it_ran(fold
     assert half is not None
     assert tf32.flags.matmul_tf32
     assert not half.flags.matmul_tf32  # torch's own default, as recorded
-    assert tf32.software == half.software == {"torch": "2.6"}
+    assert tf32.software["torch"] == half.software["torch"] == "2.6"
 
 
 def test_steps_that_wait_for_their_input_teach_calibration_nothing(folder: Path) -> None:
