@@ -419,11 +419,12 @@ def _evidence(name: str, trace: Trace) -> Evidence:
 
 
 def _verdict(interval: Interval[float]) -> Verdict:
-    if interval.middle < HARM:
-        return "slower"
-    if interval.middle < WORTH_IT or (interval.low < 1 and interval.middle < 1 + (1 - interval.low) / 2):
+    middle = interval.middle
+    is_faster = middle > 1
+    doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval reaches to the other side
+    if HARM <= middle < WORTH_IT or abs(middle - 1) < doubt:
         return "noise"
-    return "faster"
+    return "faster" if is_faster else "slower"
 
 
 def _seconds(before: Prediction, after: Prediction, told: float) -> float:

@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.changes.layers import layer_lines
+from lightning_predict.changes.table import CHANGES
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, usd
 
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you 
 def advice_lines(advice: Advice) -> Iterator[str]:
     """Write the advice as lines: changes, the chain, what is not worth it, where the time goes, what to rent."""
     yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
-    told = [one for one in advice.changes if one.gain is not None and one.verdict == "faster"]
-    rows = [_row(one, str(place)) for place, one in enumerate(told, 1)]
+    rows = [_row(one, str(place)) for place, one in enumerate(_best(advice), 1)]
     if advice.chain is not None and len(advice.chain.names) > 1:
         rows.append(_together(advice))
     yield ""
@@ -72,6 +72,15 @@ def _heading(advice: Advice) -> str:
     return f"{advice.before.heading}. On {advice.on}: {duration(first.cycle_seconds)} a step{loading}{bound}{other}."
 
 
+def _best(advice: Advice) -> list[Advised]:
+    """List what is faster, of each kind of change the one that gains most."""
+    found: dict[str, Advised] = {}
+    for one in advice.changes:
+        if one.gain is not None and one.verdict == "faster":
+            found.setdefault(CHANGES[one.name].kind, one)
+    return list(found.values())
+
+
 def _row(one: Advised, number: str) -> tuple[str, ...]:
     assert one.gain is not None
     assert one.seconds is not None
@@ -110,6 +119,11 @@ def _sentences(advice: Advice) -> Iterator[str]:
     noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
     untested = [one for one in advice.changes if one.verdict == "untested"]
     closed = [one for one in advice.changes if one.verdict == "no"]
+    alike = [one for one in advice.changes if one.verdict == "faster" and one not in _best(advice)]
+    if alike:
+        yield from _wrapped(
+            "Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
+        )
     if slower:
         yield from _wrapped("Slower, do not: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + ".")
     if noise:
@@ -166,7 +180,7 @@ def advice_html(advice: Advice) -> str:
     """Write the advice as a fragment of HTML, for a notebook or a report."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _row(one, str(place))) + "</tr>"
-        for place, one in enumerate((one for one in advice.changes if one.verdict == "faster" and one.gain), 1)
+        for place, one in enumerate(_best(advice), 1)
     )
     head = "".join(f"<th>{escape(name)}</th>" for name in HEAD)
     sentences = "".join(f"<p>{escape(line)}</p>" for line in (*_sentences(advice), *_rent(advice)))

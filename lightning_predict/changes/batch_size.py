@@ -67,7 +67,8 @@ def with_batch(trace: Trace, factor: int) -> Trace:
         operations.append(
             replace(operation, inputs=tuple(map(sized, operation.inputs)), outputs=tuple(map(sized, operation.outputs)))
         )
-    return replace(trace, operations=tuple(operations), samples=samples * factor)
+    waits = tuple(factor * seconds for seconds in trace.loader_seconds)
+    return replace(trace, operations=tuple(operations), samples=samples * factor, loader_seconds=waits)
 
 
 def _dimension(shape: tuple[int, ...], length: int, samples: int) -> int | None:

@@ -116,3 +116,34 @@ def test_steps_under_autocast_have_evidence_of_their_own_where_there_is_some() -
 def test_waiting_is_what_the_heading_says() -> None:
     told = " ".join(str(lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"])).split())
     assert "250 ms wait for the loader" in told
+
+
+def test_a_loader_that_is_waited_for_is_the_first_thing_to_change() -> None:
+    """A step of some milliseconds behind a wait of a quarter of a second; twice the batch waits twice as long."""
+    told = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"])
+    assert told.chain is not None
+    assert told.chain.names[0] == "loader"
+    before = told.before["L4"]
+    assert told["loader"].gain is not None
+    assert told["loader"].gain.middle == pytest.approx(before.cycle_seconds / before.iteration_seconds)
+    batch = told["batch_size"].simulated_gain
+    assert batch is not None
+    assert 1.0 <= batch < 1.05
+
+
+@pytest.mark.parametrize(
+    ("low", "middle", "high", "verdict"),
+    [
+        (0.9, 1.2, 1.6, "faster"),
+        (0.9, 1.05, 1.2, "noise"),
+        (0.99, 1.01, 1.03, "noise"),
+        (0.9, 0.97, 1.05, "noise"),
+        (0.4, 0.5, 0.7, "slower"),
+        (0.7, 0.85, 1.05, "slower"),
+    ],
+)
+def test_what_an_interval_says(low: float, middle: float, high: float, verdict: str) -> None:
+    from lightning_predict.changes.advice import _verdict
+    from lightning_predict.interval import Interval
+
+    assert _verdict(Interval(low, middle, high)) == verdict
