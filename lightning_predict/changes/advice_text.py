@@ -121,9 +121,7 @@ def _sentences(advice: Advice) -> Iterator[str]:
     closed = [one for one in advice.changes if one.verdict == "no"]
     alike = [one for one in advice.changes if one.verdict == "faster" and one not in _best(advice)]
     if alike:
-        yield from _wrapped(
-            "Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
-        )
+        yield from _wrapped("Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + ".")
     if slower:
         yield from _wrapped("Slower, do not: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + ".")
     if noise:
