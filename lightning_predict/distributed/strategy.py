@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, final, get_args
 
 from lightning_predict.checked import shown
+from lightning_predict.distributed.foreign import strategy_of_arguments
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 
@@ -303,7 +304,7 @@ _OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
 
 
 def strategy_of(words: str | Strategy) -> Strategy:
-    """Return the strategy of these words.
+    """Return the strategy of these words, or of Megatron's arguments (`--tensor-model-parallel-size 8 ...`).
 
     Raises:
         InvalidArgumentError: A name or an option that is not known.
@@ -314,6 +315,8 @@ def strategy_of(words: str | Strategy) -> Strategy:
         raise InvalidArgumentError(
             f"strategy={shown(words)} is neither a string nor a Strategy; expected for example 'ddp'."
         )
+    if words.lstrip().startswith("--"):
+        words = strategy_of_arguments(words)
     name, *options = (word.strip() for word in words.split(","))
     if name.partition("=")[0].strip() in _OPTIONS:
         name, options = "ddp", [name, *options]
