@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -44,6 +45,9 @@ _torchs: Final[Any] = torch.autograd.profiler
 """The module in which torch notes that a profiler runs."""
 
 
+_STARTING: Final = threading.Lock()
+
+
 class _Ours(int):
     """Stands for True in torch's own note that a profiler runs, so that it is known whose note it is."""
 
@@ -57,7 +61,7 @@ def refuse_second_profiler() -> None:
     Raises:
         CaptureError: Another profiler is running, or warming up.
     """
-    if torch._C._autograd._profiler_enabled() or _others_under_way():
+    if torch._C._autograd._profiler_enabled() or _RECORDING or _others_under_way():
         raise CaptureError(
             "Another profiler is running, and two at once would both lose events. Stop it or let it finish before the "
             "capture (in a Trainer: profiler=None), or import the file that it writes with "
@@ -77,6 +81,9 @@ def _others_under_way() -> bool:
         for one in found
     )
 
+
+_RECORDING: Final[WeakSet[ProfilerRecorder]] = WeakSet()
+"""Those of ours that run, in any thread: torch has one profiler in a process."""
 
 _OWN: Final[WeakSet[Any]] = WeakSet()
 """Our own profilers: one that another has displaced never ends."""
@@ -114,7 +121,9 @@ class ProfilerRecorder:
         Raises:
             CaptureError: Another profiler is running, or warming up.
         """
-        refuse_second_profiler()
+        with _STARTING:
+            refuse_second_profiler()
+            _RECORDING.add(self)
         if self._cuda:
             torch.cuda.synchronize()
             try:
@@ -163,6 +172,12 @@ class ProfilerRecorder:
         """
         running, self._profile = self._profile, None
         window, self._window = self._window, None
+        try:
+            self._end(running, window)
+        finally:
+            _RECORDING.discard(self)
+
+    def _end(self, running: profile | None, window: record_function | None) -> None:
         if running is None:
             return
         if not self._has_begun:  # it was interrupted while it started

@@ -442,3 +442,8 @@ def test_own_machines() -> None:
 def test_own_machines_without_a_price(arguments: dict[str, float], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         own_machine_offer("T4", **arguments)  # type: ignore[arg-type]
+
+
+def test_a_machine_of_ones_own_has_one_gpu_where_nothing_else_is_said() -> None:
+    assert own_machine_offer("L4", usd_per_hour=0.5).num_gpus == 1
+    assert own_machine_offer("L4", usd_per_hour=0.5, num_gpus=4).num_gpus == 4

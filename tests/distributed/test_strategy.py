@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,3 +97,20 @@ def test_groups_of_replicas_by_hand() -> None:
     assert shape(Layout(A100, 8, 4), Strategy(pipeline=2)) == (8, 2, 1)
     # Eight stages in two machines: two replicas side by side in one of them.
     assert shape(Layout(A100, 8, 2), Strategy(pipeline=8)) == (2, 1, 4)
+
+
+def test_a_strategy_that_changes_anything_of_the_step_is_not_whole() -> None:
+    assert Strategy().is_whole
+    assert Strategy(micro_batches=1).is_whole
+    changes: list[dict[str, Any]] = [
+        {"tensor": 2},
+        {"accumulate": 2},
+        {"expert": 2},
+        {"recompute": "full"},
+        {"fp8": "tensorwise"},
+        {"offload": "optimizer", "data": "zero1"},
+    ]
+    known = {field.name for field in dataclasses.fields(Strategy)}
+    for change in changes:
+        assert change.keys() <= known
+        assert not dataclasses.replace(Strategy(), **change).is_whole, change

@@ -13,7 +13,17 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.sustained import HEADROOM, REDUCED, sustained_doubt, sustained_flops, sustaining
+from lightning_predict.kernels.sustained import (
+    HEADROOM,
+    LANES_SHARE,
+    REDUCED,
+    SHARED_LANES_SHARE,
+    WIDE_LANES_SHARE,
+    _lanes_share,
+    sustained_doubt,
+    sustained_flops,
+    sustaining,
+)
 from tests.example_gpu import SMALL
 
 GPUS = tuple(gpu(name) for name in gpu_names())
@@ -106,3 +116,11 @@ def test_twice_the_batch_never_takes_less() -> None:
         seconds = models.estimate(problem_batch("linear", dtype, m=rows, n=4096, k=1024), GPUS[-40:]).seconds
         assert (seconds[:, 1:] >= 0.72 * seconds[:, :-1]).all()  # as `growth.py` has it: other kernels may be better
         assert (seconds[:, -1] > 2 * seconds[:, 0]).all()
+
+
+@pytest.mark.parametrize(("name", "share"), [("V100-SXM2-32GB", LANES_SHARE), ("P40", LANES_SHARE)])
+def test_cards_of_64_lanes_and_those_before_volta_reach_the_same_share(name: str, share: float) -> None:
+    # The V100 has 64 lanes in a multiprocessor; the P40 has 128, whose two kinds of work do not share them.
+    assert _lanes_share(gpu(name)) == share
+    assert _lanes_share(gpu("H100-SXM-80GB")) == WIDE_LANES_SHARE
+    assert _lanes_share(gpu("L4")) == SHARED_LANES_SHARE

@@ -62,6 +62,8 @@ def cases(sample: int | None, seed: str) -> list[Case]:
     """List the combinations, or as many of them as are asked for, drawn by a hash of their names."""
     every = []
     for profiler, code, threads, error in itertools.product(PROFILERS, CODE, THREADS, ERRORS):
+        if error == "KeyboardInterrupt" and threads > 1:
+            continue  # Python raises it in the main thread alone
         functions = FUNCTIONS if error != "none" else FUNCTIONS[:1]
         every += [Case(profiler, code, threads, error, function) for function in functions]
     every.sort(key=lambda case: hashlib.sha256(f"{seed} {case}".encode()).digest())

@@ -138,6 +138,18 @@ print(ours())
 """,
         "['Another', 'profiler', 'started']\n['aten::sin']\n['aten::exp']\n",
     ),
+    "ours on another thread inside": (
+        """
+import threading
+found = []
+def other(): found.append(ours())
+def inside():
+    thread = threading.Thread(target=other); thread.start(); thread.join()
+print(ours(inside), found)
+print(ours())
+""",
+        "['aten::exp'] [['Another', 'profiler', 'is']]\n['aten::exp']\n",
+    ),
     "on another thread inside": (
         """
 import threading
