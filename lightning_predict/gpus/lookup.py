@@ -39,10 +39,20 @@ _VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib
 GPU Software User Guide: board, GB of its memory, series of the licence)."""
 
 _OTHER_MAKERS: Final = re.compile(
-    r"amd|instinct|radeon|mi\d{2,3}[axp]?|intel|gaudi\w*|hpu|arc|tpu\w*|trainium\d?|trn\d|inferentia\d?|inf\d|apple|ascend",
+    r"amd|instinct|radeon|mi\d{2,3}[axp]?|intel(?:\(r\))?|gaudi\w*|hpu|arc|tpu\w*|trainium\d?|trn\d|inferentia\d?|inf\d|apple|ascend",
     re.IGNORECASE,
 )
 """Words in the names of accelerators of other makers."""
+
+
+def is_of_another_maker(name: str) -> bool:
+    """Return whether a name is of an accelerator that is not NVIDIA's.
+
+    >>> is_of_another_maker("AMD Instinct MI300X"), is_of_another_maker("NVIDIA L4")
+    (True, False)
+    """
+    return any(_OTHER_MAKERS.fullmatch(word) for word in re.split(r"[\s_-]+", name))
+
 
 SMALLEST_REPORTED_SHARE: Final = 0.85
 """Drivers report less memory than is sold: ECC takes 6 %, the driver up to 0.6 GiB of the small cards."""
@@ -196,7 +206,7 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
 
 def _unknown_message(name: str) -> str:
     """State that no GPU has this name, and list the nearest names."""
-    if any(_OTHER_MAKERS.fullmatch(word) for word in re.split(r"[\s_-]+", name)):
+    if is_of_another_maker(name):
         return f"{name!r} is not made by NVIDIA; predictions are for NVIDIA's GPUs only, so far."
     index = _catalogue_index()
     words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from lightning_predict.errors import TraceError, UnknownGpuError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.lookup import is_of_another_maker
 from lightning_predict.tracing.trace import Trace
 
 
@@ -54,6 +55,12 @@ def unknown_gpu_note(trace: Trace) -> str | None:
     if trace.device != "cuda" or not (trace.kernels or trace.measured_steps) or gpu_in_use(trace) is not None:
         return None
     what = _named(trace)
+    if trace.gpu_reported_name is not None and is_of_another_maker(trace.gpu_reported_name):
+        return (
+            f"Recorded on {trace.gpu_reported_name}, which is not NVIDIA's. Its {len(trace.kernels):,} measured "
+            "kernels follow other rules and are left out: every time is predicted from shapes, and of how fast this GPU is "
+            "beside the others nothing is known but its measured step."
+        )
     if not trace.kernels:
         return f"{what} Its measured step cannot be compared with a prediction."
     return (
