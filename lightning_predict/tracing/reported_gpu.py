@@ -58,8 +58,8 @@ def unknown_gpu_note(trace: Trace) -> str | None:
     if trace.gpu_reported_name is not None and is_of_another_maker(trace.gpu_reported_name):
         return (
             f"Recorded on {trace.gpu_reported_name}, which is not NVIDIA's. Its {len(trace.kernels):,} measured "
-            "kernels follow other rules and are left out: every time is predicted from shapes, and of how fast this GPU is "
-            "beside the others nothing is known but its measured step."
+            "kernels follow other rules and are left out: every time is predicted from shapes, and of how fast this "
+            "GPU is beside the others nothing is known but its measured step."
         )
     if not trace.kernels:
         return f"{what} Its measured step cannot be compared with a prediction."
