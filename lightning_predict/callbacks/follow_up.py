@@ -154,6 +154,8 @@ class FollowUp:
         rest = rest_of(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
         now = self._clock()
         self._rest, self._rest_at = rest, now
+        if rest.left.batches == 0:
+            return None
         is_first, self._has_advised = self.advises and not self._has_advised, self.advises
         if not (is_first or self._has_left(before.rest, rest, now) or host_has_moved(before, rest.workload)):
             return None
