@@ -1,0 +1,43 @@
+"""The study of gains: spreads are fitted on other families than they are judged on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rich.console import Console
+
+from benchmarks.accuracy.gains import Pair, fitted_spread, left_out, print_report
+
+
+def pair(family: str, foretold: float, measured: float) -> Pair:
+    return Pair(kind="compile infer", family=family, gpu="L4", model=family, measured=measured, foretold=foretold)
+
+
+def test_a_model_that_sees_half_of_a_gain_is_told_its_square() -> None:
+    pairs = [pair(family, gain, gain**2) for family in "abc" for gain in (0.8, 1.1, 1.5, 2.0)]
+    spread = fitted_spread(pairs)
+    assert spread.power == pytest.approx(2.0)
+    assert spread.gain(pairs[2]) == pytest.approx(1.5**2)
+    assert all(spread.holds(one) for one in pairs)
+
+
+def test_nine_in_ten_are_held_and_no_wider() -> None:
+    errors = [0.01 * step for step in range(1, 21)]
+    pairs = [pair("a", 1.0, math.exp(error)) for error in errors]
+    spread = fitted_spread(pairs)
+    assert sum(spread.holds(one) for one in pairs) == 18
+    assert spread.least == pytest.approx(0.18)
+
+
+def test_a_family_is_judged_by_the_others() -> None:
+    pairs = [*(pair("calm", 1.0, 1.02) for _ in range(10)), *(pair("wild", 1.0, 3.0) for _ in range(10))]
+    judged = left_out(pairs)
+    assert not any(own.holds(one) for one, own in judged if one.family == "wild")
+    assert all(own.holds(one) for one, own in judged if one.family == "calm")
+
+
+def test_the_report_counts_harm() -> None:
+    console = Console(record=True, width=200)
+    print_report([pair("a", 0.5, 0.5), pair("b", 1.5, 0.9), pair("c", 1.5, 1.5)], console)
+    assert "compile infer" in console.export_text()
