@@ -27,7 +27,8 @@ def trained(batch: int = 512, *, optimizer: type[torch.optim.Optimizer] = torch.
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.first(x)
-            return x + self.second(0.5 * h * (1.0 + torch.tanh(0.8 * (h + 0.04 * torch.pow(h, 3.0)))))
+            out: torch.Tensor = self.second(0.5 * h * (1.0 + torch.tanh(0.8 * (h + 0.04 * torch.pow(h, 3.0)))))
+            return x + out
 
     with torch.device("meta"):
         model = nn.Sequential(Block(), Block())

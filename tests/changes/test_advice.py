@@ -102,7 +102,7 @@ def test_a_gain_is_told_as_a_power_with_a_width_that_grows() -> None:
 
 def test_too_few_pairs_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(EVIDENCE["amp train"], pairs=FEWEST_PAIRS - 1)
-    monkeypatch.setitem(EVIDENCE, "amp train", few)  # type: ignore[arg-type]
+    monkeypatch.setitem(EVIDENCE, "amp train", few)
     assert evidence_for(CHANGES["bf16-mixed"], trained(8)) is None
 
 
