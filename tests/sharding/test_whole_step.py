@@ -30,6 +30,7 @@ from lightning_predict.sharding.whole_step import (
     table_optimizer,
     without_tables,
 )
+from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
 from tests.workloads.recommendation import Dlrm
@@ -65,7 +66,7 @@ def step() -> Trace:
 
 
 def setting_of(layout: Layout) -> Setting:
-    return Setting((layout.gpu,), None, kernel_models((layout.gpu.name,), None), "auto", 1.0, CATALOGUE)
+    return Setting((layout.gpu,), None, kernel_models((layout.gpu.name,), None), "auto", UNKNOWN_HOST, CATALOGUE)
 
 
 def whole(trace: Trace, embedding: str, layout: Layout = FOUR) -> WholeStep:
