@@ -112,7 +112,7 @@ class FakeDevice:
 
         def root_device(own: Any) -> torch.device:
             caller = str(sys._getframe(1).f_globals.get("__name__"))
-            return CUDA if caller.startswith("lightning_predict") else real.fget(own)  # type: ignore[no-any-return]
+            return CUDA if caller.startswith("lightning_predict") else real.fget(own)
 
         properties = SimpleNamespace(total_memory=self.memory_bytes, L2_cache_size=6 * 2**20, name=self.name)
         with monkeypatch.context() as patches:
