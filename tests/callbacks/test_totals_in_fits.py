@@ -15,7 +15,7 @@ import torch
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.trainer_state import resumes_data
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.run.workload import Batches, Loader
+from lightning_predict.run.workload import Batches
 from tests.callbacks.conftest import RENEW, Call
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Rows, Small
 from tests.callbacks.test_remaining_in_fits import stopping_after
@@ -187,7 +187,10 @@ def test_checkpoints_by_the_clock_are_left_out_and_it_is_said(lightning: Small, 
 def test_waits_for_the_loader_count_on_every_gpu(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     predictor = RuntimePredictor(["T4", "L4"])
     fit(small, tmp_path, small.loader(8), predictor=predictor, max_epochs=1)
-    assert calls[0].workload.loader == Loader(seconds_per_batch=1.0)
+    loader = calls[0].workload.loader
+    assert loader.seconds_per_batch == 1.0
+    assert loader.spread[0] < 1 < loader.spread[1]
+    assert not loader.is_believed  # two waits call no loader a limit
     assert predictor.predictions is not None
     for prediction in predictor.predictions.values():
         assert prediction.total_seconds == pytest.approx(4 * (1.0 + prediction.iteration_seconds), rel=1e-2)
