@@ -194,7 +194,7 @@ def test_waits_for_the_loader_count_on_every_gpu(small: Small, tmp_path: Path, c
     assert predictor.predictions is not None
     for prediction in predictor.predictions.values():
         assert prediction.total_seconds == pytest.approx(4 * (1.0 + prediction.iteration_seconds), rel=1e-2)
-    assert "The loader takes 1.00 s for the batches of a step on any GPU" in str(predictor.predictions.ranking())
+    assert "The loader" not in str(predictor.predictions.ranking())
 
 
 @pytest.mark.parametrize(
