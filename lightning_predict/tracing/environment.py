@@ -101,9 +101,9 @@ def measure_memory(
     optimizers: Sequence[torch.optim.Optimizer],
     *,
     has_backward: bool,
-    forward_gradient_bytes: int | None,
-    peak_bytes: int | None,
-    reserved_bytes: int | None,
+    forward_gradient_bytes: int | None = None,
+    peak_bytes: int | None = None,
+    reserved_bytes: int | None = None,
 ) -> Memory:
     """Return the bytes that live through the step; None for what is unknown.
 

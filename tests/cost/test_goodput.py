@@ -79,6 +79,7 @@ def test_a_budget_pays_for_failures_and_checkpoints_too() -> None:
     assert found.goodput.checkpoint_bytes == 3 * 2**26
     assert found.goodput.failure_seconds == 12.5 * 3600
     assert plain.cost_usd is not None
+    assert found.cost_usd is not None
     assert found.cost_usd == pytest.approx(plain.cost_usd / found.goodput.share)
     between = (plain.cost_usd + found.cost_usd) / 2
     with pytest.raises(InvalidArgumentError, match="pays for no strategy that fits"):

@@ -7,8 +7,18 @@ import lightning_predict as lp
 
 def seconds(dtype: str, gpu: str) -> float:
     """Time of one of VGG's convolutions, which float32's kernels do with fewer products (Winograd)."""
-    shape = {"batch": 12, "in_channels": 256, "out_channels": 256, "kernel_size": 3, "image_size": 56, "padding": 1}
-    found = lp.operator_seconds("conv2d", gpu, dtype=dtype, stride=1, **shape)
+    found = lp.operator_seconds(
+        "conv2d",
+        gpu,
+        dtype=dtype,
+        batch=12,
+        in_channels=256,
+        out_channels=256,
+        kernel_size=3,
+        image_size=56,
+        padding=1,
+        stride=1,
+    )
     assert isinstance(found, float)
     return found
 
