@@ -55,8 +55,8 @@ SHARE_TO_MENTION: Final = 0.01
 BASE_MARK: Final = "†"
 """Beside the name of a GPU that networks time without having seen a measurement of it."""
 
-LARGE_BASE_SHARE: Final = 0.1
-"""Share of the time by such networks from which a GPU is marked."""
+LARGE_BASE_SHARE: Final = 0.5
+"""Share of the time by such networks from which a GPU is marked: most of it."""
 
 _METHODS: Final = {
     "measured": "measured here",
@@ -234,7 +234,7 @@ def base_note(predictions: AbstractPredictions) -> Iterable[str]:
     if names_of_share:
         shares = ", ".join(f"{part} ({', '.join(names)})" for part, names in names_of_share.items())
         yield (
-            f"{BASE_MARK}: rates were not measured: networks of other GPUs, which know that one by its data sheet "
+            f"{BASE_MARK}: times were not measured on that GPU: networks of others, which know it by its data sheet "
             f"alone, timed {shares}."
         )
 

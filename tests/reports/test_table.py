@@ -302,8 +302,8 @@ def test_a_method_without_an_explanation_is_still_named() -> None:
 
 
 def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
-    seen = changed(MINIMAL, layout="T4", coverage={"mlp": 1.0}, base_share=0.05)
-    partly = changed(MINIMAL, layout="L4", coverage={"mlp": 0.6, "proxy": 0.4}, base_share=0.4)
+    seen = changed(MINIMAL, layout="T4", coverage={"mlp": 1.0}, base_share=0.4)
+    partly = changed(MINIMAL, layout="L4", coverage={"mlp": 0.6, "proxy": 0.4}, base_share=0.6)
     unseen = [changed(MINIMAL, gpu=name, coverage={"mlp": 1.0}, base_share=1.0) for name in ("A10G", "GH200")]
     text = plain_table(Predictions((seen, partly, *unseen)), verbose=True)
     rows = {line.split()[0]: line for line in text.splitlines() if line}
@@ -311,7 +311,7 @@ def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
     assert rows["L4"].startswith("L4 † ")
     assert rows["A10G"].startswith("A10G † ")
     note = (
-        "†: rates were not measured: networks of other GPUs, which know that one by its data sheet alone, timed 40 % "
+        "†: times were not measured on that GPU: networks of others, which know it by its data sheet alone, timed 60 % "
         "(L4), 100 % (A10G, GH200)."
     )
     for verbose in (False, True):  # it changes a decision, so that it is said without being asked for
