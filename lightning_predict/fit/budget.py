@@ -27,7 +27,7 @@ from lightning_predict.fit.forecast import Moments, Rest
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration
-from lightning_predict.reports.format import usd as dollars
+from lightning_predict.reports.format import usd_of_steps as dollars
 from lightning_predict.reports.format import usd_per_hour as price_in_words
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 

@@ -76,9 +76,9 @@ def test_it_ends_a_run_whose_forecast_breaks_the_budget_by_far(
 
 
 def test_what_is_used_up_ends_the_run_after_the_batch_that_used_it_up(small: Small, tmp_path: Path) -> None:
-    assert fit(small, tmp_path, CostBudget(usd=1e-6, usd_per_hour=1)).batches_trained == 1
-    assert fit(small, tmp_path, CostBudget(usd=1e-6, usd_per_hour=1), accumulate_grad_batches=4).batches_trained == 1
-    assert fit(small, tmp_path, CostBudget(usd=1e-6, usd_per_hour=1), model=small.gan()).batches_trained == 1
+    assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1)).batches_trained == 1
+    assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1), accumulate_grad_batches=4).batches_trained == 1
+    assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1), model=small.gan()).batches_trained == 1
 
 
 def test_no_forecast_is_judged_before_the_warmup_is_over(lightning: Small, tmp_path: Path, time: Clock) -> None:
@@ -152,7 +152,7 @@ def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: 
 
 
 def test_it_can_raise(small: Small, tmp_path: Path) -> None:
-    budget = CostBudget(usd=1e-6, usd_per_hour=1, on_exceed="raise")
+    budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="raise")
     model = small.model()
     with pytest.raises(BudgetExceededError, match=r"CostBudget: .* are used\. Its checkpoint is"):
         fit(small, tmp_path, budget, model=model)
@@ -161,7 +161,7 @@ def test_it_can_raise(small: Small, tmp_path: Path) -> None:
 
 
 def test_it_can_warn_once_and_train_on(small: Small, tmp_path: Path) -> None:
-    budget = CostBudget(usd=1e-6, usd_per_hour=1, on_exceed="warn")
+    budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn")
     with pytest.warns(LightningPredictWarning, match=r"CostBudget: .* are used\.") as warned:
         model = fit(small, tmp_path, budget)
     assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
@@ -711,7 +711,7 @@ def test_exact_numbers_count(arguments: dict[str, Any], hours: float, usd: float
 
 
 def test_a_decimal_budget_is_kept(lightning: Small, tmp_path: Path) -> None:
-    assert fit(lightning, tmp_path, CostBudget(Decimal("0.000001"), usd_per_hour=Fraction(1))).batches_trained == 1
+    assert fit(lightning, tmp_path, CostBudget(Decimal("0.000000001"), usd_per_hour=Fraction(1))).batches_trained == 1
 
 
 def test_a_deadline_may_be_a_datetime() -> None:

@@ -24,7 +24,11 @@ OF_USERS: Final = (
 )
 """Called by the user's own code, to which they raise what is wrong with its arguments."""
 
-OF_PYTHON: Final = ("tracing/pauses.py Pauses._collects", "tracing/tensors.py _WeakReferences.__del__")
+OF_PYTHON: Final = (
+    "tracing/long_graphs.py _after_collection",
+    "tracing/pauses.py Pauses._collects",
+    "tracing/tensors.py _WeakReferences.__del__",
+)
 """Called by the garbage collector, which prints what fails and goes on."""
 
 GUARDS: Final = {name for name in ENTRANCES if name.startswith("guard.py")}

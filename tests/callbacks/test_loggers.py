@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from tests.callbacks.small import Small
 
 pytestmark = pytest.mark.usefixtures("readings")
+
+
+@pytest.fixture(autouse=True)
+def _warned(said: list[str]) -> Iterator[None]:
+    """The budget warns before it ends the run: at 80 % of its dollars."""
+    yield
+    assert all("(usd) are used" in message for message in said)
+    said.clear()
 
 
 def fit(small: Small, folder: Path, logger: Any) -> RuntimePredictor:
