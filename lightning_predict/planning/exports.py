@@ -13,7 +13,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -131,7 +131,8 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
     """
     check_exportable(plan, problem, since, target="SkyPilot")
     begin = 0.0 if since is None else since.now_seconds
-    stays = tuple(_stays(plan, problem, since))
+    stays, stops = tuple(_stays(plan, problem, since)), tuple(_stops(plan, problem, since))
+    names = _file_names(plan, problem)
     tasks: dict[str, str] = {}
     for _, segment, _, machine in stays:
         cluster = _cluster(segment.placement)
@@ -146,7 +147,7 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
                 use_spot=True if machine.interruptions_per_hour is not None else None,
                 num_nodes=1,
                 file_mounts={
-                    _mounted(job): {"source": job.checkpoint, "mode": "MOUNT"}
+                    _mounted(names[job.name]): {"source": job.checkpoint, "mode": "MOUNT"}
                     for _, other, job, _ in stays
                     if _cluster(other.placement) == cluster and _is_bucket(job.checkpoint)
                 },
@@ -157,19 +158,19 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
         cluster = _cluster(segment.placement)
         tasks[f"{name}.yaml"] = write_sky_task(
             name=name,
-            run=_stoppable(job, pid_file=_pid_file(job)),
+            run=_stoppable(job, pid_file=_pid_file(names[job.name])),
             accelerators=_accelerators(machine, segment.placement.configuration.num_gpus),
             num_nodes=1,
-            envs={"CHECKPOINTS": _mounted(job)} if _is_bucket(job.checkpoint) else None,
+            envs={"CHECKPOINTS": _mounted(names[job.name])} if _is_bucket(job.checkpoint) else None,
             comment=(_when(segment, machine),),
         )
         rented = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
         line = f"{rented} && sky exec --detach-run {cluster} {name}.yaml"
-        commands.append((segment.start_seconds, 1, f"{_once_stopped(segment, plan, problem, since)}{line}"))
-    for at_seconds, job, placement in _stops(plan, problem, since):
-        pid = f"$(cat {_pid_file(job)})"
+        commands.append((segment.start_seconds, 1, f"{_once_stopped(segment, stops, names)}{line}"))
+    for at_seconds, job, placement in stops:
+        pid = f"$(cat {_pid_file(names[job.name])})"
         stop = f"pid={pid} && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done"
-        line = f"sky exec {_cluster(placement)} {shlex.quote(stop)} && touch {_marker(job.name)}"
+        line = f"sky exec {_cluster(placement)} {shlex.quote(stop)} && touch {_marker(names[job.name])}"
         commands.append((at_seconds, 0, line))
     return {**tasks, SCHEDULE: _schedule(commands, begin)}
 
@@ -193,7 +194,7 @@ def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) 
     hosts = _hosts(plan, problem)
     files: dict[str, str] = {}
     commands: list[tuple[float, int, str]] = []
-    names = _file_names({job.name: job for job in problem.jobs})
+    names, stops = _file_names(plan, problem), tuple(_stops(plan, problem, since))
     for name, segment, job, machine in _stays(plan, problem, since):
         configuration = segment.placement.configuration
         limit = (segment.end_seconds - segment.start_seconds) * job.high_factor + problem.restart_seconds
@@ -219,13 +220,13 @@ def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) 
             _stoppable(job, requeues=job.checkpoint is not None),
         ]
         files[f"{name}.sh"] = "\n".join(lines)
-        line = f"{_once_stopped(segment, plan, problem, since)}sbatch {name}.sh"
+        line = f"{_once_stopped(segment, stops, names)}sbatch {name}.sh"
         commands.append((segment.start_seconds, 1, line))
-    for at_seconds, job, _ in _stops(plan, problem, since):
+    for at_seconds, job, _ in stops:
         which = f"--user=$USER --name={names[job.name]}"
         running = f"squeue --noheader --states=RUNNING {which} | grep -q ."
         stop = f"scancel --batch --signal=USR1 --state=RUNNING {which}"
-        commands.append((at_seconds, 0, f"{running} && {stop} && touch {_marker(job.name)}"))
+        commands.append((at_seconds, 0, f"{running} && {stop} && touch {_marker(names[job.name])}"))
     return {**files, SCHEDULE: _schedule(commands, begin)}
 
 
@@ -281,14 +282,14 @@ def _is_bucket(checkpoint: str | None) -> bool:
     return checkpoint is not None and re.match(r"[a-z0-9]+://", checkpoint) is not None
 
 
-def _mounted(job: Job) -> str:
-    """Give the folder that a job's bucket is mounted at."""
-    return f"/checkpoints/{_safe(job.name)}"
+def _mounted(name: str) -> str:
+    """Give the folder that the bucket of a job of this file name is mounted at."""
+    return f"/checkpoints/{name}"
 
 
-def _pid_file(job: Job) -> str:
-    """Give the file on the machine that holds the process of a job."""
-    return f"~/.lightning-predict-{_safe(job.name)}.pid"
+def _pid_file(name: str) -> str:
+    """Give the file on the machine that holds the process of a job of this file name."""
+    return f"~/.lightning-predict-{name}.pid"
 
 
 def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False) -> str:
@@ -328,17 +329,14 @@ def _cluster(placement: Placement) -> str:
 
 
 def _marker(name: str) -> str:
-    """Name the file beside the schedule that says that a job was stopped, to be started again."""
-    return f"{_safe(name)}.stopped"
+    """Name the file beside the schedule that says that a job of this file name was stopped, to be started again."""
+    return f"{name}.stopped"
 
 
-def _once_stopped(segment: Segment, plan: Plan, problem: Problem, since: Situation | None) -> str:
+def _once_stopped(segment: Segment, stops: Iterable[tuple[float, Job, Placement]], names: Mapping[str, str]) -> str:
     """Write on what condition a later stretch starts: a job that ended earlier, or waits still, has not stopped."""
-    stopped = any(
-        job.name == segment.job and at_seconds <= segment.start_seconds
-        for at_seconds, job, _ in _stops(plan, problem, since)
-    )
-    marker = _marker(segment.job)
+    stopped = any(job.name == segment.job and at_seconds <= segment.start_seconds for at_seconds, job, _ in stops)
+    marker = _marker(names[segment.job])
     return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
 
 
@@ -365,7 +363,8 @@ def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tu
     """List every stretch of a job that has to be started, with the name of its file, its job and its machine type."""
     jobs = {job.name: job for job in problem.jobs}
     machines = {machine.name: machine for machine in problem.machines}
-    files = _file_names(jobs)
+    files = _file_names(plan, problem)
+    taken = {*files.values(), *map(_cluster, {segment.placement for segment in plan.segments})}
     stays: dict[str, int] = {}
     running = {} if since is None else since.running
     for segment in plan.segments:
@@ -373,7 +372,8 @@ def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tu
         if begins and running.get(segment.job) == segment.placement:
             continue  # it goes on where it runs
         number = stays[segment.job] = stays.get(segment.job, 0) + 1
-        name = files[segment.job] if number == 1 else f"{files[segment.job]}-{number}"
+        name = files[segment.job] if number == 1 else _unused(f"{files[segment.job]}-{number}", taken)
+        taken.add(name)
         yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]
 
 
@@ -391,15 +391,20 @@ def _stops(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tu
                 yield since.now_seconds, jobs[name], placement
 
 
-def _file_names(jobs: Mapping[str, Job]) -> dict[str, str]:
-    """Name a file for each job, safe in a file system, and shared by no two jobs."""
+def _file_names(plan: Plan, problem: Problem) -> dict[str, str]:
+    """Name each job safely in a file system: its file, process, checkpoint; as no other job or machine is named."""
     names: dict[str, str] = {}
-    for job in sorted(jobs):
-        name = _safe(job)
-        while name in names.values():
-            name += "_"
-        names[job] = name
+    machines = set(map(_cluster, {segment.placement for segment in plan.segments}))
+    for job in sorted(job.name for job in problem.jobs):
+        names[job] = _unused(_safe(job), {*machines, *names.values()})
     return names
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """Lengthen a name until it is not taken."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _safe(name: str) -> str:

@@ -264,6 +264,25 @@ def test_a_job_that_runs_and_is_planned_elsewhere_stops_where_it_runs_first() ->
     ]
 
 
+def test_jobs_whose_names_look_alike_share_neither_file_nor_process_nor_checkpoint() -> None:
+    # Two names that are one in a file system, one that is another's second stretch, and one that is a machine's.
+    first = {"a b": at(0, "small", 1), "a-b": at(1, "small", 1), "a-b-2": at(2, "small", 1)}
+    moved = first | {"a-b": at(3, "small", 1), "node-0-small": at(1, "small", 1)}
+    jobs = tuple(job(name, hours={on("small", 1): 4.0}, deadline=9.0) for name in moved)
+    problem = replace(ONE_EVENT, jobs=jobs, period_seconds=HOUR, limits=replace(ONE_EVENT.limits, nodes=4))
+    plan = simulate(problem, Script((first, moved), []))
+    tasks = skypilot_tasks(plan, with_command("python train.py", "s3://ours/runs", problem))
+    started = re.findall(r"sky exec --detach-run (\S+) (\S+)\.yaml", tasks["schedule.txt"])
+    assert len({name for _, name in started}) == len(started) == 5
+    clusters = {cluster for cluster, _ in started}
+    assert not clusters & {name for _, name in started}
+    assert len(tasks) == len(clusters) + len(started) + 1
+    stopped = re.findall(r"sky exec (\S+) 'pid=\$\(cat (\S+)\)", tasks["schedule.txt"])
+    assert len(stopped) == 1  # a-b alone moves, and only its own process is told to stop
+    holders = [name for name, text in tasks.items() if f"echo $$ > {stopped[0][1]}" in text]
+    assert len(holders) == 2  # its two stretches, and no job that looks like it
+
+
 def test_a_plan_that_would_lose_work_is_not_exported_and_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(PlanningFormatError, match=r"a moves or pauses and would lose all work.*Add checkpoint: s3://"):
         skypilot_tasks(MOVED, with_command("python train.py"))
