@@ -88,6 +88,9 @@ _RECORDING: Final[WeakSet[ProfilerRecorder]] = WeakSet()
 _OWN: Final[WeakSet[Any]] = WeakSet()
 """Our own profilers: one that another has displaced never ends."""
 
+_NEVER_ENDED: Final[list[record_function]] = []
+"""Marks of recordings that a running profiler has displaced. To end one, or to let it go, writes into freed memory."""
+
 
 @final
 class ProfilerRecorder:
@@ -188,7 +191,9 @@ class ProfilerRecorder:
         with ExitStack() as parts:  # each ends even if others raise; the last one first
             if not displaced:
                 parts.callback(_stop, running)
-            if window is not None:
+            if window is not None and displaced and torch._C._autograd._profiler_enabled():
+                _NEVER_ENDED.append(window)
+            elif window is not None:
                 parts.callback(window.__exit__, None, None, None)
             if self._cuda:
                 torch.cuda.synchronize()
