@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -84,7 +83,6 @@ def test_training_writes_files_that_load_and_score_alike(
     assert manifest.files["base.safetensors"].rows == sum(manifest.files[f"{n}.safetensors"].rows for n in ("L4", "T4"))
 
 
-@pytest.mark.skipif("CI" in os.environ, reason="joblib's processes were seen to hang here once; run by hand")
 def test_a_rerun_in_more_processes_gives_the_same_hashes(
     tables: Path, trained: tuple[Path, tuple[Score, ...], str], tmp_path: Path
 ) -> None:
