@@ -34,7 +34,7 @@ from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_o
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Candidate, Ranking, advice, memory_of, remarks, takes
-from lightning_predict.reports.table import Grid, columns_of, energy_columns, energy_note, grid, lines_of, table_notes
+from lightning_predict.reports.table import Grid, columns_of, energy_columns, energy_note, grid, table_notes
 from lightning_predict.units import hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 
 STYLE: Final = """
@@ -330,7 +330,7 @@ def _table(predictions: Predictions, ranking: Ranking, shown: Grid) -> str:
         for column, kind in zip(shown.columns, kinds, strict=True)
     )
     rows = []
-    for line, row in zip(lines_of(predictions), shown.rows, strict=True):
+    for line, row in zip(shown.lines, shown.rows, strict=True):
         cells = "".join(
             f'<td class="{_cell_class(text, kind)}" data-label="{escape(column.title)}">'
             f"{escape(text).replace(' %', '&nbsp;%')}</td>"

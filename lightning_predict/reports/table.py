@@ -15,9 +15,10 @@ is no room for all. Energy has columns of its own, for those who ask. Example::
 from __future__ import annotations
 
 import datetime
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Literal, final
@@ -323,12 +324,49 @@ Line = Prediction | MachineInUse
 """What a row is of."""
 
 
-def lines_of(predictions: AbstractPredictions) -> tuple[Line, ...]:
-    """List what the rows are of: the machine in use, then the others in the order asked, what does not fit last."""
+def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[Line, ...]:
+    """List what the rows are of: the machine in use, then the others in the order asked, what does not fit last.
+
+    Args:
+        predictions: Whose rows.
+        fold: Leave out those that others stand for; see `folded`.
+    """
     own = predictions.get(predictions.used_gpu or "")
-    others = sorted((one for one in predictions.values() if one is not own), key=lambda one: one.fits is False)
+    left_out = folded(predictions) if fold else ()
+    others = (one for one in predictions.values() if one is not own and one.gpu not in left_out)
     first: list[Line] = [one for one in (predictions.machine, own) if one is not None]
-    return (*first, *others)
+    return (*first, *sorted(others, key=lambda one: one.fits is False))
+
+
+def folded(predictions: AbstractPredictions) -> dict[str, Prediction]:
+    """Find the GPUs that take as long as a cheaper one, as the loader or the host decides.
+
+    Returns:
+        By name of the GPU, the one that stands for it: nothing but its price and name would differ in a row.
+    """
+    span = span_of(predictions)
+    alike: dict[tuple[str, str, str | None], list[Prediction]] = {}
+    for one in predictions.values():
+        seconds = span.seconds(one)
+        if one.gpu != predictions.used_gpu and seconds is not None and bound_by(one) in ("loader", "host"):
+            alike.setdefault((bound_by(one), duration(seconds.middle), one.memory_fit), []).append(one)
+    standing: dict[str, Prediction] = {}
+    for group in alike.values():
+        cheapest = min(group, key=lambda one: math.inf if one.usd_per_hour is None else one.usd_per_hour)
+        standing.update({one.gpu: cheapest for one in group if one is not cheapest})
+    return standing
+
+
+def folded_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Name the GPUs that have no row of their own."""
+    names_of_gpu: dict[str, list[str]] = {}
+    found = folded(predictions)
+    for name, one in found.items():
+        names_of_gpu.setdefault(one.gpu, []).append(name)
+    for gpu, names in names_of_gpu.items():
+        take = "takes" if len(names) == 1 else "take"
+        limit = bound_by(found[names[0]])
+        yield f"{', '.join(names)} {take} as long as the {gpu}, and no less money: the {limit} decides."
 
 
 GAP: Final = 2
@@ -517,12 +555,14 @@ class Grid:
         rows: The texts of each GPU, in lines where a cell is broken.
         unknown: Titles of the columns in which nothing is known.
         hidden: Titles of the columns that there was no room for.
+        lines: What each row is of.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     unknown: tuple[str, ...]
     hidden: tuple[str, ...]
+    lines: tuple[Line, ...]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -532,7 +572,12 @@ class Grid:
 
 
 def grid(
-    predictions: AbstractPredictions, width: int | None = None, *, extra: Sequence[Column] = (), verbose: bool = False
+    predictions: AbstractPredictions,
+    width: int | None = None,
+    *,
+    extra: Sequence[Column] = (),
+    verbose: bool = False,
+    fold: bool = False,
 ) -> Grid:
     """Choose columns and write texts of a table for these predictions.
 
@@ -541,6 +586,7 @@ def grid(
         width: Characters on one line; columns give way where it is too small for all. None: no limit.
         extra: Columns to show after the usual ones.
         verbose: Show the interval of a step and the methods, too.
+        fold: Leave out the rows of GPUs that others stand for.
     """
     offered = (*columns_of(predictions, verbose=verbose), *extra)
     known = [
@@ -550,12 +596,12 @@ def grid(
     ]
     unknown = tuple(column.title for column in offered if column not in known)
     giving_way = sorted((column for column in known if column.gives_way), key=lambda column: column.gives_way or 0)
-    lines = lines_of(predictions)
+    lines = lines_of(predictions, fold=fold)
     for count in range(len(giving_way) + 1):
         hidden = giving_way[:count]
         columns = tuple(column for column in known if column not in hidden)
         rows = tuple(tuple(_cell(column, line) for column in columns) for line in lines)
-        shown = Grid(columns, rows, unknown, tuple(column.title for column in hidden))
+        shown = Grid(columns, rows, unknown, tuple(column.title for column in hidden), lines)
         if width is None:
             break
         shown = _broken(shown, width)
@@ -589,7 +635,7 @@ def _broken(whole: Grid, width: int) -> Grid:
         )
         for row in whole.rows
     )
-    return Grid(whole.columns, rows, whole.unknown, whole.hidden)
+    return replace(whole, rows=rows)
 
 
 def _break_after_commas(text: str, width: int) -> str:
@@ -651,7 +697,7 @@ def plain_table(
         verbose: Add the methods that timed the device, the sources of prices, and every note.
         notes: What else is to be said.
     """
-    shown = grid(predictions, PLAIN_WIDTH, extra=extra, verbose=verbose)
+    shown = grid(predictions, PLAIN_WIDTH, extra=extra, verbose=verbose, fold=not verbose)
     header_lines = max(column.header.count("\n") for column in shown.columns)
     headers = ["\n" * (header_lines - column.header.count("\n")) + column.header for column in shown.columns]
     rule = ["-" * width for width in shown.widths]
@@ -697,7 +743,7 @@ def print_table(
         text = plain_table(predictions, extra=extra, verbose=verbose, notes=notes).translate(_ASCII)
         console.out(text.encode(console.encoding, "replace").decode(console.encoding), highlight=False)
         return
-    shown = grid(predictions, console.width, extra=extra, verbose=verbose)
+    shown = grid(predictions, console.width, extra=extra, verbose=verbose, fold=not verbose)
     if predictions.heading is not None:
         console.print(Text("\n".join(_wrapped(predictions.heading, console.width)), style="bold"))
         console.print()
@@ -713,7 +759,7 @@ def markdown_table(
     predictions: AbstractPredictions, *, extra: Sequence[Column] = (), verbose: bool = True, notes: Sequence[str] = ()
 ) -> str:
     """Write the table and its footnotes in Markdown, in full unless asked otherwise, with columns of one's own last."""
-    shown = grid(predictions, extra=extra, verbose=verbose)
+    shown = grid(predictions, extra=extra, verbose=verbose, fold=not verbose)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
     heads = [markdown_text(column.title) for column in shown.columns]
     # Readers of Markdown give a long cell its room by breaking the words of the short ones.
@@ -732,7 +778,7 @@ def markdown_table(
 
 def html_table(predictions: AbstractPredictions) -> str:
     """Write the table and its footnotes as a fragment of HTML, as notebooks show values."""
-    shown = grid(predictions)
+    shown = grid(predictions, fold=True)
 
     def line(kind: str, texts: Sequence[str], scope: str) -> str:
         cells = []
@@ -754,6 +800,7 @@ def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool 
     """Collect what is said below a table: what changes a decision, and all else where it is asked for."""
     brief = (
         *end_notes(predictions),
+        *(() if verbose else folded_note(predictions)),
         *asked_note(predictions),
         *epoch_note(predictions),
         *tight_note(predictions),
@@ -807,7 +854,7 @@ def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for column in shown.columns:
         table.add_column(Text(column.header), justify=column.justify, no_wrap=True)
-    for line, row in zip(lines_of(predictions), shown.rows, strict=True):
+    for line, row in zip(shown.lines, shown.rows, strict=True):
         is_in_use = isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
         style = "bold" if is_in_use else ("dim" if isinstance(line, Prediction) and line.fits is False else None)
         # Text, so that nothing in a name or a note is taken for rich's markup.

@@ -21,6 +21,7 @@ from lightning_predict.reports.table import (
     bound_notes,
     doubtful_note,
     epoch_note,
+    folded,
     grid,
     in_use_note,
     indirect_note,
@@ -53,6 +54,27 @@ def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
     (note,) = loader_note(of(slow, fast))
     assert note.startswith("Bound by loader: it takes 20.0 ms for the batches of an iteration on any GPU")
     assert list(loader_note(of(slow))) == []
+
+
+def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
+    # 240,000 steps of 20 ms for the loader: 4,800 s = 1 h 20 min on each; $2.99, $1.99 and no price an hour.
+    waiting = changed(H100, loader_seconds=0.020, total=Interval(4_800.0, 4_800.0, 4_800.0))
+    cheaper = changed(waiting, layout="A100-SXM-80GB", usd_per_hour=1.99, cost_usd=2.65)
+    unpriced = changed(waiting, layout="B200-SXM-180GB", usd_per_hour=None, cost_usd=None, offer=None)
+    shown = of(T4, waiting, cheaper, unpriced)
+    text = plain_table(shown)
+    assert [row.split()[0] for row in text.splitlines()[2:4]] == ["T4", "A100-SXM-80GB"]
+    assert (
+        "H100-SXM-80GB, B200-SXM-180GB take as long as the A100-SXM-80GB, and no less money: the loader decides."
+        in " ".join(text.split())
+    )
+    assert "take as long" not in plain_table(shown, verbose=True)
+    assert plain_table(shown, verbose=True).count("loader  ") >= 3
+    # The machine in use keeps its row, and nothing is folded that memory tells apart or the device bounds.
+    in_use = Predictions((T4, waiting, cheaper), used_gpu="H100-SXM-80GB")
+    assert list(folded(in_use)) == []
+    assert list(folded(of(waiting, changed(cheaper, memory_fit="tight")))) == []
+    assert list(folded(of(T4, changed(T4, layout="L4")))) == []
 
 
 def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
