@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_predict.interval import Interval
     from lightning_predict.reports.predictions import Predictions
 
+NOTHING_GAINS: Final = "No change is proven to gain here."
 HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")
 
 
@@ -29,8 +30,9 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     if rows:
         yield from _grid([(" " * 3 + HEAD[0], *HEAD[1:]), *rows])
     else:
-        yield "No change is proven to gain here."
-    yield from _sentences(advice)
+        yield NOTHING_GAINS
+    for sentence in _sentences(advice):
+        yield from _wrapped(sentence)
     if advice.layers.rows:
         yield ""
         yield from layer_lines(advice.layers)
@@ -52,7 +54,7 @@ def short_lines(advice: Advice) -> tuple[str, ...]:
         lines = [f"Change first: {told[0].words}, {_ends(told[0])} as fast; {told[0].note}."]
     else:
         untested = ", ".join(one.name for one in advice.changes if one.verdict == "untested")
-        lines = ["No change is proven to gain here" + (f"; to be tried: {untested}." if untested else ".")]
+        lines = [NOTHING_GAINS.removesuffix(".") + (f"; to be tried: {untested}." if untested else ".")]
     if harm:
         lines.append(f"Slower, do not: {'; '.join(harm)}.")
     return (*lines, *list(_rent(advice))[-1:])
@@ -115,22 +117,23 @@ def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _sentences(advice: Advice) -> Iterator[str]:
+    """Say of all changes that have no row of their own why not."""
     slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
     noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
     untested = [one for one in advice.changes if one.verdict == "untested"]
     closed = [one for one in advice.changes if one.verdict == "no"]
     alike = [one for one in advice.changes if one.verdict == "faster" and one not in _best(advice)]
     if alike:
-        yield from _wrapped("Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + ".")
+        yield "Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
     if slower:
-        yield from _wrapped("Slower, do not: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + ".")
+        yield "Slower, do not: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + "."
     if noise:
-        yield from _wrapped("Inside the noise: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + ".")
+        yield "Inside the noise: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + "."
     if untested:
         told = "; ".join(f"{one.name} ({_simulated(one)})" for one in untested)
-        yield from _wrapped(f"Try it, no evidence of how well such gains are foretold: {told}.")
+        yield f"Try it, no evidence of how well such gains are foretold: {told}."
     if closed:
-        yield from _wrapped("Not here: " + "; ".join(f"{one.name} ({one.why_not})" for one in closed) + ".")
+        yield "Not here: " + "; ".join(f"{one.name} ({one.why_not})" for one in closed) + "."
 
 
 def _ends(one: Advised) -> str:
@@ -175,14 +178,19 @@ def _wrapped(text: str) -> list[str]:
 
 
 def advice_html(advice: Advice) -> str:
-    """Write the advice as a fragment of HTML, for a notebook or a report."""
+    """Write the advice as a fragment of HTML, for a notebook or a report: what to change first, and where it goes."""
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _row(one, str(place))) + "</tr>"
-        for place, one in enumerate(_best(advice), 1)
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in (
+            *(_row(one, str(place)) for place, one in enumerate(_best(advice), 1)),
+            *([] if advice.chain is None or len(advice.chain.names) < 2 else [_together(advice)]),
+        )
     )
-    head = "".join(f"<th>{escape(name)}</th>" for name in HEAD)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEAD)
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     sentences = "".join(f"<p>{escape(line)}</p>" for line in (*_sentences(advice), *_rent(advice)))
     return (
-        f"<h2>What to change first</h2><p>{escape(_heading(advice))}</p><table><tr>{head}</tr>{rows}</table>"
-        f"{sentences}{advice.layers._repr_html_()}"
+        f"<section><h2>What to change first</h2><p>{escape(_heading(advice))}</p>"
+        f"{table if rows else f'<p>{NOTHING_GAINS}</p>'}{sentences}</section>"
+        f"<section><h2>Where it goes</h2>{advice.layers.to_html()}</section>"
     )

@@ -93,16 +93,23 @@ class LayerTable:
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Write the table as a fragment of HTML, with shares of each column."""
         from html import escape
 
-        head = "".join(f"<th>{escape(name)} [ms]</th>" for name in self.columns)
+        head = "".join(f'<th scope="col" class="right">{escape(name)}</th>' for name in self.columns)
         rows = "".join(
-            f"<tr><td>{escape(row.module)}</td>"
-            + "".join(f"<td>{milliseconds(each)}</td>" for each in row.seconds)
+            f'<tr><th scope="row">{escape(row.module)}</th>'
+            + "".join(f'<td class="right">{escape(cell)}</td>' for cell in cells)
             + f"<td>{escape(row.pattern or '')}</td></tr>"
-            for row in self.rows
+            for row, cells in zip(self.rows, _cells(self), strict=True)
         )
-        return f"<table><tr><th>module</th>{head}<th></th></tr>{rows}</table>"
+        return (
+            f'<div class="scroll"><table><thead><tr><th scope="col">module</th>{head}<th></th></tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
 
 
 def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after: Trace | None = None) -> LayerTable:
@@ -223,13 +230,9 @@ def _patterns(operations: Iterable[Operation]) -> dict[str, str]:
 
 def layer_lines(table: LayerTable) -> tuple[str, ...]:
     """Write the table as lines for a terminal, with shares of each column."""
-    totals = [sum(row.seconds[place] for row in table.rows) or 1.0 for place in range(len(table.columns))]
     width = max((len(row.module) for row in table.rows), default=0)
     width = max(width, len("Where it goes"))
-    cells = [
-        [f"{milliseconds(one)} ms {one / total:>4.0%}" for one, total in zip(row.seconds, totals, strict=True)]
-        for row in table.rows
-    ]
+    cells = _cells(table)
     widths = [max([len(name), *(len(row[place]) for row in cells)]) for place, name in enumerate(table.columns)]
     head = "  ".join(f"{name:>{own}}" for name, own in zip(table.columns, widths, strict=True))
     lines = [f"{'Where it goes':<{width}}  {head}"]
@@ -237,3 +240,12 @@ def layer_lines(table: LayerTable) -> tuple[str, ...]:
         values = "  ".join(f"{cell:>{size}}" for cell, size in zip(own, widths, strict=True))
         lines.append(f"{row.module:<{width}}  {values}{'' if row.pattern is None else '  ' + row.pattern}".rstrip())
     return tuple(lines)
+
+
+def _cells(table: LayerTable) -> list[list[str]]:
+    """Write each time with its share of its column."""
+    totals = [sum(row.seconds[place] for row in table.rows) or 1.0 for place in range(len(table.columns))]
+    return [
+        [f"{milliseconds(one)} ms {one / total:>4.0%}" for one, total in zip(row.seconds, totals, strict=True)]
+        for row in table.rows
+    ]

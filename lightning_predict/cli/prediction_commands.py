@@ -18,12 +18,14 @@ from lightning_predict.cli.answers import Answer, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.assumptions import Assumptions
+    from lightning_predict.changes.advice import Advice
     from lightning_predict.cost.energy import Energy
     from lightning_predict.cost.grids import Grid
     from lightning_predict.cost.offers import Offer
     from lightning_predict.gpus.layouts import Layout
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import Ranking
+    from lightning_predict.tracing.trace import Trace
 
 
 ENDINGS: Final = (".html", ".md", ".json", ".yaml")
@@ -128,6 +130,8 @@ def predict(
     findings = _findings(trace, layouts, iterations, deadline_hours, assumptions, notes)
     if outputs or found_grid is not None:
         findings = findings.with_energy(found_grid)
+    if any(path.suffix == ".html" for path in outputs):
+        findings = findings.with_advice(Trace.load(str(trace)), assumptions, iterations)
     for path in outputs:
         path.write_text(findings.text(path.suffix), encoding="utf-8")
     files = [str(path) for path in outputs]
@@ -178,6 +182,16 @@ class Findings:
     offers: Sequence[Offer]
     energies: Mapping[str, Energy | None] | None = None
     grid: Grid | None = None
+    advice: Advice | None = None
+
+    def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
+        """Add what to change first, told for the GPU in use, the cheapest and the fastest one."""
+        from lightning_predict.changes.advice import advice_for
+
+        best = (self.ranking.cheapest, self.ranking.fastest)
+        layouts = [one.prediction.layout for one in best if one is not None]
+        layouts = list(dict.fromkeys(layouts or [one.layout for one in self.predictions.items_in_order[:1]]))
+        return replace(self, advice=advice_for(trace, layouts, assumptions, iterations=iterations))
 
     def with_energy(self, grid: Grid | None) -> Findings:
         """Add the energy of each run, and its CO2 on a grid."""
@@ -219,7 +233,13 @@ class Findings:
         """Write the report as an HTML document."""
         from lightning_predict.reports.html import html_report
 
-        return html_report(self.predictions, self.ranking, energies=self.energies, offers=self.offers)
+        return html_report(
+            self.predictions,
+            self.ranking,
+            energies=self.energies,
+            offers=self.offers,
+            sections="" if self.advice is None else self.advice.to_html(),
+        )
 
     def markdown(self) -> str:
         """Write the tables in Markdown."""

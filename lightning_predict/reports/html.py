@@ -141,6 +141,7 @@ def html_report(
     energies: Mapping[str, Energy | None] | None = None,
     offers: Sequence[Offer] | None = None,
     made_on: datetime.date | None = None,
+    sections: str = "",
 ) -> str:
     """Write a whole HTML document.
 
@@ -151,6 +152,7 @@ def html_report(
         energies: Energy by GPU name, for its columns; None leaves them out.
         offers: Offers that the prices come from, for their sources; None takes those that ship with the package.
         made_on: Date on the page; today where None.
+        sections: Further sections, as HTML whose text is escaped; they follow the ranking.
     """
     made_on = made_on or datetime.date.today()
     shown = grid(predictions, extra=energy_columns(energies) if energies else ())
@@ -160,6 +162,7 @@ def html_report(
             f'<header><h1>{escape(title)}</h1><p class="sub">{escape(_subtitle(predictions, made_on))}</p></header>',
             _cards(ranking),
             _advice(ranking),
+            sections,
             _table(predictions, ranking, shown),
             _charts(predictions, ranking),
             _cost_curves(predictions),

@@ -157,7 +157,9 @@ def test_a_report_is_one_file_by_its_ending(command: str, trace: Path, run: Run,
         ran = run(command, trace, "--iterations", "1000", "--gpus", "T4", "--output", path)
         assert (ran.code, ran.out) == (0, f"{path}\n")
     assert json.loads((tmp_path / "r.json").read_text())["ranking"]["cheapest"] == "T4"
-    assert "<svg" in (tmp_path / "r.html").read_text()
+    page = (tmp_path / "r.html").read_text()
+    assert "<svg" in page
+    assert page.index("What to change first") < page.index("Where it goes") < page.index("All GPUs")
     found = run(command, trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
     assert found["written"] == [str(tmp_path / "r.md")]
     assert found["energy"].keys() == {"T4"}
