@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, final
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
-from lightning_predict.callbacks.showing import Manner, log_values, logged, say, show_advice, write_file
+from lightning_predict.callbacks.showing import Manner, deliver, log_values, say, show_advice
 from lightning_predict.callbacks.trainer_state import batches_in_store, batches_of_fit, facts_of
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
@@ -28,7 +28,6 @@ from lightning_predict.fit.recorder import Pace
 from lightning_predict.fit.remaining import Moment
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration, duration_interval
-from lightning_predict.reports.loggers import log_predictions
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import append_record, history_path
 from lightning_predict.run.workload import Workload
@@ -163,12 +162,7 @@ class FollowUp:
         has_left, answered_at = self._has_left(before.rest, rest, now), self._answered_at
         choice = cheapest_of(before.predictions)
         predictions = self.predict(trainer, moment=moment)
-        step, in_full = trainer.global_step, self.manner.logs_in_full
-        for refusal in logged(
-            trainer, lambda: log_predictions(trainer.loggers, predictions, step=step, in_full=in_full)
-        ):
-            warn(refusal)
-        write_file(predictions, trainer, self.manner)
+        deliver(predictions, trainer, manner=self.manner)
         answer = self._answer or before
         if is_first:
             show_advice(predictions, trainer, news=self._news(trainer, answer), manner=self.manner)

@@ -55,11 +55,17 @@ def show(
     advises: bool = True,
 ) -> None:
     """Print the table, and the ranking where enough was seen to advise, and log both at the current step."""
-    ranking, step = rank(predictions, deadline_hours=manner.deadline_hours), trainer.global_step
     if manner.with_table:
         pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
         if advises:
+            ranking = rank(predictions, deadline_hours=manner.deadline_hours)
             pl_module.print("\n".join(ranking_lines(ranking)) + "\n")
+    deliver(predictions, trainer, manner=manner)
+
+
+def deliver(predictions: Predictions, trainer: Trainer, *, manner: Manner) -> None:
+    """Log predictions and their ranking at the current step, and write the file that was asked for."""
+    ranking, step = rank(predictions, deadline_hours=manner.deadline_hours), trainer.global_step
     loggers = trainer.loggers
 
     def log() -> tuple[str, ...]:

@@ -149,14 +149,34 @@ def test_the_size_of_the_state_is_the_estimate(small: Small, tmp_path: Path, cal
     assert checkpoints.seconds == pytest.approx((3 * 178 * 4 + 4 * 4) / 500e6)
 
 
+def steps_of_texts(folder: str, tag: str) -> list[int]:
+    """The steps at which a text was logged to TensorBoard."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(folder, size_guidance={"tensors": 0})
+    events.Reload()
+    return [event.step for event in events.Tensors(f"{tag}/text_summary")]
+
+
 def test_a_checkpoint_that_matters_is_timed_and_predicted_with_again(
     lightning: Small, tmp_path: Path, calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A slow disk: the estimate is an hour a file, of a run of seconds.
     monkeypatch.setattr("lightning_predict.callbacks.follow_up.FollowUp.renew", RENEW)
     monkeypatch.setattr("lightning_predict.fit.remaining.WRITING_BYTES_PER_SECOND", 1e-3)
-    saving = checkpoint(lightning, tmp_path)
-    fit(lightning, tmp_path, lightning.loader(6), max_epochs=3, callbacks=[saving], enable_checkpointing=True)
+    saving = checkpoint(lightning, tmp_path / "saved")
+    logger = lightning.lightning.loggers.TensorBoardLogger(tmp_path / "logs")
+    fit(
+        lightning,
+        tmp_path,
+        lightning.loader(6),
+        max_epochs=3,
+        callbacks=[saving],
+        enable_checkpointing=True,
+        logger=logger,
+    )
+    assert steps_of_texts(logger.log_dir, "predict/ranking") == steps_of_texts(logger.log_dir, "predict/table")
+    assert len(steps_of_texts(logger.log_dir, "predict/ranking")) > 1
     estimated, timed, *_ = calls
     assert (estimated.workload.checkpoints.is_estimated, timed.workload.checkpoints.is_estimated) == (True, False)
     assert timed.workload.training_iterations == 2 * 6  # said before the first batch of the second epoch
