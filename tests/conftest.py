@@ -7,6 +7,8 @@ A test compares with `golden("name.txt", text)`. After a wanted change of the ou
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -14,6 +16,13 @@ from typing import Final
 
 import pytest
 from hypothesis import settings
+
+# One thread for tiny tensors, in every process that tests start, too: more of them wait for each other, and for the
+# other test processes, longer than they work. Torch reads it when it is imported, which it is not yet.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No weights of whoever runs the tests, from the first import on; nothing is kept there unless a test asks for it.
+os.environ["LIGHTNING_PREDICT_CACHE"] = os.path.join(tempfile.gettempdir(), "lightning-predict-tests-keep-no-weights")
 
 # The same examples every time, so that a change is refused for what it broke; speed is for benchmarks.
 settings.register_profile("steady", deadline=None, derandomize=True)

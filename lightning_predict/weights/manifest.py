@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Final, final
 
 from lightning_predict.checked import Checked, File, parse_json, shown
@@ -92,6 +93,7 @@ def file_name(gpu: str) -> str:
     return f"{gpu}.safetensors"
 
 
+@lru_cache(maxsize=8)  # asked for again with every file that it names
 def parse_manifest(text: str, *, where: str) -> Manifest:
     """Read a manifest.
 
