@@ -25,6 +25,7 @@ from benchmarks.accuracy.workloads.liger import LIGER_FAMILIES, PASSES, liger_tr
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.operations import batch_of
@@ -131,7 +132,7 @@ def kernel_bench_results(
         as_run = fused(step) if mode == COMPILED else step
         eager_seconds = _seconds(step, gpus, weights)
         seconds = eager_seconds if as_run is step else _seconds(as_run, gpus, weights)
-        rooflines, fallbacks = baselines(as_run, gpus)
+        rooflines, fallbacks = baselines(as_run, [find_gpu(name) for name in gpus])
         least = least_seconds(step)
         for gpu, _, measured, eager in cases:
             if (measured if eager is None else eager) < least:
@@ -210,7 +211,7 @@ def liger_results(path: Path, *, weights: Path | None = None) -> tuple[OperatorR
         trace = liger_trace(kernel, part, word=word, value=float(value), config=config)
         gpus = tuple(dict.fromkeys(gpu for gpu, _ in measured))
         predictions = _seconds(trace, gpus, weights)
-        rooflines, fallbacks = baselines(trace, gpus)
+        rooflines, fallbacks = baselines(trace, [find_gpu(name) for name in gpus])
         for gpu, own in measured:
             if own < least_seconds(trace):
                 continue
@@ -240,15 +241,15 @@ def _seconds(trace: Trace, gpus: Sequence[str], weights: Path | None) -> dict[st
     }
 
 
-def baselines(trace: Trace, gpus: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Give the roofline and the untrained prediction of the device's time, both by GPU."""
-    found = [find_gpu(name) for name in gpus]
-    timed = timed_work(trace, found, origin=None, models=None)
+def baselines(trace: Trace, gpus: Sequence[Gpu]) -> tuple[dict[str, float], dict[str, float]]:
+    """Give the roofline and the untrained prediction of the device's time, both by the GPU's name."""
+    names = [gpu.name for gpu in gpus]
+    timed = timed_work(trace, gpus, origin=None, models=None)
     problems = [problem for item in timed.items for problem in item.problems]
-    bound = np.sum([roofline_seconds(batch_of([one]), found)[:, 0] for one in problems], axis=0)
+    bound = np.sum([roofline_seconds(batch_of([one]), gpus)[:, 0] for one in problems], axis=0)
     untrained = timed.seconds.sum(axis=1)
-    rooflines = dict(zip(gpus, map(float, bound), strict=True))
-    fallbacks = dict(zip(gpus, map(float, untrained), strict=True))
+    rooflines = dict(zip(names, map(float, bound), strict=True))
+    fallbacks = dict(zip(names, map(float, untrained), strict=True))
     return rooflines, fallbacks
 
 

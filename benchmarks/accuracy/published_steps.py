@@ -1,8 +1,9 @@
 """Rows of the tables of whole steps on one GPU, before they are predicted, and readers of four tables.
 
 What each row timed decides how it is scored. milabench times a pass of a loop with events, without the host's first
-batches; Lin's ResNet-50 is a plain step; Gavel's steps hold real loaders (2020, torch 1.4); AdaptDL's steps (Sia) hold
-loaders and statistics, so that small batches have a floor: what one more sample adds, and ratios, are scored instead.
+batches; Lin's ResNet-50 is a plain step at locked clocks; Gavel's steps hold real loaders (2020, torch 1.4); AdaptDL's
+steps (Sia) hold loaders and statistics, so that small batches have a floor: what one more sample adds, and ratios, are
+scored instead.
 The recorded steps lie beside the tables in `traces_new`; ResNet-18 for CIFAR is recorded here. Example::
 
     rows = tuple(milabench_steps(Path("validation")))
@@ -23,6 +24,7 @@ from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds
@@ -37,6 +39,17 @@ SIA_TABLE: Final = "sia.csv"
 
 NO_STEP: Final = ("resnet50", "resnet152-ddp-gpus")
 """Benches of milabench whose loaders decide, or that ran on several GPUs."""
+
+LOCKED_CLOCKS_HZ: Final[Mapping[str, float]] = {
+    "V100-SXM2-16GB": 1297e6,
+    "P100-PCIe-16GB": 1189e6,
+    "TITAN-Xp": 1404e6,
+}
+"""Clocks at which Lin et al. locked their GPUs, by the script that prepared their machines (`init_vars.sh` of
+owensgroup/ml_perf_model): 0.73 to 0.9 of what these cards run at. The processors' boost was off, too."""
+
+LIN_RELEASE: Final = "1.10"
+"""Release of torch when the paper of these rows came out, January 2022; it names none."""
 
 TF32_SWITCHES: Final[Mapping[str, bool]] = {"tf32": True, "fp32": False}
 """By the last word of a bench's name; others leave torch's own."""
@@ -59,6 +72,7 @@ class PublishedStep:
         samples: Samples of the step; None where the table does not count them.
         tf32: Both switches of TF32; None for those of the trace.
         waits_for_input: The source names the host's input as what decides the step.
+        clock_hz: Clock that the GPU was locked at; None where it was free.
     """
 
     table: str
@@ -72,6 +86,13 @@ class PublishedStep:
     samples: int | None = None
     tf32: bool | None = None
     waits_for_input: bool = False
+    clock_hz: float | None = None
+
+    @property
+    def on(self) -> Gpu:
+        """The GPU at the clock that it ran at."""
+        found = find_gpu(self.gpu)
+        return found if self.clock_hz is None else at_clock(found, self.clock_hz)
 
     @property
     def step(self) -> tuple[str, str | None, bool | None]:
@@ -94,6 +115,24 @@ class PublishedStep:
         if self.tf32 is not None:
             trace = replace(trace, flags=replace(trace.flags, matmul_tf32=self.tf32, cudnn_tf32=self.tf32))
         return trace
+
+
+def at_clock(gpu: Gpu, clock_hz: float) -> Gpu:
+    """Lock a GPU's multiprocessors at a clock; the memory keeps its own.
+
+    Rates that were measured at free clocks say nothing any more, and networks of the GPU keep what they know of its
+    utilisation.
+    """
+    share = clock_hz / gpu.boost_clock_hz
+    return replace(
+        gpu,
+        base_clock_hz=clock_hz,
+        boost_clock_hz=clock_hz,
+        highest_clock_hz=clock_hz,
+        peak_flops_per_second={dtype: share * peak for dtype, peak in gpu.peak_flops_per_second.items()},
+        measured_flops_per_second={},
+        l2_bytes_per_second=share * gpu.l2_bytes_per_second,
+    )
 
 
 def milabench_steps(folder: Path) -> Iterator[PublishedStep]:
@@ -133,7 +172,7 @@ def milabench_steps(folder: Path) -> Iterator[PublishedStep]:
 
 
 def lin_steps(folder: Path) -> Iterator[PublishedStep]:
-    """Read Lin et al.'s ResNet-50; errors as for `milabench_steps`."""
+    """Read Lin et al.'s ResNet-50, on GPUs at locked clocks; errors as for `milabench_steps`."""
     columns = ("gpu", "model", "batch_size", "step_ms")
     for row in read_csv(folder / LIN_TABLE, MeasurementTableError, columns=columns):
         samples, model = _count(row, "batch_size"), row.member("model").text()
@@ -148,7 +187,8 @@ def lin_steps(folder: Path) -> Iterator[PublishedStep]:
                 model=model,
                 seconds=_seconds(row),
                 samples=samples,
-                release=None,
+                release=LIN_RELEASE,
+                clock_hz=LOCKED_CLOCKS_HZ.get(row.member("gpu").text()),
             )
 
 
@@ -218,6 +258,7 @@ def _recorded(
     release: str | None,
     tf32: bool | None = None,
     waits_for_input: bool = False,
+    clock_hz: float | None = None,
 ) -> PublishedStep:
     path = folder / RECORDED / file
     return PublishedStep(
@@ -232,6 +273,7 @@ def _recorded(
         samples=samples,
         tf32=tf32,
         waits_for_input=waits_for_input,
+        clock_hz=clock_hz,
     )
 
 

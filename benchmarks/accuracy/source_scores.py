@@ -23,7 +23,6 @@ from rich.console import Console
 from benchmarks.accuracy.operator_tables import baselines
 from benchmarks.accuracy.published_steps import PublishedStep
 from benchmarks.accuracy.transformers import evaluate_in_groups
-from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
@@ -104,13 +103,13 @@ def _scored(rows: Sequence[PublishedStep], cache: Path, weights: str | None) -> 
     trace = rows[0].recorded(cache)
     if trace is None:
         return [None] * len(rows)
-    names = tuple(dict.fromkeys(row.gpu for row in rows))
-    gpus = [find_gpu(name) for name in names]
+    gpus = list({row.gpu: row.on for row in rows}.values())
+    names = tuple(gpu.name for gpu in gpus)
     timed = timed_work(trace, gpus, origin=None, models=kernel_models(names, weights))
     steps = dict(zip(names, iterations(trace, timed, gpus), strict=True))
     untrained = timed_work(trace, gpus, origin=None, models=None)
     fallbacks = dict(zip(names, iterations(trace, untrained, gpus), strict=True))
-    rooflines, _ = baselines(trace, names)
+    rooflines, _ = baselines(trace, gpus)
     return [
         ScoredStep(
             row=row,

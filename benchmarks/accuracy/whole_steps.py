@@ -49,7 +49,6 @@ from benchmarks.accuracy.vision import (
 from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, units_per_sample
 from benchmarks.accuracy.workloads.published import published_trace
 from benchmarks.accuracy.workloads.vision import vision_trace
-from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
@@ -204,11 +203,11 @@ def _predicted(
     trace = rows[0].recorded(cache)
     if trace is None:
         return [None] * len(rows)
-    names = tuple(dict.fromkeys(row.gpu for row in rows))
-    gpus = [find_gpu(name) for name in names]
+    gpus = list({row.gpu: row.on for row in rows}.values())
+    names = tuple(gpu.name for gpu in gpus)
     timed = timed_work(trace, gpus, origin=None, models=models_of(names))
     steps = iterations(trace, timed, gpus, spread=UNCALIBRATED)
-    least, (rooflines, fallbacks) = least_seconds(trace), baselines(trace, names)
+    least, (rooflines, fallbacks) = least_seconds(trace), baselines(trace, gpus)
     cases: list[StepCase | None] = []
     for row in rows:
         place = names.index(row.gpu)

@@ -15,6 +15,7 @@ import lightning_predict as lp
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.product_tables import float8_scores, tf32_scores
 from benchmarks.accuracy.published_steps import (
+    at_clock,
     gavel_steps,
     lin_errors,
     lin_steps,
@@ -30,7 +31,10 @@ from benchmarks.accuracy.source_scores import (
 )
 from benchmarks.accuracy.whole_steps import published_steps
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
+from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.timing import problem_times
 
 MILABENCH = """gpu,n_gpus,bench,model,precision,batch_size,cpus,samples_per_second,step_ms,memory_mib,bound_by,unix_time
 L40S,1,net-tf32,net,tf32,8,,,10.0,,device,
@@ -220,3 +224,23 @@ def test_nothing_is_printed_without_scores() -> None:
     console = Console(record=True)
     print_scores((), console, title="empty")
     assert console.export_text() == ""
+
+
+def test_a_locked_clock_slows_what_computes_and_not_what_streams() -> None:
+    v100 = gpu("V100-SXM2-16GB")
+    half = at_clock(v100, v100.boost_clock_hz / 2)
+    product, copy = (
+        problem("linear", "float32", m=4096, n=4096, k=4096),
+        problem("add", "float32", rows=2**14, cols=2**14),
+    )
+    seconds = problem_times([product, copy], [v100, half], models=None).seconds
+    assert seconds[1] / seconds[0] == pytest.approx([2.0, 1.0], rel=0.01)  # but for the launch
+    assert not half.measured_flops_per_second  # said of the free clock
+
+
+def test_steps_of_lin_ran_at_locked_clocks(folder: Path) -> None:
+    on_v100, on_titan = lin_steps(folder)
+    assert on_v100.on.boost_clock_hz == 1297e6
+    assert on_titan.on.highest_clock_hz == 1404e6
+    assert on_v100.on.dram_bytes_per_second == gpu("V100-SXM2-16GB").dram_bytes_per_second
+    assert next(milabench_steps(folder)).on == gpu("L40S")
