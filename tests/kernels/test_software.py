@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.kernels.software import software_factor
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.software import software_factor, software_factors
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,9 @@ def test_a_step_is_predicted_for_the_release_that_it_was_recorded_with(dtype: to
         for version in ("1.7.1", "2.4.0")
     )
     assert of_2020 / of_today == pytest.approx(math.exp(0.05 * years), rel=1e-2)
+
+
+@pytest.mark.parametrize(("name", "years"), [("relu", 0.0), ("layer_norm", 3.0), ("batch_norm_backward", 3.0)])
+def test_what_streams_memory_gained_nothing_and_norms_did(name: str, years: float) -> None:
+    (factor,) = software_factors([problem(name, "float32", rows=4096, cols=512)], [gpu("L4")], {"torch": "1.7.1"})
+    assert factor == pytest.approx([math.exp(0.05 * years)], rel=1e-3)
