@@ -67,6 +67,25 @@ def test_own_weights_serve_their_gpu_and_what_they_were_trained_on_and_the_base_
     np.testing.assert_allclose(spread, np.array([[spread_of(SMALL, 2)] * 2, [1.05] * 2, [spread_of(OLD, 2)] * 2]))
 
 
+@pytest.mark.parametrize("own", [0.2, 0.35, 0.5])
+def test_what_a_gpus_products_in_one_16_bit_dtype_say_is_carried_to_the_other(own: float) -> None:
+    base = constant_weights("matmul_half", utilisation=0.5, interval=math.log(2))
+    loaded = with_own(base, "L40S", "matmul_half", utilisation=own, trained=(("linear", "bfloat16"),))
+    cards = [gpu("L40S"), gpu("L20")]
+    batch = problem_batch("linear", "float16", m=16384, n=8192, k=8192)
+
+    def said(dtype: str) -> Array:
+        return np.log(
+            UtilisationModels(loaded).estimate(replace(batch, dtype=dtype), cards).seconds
+            / UtilisationModels(base).estimate(replace(batch, dtype=dtype), cards).seconds
+        )[:, 0]
+
+    measured, carried = said("bfloat16"), said("float16")
+    assert measured[1] == carried[1] == 0  # its products were never measured
+    # Of x, x^2 / (x^2 + 0.15^2) is believed: half of 0.15, nearly all of what is far beyond.
+    assert carried[0] == pytest.approx(measured[0] ** 3 / (measured[0] ** 2 + 0.15**2), abs=1e-6)
+
+
 def of_three_by_three(weights: GpuWeights) -> GpuWeights:
     """The same weights, fitted to filters of 3 x 3 alone."""
     (network,) = weights.families.values()
