@@ -17,6 +17,7 @@ Example::
     python -m benchmarks.accuracy validation --of unseen --tables measurements --cache recorded-steps
     python -m benchmarks.accuracy validation --of dlrm
     python -m benchmarks.accuracy validation --of seeds
+    python -m benchmarks.accuracy validation --of plans --cache recorded-steps
     python -m benchmarks.accuracy validation --of memory --cache traces-of-timm
     python -m benchmarks.accuracy validation --of hosts --cache recorded-steps
     python -m benchmarks.accuracy validation --of milabench
@@ -46,6 +47,7 @@ from benchmarks.accuracy import (
     many_gpus,
     memory,
     operator_tables,
+    plan_replays,
     product_tables,
     published_steps,
     recommendation,
@@ -103,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "unseen",
             "dlrm",
             "seeds",
+            "plans",
             *SOURCES,
             "products",
             "memory",
@@ -117,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "constants chosen on training benchmarks, left out; whole steps on GPUs "
         "whose measurements no network was trained on; DLRM on one and eight GPUs, and plans of its tables beside "
         "TorchRec's; "
-        "the experiments of the papers that the methods are from, beside their figures; memory of "
+        "the experiments of the papers that the methods are from, beside their figures; plans carried out with the "
+        "times that published steps took; memory of "
         "training runs; whole steps of milabench, "
         "Lin et al., Gavel and Sia: absolute, by one more sample, and as ratios of GPUs; single products in TF32 and "
         "float8 (default: %(default)s)",
@@ -133,7 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, default=None, help="with steps: file to write their spread to")
     parser.add_argument("--tables", type=Path, default=None, help="with unseen: folder of the measurement tables")
-    parser.add_argument("--sample", type=int, default=None, help="with timm: so many models, not all")
+    parser.add_argument(
+        "--sample", type=int, default=None, help="with timm: so many models, not all; with plans: so many teams"
+    )
     options = parser.parse_args(arguments)
     try:
         _run(options, Console(width=WIDTH))
@@ -215,6 +221,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         recommendation.print_report(folder, console)
     elif options.of == "seeds":
         seeds.print_report(folder, console, measures_cpu=options.measure_cpu)
+    elif options.of == "plans":
+        cases = whole_steps.whole_steps(folder, cache=options.cache or RECORDED_STEPS, weights=options.weights)
+        plan_replays.print_report(cases, console, number=options.sample or plan_replays.TEAMS)
     elif options.of == "steps":
         cache = options.cache or RECORDED_STEPS
         found_steps = whole_steps.whole_steps(folder, cache=cache, weights=options.weights)

@@ -56,6 +56,7 @@ class StepCase:
         shares: Share of the predicted device time by kind of work; they add up to 1.
         is_model: It is a step of a whole model; a module of a few operations errs as these do.
         baselines: Seconds of the device by simpler predictors, by their name.
+        samples: Samples of the step, where the table counts them.
     """
 
     table: str
@@ -67,6 +68,7 @@ class StepCase:
     shares: Mapping[str, float]
     is_model: bool = True
     baselines: Mapping[str, float] = field(default_factory=dict)
+    samples: int | None = None
 
     @property
     def log_ratio(self) -> float:

@@ -107,6 +107,7 @@ def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
                 measured_seconds=units_per_sample(row.model) * row.batch / row.measured_per_second,
                 record=partial(_benchmark, row.model, row.precision, row.batch, row.software),
                 release=row.software,
+                samples=row.batch,
             )
     if (folder / TIMM_TABLE).is_file():
         yield from (_of_vision(case, cache) for case in read_timm_cases(folder / TIMM_TABLE))
@@ -224,6 +225,7 @@ def _predicted(
                 shares=_shares(timed, place, gpus[place]),
                 is_model=row.table != MODULES,
                 baselines={"roofline": rooflines[row.gpu], "untrained": fallbacks[row.gpu]},
+                samples=row.samples,
             )
             if is_bound
             else None

@@ -73,6 +73,7 @@ def simulate(
     workers: int | None = None,
     replay: Path | None = None,
     off: str | None = None,
+    again: int = 0,
 ) -> Answer:
     """Compare ways of planning on random jobs, with real times that differ from the predicted ones.
 
@@ -84,9 +85,12 @@ def simulate(
         workers: Processes, -1 for all cores.
         replay: The plan.json that `plan --output` wrote of these jobs.
         off: Real over predicted time of all jobs, some separated by commas; as predictions were off where left out.
+        again: With --replay, plan again so often on the way, at equal distances, as `plan --state` would.
     """
     if replay is not None:
-        return _replayed(study, replay, off)
+        return _replayed(study, replay, off, again)
+    if again:
+        raise InvalidArgumentError(f"--again {again} is for a plan that is replayed; name it with --replay.")
     if off is not None:
         raise InvalidArgumentError(f"--off {off} is for a plan that is replayed; name it with --replay plan/plan.json.")
     from rich.console import Console
@@ -112,17 +116,24 @@ def simulate(
     return Answer(data=lambda: simulated(Console(quiet=True)), show=lambda: _ignored(simulated(_terminal())))
 
 
-def _replayed(jobs: Path, plan_file: Path, off: str | None) -> Answer:
+def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Answer:
     """Carry out a plan with each of some factors, the same for all jobs, and say what became of it."""
+    if again < 0:
+        raise InvalidArgumentError(f"--again {again} cannot be; expected 0 or more times.")
     from lightning_predict.planning.exports import read_plan
     from lightning_predict.planning.files import read_problem
-    from lightning_predict.planning.replay import replay
+    from lightning_predict.planning.policies import cheapest_plan
+    from lightning_predict.planning.replay import evenly, replay, slowed
     from lightning_predict.planning.study import likely_factors
     from lightning_predict.reports.format import duration, share, significant, usd
 
     problem, segments = read_problem(jobs), read_plan(plan_file)
     factors = likely_factors() if off is None else _factors(off)
-    found = {factor: replay(segments, problem, {job.name: factor for job in problem.jobs}) for factor in factors}
+    replanned = dict.fromkeys(evenly(segments, again), cheapest_plan)
+    found = {
+        factor: replay(segments, problem, slowed(problem, {job.name: factor for job in problem.jobs}), again=replanned)
+        for factor in factors
+    }
     headers = ["real / predicted", "machines", "late", "total", "deadlines kept", "work lost", "moves"]
     rows = [
         [

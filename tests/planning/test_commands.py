@@ -116,3 +116,8 @@ def test_a_plan_is_replayed_against_other_times(tmp_path: Path, capsys: pytest.C
     assert "--off much is no list of factors; expected for example 0.8,1,1.5." in capsys.readouterr().err
     assert main(["simulate", str(jobs), "--off", "2"]) == 2
     assert "name it with --replay plan/plan.json." in capsys.readouterr().err
+    assert main([*words, "--off", "1.5", "--again", "2", "--json"]) == 0
+    (replanned,) = json.loads(capsys.readouterr().out)["replays"]
+    assert [one["lost_seconds"] for one in replanned["jobs"]] == [0.0]
+    assert main(["simulate", str(jobs), "--again", "1"]) == 2
+    assert "is for a plan that is replayed; name it with --replay." in capsys.readouterr().err

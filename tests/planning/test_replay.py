@@ -10,8 +10,8 @@ import pytest
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.planning.exports import IDLE_MINUTES, plan_json, read_plan
 from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.problem import Problem
-from lightning_predict.planning.replay import replay
+from lightning_predict.planning.problem import Plan, Problem, Situation
+from lightning_predict.planning.replay import evenly, replay, slowed
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.study import likely_factors, random_problem
 from tests.planning.example import HOUR, TWO_JOBS, job, on
@@ -27,7 +27,7 @@ def kept(problem: Problem) -> Problem:
 
 
 def test_with_the_predicted_times_it_is_the_plan_and_the_idle_minutes_of_each_machine() -> None:
-    found = replay(PLAN.segments, kept(TWO_JOBS), {})
+    found = replay(PLAN.segments, kept(TWO_JOBS), slowed(TWO_JOBS, {}))
     assert {one.job: one.end_seconds for one in found.jobs} == {
         one.job: pytest.approx(one.end_seconds) for one in PLAN.outcomes
     }
@@ -38,18 +38,18 @@ def test_with_the_predicted_times_it_is_the_plan_and_the_idle_minutes_of_each_ma
 
 def test_a_late_job_moves_with_what_it_has_done_and_ends_later() -> None:
     problem = kept(TWO_JOBS)
-    (a, _) = replay(MOVED.segments, problem, {"a": 2.0}).jobs
+    (a, _) = replay(MOVED.segments, problem, slowed(problem, {"a": 2.0})).jobs
     # After an hour on small, where a whole run really takes 8 h, an eighth is done; on large 7/8 of 2 h are left.
     assert a.end_seconds == pytest.approx(HOUR + 7 / 8 * 2 * HOUR)
     assert (a.moves, a.lost_seconds) == (1, 0.0)
     # Without a checkpoint, which no exported plan does, the hour would be lost.
-    (bare, _) = replay(MOVED.segments, TWO_JOBS, {"a": 2.0}).jobs
+    (bare, _) = replay(MOVED.segments, TWO_JOBS, slowed(TWO_JOBS, {"a": 2.0})).jobs
     assert bare.lost_seconds == pytest.approx(HOUR)
     assert bare.end_seconds == pytest.approx(HOUR + 2 * HOUR)
 
 
 def test_a_job_that_ends_before_it_would_move_is_not_started_again() -> None:
-    found = replay(MOVED.segments, kept(TWO_JOBS), {"a": 0.2})  # 4 h on small take 48 min
+    found = replay(MOVED.segments, kept(TWO_JOBS), slowed(TWO_JOBS, {"a": 0.2}))  # 4 h on small take 48 min
     assert found.jobs[0].end_seconds == pytest.approx(0.8 * HOUR)
     assert found.jobs[0].moves == 0
     # Large is never rented: 48 min and two hours of small, each with its idle minutes.
@@ -63,7 +63,7 @@ def test_a_job_waits_for_gpus_that_a_late_one_still_has() -> None:
     )
     problem = replace(ONE_EVENT, jobs=jobs, period_seconds=HOUR)
     plan = simulate(problem, Script(({"a": at(0, "small", 1)}, {"b": at(0, "small", 1)}), []))
-    found = replay(plan.segments, problem, {"a": 2.0})
+    found = replay(plan.segments, problem, slowed(problem, {"a": 2.0}))
     assert [one.end_seconds for one in found.jobs] == [pytest.approx(2 * HOUR), pytest.approx(3 * HOUR)]
     assert [one.is_in_time for one in found.jobs] == [False, False]
     assert found.tardiness_usd == pytest.approx(0.5 + 0.5)  # half an hour each, at $1
@@ -73,7 +73,7 @@ def test_a_job_waits_for_gpus_that_a_late_one_still_has() -> None:
 def test_no_work_is_lost_whatever_the_times_are(factor: float) -> None:
     problem = kept(random_problem(nodes=1, mean_gap_seconds=120.0, seed=3))
     plan = simulate(problem, MilpPlanner(time_limit_seconds=2.0))
-    found = replay(plan.segments, problem, {one.name: factor for one in problem.jobs})
+    found = replay(plan.segments, problem, slowed(problem, {one.name: factor for one in problem.jobs}))
     assert found.lost_seconds == 0.0
     # No job ends before all of its work is done on the fastest configuration that it has.
     for one in found.jobs:
@@ -87,10 +87,47 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_plan(path) == MOVED.segments
 
 
+def test_it_is_planned_again_from_how_far_everything_is() -> None:
+    problem = kept(TWO_JOBS)
+    seen: list[Situation] = []
+
+    def elsewhere(problem: Problem, *, since: Situation) -> Plan:
+        seen.append(since)
+        return simulate(problem, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), []), since=since)
+
+    plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), []))
+    found = replay(plan.segments, problem, slowed(problem, {"a": 2.0, "b": 0.25}), again={HOUR: elsewhere})
+    # After an hour b, which really takes half of one, has ended; a has done an eighth of 8 h, as its progress shows.
+    (situation,) = seen
+    assert situation.remaining == {"a": pytest.approx(7 / 8)}
+    assert situation.running == {"a": at(0, "small", 1)}
+    assert situation.measured == {"a": {on("small", 1): 8 * HOUR}}
+    assert situation.spent_usd == pytest.approx(1 + 0.5 + 2 * IDLE / HOUR)
+    (a, b) = found.jobs
+    assert (a.moves, a.lost_seconds, a.end_seconds) == (1, 0.0, pytest.approx(HOUR + 7 / 8 * 2 * HOUR))
+    assert b.end_seconds == pytest.approx(HOUR / 2)
+
+
+def test_what_a_new_plan_leaves_alone_goes_on_without_a_restart() -> None:
+    problem = replace(kept(TWO_JOBS), restart_seconds=600.0)
+
+    def same(problem: Problem, *, since: Situation) -> Plan:
+        return simulate(problem, Script((dict(since.running),), []), since=since)
+
+    plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), []))
+    found = replay(plan.segments, problem, slowed(problem, {}), again=dict.fromkeys(evenly(plan.segments, 3), same))
+    assert [(one.moves, one.end_seconds) for one in found.jobs] == [
+        (0, pytest.approx(4 * HOUR)),
+        (0, pytest.approx(2 * HOUR)),
+    ]
+    # Each machine is paid once to its end, and for its idle minutes.
+    assert found.machine_usd == pytest.approx(4 + 2 + 2 * IDLE / HOUR)
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"The plan has the jobs \['a', 'b'\] and the file \['a'\]"):
-        replay(PLAN.segments, replace(TWO_JOBS, jobs=TWO_JOBS.jobs[:1]), {})
+        replay(PLAN.segments, replace(TWO_JOBS, jobs=TWO_JOBS.jobs[:1]), slowed(TWO_JOBS, {}))
     with pytest.raises(InvalidArgumentError, match=r"'c' takes 2\.0 times as long as predicted; expected one of"):
-        replay(PLAN.segments, TWO_JOBS, {"c": 2.0})
+        slowed(TWO_JOBS, {"c": 2.0})
     with pytest.raises(InvalidArgumentError, match="a factor above 0"):
-        replay(PLAN.segments, TWO_JOBS, {"a": 0.0})
+        slowed(TWO_JOBS, {"a": 0.0})

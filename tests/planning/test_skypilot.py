@@ -15,11 +15,12 @@ import pytest
 
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.planning.exports import skypilot_tasks
-from lightning_predict.planning.problem import Limits, MachineType
+from lightning_predict.planning.problem import Limits, MachineType, Placement
 from lightning_predict.planning.queues import SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.reports.sky import machine_to_rent, sky_task
-from tests.planning.example import TWO_JOBS, job, on
+from tests.planning.example import HOUR, TWO_JOBS, job, on
+from tests.planning.test_simulator import Script
 
 LOAD = """
 import sys
@@ -51,14 +52,24 @@ def test_skypilot_reads_every_task(tmp_path: Path) -> None:
     spot = replace(machines[0], name="spot", instance=machines[0].name, interruptions_per_hour=0.05)
     machines = (*machines, spot)
     jobs = tuple(job(machine.name, hours={on(machine.name, 1): 1.0}, deadline=9.0) for machine in machines)
+    jobs = tuple(replace(one, command="python train.py", checkpoint="s3://our-bucket/runs") for one in jobs)
     problem = replace(TWO_JOBS, jobs=jobs, machines=machines, limits=Limits(nodes=len(machines)))
     problem = replace(problem, checkpoint_seconds=600.0)
     files = skypilot_tasks(simulate(problem, SHARING_BASELINES[0]), problem)
     files |= {"predicted.yaml": sky_task(machine_to_rent("L4"))}
+    # A job that moves after half an hour: two stretches, and its bucket on both machines.
+    first, second = (on(machine.name, 1) for machine in machines[:2])
+    moved = replace(jobs[0], name="moved", seconds={first: HOUR, second: HOUR})
+    other = replace(problem, jobs=(moved,), period_seconds=HOUR / 2)
+    moves = [{"moved": Placement(node=number, configuration=place)} for number, place in enumerate((first, second))]
+    files |= {
+        f"moved-{name}": text for name, text in skypilot_tasks(simulate(other, Script(tuple(moves), [])), other).items()
+    }
+    assert sum("file_mounts" in text for text in files.values()) >= len(machines) + 2
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     paths = [str(path) for path in sorted(tmp_path.glob("*.yaml"))]
-    assert len(paths) == 2 * len(machines) + 1
+    assert len(paths) == 2 * len(machines) + 1 + 4
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     ran = subprocess.run(
         [os.environ["LIGHTNING_PREDICT_SKYPILOT"], "-c", LOAD, *paths],
