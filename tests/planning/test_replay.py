@@ -104,7 +104,8 @@ def test_it_is_planned_again_from_how_far_everything_is() -> None:
     assert situation.measured == {"a": {on("small", 1): 8 * HOUR}}
     assert situation.spent_usd == pytest.approx(1 + 0.5 + 2 * IDLE / HOUR)
     (a, b) = found.jobs
-    assert (a.moves, a.lost_seconds, a.end_seconds) == (1, 0.0, pytest.approx(HOUR + 7 / 8 * 2 * HOUR))
+    assert (a.moves, a.lost_seconds) == (1, 0.0)
+    assert a.end_seconds == pytest.approx(HOUR + 7 / 8 * 2 * HOUR)
     assert b.end_seconds == pytest.approx(HOUR / 2)
 
 
@@ -116,10 +117,8 @@ def test_what_a_new_plan_leaves_alone_goes_on_without_a_restart() -> None:
 
     plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), []))
     found = replay(plan.segments, problem, slowed(problem, {}), again=dict.fromkeys(evenly(plan.segments, 3), same))
-    assert [(one.moves, one.end_seconds) for one in found.jobs] == [
-        (0, pytest.approx(4 * HOUR)),
-        (0, pytest.approx(2 * HOUR)),
-    ]
+    assert [one.moves for one in found.jobs] == [0, 0]
+    assert [one.end_seconds for one in found.jobs] == [pytest.approx(4 * HOUR), pytest.approx(2 * HOUR)]
     # Each machine is paid once to its end, and for its idle minutes.
     assert found.machine_usd == pytest.approx(4 + 2 + 2 * IDLE / HOUR)
 
