@@ -23,7 +23,7 @@ HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you 
 def advice_lines(advice: Advice) -> Iterator[str]:
     """Write the advice as lines: changes, the chain, what is not worth it, where the time goes, what to rent."""
     yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
-    rows = [_row(one, str(place)) for place, one in enumerate(_best(advice), 1)]
+    rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
     if advice.chain is not None and len(advice.chain.names) > 1:
         rows.append(_together(advice))
     yield ""
@@ -74,8 +74,8 @@ def _heading(advice: Advice) -> str:
     return f"{advice.before.heading}. On {advice.on}: {duration(first.cycle_seconds)} a step{loading}{bound}{other}."
 
 
-def _best(advice: Advice) -> list[Advised]:
-    """List what is faster, of each kind of change the one that gains most."""
+def numbered(advice: Advice) -> list[Advised]:
+    """List the rows of the table: what is faster, of each kind of change the one that gains most."""
     found: dict[str, Advised] = {}
     for one in advice.changes:
         if one.gain is not None and one.verdict == "faster":
@@ -122,7 +122,7 @@ def _sentences(advice: Advice) -> Iterator[str]:
     noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
     untested = [one for one in advice.changes if one.verdict == "untested"]
     closed = [one for one in advice.changes if one.verdict == "no"]
-    alike = [one for one in advice.changes if one.verdict == "faster" and one not in _best(advice)]
+    alike = [one for one in advice.changes if one.verdict == "faster" and one not in numbered(advice)]
     if alike:
         yield "Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
     if slower:
@@ -182,7 +182,7 @@ def advice_html(advice: Advice) -> str:
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         for row in (
-            *(_row(one, str(place)) for place, one in enumerate(_best(advice), 1)),
+            *(_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)),
             *([] if advice.chain is None or len(advice.chain.names) < 2 else [_together(advice)]),
         )
     )

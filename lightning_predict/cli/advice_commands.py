@@ -4,13 +4,20 @@ Example::
 
     lightning-predict advise step.json.gz --gpus L4,A100-SXM-80GB --iterations 50000
     lightning-predict advise step.json.gz --allow memory          # nothing that changes the numerics
+    lightning-predict advise step.json.gz --try 1 --script train.py:make_step
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from lightning_predict.cli.answers import Answer
+
+if TYPE_CHECKING:
+    from lightning_predict.changes.advice import Advice
+    from lightning_predict.changes.trying import MakeStep, Tried
+    from lightning_predict.tracing.trace import Trace
 
 
 def advise(
@@ -23,6 +30,8 @@ def advise(
     strategy: str = "ddp",
     usd_per_hour: float | None = None,
     weights: str | None = None,
+    try_: str | None = None,
+    script: str | None = None,
     output: Path | None = None,
 ) -> Answer:
     """Say what to change first about a recorded step, what it gains, and which GPU to rent with it.
@@ -38,6 +47,9 @@ def advise(
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid.
         usd_per_hour: Your own price of every GPU.
         weights: Weights of the models: a folder, a file or an https:// address.
+        try_: Run this change, by its number in the table or its name, for 20 steps on this machine, and say what it
+            really gains; needs --script.
+        script: FILE:FUNCTION, a function that makes a training step from a batch size: train.py:make_step.
         output: Write to this file instead of printing: .html, .json or .txt.
     """
     from lightning_predict.assumptions import Assumptions
@@ -52,16 +64,70 @@ def advise(
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .json or .txt; give one.")
     asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
     assumptions = Assumptions(strategy=strategy_of(strategy), usd_per_hour=usd_per_hour, weights=weights)
+    if (try_ is None) != (script is None):
+        raise InvalidArgumentError("Give --try and --script together: what to try, and the function that makes a step.")
+    function = None if script is None else _function(script)
+    step = Trace.load(str(trace))
     found = advice_for(
-        Trace.load(str(trace)),
+        step,
         layouts_of(asked),
         assumptions,
         iterations=iterations,
         allow=[word.strip() for word in allow.split(",") if word.strip()],
         followed=None if followed is None else Trace.load(str(followed)),
     )
+    tried = None if try_ is None or function is None else _tried(try_, function, found, step)
+    more = {} if tried is None else {"tried": tried.as_dict()}
     if output is None:
-        return Answer(data=found.as_dict, show=lambda: print(found))
+        lines = [str(found)] if tried is None else [str(found), "", f"Tried: {tried}"]
+        return Answer(data=lambda: found.as_dict() | more, show=lambda: print(*lines, sep="\n"))
     forms = {".html": found.to_html, ".json": found.to_json, ".txt": found.__str__}
     output.write_text(forms[output.suffix](), encoding="utf-8")
-    return Answer(data=lambda: {"written": str(output), **found.as_dict()}, show=lambda: print(f"Written: {output}"))
+    written = [f"Written: {output}"] if tried is None else [f"Tried: {tried}", f"Written: {output}"]
+    return Answer(
+        data=lambda: {"written": str(output), **found.as_dict(), **more}, show=lambda: print(*written, sep="\n")
+    )
+
+
+def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Tried:
+    """Run a change of the table, with the batch size of the recorded step."""
+    from lightning_predict.changes.advice_text import numbered
+    from lightning_predict.changes.table import change_named
+    from lightning_predict.changes.trying import try_change
+    from lightning_predict.errors import InvalidArgumentError
+
+    rows = numbered(advice)
+    if asked.isdigit() and not 1 <= int(asked) <= len(rows):
+        raise InvalidArgumentError(f"try_={asked} is no row of the table, which has {len(rows)}; give a change's name.")
+    name = rows[int(asked) - 1].name if asked.isdigit() else change_named(asked).name
+    if trace.samples is None:
+        raise InvalidArgumentError("The recording does not say how many samples a step holds; capture() takes them.")
+    return try_change(name, function, batch_size=max(1, trace.samples // trace.batches))
+
+
+def _function(script: str) -> MakeStep:
+    """Load a function of a file: `train.py:make_step`.
+
+    Raises:
+        InvalidArgumentError: It is not written so, or the file does not have it.
+    """
+    import importlib.util
+    import sys
+
+    from lightning_predict.errors import InvalidArgumentError
+
+    file, _, name = script.rpartition(":")
+    path = Path(file)
+    if not name.isidentifier() or path.suffix != ".py" or not path.is_file():
+        raise InvalidArgumentError(f"script={script!r} names no function of a file; write it as train.py:make_step.")
+    sys.path.insert(0, str(path.parent.resolve()))  # what the script imports from beside it
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InvalidArgumentError(f"script={script!r}: {path.name} has no function {name!r}.")
+    return cast("MakeStep", function)

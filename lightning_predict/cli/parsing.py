@@ -196,15 +196,15 @@ def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Paramet
     if WORD_AFTER.get(name) == parameter.name:
         made.add_argument(parameter.name, nargs="?", type=reader, default=default, metavar=shown, help=words)
         return
-    metavar = shown or parameter.name.rpartition("_")[2].upper()
+    metavar = shown or parameter.name.rstrip("_").rpartition("_")[2].upper()
     made.add_argument(
         option_of(parameter.name), dest=parameter.name, type=reader, default=default, metavar=metavar, help=words
     )
 
 
 def option_of(parameter: str) -> str:
-    """Write a parameter's name as an option: `--usd-per-hour`."""
-    return f"--{parameter.replace('_', '-')}"
+    """Write a parameter's name as an option: `--usd-per-hour`, and `--try` for `try_`, a word of Python."""
+    return f"--{parameter.rstrip('_').replace('_', '-')}"
 
 
 def options_of(name: str) -> tuple[str, ...]:

@@ -1,0 +1,144 @@
+"""Changes that really run, on this machine's processor; what they gain is told by a clock that counts steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_predict.changes.trying import try_change
+from lightning_predict.cli import main
+from lightning_predict.errors import CaptureError, InvalidArgumentError
+
+RAN: list[tuple[str | None, int, tuple[torch.dtype, torch.device]]] = []
+"""What steps ran: the change that they were asked for, their samples, and what their model computed in."""
+
+
+class Net(nn.Module):
+    """A convolution and a product, which notes what it computes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.last = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.norm(self.images(x)).mean((2, 3)))
+        RAN.append((None, len(x), (out.dtype, out.device)))
+        return out
+
+
+def meta_step(batch_size: int) -> Callable[[], object]:
+    """A step of the meta device, as `RuntimePredictor(meta_step=...)` takes it."""
+    with torch.device("meta"):
+        model, images, labels = Net(), torch.empty(batch_size, 3, 8, 8), torch.zeros(batch_size, dtype=torch.int64)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "samples"),
+    [
+        ("bf16-mixed", torch.bfloat16, 2),
+        ("bf16-true", torch.bfloat16, 2),
+        ("channels_last", torch.float32, 2),
+        ("fused_optimizer", torch.float32, 2),
+        ("tf32", torch.float32, 2),
+        ("batch_size", torch.float32, 4),
+    ],
+)
+def test_a_step_of_the_meta_device_runs_here_with_and_without_the_change(
+    name: str, dtype: torch.dtype, samples: int
+) -> None:
+    RAN.clear()
+    random = torch.random.get_rng_state()
+    tried = try_change(name, meta_step, batch_size=2, steps=4, warmup_steps=1)
+    assert torch.equal(torch.random.get_rng_state(), random)
+    here = [one for one in RAN if one[2][1].type == "cpu"]
+    assert here[-2:] == [
+        (None, 2, (torch.float32, torch.device("cpu"))),
+        (None, samples, (dtype, torch.device("cpu"))),
+    ]
+    assert len(here) == 2 * (1 + 4)  # one to warm up and four that are timed, of either side
+    assert tried.gain.low <= tried.gain.middle <= tried.gain.high
+    assert (tried.steps, tried.device) == (4, "cpu")
+
+
+def test_a_gain_is_samples_a_second_after_over_before() -> None:
+    now = 0.0
+
+    def make_step(batch_size: int, change: str | None = None) -> Callable[[], object]:
+        model, rows = nn.Linear(2, 2), torch.ones(batch_size, 2)
+
+        def step() -> None:
+            nonlocal now
+            model(rows)
+            now += {None: 3.0, "compile": 2.0, "batch_size": 4.0}[change]
+
+        return step
+
+    tried = try_change("compile", make_step, batch_size=2, steps=20, clock=lambda: now)
+    assert (tried.before_seconds, tried.after_seconds) == (3.0, 2.0)
+    assert tried.gain.middle == 1.5
+    assert str(tried) == (
+        "compile: 1.50× as fast (1.50–1.50) on this CPU: 3.00 s a step before, 2.00 s after, "  # noqa: RUF001
+        "20 steps of each."
+    )
+    doubled = try_change("batch_size", make_step, batch_size=2, steps=4, clock=lambda: now)
+    assert doubled.gain.middle == 1.5  # 2 samples in 3 s before, 4 in 4 s after
+
+
+def test_what_cannot_be_tried_is_said() -> None:
+    with pytest.raises(InvalidArgumentError, match="'loader' cannot be made to a step from outside; give the function"):
+        try_change("loader", meta_step, batch_size=2)
+    with pytest.raises(InvalidArgumentError, match="steps=3 is too few"):
+        try_change("compile", meta_step, batch_size=2, steps=3)
+    with pytest.raises(InvalidArgumentError, match="change='fp12' is not known"):
+        try_change("fp12", meta_step, batch_size=2)
+    with pytest.raises(CaptureError, match="calls no module"):
+        try_change("tf32", lambda _samples: lambda: None, batch_size=2)
+
+
+def test_meta_tensors_of_an_object_are_named() -> None:
+    class Batch:
+        def __init__(self) -> None:
+            self.rows = torch.empty(2, 4, device="meta")
+
+    def make_step(_samples: int) -> Callable[[], object]:
+        model, batch = nn.Linear(4, 4, device="meta"), Batch()
+        return lambda: model(batch.rows)
+
+    with pytest.raises(CaptureError, match="holds tensors of the meta device that cannot be replaced"):
+        try_change("tf32", make_step, batch_size=2)
+
+
+def test_the_command_tries_a_change_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import lightning_predict as lp
+
+    script, trace = tmp_path / "a_training_script.py", tmp_path / "step.json.gz"
+    script.write_text(
+        "import torch\n"
+        "def make_step(batch_size):\n"
+        "    model, rows = torch.nn.Linear(8, 8), torch.ones(batch_size, 8)\n"
+        "    return lambda: model(rows).sum().backward()\n"
+    )
+    lp.capture(meta_step(2), samples_per_step=2).save(str(trace))
+    words = ["advise", str(trace), "--gpus", "L4"]
+    assert main([*words, "--try", "tf32", "--script", f"{script}:make_step"]) == 0
+    assert "\nTried: tf32: " in capsys.readouterr().out
+    for wrong, problem in (
+        (["--try", "tf32"], "Give --try and --script together"),
+        (["--try", "tf32", "--script", f"{script}:nothing"], "has no function 'nothing'"),
+        (["--try", "tf32", "--script", "train.py"], "names no function of a file"),
+    ):
+        assert main([*words, *wrong]) == 2
+        assert problem in capsys.readouterr().err
