@@ -165,7 +165,7 @@ class Step:
             strategy: How they share the work.
             reported_bytes: Memory of the GPU, as its driver reports it; None if it was not asked.
         """
-        return _memory_need(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
+        return memory_need_of(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
 
     def shared(self, kind: SingleSteps) -> SharedStep:
         """Return a kind of step, simulated and ready to be shared; made once."""
@@ -267,15 +267,23 @@ def _learnt(
     ]
 
 
-def _memory_need(
+def memory_need_of(
     memory: Sequence[tuple[Trace, StepMemory]],
     layout: Layout,
     sharing: Strategy,
-    tables: ShardedEmbeddings | None,
+    tables: ShardedEmbeddings | None = None,
     *,
-    reported_bytes: float | None,
+    reported_bytes: float | None = None,
 ) -> MemoryNeed:
-    """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known."""
+    """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known.
+
+    Args:
+        memory: Kinds of step, with what each needs on one GPU.
+        layout: The GPUs.
+        sharing: How they share the work.
+        tables: Embedding tables that they share; None without.
+        reported_bytes: Memory of the GPU, as its driver reports it; None if it was not asked.
+    """
     found = []
     for kind, one in memory:
         if tables is not None and layout.count > 1:

@@ -2,8 +2,7 @@
 
 Example::
 
-    traces = {8: lp.capture(step_of(8), samples_per_step=8), 16: lp.capture(step_of(16), samples_per_step=16)}
-    for option in batch_size_what_if(traces, ["T4", "A100-SXM-80GB"]):
+    for option in batch_size_what_if({16: lp.capture(step_of(16), samples_per_step=16)}, ["T4", "A100-SXM-80GB"]):
         print(option.gpu, option.batch_size, option.samples_per_second, option.usd_per_million_samples)
     precision_what_if(trace, ["L4"], "bfloat16")["L4"].iteration_seconds
     compile_what_if(trace, ["L4"])["L4"].iteration_seconds
@@ -14,12 +13,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.changes.batch_size import Batches, why_no_other_batch, with_samples
 from lightning_predict.changes.followed import with_followed
 from lightning_predict.changes.gains import predicted_with
+from lightning_predict.changes.largest_batch import LargestBatch, largest_batches
 from lightning_predict.changes.table import change_named
-from lightning_predict.cost.memory import safe_bytes, step_memory
+from lightning_predict.cost.memory import StepMemory, safe_bytes, step_memory
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.errors import InvalidArgumentError
@@ -46,11 +48,16 @@ def batch_size_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> tuple[BatchSizeOption, ...]:
-    """Find the largest power of two that fits as batch size on each GPU, with its throughput and cost.
+    """Find the largest batch that fits on each GPU with a chance of 97 %, with its throughput and cost.
+
+    Where tensors were followed (captures on the meta device or the CPU), the step is scaled to other batches, and each
+    is simulated (`changes/largest_batch.py`). Else, and where two captures disagree with that, straight lines are drawn
+    through the captures, and the largest power of two is found.
 
     Args:
-        traces: One step each, by the samples in it; at least two. Best on the meta device.
-        gpus: Names of GPUs.
+        traces: Steps by the samples in each; one is enough where tensors were followed, else two. Best on the meta
+            device.
+        gpus: Names of GPUs, or of layouts such as `8xL4`, whose every GPU takes such a batch.
         method: See `Assumptions`.
         offers: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
@@ -60,7 +67,7 @@ def batch_size_what_if(
         One option a GPU, in the order asked.
 
     Raises:
-        InvalidArgumentError: Fewer than two batch sizes, or traces from which no memory can be derived.
+        InvalidArgumentError: Too few batch sizes, or traces from which no memory can be derived.
         LightningPredictError: As `predict`.
     """
     assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
@@ -70,16 +77,23 @@ def batch_size_what_if(
 def batch_sizes_that_fit(
     traces: Mapping[int, Trace], layouts: Sequence[Layout], assumptions: Assumptions
 ) -> tuple[BatchSizeOption, ...]:
-    """Find the largest power of two that fits as batch size on each GPU; see `batch_size_what_if`.
+    """Find the largest batch that fits on each GPU; see `batch_size_what_if`.
 
     Args:
-        traces: One step each, by the samples in it; at least two.
-        layouts: Single GPUs.
+        traces: Steps by the samples in each.
+        layouts: GPUs or layouts.
         assumptions: What is assumed.
 
     Raises:
         LightningPredictError: As `batch_size_what_if`.
     """
+    scaled = _scalable(traces)
+    if scaled is not None:
+        largest = largest_batches(scaled, layouts, assumptions.strategy)
+        return tuple(
+            _scaled_option(scaled, found, layout, max(traces), assumptions)
+            for found, layout in zip(largest, layouts, strict=True)
+        )
     by_size = {
         size: predict_workload(trace, layouts, steps_to_come(trace, None), assumptions)
         for size, trace in sorted(traces.items())
@@ -181,10 +195,60 @@ def _in_words(option: BatchSizeOption) -> str:
     cost = ""
     if option.usd_per_million_samples is not None:
         cost = f", {usd(option.usd_per_million_samples)} for a million" + (f" ({option.offer})" if option.offer else "")
-    memory = "" if option.memory_bytes is None else f", {gibibytes(option.memory_bytes)} GiB"
+    chance = "" if option.fit_probability is None else f" (fits with a chance of {option.fit_probability:.0%})"
+    memory = "" if option.memory_bytes is None else f", {gibibytes(option.memory_bytes)} GiB{chance}"
     return (
         f"batch size {option.batch_size:,}: {duration(option.step_seconds)} a step{memory}, "
         f"{significant(option.samples_per_second)} samples/s{cost}"
+    )
+
+
+AGREEMENT: Final = 0.05
+"""Most by which the memory of a scaled step may differ from that of a step captured at this size."""
+
+
+def _scalable(traces: Mapping[int, Trace]) -> Trace | None:
+    """Return the largest step from which other batches can be told so that the other captures say the same."""
+    memory = {size: step_memory(trace) for size, trace in traces.items()}
+    for size in sorted(traces, reverse=True):
+        one = traces[size] if traces[size].samples is not None else replace(traces[size], samples=size)
+        if why_no_other_batch(one) is not None or memory[size] is None or one.has_measured_kernels:
+            continue
+        batches = Batches(one)
+        if all(_agree(step_memory(batches.of(max(own // one.batches, 1))), memory[own]) for own in traces):
+            return one
+    return None
+
+
+def _agree(one: StepMemory | None, other: StepMemory | None) -> bool:
+    if one is None or other is None:
+        return False
+    first, second = (need.lasting_bytes + need.passing_bytes + need.slack_bytes for need in (one, other))
+    return abs(first / second - 1) <= AGREEMENT
+
+
+def _scaled_option(
+    trace: Trace, found: LargestBatch, layout: Layout, captured: int, assumptions: Assumptions
+) -> BatchSizeOption:
+    """Predict the step at the largest batch."""
+    size = trace.samples if found.batch_size is None else found.batch_size * trace.batches
+    at = trace if found.batch_size is None else with_samples(trace, found.batch_size)
+    one = predict_workload(at, [layout], steps_to_come(at, None), assumptions).items_in_order[0]
+    price = one.usd_per_hour
+    if found.batch_size is None or size is None:
+        return BatchSizeOption(gpu=found.layout, batch_size=None, usd_per_hour=price)
+    rate = size * assumptions.strategy.replicas(layout) / one.iteration_seconds
+    return BatchSizeOption(
+        gpu=found.layout,
+        batch_size=found.batch_size,
+        step_seconds=one.iteration_seconds,
+        memory_bytes=found.memory_bytes,
+        samples_per_second=rate,
+        usd_per_hour=price,
+        offer=one.offer,
+        usd_per_million_samples=None if price is None else seconds_to_hours(MEGA / rate) * price,
+        is_extrapolated=size > captured,
+        fit_probability=found.fit_probability,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.changes.batch_size import with_samples
 from lightning_predict.cost.memory import usable_bytes
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
@@ -39,25 +40,30 @@ def traces() -> dict[int, Trace]:
     return {size: lp.capture(step_of(size), samples_per_step=size) for size in (1024, 2048, 4096)}
 
 
-def test_the_largest_batch_fits_and_the_next_does_not(traces: dict[int, Trace]) -> None:
-    options = batch_size_what_if({size: traces[size] for size in (1024, 2048)}, ["T4", "A100-SXM-80GB"])
-    assert [option.gpu for option in options] == ["T4", "A100-SXM-80GB"]
-    for option in options:
-        memory = usable_bytes(gpu(option.gpu)) / 1.1  # with a margin
-        assert option.batch_size is not None
-        assert option.memory_bytes is not None
-        assert option.memory_bytes <= memory
-        assert option.is_extrapolated
-        # Each sample keeps its activations of 4 bytes: at least the first layer's output and what follows it.
-        per_sample = (option.memory_bytes - 2 * 2 * WIDTH * WIDTH * 4) / option.batch_size
-        assert per_sample >= WIDTH * 4
-        assert option.memory_bytes + option.batch_size * per_sample > memory  # that of the next power of two
-        assert option.usd_per_hour is not None
-        assert option.samples_per_second is not None
-        assert option.usd_per_million_samples == pytest.approx(
-            1e6 / option.samples_per_second / 3600 * option.usd_per_hour
-        )
-    assert (options[0].batch_size or 0) < (options[1].batch_size or 0)
+@pytest.mark.parametrize("sizes", [(1024,), (1024, 2048)])
+def test_the_largest_batch_fits_and_a_larger_one_does_not(traces: dict[int, Trace], sizes: tuple[int, ...]) -> None:
+    (option,) = batch_size_what_if({size: traces[size] for size in sizes}, ["T4"])
+    assert option.batch_size is not None
+    assert option.memory_bytes is not None
+    assert option.fit_probability is not None
+    assert option.fit_probability >= 0.97
+    assert option.is_extrapolated
+    # Weights and their gradients; of each sample at least the rows, two results and the gradient of one, 16 KiB each.
+    assert option.memory_bytes > 2 * 2 * WIDTH * WIDTH * 4 + option.batch_size * 4 * WIDTH * 4
+    more = with_samples(traces[1024], option.batch_size + max(option.batch_size // 64, 1))
+    assert (lp.predict(more, ["T4"], history=False)["T4"].memory.fit_probability or 0) < 0.97
+    assert option.usd_per_hour is not None
+    assert option.samples_per_second is not None
+    assert option.usd_per_million_samples == pytest.approx(1e6 / option.samples_per_second / 3600 * option.usd_per_hour)
+
+
+def test_captures_that_disagree_with_a_scaled_step_give_lines(traces: dict[int, Trace]) -> None:
+    """Two sizes whose memory is alike, as of a model that pads every batch: its largest power of two is told."""
+    padded = {1024: traces[4096], 4096: traces[4096]}
+    (option,) = batch_size_what_if({**padded, 1024: replace(traces[4096], samples=1024)}, ["T4"])
+    assert option.batch_size is not None
+    assert option.batch_size & (option.batch_size - 1) == 0
+    assert option.fit_probability is None
 
 
 def test_small_batches_do_not_promise_endless_ones() -> None:
@@ -83,6 +89,7 @@ def test_the_users_price_comes_first(traces: dict[int, Trace]) -> None:
     assert option.usd_per_hour == 3.6
     (line,) = batch_size_lines([option])
     assert line.startswith(f"T4  batch size {option.batch_size:,}: ")
+    assert "(fits with a chance of 9" in line
     assert f" for a million (your own price ({date.today().isoformat()}))" in line
 
 
@@ -95,9 +102,10 @@ def test_where_not_even_one_sample_fits(traces: dict[int, Trace]) -> None:
     assert batch_size_lines([option]) == ("T4  not even one sample fits",)
 
 
-def test_one_size_is_not_enough(traces: dict[int, Trace]) -> None:
+def test_one_size_is_not_enough_where_no_tensors_were_followed(traces: dict[int, Trace]) -> None:
+    unseen = tuple(replace(operation, outputs=()) for operation in traces[1024].operations)
     with pytest.raises(InvalidArgumentError, match="The batch sizes are 1024; expected at least two"):
-        batch_size_what_if({1024: traces[1024]}, ["T4"])
+        batch_size_what_if({1024: replace(traces[1024], operations=unseen, memory=Memory(reserved_bytes=1))}, ["T4"])
     with pytest.raises(InvalidArgumentError, match="The batch sizes are none; expected at least two"):
         batch_size_what_if({}, ["T4"])
 

@@ -72,7 +72,7 @@ def show_batch_sizes(
         return
     lines = batch_size_lines(options)
     if with_table:
-        pl_module.print("Largest batch size (a power of two, extrapolated from two captures on the meta device):")
+        pl_module.print("Largest batch size (from steps captured on the meta device):")
         pl_module.print("\n".join(lines) + "\n")
     values = {}
     for option in options:

@@ -226,6 +226,8 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> Answer:
 
 
 def _memory(recorded: Trace, name: str | None) -> Answer:
+    from lightning_predict.changes.batch_size import why_no_other_batch
+    from lightning_predict.changes.largest_batch import largest_batches
     from lightning_predict.cost.memory import memory_need, step_memory
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus.layouts import Layout
@@ -239,6 +241,7 @@ def _memory(recorded: Trace, name: str | None) -> Answer:
             "Record the step with lightning_predict.capture on the CPU or the meta device."
         )
     reported = recorded.gpu_memory_bytes if gpu == origin else None
+    largest = None if why_no_other_batch(recorded) else largest_batches(recorded, [Layout(gpu)])[0]
     need = memory_need(Layout(gpu), float(memory.bytes_on(gpu)), relative=memory.relative, reported_bytes=reported)
     data = {
         "gpu": gpu.name,
@@ -249,11 +252,13 @@ def _memory(recorded: Trace, name: str | None) -> Answer:
         "parts": {part.name: part.bytes for part in found.parts},
         "modules": {part.name: part.bytes for part in found.modules},
         "savings": {saving.words: saving.bytes for saving in found.savings},
+        "largest_batch": None if largest is None else largest.as_dict(),
     }
-    return Answer(data=lambda: data, show=lambda: print(_memory_lines(gpu.name, found, need)))
+    lines = [*_memory_lines(gpu.name, found, need), *([] if largest is None else [largest.sentence])]
+    return Answer(data=lambda: data, show=lambda: print("\n".join(lines)))
 
 
-def _memory_lines(gpu: str, found: MemoryBreakdown, need: MemoryNeed) -> str:
+def _memory_lines(gpu: str, found: MemoryBreakdown, need: MemoryNeed) -> list[str]:
     """Lay out where the memory goes."""
     from lightning_predict.reports.format import gibibytes, share
 
@@ -273,7 +278,7 @@ def _memory_lines(gpu: str, found: MemoryBreakdown, need: MemoryNeed) -> str:
     if found.savings:
         shown = [[gibibytes(one.bytes), one.words] for one in found.savings]
         lines.append(aligned(["GiB", "what would help, each by itself, about"], shown, right={0}))
-    return "\n".join(lines)
+    return lines
 
 
 def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> Answer:

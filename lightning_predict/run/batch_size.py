@@ -46,7 +46,8 @@ class BatchSizeOption:
 
     Attributes:
         gpu: Name of the GPU.
-        batch_size: Samples of a step, the largest power of two that fits; None if not even one does.
+        batch_size: Samples of a batch, the most that fit (of lines: the largest power of two); None if not even one
+            does.
         step_seconds: Seconds of a step of that size.
         memory_bytes: That it needs.
         samples_per_second: Throughput.
@@ -54,6 +55,7 @@ class BatchSizeOption:
         offer: Where the price comes from, with its date; None if unknown.
         usd_per_million_samples: Cost of training on a million samples; None if no price is known.
         is_extrapolated: The size is over those that were captured.
+        fit_probability: Chance that it fits; None where the size was found by lines.
     """
 
     gpu: str
@@ -65,6 +67,7 @@ class BatchSizeOption:
     offer: str | None = None
     usd_per_million_samples: float | None = None
     is_extrapolated: bool = False
+    fit_probability: float | None = None
 
 
 def line_through(values: Mapping[int, float]) -> Line:
