@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.reports.ranking import Ranking, rank
+from lightning_predict.reports.ranking import Ranking, advice, rank
 from lightning_predict.reports.table import html_table, plain_table
 
 if TYPE_CHECKING:
@@ -103,8 +104,9 @@ class Predictions(AbstractPredictions):
         return plain_table(self, verbose=verbose)
 
     def _repr_html_(self) -> str:
-        """Show the table in a notebook."""
-        return html_table(self)
+        """Show the table in a notebook, and what to rent."""
+        lines = "".join(f"<p>{escape(line)}</p>" for line in advice(self.ranking()))
+        return html_table(self) + lines
 
     def ranking(self, *, deadline_hours: float | None = None) -> Ranking:
         """Name the cheapest, the fastest, and the cheapest within a deadline; prints as lines.
@@ -138,6 +140,10 @@ class Predictions(AbstractPredictions):
             "notes": list(self.notes),
             "predictions": [prediction.as_dict() for prediction in self.items_in_order],
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values, as `as_dict` does, by the name that pandas has for it."""
+        return self.as_dict()
 
     def to_json(self) -> str:
         """Give everything as JSON text."""

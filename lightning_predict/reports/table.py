@@ -192,6 +192,18 @@ def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
         yield f"Tight: it fits as predicted, but not surely ({'; '.join(tight)})."
 
 
+def large_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Say how much memory is missing where the run does not fit, and where to read what would help."""
+    missing = [
+        f"{one.gpu} lacks {gibibytes(-one.memory_free_bytes)} GiB"
+        for one in predictions.values()
+        if one.memory_fit == "exceeds" and one.memory_free_bytes is not None and one.memory_free_bytes < 0
+    ]
+    if missing:
+        told = "`lightning-predict trace memory` says what fills it, and what would help"
+        yield f"Too large: {', '.join(missing)}. {told}."
+
+
 def _chance(need: MemoryNeed) -> str:
     return "" if need.fit_probability is None else f", a chance of {share(need.fit_probability)}"
 
@@ -792,18 +804,30 @@ def html_table(predictions: AbstractPredictions) -> str:
     head = line("th", [column.title for column in shown.columns], "col")
     body = "".join(line("td", row, "row") for row in shown.rows)
     caption = "" if predictions.heading is None else f"<caption>{escape(predictions.heading)}</caption>"
-    notes = "".join(f"<li>{escape(note)}</li>" for note in table_notes(predictions, shown))
+    notes = "".join(
+        f"<li>{escape(note)}</li>" for note in table_notes(predictions, shown, asked_by=".text(verbose=True)")
+    )
     return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
 
-def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool = False) -> tuple[str, ...]:
-    """Collect what is said below a table: what changes a decision, and all else where it is asked for."""
+def table_notes(
+    predictions: AbstractPredictions, shown: Grid, *, verbose: bool = False, asked_by: str = "verbose"
+) -> tuple[str, ...]:
+    """Collect what is said below a table: what changes a decision, and all else where it is asked for.
+
+    Args:
+        predictions: Of which.
+        shown: Their table.
+        verbose: Give all else, too.
+        asked_by: What a reader would type for it, where it is left out.
+    """
     brief = (
         *end_notes(predictions),
         *(() if verbose else folded_note(predictions)),
         *asked_note(predictions),
         *epoch_note(predictions),
         *tight_note(predictions),
+        *large_note(predictions),
         *replicas_note(predictions),
         *doubtful_note(predictions),
         *base_note(predictions),
@@ -832,7 +856,7 @@ def table_notes(predictions: AbstractPredictions, shown: Grid, *, verbose: bool 
         f"{more} more note{'' if more == 1 else 's'}",
     ]
     together = f"{', '.join(what[:-1])} and {what[-1]}" if len(what) > 1 else what[0]
-    return (*brief, f"verbose adds {together}.") if details else brief
+    return (*brief, f"{asked_by} adds {together}.") if details else brief
 
 
 def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:

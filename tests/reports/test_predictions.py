@@ -80,6 +80,8 @@ def test_a_notebook_shows_the_table_with_its_notes_and_nothing_of_a_name_is_mark
     assert shown.count("<tr>") == 1 + 3
     assert '<th scope="col" style="text-align: left">GPU</th>' in shown
     assert "<li>2 of 418 operations were not timed on the host.</li>" in shown
+    assert "<li>.text(verbose=True) adds the methods, the sources of prices" in shown
+    assert "<p>Rent a T4 ($0.35/h, Google n1-standard-4 (2026-10-01)): cheapest" in shown
     hostile = Predictions((T4,), notes=("<script>alert(1)</script>",))._repr_html_()
     assert "<script>" not in hostile
     assert "&lt;script&gt;" in hostile
@@ -90,6 +92,7 @@ def test_a_data_frame_has_a_row_a_gpu_and_a_column_a_value() -> None:
     assert list(frame.index) == ["H100-SXM-80GB", "T4", "K80"]
     assert frame.loc["T4", "iteration_seconds"] == 0.0480
     assert set(frame.columns) == set(T4.as_dict()) - {"gpu"}
+    assert FULL.to_dict() == FULL.as_dict()
 
 
 def test_without_pandas_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
