@@ -184,8 +184,8 @@ class UtilisationModels:
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Time each problem on each GPU, by its own weights where it has them, else by the base.
 
-        What a GPU's own measurements say of products in one 16-bit dtype, over what the base says, is carried to the
-        other.
+        By how much a GPU's own products in one 16-bit dtype are slower than the base says is carried to the other: its
+        clocks or its power do not last.
 
         Raises:
             UnknownOperationError: No model serves the operation in this dtype (see `supports`).
@@ -199,7 +199,8 @@ class UtilisationModels:
         if not rows:
             return found
         cards, twin = [gpus[row] for row in rows], replace(batch, dtype=other)
-        said = np.log(self._estimated(twin, cards).seconds / self._by_base._estimated(twin, cards).seconds)
+        ratio = self._estimated(twin, cards).seconds / self._by_base._estimated(twin, cards).seconds
+        said = np.maximum(np.log(ratio), 0.0)
         factor = np.ones(found.seconds.shape)
         factor[rows] = np.exp(said * said**2 / (said**2 + CARRIED_SCATTER**2))
         return replace(found, interval=found.interval.scaled(factor))

@@ -183,3 +183,20 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(
     assert (times[:, 0] >= bound[:, 0]).all()
     assert (times[:, 1] <= times[:, 0] * (1 + 1e-9)).all()
     assert (times[:, 2] >= times[:, 0] * (1 - 1e-9)).all()
+
+
+def test_norms_take_cycles_for_each_element_where_bandwidth_is_plenty() -> None:
+    # 67.1 million elements: 0.7 and 0.85 cycles each in 16 bits, forward and backward, over 148 x 1.965 GHz.
+    b200 = find_gpu("B200-SXM-180GB")
+    cycles = b200.streaming_multiprocessors * b200.boost_clock_hz
+    rows, columns = 16384, 4096
+    half = [problem(name, "bfloat16", rows=rows, cols=columns) for name in ("layer_norm", "rms_norm_backward")]
+    assert latencies(half, [b200])[0] == pytest.approx([0.7 * rows * columns / cycles, 0.85 * rows * columns / cycles])
+    # As measured on the GB200, of the same multiprocessors and memory (0.178 ms; training data), not 6 bytes at 8 TB/s.
+    assert 0.15e-3 < problem_times(half[1:], [b200], None).seconds[0, 0] < 0.21e-3
+    # On the T4, with 5 bytes per cycle and multiprocessor, bandwidth decides: 2 bytes in and out.
+    assert problem_times(half[:1], [T4], None).seconds[0, 0] > 4 * rows * columns / 320e9
+    # Long rows in float32 take half as many again.
+    short, long = (problem("layer_norm", "float32", rows=2**26 / n, cols=n) for n in (1024, 8192))
+    found = latencies([short, long], [b200])[0]
+    assert found[1] / found[0] == pytest.approx(1.05 / 0.7)

@@ -82,8 +82,9 @@ def test_what_a_gpus_products_in_one_16_bit_dtype_say_is_carried_to_the_other(ow
 
     measured, carried = said("bfloat16"), said("float16")
     assert measured[1] == carried[1] == 0  # its products were never measured
-    # Of x, x^2 / (x^2 + 0.15^2) is believed: half of 0.15, nearly all of what is far beyond.
-    assert carried[0] == pytest.approx(measured[0] ** 3 / (measured[0] ** 2 + 0.15**2), abs=1e-6)
+    # Of x, x^2 / (x^2 + 0.15^2) is believed: half of 0.15, nearly all of what is far beyond; nothing of a gain.
+    slower = max(measured[0], 0.0)
+    assert carried[0] == pytest.approx(slower**3 / (slower**2 + 0.15**2), abs=1e-6)
 
 
 def of_three_by_three(weights: GpuWeights) -> GpuWeights:

@@ -111,12 +111,38 @@ def _group_norm_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
     return latency
 
 
+LAYER_NORM_CYCLES: Final = {False: 0.7, True: 1.05}
+"""Multiprocessor cycles per element of layer norm, and of float32 in rows beyond `STREAMED_COLUMNS`. 0.64 to 0.74 in
+bfloat16 on the H200, GB200 and GB300 (cudnn-frontend's tables), 0.8 in a recording of the H100, at 0.2 to 0.38 of the
+bandwidth; 1.03 to 1.42 in Liger's float32 rows on two A100s and the H100, of 1.6, 2 and 3.4 TB/s (training data: those
+rows). Bandwidth decides on GPUs with less than 8 or 10 bytes per cycle and multiprocessor."""
+
+NORM_BACKWARD_CYCLES: Final = {False: 0.85, True: 1.8}
+"""The same of the backward pass of layer and RMS norm, in 16 bits and in float32: 0.87 to 1.09 on the H200, 0.75 to
+0.99 on the GB200 and GB300, whose bandwidth is 1.7 times as much. In float32 2.5 to 3.1 in Liger's rows on the H100,
+under an older torch, so that 1.8 lies between (training data: those rows)."""
+
+
 def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
     """Time rows that have a block each: many short ones wait to be started, few long ones idle multiprocessors."""
     c = batch.columns
     resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
     steps = rounds(c["rows"], gpu, resident=resident) * c["cols"] / NORM_STEP_ELEMENTS
     return np.maximum(c["rows"] * DISPATCH_CYCLES, steps * NORM_STEP_CYCLES) / gpu.boost_clock_hz
+
+
+def _layer_norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    """Time layer norm, whose statistics take instructions for each element, besides."""
+    c = batch.columns
+    is_wide = (c["cols"] > STREAMED_COLUMNS) & (batch.dtype == "float32")
+    cycles = np.where(is_wide, LAYER_NORM_CYCLES[True], LAYER_NORM_CYCLES[False]) * c["rows"] * c["cols"]
+    return np.maximum(_norm_latency(batch, gpu), cycles / issue_rate(gpu))
+
+
+def _norm_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    cycles = NORM_BACKWARD_CYCLES[batch.dtype == "float32"] * batch.columns["rows"] * batch.columns["cols"]
+    seconds: Array = cycles / issue_rate(gpu)
+    return seconds
 
 
 def _softmax_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
@@ -248,13 +274,14 @@ register(
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
-        floor=Floor(latency=_norm_latency),
+        floor=Floor(latency=_layer_norm_latency),
     ),
     replace(
         by_element("layer_norm_backward", 2, 1, 14),
         aten=("aten::native_layer_norm_backward",),
         translator=_normalised,
         proxy=_times(LAYER_NORM_BACKWARD_RATIO, "layer_norm"),
+        floor=Floor(latency=_norm_backward_latency),
     ),
     replace(
         by_element("rms_norm", 1, 1, 5),
@@ -268,6 +295,7 @@ register(
         aten=("aten::_fused_rms_norm_backward",),
         translator=_normalised,
         proxy=_times(RMS_NORM_BACKWARD_RATIO, "rms_norm"),
+        floor=Floor(latency=_norm_backward_latency),
     ),
     # In training, batch and group norm read their input twice: once for the statistics, once to normalise.
     replace(
