@@ -354,6 +354,10 @@ class CostBudget(Callback):
         """Find the price, report what would override a stop, and end at once if earlier fits used up the budget."""
         if self._meetings is None:
             return
+        if self._run_clock is not None:
+            self._run_clock.windows.begins(
+                optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization
+            )
         self._schedule = None if isinstance(self._meetings, Alone) else Schedule()
         decision = self._meet(lambda: self._open(trainer) | self._settings, alike=_validation_batches(trainer))
         self._follow(decision)
@@ -407,7 +411,7 @@ class CostBudget(Callback):
             return
         schedule = self._schedule
         is_due = schedule is not None and schedule.batch_ends()
-        self._on_rank_zero(is_due, lambda: self._look(trainer, pl_module, is_due=is_due))
+        self._on_rank_zero(is_due, lambda: self._look(trainer, is_due=is_due))
         if is_due or (schedule is None and self._judge is not None):
             decision = self._meet(lambda: self._decide(trainer), alike=_validation_batches(trainer))
             if schedule is not None:
@@ -532,12 +536,11 @@ class CostBudget(Callback):
     def _ledger_path(self, trainer: Trainer) -> Path:
         return Path(trainer.default_root_dir) / LEDGER_NAME
 
-    def _look(self, trainer: Trainer, pl_module: LightningModule, *, is_due: bool) -> None:
+    def _look(self, trainer: Trainer, *, is_due: bool) -> None:
         """Note that a batch was trained, and what there is to judge.
 
         Args:
             trainer: The Trainer that is fitting.
-            pl_module: What it fits.
             is_due: The ranks meet now, whatever there is to judge.
         """
         watch, clock = self._watch, self._run_clock
@@ -551,16 +554,14 @@ class CostBudget(Callback):
         if question is None and not is_due:
             return
         self._question = question or "use"
-        self._judge = lambda: self._judge_now(trainer, pl_module, watch, clock, question or "use")
+        self._judge = lambda: self._judge_now(trainer, watch, clock, question or "use")
 
-    def _judge_now(
-        self, trainer: Trainer, pl_module: LightningModule, watch: BudgetWatch, clock: RunClock, question: Question
-    ) -> Verdict:
+    def _judge_now(self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: Question) -> Verdict:
         """Judge the use, and the rest of the run where that is asked for."""
         rest: Rest | None = None
         if question != "use":
             clock.buffered = batches_in_store(trainer)
-            rest = rest_of(facts_of(trainer, pace=clock.pace(is_manual=not pl_module.automatic_optimization)), clock)
+            rest = rest_of(facts_of(trainer, pace=clock.windows.pace), clock)
             if self.on_exceed != "stop":
                 rest = replace(rest, end_seconds=0.0)
             if rest.left.batches is None and question == "forecast" and not self._warned:

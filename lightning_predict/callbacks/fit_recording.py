@@ -3,10 +3,10 @@
 It translates between a Trainer's hooks and the two recorders, which know no Trainer. Example::
 
     recording = FitRecording(trainer, pl_module, clock=device_clock(device))
-    recording.training_starts(trainer, pl_module, warmup_steps=3, capture_steps=1)
+    recording.training_starts(trainer, pl_module, warmup_steps=3, capture_steps=1, count=run_clock.windows)
     recording.batch_starts(trainer)
     # ... the batch is trained ...
-    trace = recording.batch_ends(trainer, batch)   # None until the last step was recorded
+    trace = recording.batch_ends(batch)   # None until the last step was recorded
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from lightning_predict.callbacks.bases import rank_zero_info, samples_of
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.errors import CaptureError
 from lightning_predict.fit.clock import host_clock
-from lightning_predict.fit.recorder import Pace, Session, StepRecorder, ValidationRecorder
+from lightning_predict.fit.recorder import Session, StepRecorder, ValidationRecorder
 from lightning_predict.fit.remaining import remaining
+from lightning_predict.fit.windows import Pace, WindowCount
 from lightning_predict.tracing.environment import autograd_nodes, compilations, has_compiled_code
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
@@ -66,6 +67,7 @@ class FitRecording:
         *,
         warmup_steps: int,
         capture_steps: int,
+        count: WindowCount,
     ) -> None:
         """Make the recorder of steps; a run that resumes within an epoch has no on_train_epoch_start.
 
@@ -74,6 +76,7 @@ class FitRecording:
             pl_module: The module that it fits.
             warmup_steps: Steps to time before one is recorded.
             capture_steps: Steps to record.
+            count: Counts the windows of the fit.
         """
         device, compiled_before = trainer.strategy.root_device, self._compiled_before
 
@@ -91,8 +94,7 @@ class FitRecording:
             optimizers=[optimizer for optimizer in trainer.optimizers if _can_update(optimizer)],
             autograd_nodes=autograd_nodes,
             compilations=lambda: compilations().frames,
-            optimizer_steps_done=trainer.global_step,
-            is_manual=not pl_module.automatic_optimization,
+            count=count,
         )
 
     def pause(self) -> None:
@@ -103,7 +105,7 @@ class FitRecording:
     def checkpoint_is_collected(self) -> None:
         """Stop timing the batch: another callback may write the checkpoint before this one hears of the batch's end."""
         if self._steps is not None:
-            self._steps.watch.pause()
+            self._steps.checkpoint_is_collected()
 
     def batch_starts(self, trainer: Trainer) -> bool:
         """Time or record the step that begins.
@@ -127,12 +129,12 @@ class FitRecording:
         if self._steps is not None:
             self._steps.optimizer_steps(optimizer)
 
-    def batch_ends(self, trainer: Trainer, batch: Any) -> Trace | None:
+    def batch_ends(self, batch: Any) -> Trace | None:
         """End the step; give the trace once every kind is recorded, and again where another kind turned up since."""
         if self._steps is None:
             return None
         samples = None if self._steps.is_idle else samples_of(batch)
-        trace = self._steps.batch_ends(optimizer_steps_done=trainer.global_step, samples=samples)
+        trace = self._steps.batch_ends(samples=samples)
         if trace is not None:
             self.pace = self._steps.pace
         if self._steps.is_finished:
@@ -188,7 +190,7 @@ class FitRecording:
         """Return the batches and steps that were seen where none was recorded; None if one was."""
         if self._steps is None or self._steps.has_given:
             return None
-        return self._steps.watch.batches_seen, self._steps.watch.windows_seen
+        return self._steps.count.batches, self._steps.count.windows
 
     def stop(self) -> None:
         """Stop and discard whatever is in progress."""

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Final, final
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
+from lightning_predict.callbacks.progress_bar import left_in_words
 from lightning_predict.callbacks.showing import Manner, deliver, log_values, say, show_advice
 from lightning_predict.callbacks.trainer_state import batches_in_store, batches_of_fit, facts_of
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
 from lightning_predict.fit.forecast import Moments, Rest, rest_of
 from lightning_predict.fit.outcome import Outcome, OutcomeTimer
-from lightning_predict.fit.recorder import Pace
 from lightning_predict.fit.remaining import Moment
+from lightning_predict.fit.windows import Pace
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration, duration_interval
 from lightning_predict.reports.predictions import Predictions
@@ -85,6 +86,11 @@ class FollowUp:
         if self._rest is None or self._rest.forecast is None:
             return None
         return self._rest.forecast.added(self._rest_at - self._clock()).at_least(0.0)
+
+    def left_in_words(self) -> str | None:
+        """Write what is left of the run on this machine in time and money; None if it is not known."""
+        expected = None if self._answer is None else self._answer.expected
+        return left_in_words(self.remaining, usd_per_hour=None if expected is None else expected.usd_per_hour)
 
     def is_due(self) -> bool:
         """Return whether what was seen has doubled, so that the rest of the run is worth computing again."""

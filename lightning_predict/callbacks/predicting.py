@@ -25,8 +25,8 @@ from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
 from lightning_predict.fit.forecast import Rest, rest_of, rough_note
 from lightning_predict.fit.outcome import Expected, expected_of, with_tempo
-from lightning_predict.fit.recorder import Pace
 from lightning_predict.fit.remaining import Moment
+from lightning_predict.fit.windows import Pace
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.predictions import Predictions

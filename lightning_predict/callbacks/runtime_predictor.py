@@ -36,6 +36,7 @@ from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.predicting import Question, of_processes
+from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
 from lightning_predict.callbacks.showing import Manner, show
 from lightning_predict.callbacks.trainer_state import callbacks_of, reason_for_no_extras
 from lightning_predict.checked import shown
@@ -102,6 +103,8 @@ class RuntimePredictor(Callback):
         gpus_file: TOML file of GPUs of your own (see `gpus/own.py`).
         advice: Say below the first table, in at most three lines, what to change first and what it gains, and log the
             gains; it takes some seconds more.
+        progress_bar: Show what is left of the whole run, in time and money, among the items of the Trainer's progress
+            bar; what is logged stays as it is.
 
     Attributes:
         advice: What `lp.advise` says of the recorded step; None before the capture, and unless it was asked for.
@@ -119,6 +122,7 @@ class RuntimePredictor(Callback):
 
     _recording: FitRecording | None = None
     _follow_up: FollowUp | None = None
+    _in_bar: ShownInBar | None = None
 
     @property
     def remaining_seconds(self) -> float | None:
@@ -157,6 +161,7 @@ class RuntimePredictor(Callback):
         save_trace: str | PathLike[str] | None = None,
         gpus_file: str | PathLike[str] | None = None,
         advice: bool = False,
+        progress_bar: bool = True,
     ) -> None:
         if gpus_file is not None:
             add_gpus(gpus_file)
@@ -209,11 +214,12 @@ class RuntimePredictor(Callback):
         self.trace: Trace | None = None
         self.outcome: Outcome | None = None
         self.asks_advice = advice
+        self.progress_bar = progress_bar
         self.advice: Advice | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle what was given and found, but nothing of a fit under way: its recording cannot be copied."""
-        left_out = LIGHTNINGS_OWN | {"_recording", "_follow_up"}
+        left_out = LIGHTNINGS_OWN | {"_recording", "_follow_up", "_in_bar"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @never_raises
@@ -243,13 +249,16 @@ class RuntimePredictor(Callback):
     @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to time steps."""
-        if self._recording is None:
+        if self._recording is None or self._follow_up is None:
             return
+        windows = self._follow_up.run_clock.windows
+        windows.begins(optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization)
         self._recording.training_starts(
             trainer,
             pl_module,
             warmup_steps=self.warmup_steps,
             capture_steps=self.capture_steps,
+            count=windows,
         )
 
     @never_raises
@@ -303,7 +312,7 @@ class RuntimePredictor(Callback):
             self.predictions = self._follow_up.renew(trainer, moment="batch end") or self.predictions
         if self._recording is None:
             return
-        trace = self._recording.batch_ends(trainer, batch)
+        trace = self._recording.batch_ends(batch)
         if trace is not None:
             is_first = self.trace is None
             self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
@@ -427,6 +436,8 @@ class RuntimePredictor(Callback):
 
             left = next(iter(self.predictions.values())).iterations
             self.advice = tell_advice(trainer, pl_module, self.trace, self._question, iterations=left)
+        if self.progress_bar and self._in_bar is None:
+            self._in_bar = show_in_bar(trainer, follow_up.left_in_words, clock=follow_up.run_clock.now)
         follow_up.was_shown()
         if recording is not None and (validation is not None or not trainer.enable_validation):
             recording.forget_validation()
@@ -438,6 +449,9 @@ class RuntimePredictor(Callback):
 
     def _deactivate(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""
+        in_bar, self._in_bar = self._in_bar, None
         recording, self._recording, self._follow_up = self._recording, None, None
+        if in_bar is not None:
+            in_bar.remove()
         if recording is not None:
             recording.stop()

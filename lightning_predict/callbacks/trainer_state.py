@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_predict.callbacks.bases import lightning_classes
 from lightning_predict.fit.forecast import Facts
-from lightning_predict.fit.recorder import Pace
 from lightning_predict.fit.remaining import Moment, Position, Saving, Validation
+from lightning_predict.fit.windows import Pace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 from lightning_predict.fit.evidence import Evidence, believe
-from lightning_predict.fit.recorder import Pace
 from lightning_predict.fit.remaining import CheckpointClock
+from lightning_predict.fit.windows import WindowCount
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Memory
 from lightning_predict.tracing.waiting import wait_for
@@ -179,7 +179,7 @@ class RunClock:
         is_asynchronous: Batches end for the host before they do for the device.
 
     Attributes:
-        batches: Training batches that have ended.
+        windows: Counts the training batches that have ended, and the windows that they make.
         checkpoints: Times checkpoint files.
         memory: Sizes of what a checkpoint holds; None before a step was recorded.
         buffered: Batches that the loader's workers have ready after a break.
@@ -194,7 +194,7 @@ class RunClock:
         *,
         is_asynchronous: bool = False,
     ) -> None:
-        self.batches = 0
+        self.windows = WindowCount()
         self.checkpoints = CheckpointClock()
         self.memory: Memory | None = None
         self.buffered = 0
@@ -215,12 +215,15 @@ class RunClock:
         self._last_step = 0.0
         self._first_pause: float | None = None
         self._pauses: list[float] = []
-        self._in_window = self._optimizer_steps = 0
-        self._window = (1, 1)
         self._validation: _ValidationRun | None = None
         self._check: _ValidationRun | None = None
         self._validated, self._validation_waits = Evidence(), Evidence()
         self._around: list[float] = []
+
+    @property
+    def batches(self) -> int:
+        """Training batches that have ended."""
+        return self.windows.batches
 
     def now(self) -> float:
         """Return the seconds on the plain clock."""
@@ -276,11 +279,7 @@ class RunClock:
         if start is None:
             return
         self._batch_start = None
-        self.batches += 1
-        self._in_window += 1
-        if optimizer_steps_done != self._optimizer_steps:
-            self._window, self._in_window = (self._in_window, optimizer_steps_done - self._optimizer_steps), 0
-            self._optimizer_steps = optimizer_steps_done
+        self.windows.batch_ends(optimizer_steps_done)
         if self._is_recorded:
             self._is_recorded, self._batch_end = False, None
             return
@@ -406,14 +405,6 @@ class RunClock:
         less = max(0.5, 1 - FIRST_EPOCH_DOUBT / self._waits.count)
         low, middle = wait.low / FIRST_EPOCH_COLD, wait.middle * less
         return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
-
-    def pace(self, *, is_manual: bool) -> Pace:
-        """Return how the last window went by, where the trainer does not tell.
-
-        Args:
-            is_manual: The module steps its optimizers itself.
-        """
-        return Pace(batches_per_window=self._window[0], steps_per_window=self._window[1]) if is_manual else Pace()
 
     def validation_tempo(self, *, batch_seconds: float | None = None) -> ValidationTempo | None:
         """Find what validation takes, from the runs so far or else from the sanity check; None if there was none.

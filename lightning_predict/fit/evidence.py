@@ -35,6 +35,9 @@ SLOW_RATIO: Final = 1.5
 KEPT_SHARE: Final = 0.25
 """Share of the values, the last ones, that count however slow the others were."""
 
+FEWEST_KEPT: Final = 4
+"""Values that are kept at least; of fewer than twice as many, half."""
+
 AGREEMENT: Final = 1.2
 """Standard errors by which the first half of what is kept may be slower than the second; a single slow value in it is
 one standard error."""
@@ -140,9 +143,8 @@ def believe(values: Sequence[float], *, of_each: int = 1) -> Belief:
         values: At least one, in the order in which they came.
         of_each: Values of which each of these is the mean.
     """
-    later = values[1:] if len(values) > 1 else values  # the first of all compiles and allocates
-    start, is_settled = settles_at(later)
-    kept = later[start:]
+    start, is_settled = settles_at(values)
+    later, kept = values[min(1, start) :], values[start:]
     typical = statistics.median(kept)
     at = [place for place, value in enumerate(kept) if value > SLOW_RATIO * typical]
     if len(at) > EVENTS_SHARE * len(kept):
@@ -168,29 +170,37 @@ def believe(values: Sequence[float], *, of_each: int = 1) -> Belief:
     return Belief(Interval(ends[0], mean, ends[1]), number, is_settled)
 
 
-def settles_at(values: Sequence[float]) -> tuple[int, bool]:
+def settles_at(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tuple[int, bool]:
     """Find where the slow beginning ends.
+
+    Args:
+        values: In the order in which they came.
+        tolerance: By which part the first half of what is kept may be slower than the second.
 
     Returns:
         How many values it has, and whether what follows does not fall any more.
     """
-    most = len(values) - max(min(4, len(values)), math.ceil(KEPT_SHARE * len(values)))
-    start = 0
+    first = min(1, len(values) - 1)  # the first of all compiles and allocates
+    if first < 0:
+        return 0, False
+    later = len(values) - first
+    most = len(values) - max(min(FEWEST_KEPT, math.ceil(later / 2)), math.ceil(KEPT_SHARE * later))
+    start = first
     while start < most and values[start] > SLOW_RATIO * statistics.median(values[start + 1 :]):
         start += 1
     while True:
         kept = values[start:]
         half = len(kept) // 2
         if half < 2:
-            return start, not half or kept[0] <= (1 + TOLERANCE) * kept[-1]
+            return start, max(kept) <= (1 + tolerance) * min(values)  # so few must all agree
         limit = SLOW_RATIO * statistics.median(kept)  # what comes rarely hides no fall
-        first, second = ([value for value in part if value <= limit] for part in (kept[:half], kept[half:]))
-        if not first or not second:
+        before, after = ([value for value in part if value <= limit] for part in (kept[:half], kept[half:]))
+        if not before or not after:
             return start, True
-        error = math.hypot(_standard_error(first), _standard_error(second))
-        later = statistics.fmean(second)
-        if statistics.fmean(first) - later <= max(AGREEMENT * error, TOLERANCE * later):
-            return start, len(kept) >= min(SETTLED_SHARE * len(values), SETTLED_VALUES)
+        error = math.hypot(_standard_error(before), _standard_error(after))
+        mean = statistics.fmean(after)
+        if statistics.fmean(before) - mean <= max(AGREEMENT * error, tolerance * mean):
+            return start, len(kept) >= min(SETTLED_SHARE * later, SETTLED_VALUES)
         if start >= most:
             return start, False
         start = min(most, start + max(1, len(kept) // 8))

@@ -1,266 +1,51 @@
 """Record the training step and the validation batch, told of batches by a callback's hooks.
 
-A window holds the batches up to the next optimizer update. `WindowWatch` is told when batches start and end and returns
-each `Window` as it closes; `next_action` decides what to do with the window that is about to begin. Neither knows a
-Trainer or a clock.
+Recording begins early, after a few windows (`fit.windows`): `next_action` decides what to do with the one that is about
+to begin. The recorders know no Trainer; they time with the clock and record with the sessions that they are given, and
+read the fit's one count of windows. Example::
 
-The recorders time with the clock and record with the sessions that they are given. Example::
-
-    >>> watch = WindowWatch()
-    >>> watch.batch_starts(10.0)
-    >>> watch.batch_ends(10.5, optimizer_steps_done=0)  # accumulated
-    >>> watch.batch_starts(10.7)
-    >>> watch.batch_ends(11.2, optimizer_steps_done=1)
-    Window(seconds=1.0, loader_seconds=(0.2,), batches=2, optimizer_steps=1, samples=None)
+    recorder.batch_starts(full_windows_after=None, next_is_short=False)
+    # ... the batch is trained ...
+    count.batch_ends(optimizer_steps_done)
+    trace = recorder.batch_ends(samples=32)      # None until every kind of window is recorded
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Final, Literal, Protocol, final
 
+from lightning_predict.fit.evidence import settles_at
+from lightning_predict.fit.windows import (
+    Kind,
+    Pace,
+    Window,
+    WindowCount,
+    WindowTimer,
+    due,
+    kinds_of,
+    shares_of_kinds,
+)
 from lightning_predict.tracing.running_loop import BlockTimer, block_steps, with_running_loop
 from lightning_predict.tracing.trace import OtherStep, Trace
-
-SLOW_RATIO: Final = 1.5
-"""A window that took this many times as long as a typical one is still warming up (compilation, cudnn.benchmark)."""
 
 EXTRA_WARMUP_WINDOWS: Final = 5
 """Most windows by which a warm-up that does not settle is extended."""
 
-UNSEEN_STEPS_PATIENCE: Final = 16
-"""Batches without any optimizer step that Lightning counts, after which every batch is taken for a window: manual
-optimization may step optimizers that Lightning has not wrapped."""
-
+SETTLED_TO_RECORD: Final = 0.5
+"""Part by which early windows may be slower than later ones to record the next: what is still compiling
+(cudnn.benchmark, too) takes several times as long, and a recording need not wait for the last per cent."""
 
 WATCHED_BATCHES: Final = 64
 """Batches from the beginning of training within which kinds of windows are told apart, waited for and recorded: lazy
 regularisation comes every 16th batch at the rarest in the papers that introduced it (Karras et al., StyleGAN2, 2020),
 and three of its periods lie within."""
 
-MOST_NODE_COUNTS: Final = 4
-"""Windows of the same updates with more different graphs than this vary with their data: they are one kind."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of window, told from others without a recorder.
-
-    Attributes:
-        batches: Batches of the window.
-        optimizers: Positions of the optimizers whose update was due in it.
-        nodes: Nodes that autograd made; None if they vary with the data.
-    """
-
-    batches: int
-    optimizers: frozenset[int] = frozenset()
-    nodes: int | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """One accumulation window.
-
-    Attributes:
-        seconds: Seconds of its batches from start to end, added up; waits for the loader are not in it.
-        loader_seconds: Waits for the loader before its batches, those that were seen.
-        batches: Batches in it.
-        optimizer_steps: Optimizer updates in it, as `trainer.global_step` counts them.
-        samples: Samples in it; None if the size of a batch could not be read.
-        host_seconds: Seconds of its batches until the host was done with each, without the wait for the device; None if
-            not read.
-    """
-
-    seconds: float
-    loader_seconds: tuple[float, ...]
-    batches: int
-    optimizer_steps: int
-    samples: int | None = None
-    host_seconds: float | None = None
-
-    @property
-    def interval_seconds(self) -> float:
-        """Seconds from the start of this window to that of the next: its batches and as many waits for the loader."""
-        if not self.loader_seconds:
-            return self.seconds
-        return self.seconds + self.batches * statistics.mean(self.loader_seconds)
-
-
-@final
-class WindowWatch:
-    """Gathers batches into windows.
-
-    Args:
-        optimizer_steps_done: `trainer.global_step` before the first batch.
-        may_step_unseen: Optimizers may step without `trainer.global_step` counting it: under manual optimization alone.
-    """
-
-    def __init__(self, *, optimizer_steps_done: int = 0, may_step_unseen: bool = True) -> None:
-        self._may_step_unseen = may_step_unseen
-        self.batches_seen = 0
-        self.windows_seen = 0
-        self._steps_at_start = optimizer_steps_done
-        self._steps_before_window = optimizer_steps_done
-        self._batch_start: float | None = None
-        self._last_end: float | None = None
-        self._seconds = 0.0
-        self._host_seconds: float | None = 0.0
-        self._loader_seconds: list[float] = []
-        self._batches = 0
-        self._samples: int | None = 0
-
-    @property
-    def batches_in_window(self) -> int:
-        """Batches of the window under way that are done."""
-        return self._batches
-
-    @property
-    def between_windows(self) -> bool:
-        """The next batch begins a window."""
-        return self._batches == 0
-
-    @property
-    def steps_per_window(self) -> float:
-        """Optimizer steps of a window on average (2 for a GAN that steps twice a batch); 1 before the first."""
-        steps = self._steps_before_window - self._steps_at_start
-        return steps / self.windows_seen if steps and self.windows_seen else 1.0
-
-    def batch_starts(self, now: float) -> None:
-        """Note that a batch was fetched and its training begins.
-
-        Args:
-            now: Seconds on any monotonic clock.
-        """
-        if self._last_end is not None:
-            self._loader_seconds.append(now - self._last_end)
-        self._batch_start = now
-
-    def batch_ends(
-        self, now: float, *, optimizer_steps_done: int, samples: int | None = None, host_done: float | None = None
-    ) -> Window | None:
-        """Note that a batch was trained.
-
-        Args:
-            now: Seconds on the same clock.
-            optimizer_steps_done: `trainer.global_step`, which has counted this batch's updates.
-            samples: Samples of the batch; None if unknown.
-            host_done: When the host was done with it, before the device was waited for; None if not read.
-
-        Returns:
-            The window that this batch closed; None if it goes on.
-        """
-        if self._batch_start is None:
-            return None
-        self.batches_seen += 1
-        self._batches += 1
-        self._seconds += now - self._batch_start
-        if self._host_seconds is not None:
-            self._host_seconds = None if host_done is None else self._host_seconds + host_done - self._batch_start
-        self._samples = None if self._samples is None or samples is None else self._samples + samples
-        self._batch_start, self._last_end = None, now
-        stepped = optimizer_steps_done > self._steps_before_window
-        if not stepped and not self._steps_are_unseen(optimizer_steps_done):
-            return None
-        if not stepped and self._batches > 1:  # patience ran out here: these were several windows
-            self._forget_window()
-            return None
-        window = Window(
-            seconds=self._seconds,
-            loader_seconds=tuple(self._loader_seconds),
-            batches=self._batches,
-            optimizer_steps=optimizer_steps_done - self._steps_before_window,
-            samples=self._samples,
-            host_seconds=self._host_seconds,
-        )
-        self.windows_seen += 1
-        self._steps_before_window = optimizer_steps_done
-        self._forget_window()
-        return window
-
-    def resume(self, *, optimizer_steps_done: int) -> None:
-        """Start a new window at the next update, after batches that were trained but not reported."""
-        self.batches_seen += 1
-        self._steps_before_window = optimizer_steps_done
-        self._batch_start = self._last_end = None
-        self._forget_window()
-
-    def pause(self) -> None:
-        """Note that something other than the loader comes before the next batch: validation, a checkpoint, an epoch."""
-        self._last_end = None
-
-    def _steps_are_unseen(self, optimizer_steps_done: int) -> bool:
-        is_patient = self.batches_seen < UNSEEN_STEPS_PATIENCE or not self._may_step_unseen
-        return optimizer_steps_done == self._steps_at_start and not is_patient
-
-    def _forget_window(self) -> None:
-        self._seconds, self._host_seconds = 0.0, 0.0
-        self._loader_seconds = []
-        self._batches = 0
-        self._samples = 0
-
-
 Action = Literal["time", "run", "record", "skip"]
 """What to do with the next window: time it without a recorder, let it run in a block that waits for the device at its
 end alone, record it, or let it pass."""
-
-
-def kinds_of(windows: Iterable[Kind | None]) -> list[Kind | None]:
-    """Take windows whose graphs vary with the data for one kind.
-
-    Args:
-        windows: The windows in their order; None for one that nothing is to be learnt from.
-    """
-    windows = list(windows)
-    merged = {window: replace(window, nodes=None) for window in set(windows) if window is not None}
-    graphs = Counter(merged.values())  # how many numbers of nodes each came with
-    varying = {kind for kind, counts in graphs.items() if counts > MOST_NODE_COUNTS}
-    return [window if window is None or merged[window] not in varying else merged[window] for window in windows]
-
-
-def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
-    """Return whether the next window may be of a kind, provided that the kinds alternate periodically.
-
-    The period is the shortest time between two windows of the kind. Where it came once, as number i of all windows
-    counted from 0, the period is at least i + 1: it would have come before otherwise.
-    """
-    at = [number for number, window in enumerate(windows) if window == kind]
-    period = min((after - before for before, after in pairwise(at)), default=at[0] + 1)
-    return len(windows) - at[-1] >= period
-
-
-def shares_of_kinds(windows: Sequence[Kind | None], recorded: Collection[Kind]) -> dict[Kind, float]:
-    """Return the share of each recorded kind among all windows, over whole periods where the rarest kind came twice.
-
-    Kinds that take turns mostly do so with a period (every fifth batch). What lies between the first and the last
-    window of the rarest kind, the last included, is a whole number of periods: its counts are exact, while those of all
-    windows depend on where the counting began and ended.
-
-    Args:
-        windows: The kinds of all windows so far; those that were not recorded count as the recorded one with the same
-            optimizers whose graph is most alike, if there is one.
-        recorded: Kinds that were recorded, at least one.
-    """
-    alike = [None if window is None else _most_alike(window, recorded) for window in windows]
-    counts = Counter(kind for kind in alike if kind is not None)
-    if len(counts) > 1:
-        rarest = min(counts, key=lambda kind: counts[kind])
-        at = [number for number, kind in enumerate(alike) if kind == rarest]
-        periods = Counter(kind for kind in alike[at[0] + 1 : at[-1] + 1] if kind is not None)
-        if periods.keys() == counts.keys():
-            counts = periods
-    total = sum(counts.values())
-    return {kind: counts[kind] / total for kind in recorded if counts[kind]}
-
-
-def _most_alike(window: Kind, recorded: Collection[Kind]) -> Kind | None:
-    same = [kind for kind in recorded if replace(kind, nodes=None) == replace(window, nodes=None)]
-    return min(same, key=lambda kind: abs((kind.nodes or 0) - (window.nodes or 0)), default=None)
 
 
 def next_action(
@@ -268,14 +53,13 @@ def next_action(
     *,
     windows_timed: int | None = None,
     warmup_steps: int,
-    extra_warmup_steps: int = EXTRA_WARMUP_WINDOWS,
     records_wanted: int,
     full_windows_after: int | None,
     is_short: bool,
 ) -> Action:
     """Decide what to do with the window that is about to begin.
 
-    Warm-up ends after `warmup_steps` windows, later where the last one shows that steps have not settled yet, and
+    Warm-up ends after `warmup_steps` windows, later where these have not settled yet, and
     earlier where the run is about to end: a short run is recorded in its last windows. A first window is never
     recorded, as it may compile.
 
@@ -283,7 +67,6 @@ def next_action(
         step_seconds: Times of the windows so far that are of the last one's kind.
         windows_timed: Windows of any kind that were timed; None if all are of one kind.
         warmup_steps: Windows to time before recording.
-        extra_warmup_steps: Most additional windows to time if the last one shows that steps have not settled.
         records_wanted: Windows still to record.
         full_windows_after: Windows of full length that follow this one until the run ends; None if unknown.
         is_short: The window is the shorter rest at the end of an epoch.
@@ -298,16 +81,8 @@ def next_action(
         return "record"
     if timed < warmup_steps:
         return "time"
-    settled = step_seconds[-1] <= SLOW_RATIO * min(step_seconds)
-    return "record" if settled or timed >= warmup_steps + extra_warmup_steps else "time"
-
-
-def steady_seconds(step_seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the times without the slow ones at the beginning: those over 1.5 × the median of all that follow."""
-    for start in range(len(step_seconds) - 1):
-        if step_seconds[start] <= SLOW_RATIO * statistics.median(step_seconds[start + 1 :]):
-            return tuple(step_seconds[start:])
-    return tuple(step_seconds[-1:])
+    _, is_settled = settles_at(step_seconds, tolerance=SETTLED_TO_RECORD)
+    return "record" if is_settled or timed >= warmup_steps + EXTRA_WARMUP_WINDOWS else "time"
 
 
 TIMED_VALIDATION_BATCHES: Final = 5
@@ -362,20 +137,6 @@ def stop_for_sure(session: Session) -> None:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """The sizes and kinds of windows observed so far, which the Trainer does not tell.
-
-    Attributes:
-        batches_per_window: Seen under manual optimization; None: as the Trainer accumulates.
-        steps_per_window: Optimizer steps of a window, as `trainer.global_step` counts them.
-    """
-
-    batches_per_window: int | None = None
-    steps_per_window: float = 1.0
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """A window that was recorded.
 
@@ -407,7 +168,6 @@ class StepRecorder:
 
     Args:
         warmup_steps: Windows to time before the first is recorded.
-        extra_warmup_steps: Most windows by which the warm-up is extended if steps have not settled.
         capture_steps: Windows to record, one after the other.
         clock: Clock in seconds that waits for the device.
         host_clock: The same clock without the wait; None where there is no device to wait for, so that there is no
@@ -416,10 +176,10 @@ class StepRecorder:
         optimizers: Optimizers of the training; those that can make an update are waited for.
         autograd_nodes: Nodes that autograd has made so far.
         compilations: Pieces of code that were compiled so far.
-        optimizer_steps_done: `trainer.global_step` before the first batch.
-        is_manual: The module uses manual optimization.
+        count: Counts the windows of the fit, and has counted a batch before this is told of its end.
 
     Attributes:
+        count: The same.
         is_finished: There will be no other trace.
     """
 
@@ -427,7 +187,6 @@ class StepRecorder:
         self,
         *,
         warmup_steps: int,
-        extra_warmup_steps: int = EXTRA_WARMUP_WINDOWS,
         capture_steps: int,
         clock: Callable[[], float],
         host_clock: Callable[[], float] | None = None,
@@ -435,13 +194,12 @@ class StepRecorder:
         optimizers: Sequence[object] = (),
         autograd_nodes: Callable[[], int] = _never,
         compilations: Callable[[], int] = _never,
-        optimizer_steps_done: int = 0,
-        is_manual: bool = False,
+        count: WindowCount,
     ) -> None:
-        self.watch = WindowWatch(optimizer_steps_done=optimizer_steps_done, may_step_unseen=is_manual)
+        self.count = count
+        self._timer = WindowTimer()
         self.is_finished = False
         self._warmup_steps = warmup_steps
-        self._extra_warmup_steps = extra_warmup_steps
         self._capture_steps = capture_steps
         self._clock = clock
         self._host_clock = host_clock
@@ -450,7 +208,6 @@ class StepRecorder:
         self._optimizers = tuple(optimizers)
         self._autograd_nodes = autograd_nodes
         self._compilations = compilations
-        self._is_manual = is_manual
         self._session: Session | None = None
         self._is_in_batch = False
         # State of the current window.
@@ -477,13 +234,9 @@ class StepRecorder:
 
     @property
     def pace(self) -> Pace:
-        """Summarise the windows that went by so far."""
-        if not self._is_manual:
-            return Pace()
-        if self.has_given:
-            return self._pace_of_kinds()
-        batches = self._timed[-1][1].batches if self._timed else 1
-        return Pace(batches_per_window=batches, steps_per_window=self.watch.steps_per_window)
+        """How windows went by so far, where the Trainer does not tell."""
+        pace = self.count.pace
+        return pace if pace.batches_per_window is None or not self.has_given else self._pace_of_kinds()
 
     def batch_starts(self, *, full_windows_after: int | None, next_is_short: bool) -> None:
         """Note that a batch is about to be trained.
@@ -494,7 +247,7 @@ class StepRecorder:
         """
         self._drop_unended_batch()
         self._is_in_batch = True
-        if self.watch.between_windows:
+        if self.count.between_windows:
             self._is_short, self._is_last = next_is_short, full_windows_after == 0
             self._due, self._nodes, self._compilations_at_start = set(), 0, self._compilations()
             self._action = self._next_action(full_windows_after, next_is_short)
@@ -504,7 +257,7 @@ class StepRecorder:
                 knows_length = self._timed and not (next_is_short or self._must_record_all)
                 self._batches_expected = self._timed[-1][1].batches if knows_length else None
                 if self._watch_until is None:
-                    self._watch_until = self.watch.batches_seen + WATCHED_BATCHES
+                    self._watch_until = self.count.batches + WATCHED_BATCHES
         now = self._now()
         if self._session is not None and self._records_batch(self._session):
             self._session.start()  # It stands still between the batches, so that the loader is not recorded.
@@ -513,11 +266,11 @@ class StepRecorder:
         if self._action == "run" and not self._block.is_running:
             self._block.begins(now, steps=self._steps_of_block(full_windows_after), batches=self._timed[-1][1].batches)
         self._block.batch_starts(now)
-        self.watch.batch_starts(now)
+        self._timer.batch_starts(now)
 
     def _records_batch(self, session: Session) -> bool:
         """Return whether the batch that begins is recorded: of many in a window, the first and the last."""
-        number, expected = self.watch.batches_in_window, self._batches_expected
+        number, expected = self.count.batches_in_window, self._batches_expected
         if expected is None or number == 0 or number >= expected - 1 or not session.takes_batches_from_the_last:
             return True
         self._left_batches_out = True
@@ -531,11 +284,10 @@ class StepRecorder:
         """
         self._due |= self._positions([optimizer])
 
-    def batch_ends(self, *, optimizer_steps_done: int, samples: int | None) -> Trace | None:
+    def batch_ends(self, *, samples: int | None) -> Trace | None:
         """Note that a batch was trained.
 
         Args:
-            optimizer_steps_done: `trainer.global_step`.
             samples: Samples of the batch; None if unknown.
 
         Returns:
@@ -544,15 +296,13 @@ class StepRecorder:
         self._is_in_batch = False
         host_done = None if self._host_clock is None or self._action not in ("time", "run") else self._host_clock()
         now = self._now()
-        window = self.watch.batch_ends(
-            now, optimizer_steps_done=optimizer_steps_done, samples=samples, host_done=host_done
-        )
+        window = self._timer.batch_ends(now, self.count, samples=samples, host_done=host_done)
         self._block.batch_ends(now)
         self._nodes += self._autograd_nodes() - self._nodes_at_start
         if self._session is not None:
             self._session.stop()
         if self.is_idle:
-            self.watch.pause()  # Nothing was timed.
+            self._timer.pause()  # Nothing was timed.
         if window is None:
             return None
         self._keep(window)
@@ -566,7 +316,11 @@ class StepRecorder:
         """Note that something other than a wait for the loader happens before the next batch."""
         self._block.breaks()
         self._drop_unended_batch()
-        self.watch.pause()
+        self._timer.pause()
+
+    def checkpoint_is_collected(self) -> None:
+        """Stop timing the batch: another callback may write the checkpoint before this one hears of the batch's end."""
+        self._timer.pause()
 
     def stop(self) -> None:
         """Stop and discard a recording in progress."""
@@ -623,7 +377,6 @@ class StepRecorder:
                 alike or [window.seconds for _, window in self._timed],
                 windows_timed=len(self._timed),
                 warmup_steps=self._warmup_steps,
-                extra_warmup_steps=self._extra_warmup_steps,
                 records_wanted=self._capture_steps - len(self._recorded),
                 full_windows_after=full_windows_after,
                 is_short=is_short,
@@ -700,7 +453,7 @@ class StepRecorder:
 
     @property
     def _has_waited_long_enough(self) -> bool:
-        return self._watch_until is not None and self.watch.batches_seen >= self._watch_until
+        return self._watch_until is not None and self.count.batches >= self._watch_until
 
     def _is_complete(self, kinds: Sequence[Kind | None]) -> bool:
         """Return whether every optimizer and kind is recorded; of several kinds, each came twice and was timed warm."""
@@ -782,18 +535,18 @@ class StepRecorder:
         if len({*kinds} - {None}) == 1 or (not alike and len(self._kinds_recorded(kinds)) == 1):
             alike = [one for _, one in timed]
         waits = [seconds for _, one in self._timed for seconds in one.loader_seconds]
-        steady = steady_seconds([one.seconds for one in alike])
+        alike = alike[settles_at([one.seconds for one in alike])[0] :]
         trace = recorded.session.trace(
-            step_seconds=steady,
+            step_seconds=[one.seconds for one in alike],
             loader_seconds=waits,
             samples=window.samples,
             batches=window.batches,
             # Where Lightning does not see the optimizers, the session does.
             optimizer_steps=window.optimizer_steps or None,
         )
-        hosts = [one.host_seconds for one in alike[len(alike) - len(steady) :] if one.host_seconds is not None]
+        hosts = [one.host_seconds for one in alike if one.host_seconds is not None]
         block = self._block.block if len({*kinds} - {None}) == 1 else None
-        return with_running_loop(trace, hosts=hosts if len(hosts) == len(steady) else (), block=block)
+        return with_running_loop(trace, hosts=hosts if len(hosts) == len(alike) else (), block=block)
 
     def _typical(self, kinds: Sequence[Kind | None], kind: Kind) -> Recorded:
         """Return the recorded window of median length of a kind (the shorter of two)."""
@@ -805,7 +558,7 @@ class StepRecorder:
         """Write sentences on the optimizers whose updates are missing."""
         return tuple(
             f"Optimizer {position} ({type(self._optimizers[position]).__name__}) made no update in any step that was "
-            f"recorded, in the first {self.watch.batches_seen} batches: its time and its memory are left out."
+            f"recorded, in the first {self.count.batches} batches: its time and its memory are left out."
             for position in self._optimizers_unseen()
         )
 

@@ -177,6 +177,7 @@ class Run:
             host_clock=None if self._device.type == "cpu" else host_clock(),
             new_session=self._new_session,
             optimizers=self._optimizers,
+            count=self.clock.windows,
         )
         self._moments, self._has_advised = Moments(batches=total_steps), False
         self._ledger = Ledger(ledger_clock())
@@ -283,7 +284,7 @@ class Run:
         recorder = self._recorder
         if recorder is None:
             return
-        trace = recorder.batch_ends(optimizer_steps_done=self._steps, samples=self._samples)
+        trace = recorder.batch_ends(samples=self._samples)
         self._recorder = None if recorder.is_finished else recorder
         if trace is None:
             return

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_predict.fit.clock import RunClock, Tempo, device_clock, run_clock_of
-from lightning_predict.fit.recorder import Pace
+from lightning_predict.fit.windows import Pace
 from lightning_predict.interval import Interval
 
 
@@ -221,12 +221,15 @@ def test_validation_runs_are_timed_whole() -> None:
     assert found.batch.middle == 2.0
 
 
-def test_windows_are_counted_for_those_who_step_their_optimizers_themselves() -> None:
+@pytest.mark.parametrize("before", [0, 30])
+def test_windows_are_counted_for_those_who_step_their_optimizers_themselves(before: int) -> None:
     fit = Fit()
+    fit.clock.windows.begins(optimizer_steps_done=before, is_manual=True)  # a run that is resumed goes on counting
     for number in range(1, 7):
-        fit.batch(steps=3 * (number // 2))
-    assert fit.clock.pace(is_manual=True) == Pace(batches_per_window=2, steps_per_window=3)
-    assert fit.clock.pace(is_manual=False) == Pace()
+        fit.batch(steps=before + 3 * (number // 2))
+    assert fit.clock.windows.pace == Pace(batches_per_window=2, steps_per_window=3)
+    fit.clock.windows.begins(optimizer_steps_done=before, is_manual=False)
+    assert fit.clock.windows.pace == Pace()
 
 
 def test_callbacks_of_one_trainer_share_a_clock_until_a_fit_has_begun() -> None:
