@@ -170,6 +170,9 @@ class CostBudget(Callback):
     together, at batches that they agree on and half a minute apart at most: rank zero judges, and a failure on any of
     them switches the budget off on all.
 
+    A run that is ended within an accumulation window loses the gradients of its batches: they were not applied, and no
+    checkpoint holds them.
+
     A run that ends this way leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; Lightning
     validates once more before `fit` returns, as it does after early stopping. The budget reserves time for that
     validation, and the checkpoint counts it, as forecast. A validation that
@@ -499,6 +502,11 @@ class CostBudget(Callback):
             moments=Moments(batches_per_window=trainer.accumulate_grad_batches, batches=batches_of_fit(trainer)),
             warmup_steps=self.warmup_steps * trainer.accumulate_grad_batches,
         )
+        if trainer.world_size > 1:
+            rank_zero_info(
+                f"CostBudget: {trainer.world_size} ranks decide together, {duration(CHECK_SECONDS)} apart at most, or "
+                "one batch where that takes longer: so much later than its budget this run may end."
+            )
         self._question, self._judge = "use", lambda: judge_use(limits, 0.0)
         return self._decide(trainer)
 
@@ -561,12 +569,16 @@ class CostBudget(Callback):
         rest: Rest | None = None
         if question != "use":
             clock.buffered = batches_in_store(trainer)
-            rest = rest_of(facts_of(trainer, pace=clock.windows.pace), clock)
+            facts = facts_of(trainer, pace=clock.windows.pace, batches_per_epoch=clock.batches_per_epoch)
+            rest = rest_of(facts, clock)
             if self.on_exceed != "stop":
                 rest = replace(rest, end_seconds=0.0)
             if rest.left.batches is None and question == "forecast" and not self._warned:
                 self._warned.add("length")
-                rank_zero_info("CostBudget: the length of this run is not known; it ends once the budget is used up.")
+                pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
+                rank_zero_info(
+                    f"CostBudget: the length of this run is not known; it ends once the budget is used up.{pace}"
+                )
         verdict = watch.judge(question, rest, may_end_earlier=bool(trainer.early_stopping_callbacks))
         if rest is not None or verdict.action == "stop":
             log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
@@ -589,7 +601,7 @@ class CostBudget(Callback):
             warn(f"CostBudget: {verdict.reason}.")
             return decision | {"action": "off"}  # Everything has been reported.
         if verdict.action == "stop":
-            return decision | {"action": "stop", "reason": verdict.reason}
+            return decision | {"action": "stop", "reason": verdict.reason, "lost": clock.windows.batches_in_window}
         if verdict.action == "warn":
             warn_and_log(trainer, verdict.reason)
         return decision
@@ -644,15 +656,24 @@ class CostBudget(Callback):
         if decision["action"] == "off":
             self._deactivate()
         elif decision["action"] == "stop":
-            self._end(trainer, decision["reason"], can_save=can_save)
+            self._end(trainer, decision["reason"], can_save=can_save, lost=decision["lost"])
 
-    def _end(self, trainer: Trainer, reason: str, *, can_save: bool) -> None:
-        """End the run, with a checkpoint; no failure on the way keeps it running."""
+    def _end(self, trainer: Trainer, reason: str, *, can_save: bool, lost: int = 0) -> None:
+        """End the run, with a checkpoint; no failure on the way keeps it running.
+
+        Args:
+            trainer: The Trainer.
+            reason: Why.
+            can_save: A checkpoint can be written now.
+            lost: Batches since the last optimizer step, which were trained in vain.
+        """
         self.stopping_reason = reason
         self._has_ended = True
         if self.on_exceed == "stop":
             trainer.should_stop = True
-        saved = self._save(trainer) if can_save else ""
+        batches = "batch" if lost == 1 else f"{lost:,} batches"
+        saved = f" The gradients of the last {batches}, without an optimizer step yet, are lost." if lost else ""
+        saved += self._save(trainer) if can_save else ""
         if self.on_exceed == "raise":
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
         rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")

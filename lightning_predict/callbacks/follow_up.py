@@ -155,7 +155,12 @@ class FollowUp:
         before, trace = self._answer, self._trace
         if before is None or trace is None:
             return None
-        facts = facts_of(trainer, pace=self._pace, moment=moment, batches_per_epoch=before.batches_per_epoch)
+        facts = facts_of(
+            trainer,
+            pace=self._pace,
+            moment=moment,
+            batches_per_epoch=before.batches_per_epoch or self.run_clock.batches_per_epoch,
+        )
         rest = rest_of(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
         now = self._clock()
         self._rest, self._rest_at = rest, now
@@ -171,7 +176,8 @@ class FollowUp:
         deliver(predictions, trainer, manner=self.manner)
         answer = self._answer or before
         if is_first:
-            show_advice(predictions, trainer, news=self._news(trainer, answer), manner=self.manner)
+            when = f"RuntimePredictor, after {trainer.global_step:,} steps: "
+            show_advice(predictions, trainer, when=when, news=self._news(trainer, answer), manner=self.manner)
         elif has_left or cheapest_of(predictions) != choice:
             said = before.rest.forecast
             instead = None if said is None else max(0.0, said.middle - (now - answered_at))
@@ -228,13 +234,16 @@ def cheapest_of(predictions: Predictions) -> str | None:
 
 def _news(answer: Answer, instead_of_seconds: float | None) -> str:
     """Describe what is predicted now of this machine and the recommended GPU."""
-    forecast, used = answer.rest.forecast, answer.predictions.used_gpu
+    rest, used = answer.rest, answer.predictions.used_gpu
+    forecast = rest.forecast
     if forecast is None:
-        return "the predictions were made again"
+        return f"{rest.pace_in_words}; how many are left is not known, as the loader has no length"
     instead = "" if instead_of_seconds is None else f" instead of {duration(instead_of_seconds)}"
     if instead_of_seconds == 0:
         instead = ", where it was to be over by now"
-    here = f"{duration_interval(forecast)} on {used or 'this machine'}{instead}"
+    limit = rest.workload.time_limit_seconds
+    until = ", until its time limit," if limit is not None and forecast.middle >= limit else ""
+    here = f"{duration_interval(forecast)}{until} on {used or 'this machine'}{instead}"
     name = cheapest_of(answer.predictions)
     one = None if name is None or name == used else answer.predictions[name]
     there = "" if one is None or one.total_seconds is None else f"; {name} {duration(one.total_seconds)}"

@@ -138,7 +138,7 @@ def predict_rest(
 ) -> Answer:
     """Predict what is left of a fit; `is_rough` from too few steps to advise by."""
     given = _batches_per_epoch(trainer, question, trace)
-    facts = facts_of(trainer, pace=pace, moment=moment, batches_per_epoch=given)
+    facts = facts_of(trainer, pace=pace, moment=moment, batches_per_epoch=given or clock.batches_per_epoch)
     rest = rest_of(facts, clock, batches_per_window=trace.batches, samples=trace.samples)
     work = rest.workload
     trace = with_tempo(trace, rest.tempo).changed(lambda step: of_processes(step, trainer))
@@ -163,7 +163,7 @@ def predict_rest(
         ) from None
     predictions = replace(
         predictions,
-        notes=(*predictions.notes, *_notes(trainer, given, work), *rough_note(rest, is_rough=is_rough)),
+        notes=(*predictions.notes, *_notes(trainer, given, clock, work), *rough_note(rest, is_rough=is_rough)),
         heading=_heading(predictions, trainer),
         is_running=True,
     )
@@ -212,11 +212,14 @@ def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> in
     return math.ceil(question.samples_per_epoch * trace.batches / (trace.samples * trainer.world_size))
 
 
-def _notes(trainer: Trainer, given: int | None, work: Workload) -> tuple[str, ...]:
+def _notes(trainer: Trainer, given: int | None, clock: RunClock, work: Workload) -> tuple[str, ...]:
     """Describe what a total is based on, or leaves out."""
     notes = []
     if given is not None:
         notes.append(f"The loader has no length; an epoch is taken to have {given:,} batches, as you say.")
+    elif math.isinf(trainer.num_training_batches) and clock.batches_per_epoch is not None:
+        seen = clock.batches_per_epoch
+        notes.append(f"The loader has no length; an epoch is taken to have {seen:,} batches, as the last one had.")
     if work.training_iterations is not None and work.checkpoints.total_seconds is None:
         notes.append("Total: checkpoints are left out, as their number or size is not known beforehand.")
     if trainer.world_size > 1:

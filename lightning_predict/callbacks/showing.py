@@ -18,7 +18,7 @@ from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.reports.format import PLAIN_WIDTH, markdown_text
 from lightning_predict.reports.loggers import LoggedTable, log_predictions, log_table, ranking_table, write_json
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import rank, ranking_lines
+from lightning_predict.reports.ranking import lines_of_run, rank, ranking_lines
 from lightning_predict.reports.table import print_table
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ def deliver(predictions: Predictions, trainer: Trainer, *, manner: Manner) -> No
     write_file(predictions, trainer, manner)
 
 
-def show_advice(predictions: Predictions, trainer: Trainer, *, news: str, manner: Manner) -> None:
+def show_advice(predictions: Predictions, trainer: Trainer, *, when: str, news: str, manner: Manner) -> None:
     """Say what is left now that enough was seen to believe it, and what to rent."""
     if manner.with_table:
-        lines = ranking_lines(rank(predictions, deadline_hours=manner.deadline_hours))
-        trainer.lightning_module.print("\n".join((news, *lines)) + "\n")
+        lines = lines_of_run(rank(predictions, deadline_hours=manner.deadline_hours), when=when, news=news)
+        trainer.lightning_module.print("\n".join(lines) + "\n")
 
 
 def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:

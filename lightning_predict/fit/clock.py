@@ -179,6 +179,7 @@ class RunClock:
         is_asynchronous: Batches end for the host before they do for the device.
 
     Attributes:
+        batches_per_epoch: Batches of the last epoch that was trained whole; None before one was.
         windows: Counts the training batches that have ended, and the windows that they make.
         checkpoints: Times checkpoint files.
         memory: Sizes of what a checkpoint holds; None before a step was recorded.
@@ -194,6 +195,7 @@ class RunClock:
         *,
         is_asynchronous: bool = False,
     ) -> None:
+        self.batches_per_epoch: int | None = None
         self.windows = WindowCount()
         self.checkpoints = CheckpointClock()
         self.memory: Memory | None = None
@@ -210,6 +212,7 @@ class RunClock:
         self._is_new_epoch = False
         self._first_waits: int | None = None
         self._epochs = 0
+        self._epoch_began_at: int | None = None
         self._waits_to_skip = 0
         self._steps, self._waits, self._cycles = Evidence(), Evidence(), Evidence()
         self._last_step = 0.0
@@ -291,11 +294,14 @@ class RunClock:
     def epoch_starts(self) -> None:
         """Note that an epoch begins; its loader may start workers."""
         self._breaks()
-        self._is_new_epoch = True
+        self._is_new_epoch, self._epoch_began_at = True, self.batches
 
     def epoch_ends(self) -> None:
         """Note that an epoch has ended."""
         self._breaks()
+        began, self._epoch_began_at = self._epoch_began_at, None
+        if began is not None and self.batches > began:  # one that is resumed within has no beginning
+            self.batches_per_epoch = self.batches - began
 
     def checkpoint_is_collected(self, caller: object) -> None:
         """Note that a checkpoint's state is being collected; writing it follows."""

@@ -17,9 +17,11 @@ from typing import Final, final
 from lightning_predict.fit.clock import NOTHING, RunClock, Tempo, ValidationTempo
 from lightning_predict.fit.remaining import Position, Remaining, Saving, checkpoints_left, remaining, workload
 from lightning_predict.interval import Interval
+from lightning_predict.reports.format import duration_interval, significant
 from lightning_predict.run.workload import Loader, Run, Workload, run_of
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Memory
+from lightning_predict.units import hours_to_seconds
 
 FORWARD_SHARE: Final = 1 / 3
 """Part of a training batch that its forward pass takes: the backward pass computes twice as much."""
@@ -30,6 +32,9 @@ below it, a wait is the hand-over of a batch that was ready."""
 
 WAITS_BELIEVED: Final = 16
 """Waits from which on the loader is called the limit."""
+
+STEPS_SAID: Final = 1000
+"""Steps whose time is said where the length of the run is not known."""
 
 STEPS_BELIEVED: Final = 16
 """Steps from which on a forecast advises and stops."""
@@ -81,6 +86,7 @@ class Rest:
         forecast: Seconds of its total; None for a run without an end.
         end_seconds: Seconds that the run takes once it is told to stop: a validation.
         steps: Steps that the forecast rests on.
+        step: Seconds from a step to the next; None before one was timed.
     """
 
     left: Remaining
@@ -90,6 +96,15 @@ class Rest:
     forecast: Interval[float] | None
     end_seconds: float = 0.0
     steps: int = 0
+    step: Interval[float] | None = None
+
+    @property
+    def pace_in_words(self) -> str | None:
+        """How fast steps go by, for a run whose length is not known; None before one was timed."""
+        if self.step is None or not self.step.middle:
+            return None
+        thousand, an_hour = duration_interval(self.step.scaled(STEPS_SAID)), hours_to_seconds(1.0) / self.step.middle
+        return f"{STEPS_SAID:,} steps take {thousand} on this machine, and an hour holds {significant(an_hour)}"
 
 
 def rest_of(
@@ -134,9 +149,11 @@ def rest_of(
         pauses,
         around,
     )
-    forecast = None if run.total_seconds is None else _around(run.total_seconds, parts)
-    if forecast is not None and facts.time_limit_seconds is not None:
-        forecast = forecast.at_most(facts.time_limit_seconds)
+    forecast, limit = None if run.total_seconds is None else _around(run.total_seconds, parts), facts.time_limit_seconds
+    if limit is not None:
+        # Without a length, the loader may end the last epoch at any time before the limit does.
+        unknown = Interval(limit if position.max_epochs is None else 0.0, limit, limit)
+        forecast = unknown if forecast is None else forecast.at_most(limit)
     return Rest(
         left=left,
         workload=work,
@@ -145,6 +162,7 @@ def rest_of(
         forecast=forecast,
         end_seconds=end_seconds(facts.validation_batches, tempo, validation),
         steps=max(1, tempo.values // size),
+        step=tempo.step.added(tempo.wait).scaled(size),
     )
 
 

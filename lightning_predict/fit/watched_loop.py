@@ -37,6 +37,7 @@ from lightning_predict.guard import say
 from lightning_predict.interval import Interval
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.format import duration_interval
+from lightning_predict.reports.ranking import lines_of_run
 from lightning_predict.run.history import read_history
 from lightning_predict.timeline.mean_step import measured_seconds
 from lightning_predict.units import seconds_to_hours
@@ -322,11 +323,13 @@ class Run:
         if is_first:
             self._show(self.predictions.text(verbose=self.verbose))
         if not is_rough:
-            left = "" if rest.forecast is None else f": {duration_interval(rest.forecast)} are left"
-            self._show(f"After {self._steps:,} steps{left}.")
-        if not (is_rough or self._has_advised):
+            when = f"After {self._steps:,} steps"
+            left = rest.pace_in_words if rest.forecast is None else f"{duration_interval(rest.forecast)} are left"
+            news = f"{when}: {left}"
+            ranking = None if self._has_advised else self.predictions.ranking(deadline_hours=self.deadline_hours)
+            lines = () if ranking is None else lines_of_run(ranking, when=f"{when}: ", news=f"{news}.")
+            self._show("\n".join(lines or (f"{news}.",)))
             self._has_advised = True
-            self._show(str(self.predictions.ranking(deadline_hours=self.deadline_hours)))
         self.tell(self.predictions)
         self._shown, self._shown_at = rest.forecast, self.clock.now()
         expected = expected_of(self.trace, rest, self.predictions, num_gpus=1)

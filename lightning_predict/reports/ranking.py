@@ -227,6 +227,22 @@ def ranking_lines(ranking: Ranking) -> tuple[str, ...]:
     return tuple(line for text in (*advice(ranking), *remarks(ranking)) for line in _wrapped(text, 2))
 
 
+def lines_of_run(ranking: Ranking, *, when: str, news: str) -> tuple[str, ...]:
+    """Write the ranking for a run that goes on, led by what is left of it; that is said once.
+
+    Args:
+        ranking: The ranking.
+        when: Leads the first sentence, where it says what is left: `After 16 steps: `.
+        news: What is left, where no sentence of the ranking says it.
+    """
+    texts = [*advice(ranking), *remarks(ranking)]
+    if _is_soon_over(ranking):
+        texts[0] = f"{when}{texts[0]}"
+    else:
+        texts.insert(0, news)
+    return tuple(line for text in texts for line in _wrapped(text, 2))
+
+
 def ranking_markdown(ranking: Ranking) -> str:
     """Write the ranking as a Markdown list."""
     return "\n".join(f"- {markdown_text(text)}" for text in (*advice(ranking), *remarks(ranking)))
@@ -236,12 +252,12 @@ def advice(ranking: Ranking) -> Iterable[str]:
     """Say what to rent and what would help, a sentence each."""
     in_use, cheapest = ranking.in_use, ranking.cheapest
     is_short = in_use is not None and not ranking.per_iteration and in_use.seconds <= MOVING_SECONDS
-    if in_use is not None and in_use.is_running and is_short:
+    if in_use is not None and _is_soon_over(ranking):
         if in_use.seconds <= TRIVIAL_SECONDS or (in_use.cost_usd is not None and in_use.cost_usd < TRIVIAL_USD):
             yield from _trivial(in_use, ranking)
             yield from _in_time(ranking)
             return
-        yield f"{duration(in_use.seconds)} are left on {in_use.label}: too little to move the run."
+        yield _too_little(in_use)
     if cheapest is not None:
         yield _to_rent(cheapest, ranking)
         if not is_short:
@@ -254,6 +270,17 @@ def advice(ranking: Ranking) -> Iterable[str]:
     yield from _in_time(ranking)
 
 
+def _is_soon_over(ranking: Ranking) -> bool:
+    """Return whether the run goes on and is over before it could be moved, which the first sentence then says."""
+    in_use = ranking.in_use
+    is_short = in_use is not None and not ranking.per_iteration and in_use.seconds <= MOVING_SECONDS
+    return in_use is not None and in_use.is_running and is_short
+
+
+def _too_little(in_use: InUse) -> str:
+    return f"{duration_interval(in_use.time)} are left on {in_use.label}: too little to move the run."
+
+
 def _in_time(ranking: Ranking) -> Iterable[str]:
     """Answer the question for a deadline, where it was asked."""
     if ranking.deadline_hours is not None:
@@ -263,7 +290,7 @@ def _in_time(ranking: Ranking) -> Iterable[str]:
 
 def _trivial(in_use: InUse, ranking: Ranking) -> Iterable[str]:
     """Say that what is left is not worth a thought, and how the GPUs compare for longer runs."""
-    yield f"{duration_interval(in_use.time)} are left on {in_use.label}: too little to move the run."
+    yield _too_little(in_use)
     names = {"cheapest": ranking.cheapest, "fastest": ranking.fastest}
     best = [f"the {name} is the {one.gpu}" for name, one in names.items() if one is not None]
     if best:

@@ -151,6 +151,11 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("lightning_predict").addHandler(handler)
+    informed: list[str] = []
+    informs = logging.Handler()
+    informs.emit = lambda record: informed.append(record.getMessage())  # type: ignore[method-assign]
+    lightnings = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    lightnings.addHandler(informs)
     trainer = small.trainer(
         folder, devices=world_size, strategy=strategy, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0
     )
@@ -165,6 +170,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
         except Exception as error:
             ended = f"{type(error).__name__}: {error}"
     logging.getLogger("lightning_predict").removeHandler(handler)
+    lightnings.removeHandler(informs)
     warned = [str(one.message) for one in caught or () if "LightningPredict" in one.category.__name__]
     (watched,) = (one for one in callbacks if isinstance(one, CostBudget))
     return {
@@ -175,6 +181,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
         "weights": float(torch.nn.utils.parameters_to_vector(model.parameters()).double().sum()),
         "seconds": time.monotonic() - start,
         "said": warned + logged,
+        "informed": [one for one in informed if "CostBudget" in one],
     }
 
 

@@ -77,8 +77,22 @@ def test_it_ends_a_run_whose_forecast_breaks_the_budget_by_far(
 
 def test_what_is_used_up_ends_the_run_after_the_batch_that_used_it_up(small: Small, tmp_path: Path) -> None:
     assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1)).batches_trained == 1
-    assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1), accumulate_grad_batches=4).batches_trained == 1
     assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1), model=small.gan()).batches_trained == 1
+
+
+def test_a_run_that_ends_within_a_window_says_what_it_loses(
+    small: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Batches of a second, an update after each third, and a budget of so many seconds.
+    for batches, lost in ((1, "the last batch,"), (2, "the last 2 batches,"), (3, None)):
+        caplog.clear()
+        budget = hours_of(batches - 0.1)
+        with caplog.at_level(logging.INFO):
+            model = fit(small, tmp_path, budget, model=timed_model(small, time), accumulate_grad_batches=3)
+        assert model.batches_trained == batches
+        words = f"The gradients of {lost} without an optimizer step yet, are lost. Its checkpoint is "
+        assert (words in caplog.text) == (lost is not None)
+        assert ("are lost" in caplog.text) == (lost is not None)
 
 
 def test_no_forecast_is_judged_before_the_warmup_is_over(lightning: Small, tmp_path: Path, time: Clock) -> None:
@@ -229,7 +243,9 @@ def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, ti
     trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=hours_of(1000.0))
     with caplog.at_level(logging.INFO):
         trainer.fit(timed_model(lightning, time), lightning.stream(20))
-    assert "the length of this run is not known" in caplog.text
+    # Steps of a second, without a wait: 3,600 an hour.
+    assert "not known; it ends once the budget is used up. 1,000 steps take 16 min 40 s (" in caplog.text
+    assert "on this machine, and an hour holds 3,600." in caplog.text
 
 
 def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_path: Path, time: Clock) -> None:

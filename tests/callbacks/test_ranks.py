@@ -75,6 +75,15 @@ def test_all_ranks_end_after_the_same_batch_for_the_same_reason(seen: Seen, scen
         assert ("rank 0: OSError: [Errno 28]" if "disk" in scenario else "rank 1: ZeroDivisionError: by zero") in said
 
 
+def test_how_far_apart_ranks_decide_is_said_once(seen: Seen) -> None:
+    first, second = seen["ok"]
+    assert first["informed"] == [
+        "CostBudget: 2 ranks decide together, 0 ms apart at most, or one batch where that takes longer: so much later "
+        "than its budget this run may end."
+    ]
+    assert second["informed"] == []
+
+
 def test_settings_that_differ_by_rank_are_said_and_those_of_rank_zero_count(seen: Seen) -> None:
     first, second = seen["ranks are set differently"]
     assert first["batches"] == second["batches"] == 1

@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.fit.clock import RunClock, clock_of_fits
+from lightning_predict.fit.forecast import Facts, rest_of
+from lightning_predict.fit.remaining import Position
+from lightning_predict.interval import Interval
 from lightning_predict.run.history import append_record, history_path, read_history
 from lightning_predict.testing import Clock
 from lightning_predict.tracing.session import recordings_on
@@ -66,11 +69,14 @@ def test_once_enough_was_seen_the_rest_and_the_advice_are_said_and_later_only_wh
     assert watching.left == {4: 396 * 2.0, 16: pytest.approx(384.0, rel=0.05), 50: pytest.approx(350.0, rel=0.05)}
     assert len(calls) == 2
     assert calls[1].workload.training_iterations == 384
-    assert calls[1].trace.step_seconds == pytest.approx((1.0, 1.0, 1.0), rel=0.05)
+    assert calls[1].trace.step_seconds == pytest.approx((1.0, 1.0), rel=0.05)
     table, _, advice = capsys.readouterr().out.partition("RuntimePredictor: after 16 steps, the rest of this run is")
     assert "Rent" not in table
     assert "This machine's time is rough, from 3 steps" in " ".join(table.split())
-    assert re.match(r" predicted to take 6 min \d+ s \(\d min \d+ s to \d min \d+ s\) on this machine; T4 ", advice)
+    assert re.match(
+        r" predicted to take 6 min \d+ s \(\d min \d+ s to \d min \d+ s\) on this machine; T4 ",
+        " ".join(advice.split("\n  ")),
+    )
     assert "Rent a T4" in advice
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["predict/T4/total_hours"]]
@@ -198,3 +204,47 @@ def test_earlier_runs_correct_the_first_prediction_alone(lightning: Small, tmp_p
     with recordings_on("T4"):
         watching.fit(tmp_path, timed_model(lightning, time), 40, callbacks=[Note()])
     assert totals == {4: pytest.approx(1.5 * 36.0, rel=0.01), 16: pytest.approx(24.0, rel=0.01)}
+
+
+def streamed(small: Small, folder: Path, time: Clock, batches: int, **options: Any) -> tuple[dict[int, Any], Any]:
+    """What was predicted to be left after some steps of 1 s, with a loader that does not tell its length."""
+    watching = Watching(small, (16, 59, 61, 100), RuntimePredictor(["T4"], learn_from_history=False))
+    trainer = small.trainer(folder, callbacks=[watching.predictor, watching.watch], **options)
+    trainer.fit(timed_model(small, time, [1.0]), small.stream(batches))
+    return watching.left, watching.predictor.predictions
+
+
+def test_a_loader_without_a_length_has_one_after_its_first_epoch(
+    small: Small, tmp_path: Path, time: Clock, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        left, predictions = streamed(small, tmp_path, time, 60, max_epochs=3)
+    # Steps of 1 s; 2 epochs of 60 were left after the first.
+    assert left == {16: None, 59: None, 61: pytest.approx(119.0, rel=0.02), 100: pytest.approx(80.0, rel=0.02)}
+    assert any("an epoch is taken to have 60 batches, as the last one had" in note for note in predictions.notes)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "after 16 steps, 1,000 steps take 16 min 40 s (" in said
+    assert "on this machine, and an hour holds 3,600; how many are left is not known, as the loader has no len" in said
+    assert "RuntimePredictor: after 60 steps, the rest of this run is predicted to take 2 min" in caplog.text
+
+
+def test_a_loader_without_a_length_goes_on_until_the_limit_that_there_is(
+    small: Small, tmp_path: Path, time: Clock
+) -> None:
+    left, _ = streamed(small, tmp_path, time, 200, max_epochs=-1, max_steps=120)
+    assert left == {16: 104.0, 59: 61.0, 61: 59.0, 100: 20.0}
+
+
+def test_a_time_limit_is_how_long_a_loader_without_a_length_goes_on() -> None:
+    time = Clock()
+    clock = RunClock(time)
+    for _ in range(20):
+        clock.batch_starts()
+        time.advance(1.0)
+        clock.batch_ends()
+    position = Position(epoch=0, batches_done=20, batches_per_epoch=None, accumulation={0: 1})
+    endless = rest_of(Facts(position=position, time_limit_seconds=300.0), clock)
+    assert endless.forecast == Interval(300.0, 300.0, 300.0)
+    # The loader may be at its end before.
+    one = rest_of(Facts(position=replace(position, max_epochs=1), time_limit_seconds=300.0), clock)
+    assert one.forecast == Interval(0.0, 300.0, 300.0)

@@ -13,7 +13,16 @@ from lightning_predict.cost.prediction import MachineInUse, Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Ranking, article, either, frontier, rank, ranking_lines, ranking_markdown
+from lightning_predict.reports.ranking import (
+    Ranking,
+    article,
+    either,
+    frontier,
+    lines_of_run,
+    rank,
+    ranking_lines,
+    ranking_markdown,
+)
 from lightning_predict.testing import changed
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
@@ -268,8 +277,18 @@ def test_what_is_left_may_be_too_little_to_move() -> None:
 def test_a_few_minutes_are_too_little_to_move_but_not_to_think_of() -> None:
     machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(100.0, 120.0, 130.0))
     lines = ranking_lines(rank(Predictions((sure("L4", 60, 0.02),), machine=machine, is_running=True)))
-    assert lines[0] == "2 min are left on this CPU: too little to move the run."
+    assert lines[0] == "2 min (1 min 40 s to 2 min 10 s) are left on this CPU: too little to move the run."
     assert lines[1].startswith("Rent an L4")
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(120.0, "After 16 steps: 2 min are left on"), (400.0, "News.")])
+def test_what_is_left_of_a_run_that_goes_on_is_said_once(seconds: float, first: str) -> None:
+    machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(seconds, seconds, seconds))
+    ranking = rank(Predictions((sure("L4", 60, 0.02),), machine=machine, is_running=True))
+    lines = lines_of_run(ranking, when="After 16 steps: ", news="News.")
+    assert lines[0].startswith(first)
+    assert sum("are left" in line for line in lines) == (seconds < 300)
+    assert [line.startswith("Rent an L4") for line in lines[:2]] == [False, True]
 
 
 def test_without_a_length_all_are_compared_with_their_waits_for_the_loader() -> None:
