@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from lightning_utilities.core import rank_zero
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
 from lightning_predict.fit import budget
@@ -154,7 +155,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
     informed: list[str] = []
     informs = logging.Handler()
     informs.emit = lambda record: informed.append(record.getMessage())  # type: ignore[method-assign]
-    lightnings = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    lightnings = rank_zero.log  # whichever Lightning package was imported last
     lightnings.addHandler(informs)
     trainer = small.trainer(
         folder, devices=world_size, strategy=strategy, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0

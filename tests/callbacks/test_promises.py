@@ -249,10 +249,10 @@ def test_a_slow_first_step_is_no_anchor(lightning: Small, tmp_path: Path, calls:
     trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=predictor)
     with clock_of_fits(time.perf_counter, device=clock):
         trainer.fit(lightning.model(), lightning.loader(20))
-    # The third was slow, so a fourth was timed before the fifth was recorded; the first is left out.
+    # The third was slow, so a fourth and a fifth were timed before the sixth was recorded; the first is left out.
     assert predictor.trace is not None
-    assert predictor.trace.step_seconds == (1.0, 9.0, 1.0)
-    assert calls[0].workload.training_iterations == 20 - 5
+    assert predictor.trace.step_seconds == (1.0, 9.0, 1.0, 1.0)
+    assert calls[0].workload.training_iterations == 20 - 6
     assert EXTRA_WARMUP_WINDOWS >= 1
 
 
