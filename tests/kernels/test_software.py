@@ -45,3 +45,11 @@ def test_a_step_is_predicted_for_the_release_that_it_was_recorded_with(dtype: to
 def test_what_streams_memory_gained_nothing_and_norms_did(name: str, years: float) -> None:
     (factor,) = software_factors([problem(name, "float32", rows=4096, cols=512)], [gpu("L4")], {"torch": "1.7.1"})
     assert factor == pytest.approx([math.exp(0.05 * years)], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "version", "years"), [("float16", "1.4", 3.8), ("float16", "1.5", 0.0), ("float32", "1.4", 0.0)]
+)
+def test_before_wide_loads_16_bit_work_element_by_element_lagged(dtype: str, version: str, years: float) -> None:
+    (factor,) = software_factors([problem("relu", dtype, rows=4096, cols=512)], [gpu("L4")], {"torch": version})
+    assert factor == pytest.approx([math.exp(0.05 * years)], rel=1e-3)
