@@ -43,6 +43,16 @@ SINGLE_LOAD_CYCLES: Final = 1 / 1.3
 several dtypes or no whole tensors. 1.2 to 1.5 elements per cycle in Liger's rotary embeddings, RMS norms and gated
 units, float32 and bfloat16, on the A100 and H100 (training data: those rows)."""
 
+JOINED_LOAD_CYCLES: Final = 1.25
+"""The same of a concatenation of tensors that do not lie in rows, which computes two places for each element: 1.20 and
+1.29 in two recordings on the H100, of Qwen's rotary embeddings and of TimeSformer's class tokens (chosen on these)."""
+
+SECTOR_BYTES: Final = 32
+SECTOR_CYCLES: Final = 2.1
+"""Bytes that memory moves at least, and cycles of a multiprocessor to get so many from the L2, where each serves one
+element: a transposing copy. 2.1 in TimeSformer's keys on the H100 and 2.2 in its joined tokens (chosen on this
+recording), three quarters of what its L2 delivers."""
+
 CACHED_SHARE: Final = 0.35
 """Share of the L2 in which a row that comes again is found: the halves of an A100's or H100's L2 each keep their own
 copy, and what is written takes room, too. In Liger's cross entropies on the A100, rows that take 35 % of the L2 are
@@ -55,6 +65,20 @@ look-up of the targets taken off. Two of its four passes are left to the memory.
 LATENCY_SPREAD: Final = 1.3
 """Factor up and down around a time that one of these limits sets. An assumption: the constants above agree within 10 to
 20 % where more than one GPU is known."""
+
+
+HOST_COPY_BYTES_PER_SECOND: Final = 11e9
+"""Bytes that a copy between host and GPU moves in a second however fast the link is: the host's memory is read first,
+and links are shared. Copies of 19 to 56 MB in recordings on the V100, A100 (twice) and H100 came at 10.7, 9.9, 11.5 and
+11.1 GB/s, pinned and not; one on a V100 at 5.9 (chosen on these, none left out)."""
+
+LINK_SHARE: Final = 0.8
+"""Share of a link's bandwidth that a copy reaches, where the host is no limit. An assumption."""
+
+
+def host_copy_rate(gpu: Gpu) -> float:
+    """Count bytes that a copy between host and GPU moves in a second."""
+    return min(LINK_SHARE * gpu.pcie_bytes_per_second, HOST_COPY_BYTES_PER_SECOND)
 
 
 def issue_rate(gpu: Gpu) -> float:

@@ -4,8 +4,9 @@ Such a call has no shape parameters, formulas or proxy of its own to register: i
 of the bytes of its tensors, or free, and only its name says which tensors it reads and writes. So the names stand here,
 in one table for each way of using memory, and nowhere else. The rule: inputs are read, outputs are written; where the
 recorder did not see outputs (the profiler does not), the output is as large as the largest input, or as the tensor that
-is changed in place. The tables of `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` hold the exceptions; those of `POINTWISE` to
-`REDUCING` name what follows the rule and takes about as long as its bytes. Of any other call, such as an operator of
+is changed in place. The tables of `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` hold the exceptions; `POINTWISE` (in
+`tracing/operand_strides.py`, as recorders look at the strides of these), `MOVING` and `REDUCING` name what follows the
+rule and takes about as long as its bytes. Of any other call, such as an operator of
 one's own, nothing is known but its tensors (`unknown_operations.py`). To add a call, put its name into the table that
 says which tensors it uses; one that computes enough to be timed by more than its bytes is an `OperationKind` instead,
 whose translator comes before these tables. Example::
@@ -25,9 +26,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_predict.kernels.latency import SINGLE_LOAD_CYCLES, limited_transfer
+from lightning_predict.kernels.latency import (
+    JOINED_LOAD_CYCLES,
+    SECTOR_BYTES,
+    SECTOR_CYCLES,
+    SINGLE_LOAD_CYCLES,
+    limited_transfer,
+)
 from lightning_predict.kernels.operations import Problem, translator_of
-from lightning_predict.tracing.trace import Operation, TensorInfo
+from lightning_predict.tracing.operand_strides import POINTWISE, STRIDED, TO_ROWS
+from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -80,11 +88,18 @@ REDUCTIONS: Final = _aten(
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
 """Look-ups that read only the rows of their table that are asked for."""
 
+FOUND_AGAIN: Final = 0.45
+"""Cost of a byte that a look-up reads once more, and finds in the L2, over that of one from memory: how much faster an
+L2 delivers on the GPUs since Volta. 512 rows of a table of 8 take 0.43 in one recording on the B300 (chosen on it)."""
+
 CASTS: Final = _aten("_to_copy copy_")
 """Copies that may change the dtype."""
 
 REARRANGED: Final = _aten("cat stack repeat constant_pad_nd slice_backward select_backward")
 """Copies that compute the place of each element."""
+
+JOINS: Final = _aten("cat stack")
+"""Copies of several tensors into one."""
 
 TENSOR_LISTS: Final = {
     "aten::_foreach_addcmul_": 3,
@@ -102,28 +117,6 @@ FUSED_OPTIMIZERS: Final = {
     "aten::_fused_sgd_": (3, 2),
 }
 """Lists read and lists written: (parameters, gradients, two moments) and the same less the gradients."""
-
-POINTWISE: Final = frozenset(
-    # Those with torch's own tag `pointwise`, less the special functions, which compute for long.
-    "__ilshift_ __ixor_ __lshift_ __rshift_ __xor_ _conj_physical abs acos acosh add addcdiv addcmul angle asin asinh "
-    "atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu "
-    "clamp clamp_max clamp_min clip clone conj_physical copysign cos cosh deg2rad div elu eq equal erf erfc erfinv exp "
-    "exp2 expm1 float_power floor fmax fmin fmod frac frexp ge gelu gelu_backward gt hardshrink hardsigmoid hardtanh "
-    "heaviside hypot isfinite isinf isnan isneginf isposinf ldexp le leaky_relu lerp log log10 log1p log2 logaddexp "
-    "logaddexp2 logical_and logical_not logical_or logical_xor logit logit_backward lt masked_fill max maximum min "
-    "minimum mish mul nan_to_num native_dropout_backward ne neg nextafter positive pow rad2deg reciprocal relu relu6 "
-    "remainder round rrelu rsqrt rsub selu sgn sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh "
-    "softplus softshrink sqrt square sub tan tanh tanh_backward threshold threshold_backward true_divide trunc where "
-    "xlogy "
-    # And those that lack it.
-    "_fused_dropout _prelu_kernel _prelu_kernel_backward binary_cross_entropy binary_cross_entropy_backward "
-    "binary_cross_entropy_with_logits dropout elu_backward floor_divide glu glu_backward hardshrink_backward "
-    "hardsigmoid_backward hardswish hardswish_backward hardtanh_backward huber_loss huber_loss_backward kl_div l1_loss "
-    "leaky_relu_backward log_sigmoid log_sigmoid_backward log_sigmoid_forward mish_backward mse_loss "
-    "mse_loss_backward native_dropout prelu rrelu_with_noise rrelu_with_noise_backward smooth_l1_loss "
-    "smooth_l1_loss_backward soft_margin_loss softplus_backward softshrink_backward".split()
-)
-"""Element-wise calls, without `aten::`."""
 
 MOVING: Final = frozenset(
     "_copy_from _index_put_impl_ _local_scalar_dense _pin_memory _to_copy _unsafe_index _unsafe_index_put "
@@ -200,28 +193,68 @@ def transfer_of(operation: Operation) -> tuple[Problem, ...]:
     if read + written == 0:
         return ()
     tensors = operation.outputs or operation.inputs
-    elements = max((tensor.elements for tensor in tensors), default=0)
+    count = sum if operation.name in JOINS and not operation.outputs else max
+    elements = count([0, *(tensor.elements for tensor in tensors)])
     if crosses_host_link(operation):
         return (Problem("host_copy", "uint8", (float(max(written, 1)),)),)
     if loads_singly(operation):
-        return (limited_transfer(read, written, elements, cycles=elements * SINGLE_LOAD_CYCLES),)
+        return (limited_transfer(read, written, elements, cycles=elements * _cycles_an_element(operation)),)
     return (Problem("transfer", "float32", (float(read), float(written), float(elements))),)
 
 
 def loads_singly(operation: Operation) -> bool:
-    """Tell an element-wise operation or copy on operands that are broadcast, parts of others or of several dtypes.
+    """Tell an element-wise operation or copy on operands that are broadcast, lie differently or are of several dtypes.
 
-    PyTorch's kernels load several elements at once where all have one shape and dtype, and one by one elsewhere.
+    PyTorch's kernels load several elements at once where all have one shape, layout and dtype, and one by one
+    elsewhere; a plain cast from float32 to 16 bits is the exception.
     """
     name = operation.name.removeprefix("aten::")
     is_pointwise = not POINTWISE.isdisjoint((name, name.removesuffix("_")))
     if operation.phase == "optimizer" or not (is_pointwise or operation.name in CASTS | REARRANGED):
         return False
+    if STRIDED in operation.arguments or _comes_into_rows(operation):
+        return True
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
+    dtypes = {tensor.dtype for tensor in tensors} | ({_cast_to(operation)} - {None})
     written = operation.outputs[0] if operation.outputs else operation.inputs[0] if operation.inputs else None
-    if written is None or len(tensors) < 2 or not written.shape:
+    if written is None or not written.shape:
         return False
-    return any(tensor.shape != written.shape or tensor.dtype != written.dtype for tensor in tensors)
+    if any(tensor.shape != written.shape for tensor in tensors):
+        return True
+    return len(dtypes) > 1 and not _narrows(operation)
+
+
+def _comes_into_rows(operation: Operation) -> bool:
+    """Tell the copy of a tensor that does not lie in rows: `contiguous` copies no other, `reshape` neither."""
+    return operation.name == "aten::clone" and operation.arguments.get("memory_format") == TO_ROWS["memory_format"]
+
+
+def _cast_to(operation: Operation) -> str | None:
+    """Return the dtype that a cast was asked for; None where it is no cast, or another argument decides."""
+    dtype = operation.arguments.get("dtype") if operation.name == "aten::_to_copy" else None
+    return dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else None
+
+
+def _narrows(operation: Operation) -> bool:
+    """Tell a cast from float32 to 16 bits, of which PyTorch has kernels that load several elements at once."""
+    if operation.name not in CASTS or not operation.inputs:
+        return False
+    if operation.name == "aten::copy_":
+        target, source = operation.inputs[0].dtype, operation.inputs[-1].dtype
+    else:
+        source = operation.inputs[0].dtype
+        target = operation.outputs[0].dtype if operation.outputs else _cast_to(operation) or source
+    return source == "float32" and target in ("float16", "bfloat16")
+
+
+def _cycles_an_element(operation: Operation) -> float:
+    """Count a multiprocessor's cycles for an element that is loaded alone, and its share of a sector."""
+    beside = operation.arguments.get(STRIDED)
+    if not isinstance(beside, int) or beside < 1:
+        return SINGLE_LOAD_CYCLES
+    size = DTYPE_BYTES.get(operation.inputs[-1].dtype, 4) if operation.inputs else 4
+    of_sectors = SECTOR_CYCLES * size / min(beside * size, SECTOR_BYTES)
+    return max(JOINED_LOAD_CYCLES if operation.name in REARRANGED else SINGLE_LOAD_CYCLES, of_sectors)
 
 
 def crosses_host_link(operation: Operation) -> bool:
@@ -239,8 +272,11 @@ def bytes_read(operation: Operation) -> int:
     if name in WRITE_ONLY:
         return 0
     if name in LOOK_UPS and operation.outputs:
-        indices = min((tensor.size_bytes for tensor in operation.inputs), default=0)
-        return _sum_bytes(operation.outputs) + indices
+        sizes = [tensor.size_bytes for tensor in operation.inputs]
+        found = _sum_bytes(operation.outputs)
+        once = min(found, max(sizes, default=found))
+        # Files do not list the indices of an `index`: what is left then is the table alone.
+        return once + int(FOUND_AGAIN * (found - once)) + (min(sizes) if len(sizes) > 1 else 0)
     if name == "aten::copy_" and len(operation.inputs) == 2:
         return operation.inputs[1].size_bytes  # The destination, listed first, is not read.
     return _sum_bytes(operation.inputs)
@@ -262,6 +298,11 @@ def bytes_written(operation: Operation) -> int:
         return _sum_bytes(operation.outputs)
     if name in REDUCTIONS:
         return 0
+    if name in JOINS:
+        return _sum_bytes(inputs)
+    cast_to = _cast_to(operation)
+    if cast_to is not None and inputs:
+        return inputs[0].elements * DTYPE_BYTES[cast_to]
     if name.endswith("_") and inputs:
         return inputs[0].size_bytes
     return max((tensor.size_bytes for tensor in inputs), default=0)

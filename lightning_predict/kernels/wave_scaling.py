@@ -29,6 +29,7 @@ from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.latency import host_copy_rate
 from lightning_predict.tracing.trace import Kernel
 from lightning_predict.units import MICROSECOND
 
@@ -95,10 +96,11 @@ def memory_boundedness(*, intensity: float, ridge: float) -> float:
 def scaled_seconds(kernel: Kernel, *, origin: Gpu, destination: Gpu, gamma: float) -> float:
     """Scale a kernel's seconds from the origin to the destination.
 
-    Copies over the host link go with the link, other copies and fills, which have no grid, with the DRAM's bandwidth.
+    Copies over the host link go with what the link and the host's memory deliver, other copies and fills, which have
+    no grid, with the DRAM's bandwidth.
     """
     if kernel.name.startswith(HOST_COPIES):
-        factor = origin.pcie_bytes_per_second / destination.pcie_bytes_per_second
+        factor = host_copy_rate(origin) / host_copy_rate(destination)
     elif math.prod(kernel.grid) == 0:
         factor = origin.dram_bytes_per_second / destination.dram_bytes_per_second
     else:

@@ -11,7 +11,7 @@ The profiler lists arguments by position: sizes, C++ names of dtypes, and number
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from lightning_predict.tracing.code_paths import (
@@ -23,6 +23,7 @@ from lightning_predict.tracing.code_paths import (
     is_transposed,
 )
 from lightning_predict.tracing.events import NO_TENSORS, Call, is_shape
+from lightning_predict.tracing.operand_strides import LAID_OUT, STRIDED, side_by_side
 from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, computes, is_cast_down, name_values, whole_arguments
 from lightning_predict.tracing.trace import TensorInfo
 
@@ -100,16 +101,31 @@ def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
-    """List tensors that a call wrote, where a recorder added them; profiles do not have them."""
-    return tuple(tensor for group in _groups_of_rows(call.details.get(RECORDED_OUTPUTS, [])) for tensor in group or ())
+    """List tensors that a call wrote, where a recorder added them or they can be told; profiles do not have them."""
+    recorded = call.details.get(RECORDED_OUTPUTS)
+    if recorded is None and operator_name(call) == "aten::index":
+        return _indexed(call)
+    return tuple(tensor for group in _groups_of_rows(recorded or []) for tensor in group or ())
+
+
+def _indexed(call: Call) -> tuple[TensorInfo, ...]:
+    """Return the result of a look-up: its kernel reads the tensor through a view of the result's sizes.
+
+    That view has no steps along the dimensions that are looked up.
+    """
+    views = [one for one in call.descendants() if operator_name(one) == "aten::as_strided"]
+    for values in (_parsed(one) for one in views):
+        sizes, strides = values[1:3] if len(values) > 2 else (None, None)
+        if is_shape(sizes) and is_shape(strides) and 0 in strides and tensors_of(call):
+            return (TensorInfo(tuple(sizes), tensors_of(call)[0].dtype),)
+    return ()
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
     """Read non-tensor arguments, by the schema's names; empty where the names are not known."""
     name = operator_name(call) or call.name
     groups = _tensor_groups(call)
-    texts = call.details.get("concrete inputs", [])
-    values = [_parse(text) if isinstance(text, str) else text for text in texts]
+    values = _parsed(call)
     is_tensor = [
         True if group else (None if value is None else False) for group, value in zip(groups, values, strict=False)
     ]
@@ -122,18 +138,34 @@ def arguments_of(call: Call) -> dict[str, Any]:
         return arguments
     if name in _TENSORS_READ and sum(bool(kind) for kind in is_tensor) > _TENSORS_READ[name]:
         values, is_tensor = values[:-1], is_tensor[:-1]
-    return _in_words(name_values(name, values, is_tensor=is_tensor)) | _layout(name, call)
+    named = _in_words(name_values(name, values, is_tensor=is_tensor))
+    return named | _layout(name, call, named)
 
 
-def _layout(name: str, call: Call) -> dict[str, bool]:
-    """Return the layout of images or of a product's second factor; newer files have the strides."""
+def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bool | int]:
+    """Return the layout of images, of a product's second factor or of operands; newer files have the strides."""
     position = LAYOUT_AT.get(name, FACTORS_AT.get(name))
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
+    if name in LAID_OUT:
+        beside = side_by_side(name, list(_operands(sizes, strides)), arguments)
+        return {} if beside is None else {STRIDED: beside}
     if position is None or min(len(strides), len(sizes)) <= position:
         return {}
     if name in FACTORS_AT:
         return {SECOND_TRANSPOSED: True} if is_transposed(sizes[position], strides[position]) else {}
     return {CHANNELS_LAST: True} if is_channels_last(sizes[position], strides[position]) else {}
+
+
+def _parsed(call: Call) -> list[Any]:
+    """Read the values at each position; None for tensors."""
+    return [_parse(text) if isinstance(text, str) else text for text in call.details.get("concrete inputs", [])]
+
+
+def _operands(sizes: Sequence[Any], strides: Sequence[Any]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the sizes and strides of each tensor with dimensions, lists of tensors one by one."""
+    for shape, steps in zip(sizes, strides, strict=False):
+        each = zip(shape, steps, strict=False) if shape and isinstance(shape[0], list) else [(shape, steps)]
+        yield from ((one, between) for one, between in each if one and is_shape(one) and is_shape(between))
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:
@@ -172,13 +204,26 @@ def dtype_of(kind: str) -> str:
     return _DTYPES.get(kind.lower(), kind)
 
 
+_MOVED_BYTES: Final = re.compile(r"OpaqueType<(\d+)u?>")
+"""Bytes of an element in the name of a kernel that moves elements of whatever dtype."""
+
+_DTYPE_OF_BYTES: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}
+"""A dtype of so many bytes, where no more is known."""
+
+
 def _list_dtype(call: Call) -> str:
-    """Say what files do not say of a list: the dtype of the call's first tensor, or of one inside it, else float32."""
-    for one in (call, *call.descendants()):
+    """Say what files do not say of a list: the dtype of the call's first tensor, or of one inside it.
+
+    Without either, its kernels may tell the size of an element; else it is taken as float32.
+    """
+    inside = (call, *call.descendants())
+    for one in inside:
         for kind in one.details.get("input type", []):
             if kind not in NO_TENSORS:
                 return dtype_of(kind)
-    return "float32"
+    sizes = (_MOVED_BYTES.search(work.name) for one in inside for work in one.device_work)
+    size = next((int(found[1]) for found in sizes if found is not None), 4)
+    return _DTYPE_OF_BYTES.get(size, "float32")
 
 
 def _compute_dtype(call: Call) -> str | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
@@ -36,6 +36,7 @@ from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.long_graphs import HeldNodes, drain
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.modes import Call, OperationMode, Schema, WholeCallMode, leave_modes, schema_of
+from lightning_predict.tracing.operand_strides import LAID_OUT, STRIDED, side_by_side
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.signatures import (
@@ -100,6 +101,15 @@ def _lies_in_columns(factor: Any) -> bool:
     """Return whether a product's factor is an ordinary matrix, or batch of such, that lies transposed in memory."""
     is_plain = type(factor) in _TENSORS and factor.layout is torch.strided and not factor.is_nested
     return is_plain and is_transposed(factor.shape, factor.stride())
+
+
+def _side_by_side(name: str, tensors: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> int | None:
+    """Return how many elements that a block reads lie side by side; None where the operands lie alike."""
+    if any(one.layout is not torch.strided or one.is_nested for one in tensors):
+        return None
+    if all(one.is_contiguous() for one in tensors):
+        return None
+    return side_by_side(name, [(one.shape, one.stride()) for one in tensors if one.shape], arguments)
 
 
 def _used_by(operations: Sequence[Operation]) -> set[int | None]:
@@ -371,6 +381,8 @@ class DispatchRecorder:
         factor = FACTORS_AT.get(schema.name)
         if factor is not None and _lies_in_columns(values[factor]):
             arguments[SECOND_TRANSPOSED] = True
+        if schema.name in LAID_OUT and (beside := _side_by_side(schema.name, tensors, arguments)) is not None:
+            arguments[STRIDED] = beside
         self._add(schema.name, tensors, outputs, arguments, number, in_backward=in_backward)
 
     def _record_whole(

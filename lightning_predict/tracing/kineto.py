@@ -38,7 +38,7 @@ from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.reported_gpu import unknown_gpu_note, with_named_gpu
 from lightning_predict.tracing.signatures import backward_inputs
-from lightning_predict.tracing.trace import Flags, HostWait, Kernel, Operation, Phase, Trace, WaitCause
+from lightning_predict.tracing.trace import Flags, HostWait, Kernel, Operation, Phase, TensorInfo, Trace, WaitCause
 from lightning_predict.units import microseconds_to_seconds, seconds_to_milliseconds
 
 _UPDATE: Final = "Optimizer.step#"
@@ -192,13 +192,31 @@ def _is_between_devices(item: Found) -> bool:
     return any("HtoD" in work.name or "DtoH" in work.name for work, _ in item.work)
 
 
+def _copied(item: Found, inputs: tuple[TensorInfo, ...]) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """Place the source and the result of a copy over the host link, which files do not; inputs, and outputs if made."""
+    to_gpu = any("HtoD" in work.name for work, _ in item.work)
+    if not inputs or any(one.device for one in inputs) or not (to_gpu or _is_between_devices(item)):
+        return inputs, ()
+    source, target = ("cpu", "cuda") if to_gpu else ("cuda", "cpu")
+    if item.name == "aten::copy_" and len(inputs) > 1:
+        return (replace(inputs[0], device=target), replace(inputs[1], device=source), *inputs[2:]), ()
+    if item.name == "aten::_to_copy":
+        return (replace(inputs[0], device=source), *inputs[1:]), (replace(inputs[0], device=target),)
+    return inputs, ()
+
+
 def _operation(item: Found, phase: Phase, profile: Profile) -> Operation:
     inputs = () if item.call is None else tensors_of(item.call)
+    outputs = () if item.call is None or item.whole_forward is not None else outputs_of(item.call)
+    if item.whole_forward is not None:
+        inputs = backward_inputs(item.whole_forward.name, inputs)
+    elif not outputs:
+        inputs, outputs = _copied(item, inputs)
     return Operation(
         name=item.name,
         phase=phase,
-        inputs=inputs if item.whole_forward is None else backward_inputs(item.whole_forward.name, inputs),
-        outputs=() if item.call is None or item.whole_forward is not None else outputs_of(item.call),
+        inputs=inputs,
+        outputs=outputs,
         arguments={} if item.call is None else arguments_of(item.call),
         module=item.module,
         kernels=tuple(_kernel(work, launch, profile) for work, launch in item.work),

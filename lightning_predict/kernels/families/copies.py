@@ -11,9 +11,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
-from lightning_predict.kernels.operations import OperationKind, Untrained, by_bytes, register
+from lightning_predict.kernels.latency import host_copy_rate
+from lightning_predict.kernels.operations import (
+    Array,
+    Floor,
+    OperationKind,
+    ProblemBatch,
+    Untrained,
+    by_bytes,
+    register,
+)
 from lightning_predict.kernels.traffic import UNTRANSLATED
+
+
+def _host_copy_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    seconds: Array = batch.bytes_read / host_copy_rate(gpu)
+    return seconds
+
 
 register(
     replace(by_bytes("transfer"), families=(VECTOR,)),
@@ -27,6 +43,7 @@ register(
         flops=lambda c: 0 * c["size_bytes"],
         reads=lambda c: c["size_bytes"],  # once over the link
         element_bytes=1,
+        floor=Floor(latency=_host_copy_latency),
     ),
     by_element("concat", 1, 1),
     by_element("copy", 1, 1),

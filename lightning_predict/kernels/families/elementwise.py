@@ -6,7 +6,8 @@ model of the operation serves; with broadcasting, or with an operator that no ta
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> from lightning_predict.kernels.translation import translate
-    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.tracing.operand_strides import STRIDED
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> float(problem_batch("add", "float32", rows=2, cols=3).bytes_moved[0])  # (2 reads + 1 write) x 6 x 4 bytes
     72.0
     >>> x = TensorInfo((8, 16), "float32")
@@ -44,6 +45,7 @@ from lightning_predict.kernels.operations import (
     register,
 )
 from lightning_predict.kernels.translation import compute_dtype, rows_and_columns
+from lightning_predict.tracing.operand_strides import STRIDED
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 ELEMENTS_PER_BLOCK: Final = 1024
@@ -166,6 +168,8 @@ def _is_float(tensor: TensorInfo) -> bool:
 
 def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     first = operation.inputs[0]
+    if STRIDED in operation.arguments:  # no table measured such operands
+        return None
     seconds = [tensor for tensor in operation.inputs[1:] if tensor.shape]
     if not _is_float(first) or any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in seconds):
         return None
@@ -176,7 +180,9 @@ def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ..
 
 def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     data = operation.inputs[0]
-    return of_matrix(name, data, *rows_and_columns(data.shape)) if _is_float(data) else None
+    if not _is_float(data) or STRIDED in operation.arguments:
+        return None
+    return of_matrix(name, data, *rows_and_columns(data.shape))
 
 
 def _calls(*names: str) -> tuple[str, ...]:

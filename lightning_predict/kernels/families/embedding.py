@@ -38,7 +38,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
-from lightning_predict.kernels.latency import issue_rate
+from lightning_predict.kernels.latency import SECTOR_BYTES, issue_rate
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
@@ -57,7 +57,6 @@ from lightning_predict.tracing.trace import Flags, Operation
 from lightning_predict.units import MICROSECOND
 
 OPERATIONS: Final = ("embedding_bag", "embedding_bag_backward")
-SECTOR_BYTES: Final = 32
 INDEX_BYTES: Final = 4
 """Bytes of an index, as Lin et al. count them."""
 USABLE_L2: Final = 0.9

@@ -79,6 +79,15 @@ the V100 and before. Softmax does for rows of any length, which it keeps in regi
 16,384. The base, which learned from older kernels, too, calls GPUs of its own without measurements slower (training
 data: these tables)."""
 
+WIDE_LOAD_BYTES: Final = 16
+ROW_THREADS: Final = 1024
+LONGEST_ROW_IN_A_WARP: Final = 1024
+"""Bytes that a thread loads at once, threads of a block of softmax, and elements of the longest row that one warp
+keeps. A longer row that is no multiple of a wide load starts off its address: softmax then passes over it three times,
+and loads what is left over of it one by one, waiting each time (`SOFTMAX_STEP_CYCLES`). 800 cycles a load make 0.97 of
+TimeSformer's rows of 3,137 numbers in bfloat16 on the H100, and 0.97 to 1.12 (median 1.04) of the uneven rows of the
+A100-PCIe in the public tables, 0.82 and 0.51 on the V100 and T4, whose memory bounds them; nothing was chosen by it."""
+
 SHARED_ROW_BYTES: Final = 48 * 1024
 """Longest row that softmax keeps in shared memory; of a longer one it reads its input three times."""
 
@@ -147,9 +156,25 @@ def _norm_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
 
 def _softmax_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
     c = batch.columns
-    steps = rounds(c["rows"], gpu, resident=SOFTMAX_BLOCKS) * c["cols"] / SOFTMAX_STEP_ELEMENTS
-    seconds: Array = steps * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
+    loads = c["cols"] / SOFTMAX_STEP_ELEMENTS
+    if batch.operation == "softmax":
+        uneven = _is_uneven(c["cols"], batch.element_bytes)
+        loads = np.where(uneven, _uneven_loads(c["cols"], batch.element_bytes), loads)
+    waiting = rounds(c["rows"], gpu, resident=SOFTMAX_BLOCKS) * loads
+    seconds: Array = waiting * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
     return seconds
+
+
+def _is_uneven(columns: Array, element_bytes: float) -> Array:
+    uneven: Array = (columns > LONGEST_ROW_IN_A_WARP) & (np.rint(columns) * element_bytes % WIDE_LOAD_BYTES > 0)
+    return uneven
+
+
+def _uneven_loads(columns: Array, element_bytes: float) -> Array:
+    """Count loads that a thread waits for in three passes: as many wide ones as fit, then single ones."""
+    wide = ROW_THREADS * WIDE_LOAD_BYTES / element_bytes
+    loads: Array = 3 * (columns // wide + np.ceil(columns % wide / ROW_THREADS))
+    return loads
 
 
 def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ProblemBatch, Gpu], Array]:

@@ -50,6 +50,14 @@ WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
 cycles for windows of 8 to 27 in four problems of KernelBench on the H100-PCIe (training data: those rows)."""
 
 
+POSITION_CYCLES: Final = 1.2
+POSITION_CYCLES_A_WINDOW: Final = 0.73
+"""Multiprocessor cycles of the backward pass of max pooling per position of the image, and per window that holds it,
+whose places it compares, on top of its traffic: 2.9 and 2.8 for windows of 3 x 3 with a stride of 2, in steps of
+ResNet-50 on the A100 and RTX 2080 Ti (chosen on these); the V100 takes 4.3, and 2.1 with torch 1.9. How the two parts
+divide is an assumption."""
+
+
 def window_cycles(elements: float) -> float:
     """Count cycles of a multiprocessor for one window of so many elements."""
     return WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * elements
@@ -111,9 +119,26 @@ def _pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     pooled = operation.inputs[0] if "backward" in operation.name else _first_output(operation)
     if pooled is None:
         return None
+    if operation.name.startswith("aten::max") and "backward" in operation.name:
+        return _max_backward(operation, taps)
     cycles = pooled.elements * window_cycles(float(taps))
     read, written = float(bytes_read(operation)), float(bytes_written(operation))
     return (limited_transfer(read, written, float(pooled.elements), cycles=cycles),) if pooled.elements else ()
+
+
+def _max_backward(operation: Operation, taps: int) -> tuple[Problem, ...] | None:
+    """Count zeroing the gradient, and a pass over its positions that looks for each in the windows around it."""
+    gradient, image = operation.inputs[:2]
+    if not gradient.elements or not image.elements:
+        return ()
+    size, places = float(image.size_bytes), float(gradient.size_bytes + PLACE_BYTES * gradient.elements)
+    cycles = image.elements * POSITION_CYCLES + gradient.elements * taps * POSITION_CYCLES_A_WINDOW
+    moved = Problem("transfer", "float32", (places, 2 * size, float(image.elements)))
+    return (moved, limited_transfer(0, 0, 0, cycles=cycles))
+
+
+PLACE_BYTES: Final = 8
+"""Bytes of the place in which a window found its largest element."""
 
 
 @translates("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d")

@@ -1,0 +1,176 @@
+"""Classes of kernels that strides tell: element-wise work that loads one by one, transposing copies, joined tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_predict as lp
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.families.norm import SOFTMAX_STEP_CYCLES
+from lightning_predict.kernels.latency import latencies
+from lightning_predict.kernels.operations import Problem, problem
+from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.imports import import_trace
+from lightning_predict.tracing.operand_strides import STRIDED, side_by_side
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+from tests.tracing.kineto_files import Device, mark, write
+from tests.tracing.test_events import event
+
+H100 = gpu("H100-SXM-80GB")
+
+
+def recorded(step: Callable[[], Any], name: str) -> Operation:
+    (found,) = (one for one in lp.capture(step, warmup_steps=0).operations if one.name == name)
+    return found
+
+
+def cycles_an_element(operation: Operation) -> float | None:
+    """Cycles of a multiprocessor for an element of the result; None where the bytes alone count."""
+    (found,) = translate(operation, Flags())
+    return found.dims[3] / found.dims[2] if found.operation == "limited_transfer" else None
+
+
+HEADS = (2, 64, 4, 32)  # batch, positions, heads, numbers
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "beside"),
+    [
+        (lambda x: x + x, "aten::add", None),
+        (lambda x: x.transpose(1, 2) + x.transpose(1, 2), "aten::add", None),  # both lie alike
+        (lambda x: x.transpose(1, 2) + x.transpose(1, 2).contiguous(), "aten::add", 32),  # runs of a head's numbers
+        (lambda x: -x[..., :16], "aten::neg", 16),  # gaps between halves of heads
+        (lambda x: x.transpose(1, 2).contiguous(), "aten::clone", 32),
+        (lambda x: x.permute(0, 2, 3, 1).contiguous(), "aten::clone", 8),  # 512 / 64 positions
+        (lambda x: x.transpose(1, 2).clone(), "aten::clone", None),  # keeps the layout
+        (lambda x: torch.cat([x[..., 16:], x[..., :16]], -1), "aten::cat", 16),
+        (lambda x: torch.relu(x[:, :, :, ::2]), "aten::relu", 1),
+    ],
+)
+def test_how_operands_lie_is_recorded(step: Callable[[torch.Tensor], Any], name: str, beside: int | None) -> None:
+    x = torch.zeros(HEADS, device="meta")
+    found = recorded(lambda: step(x), name)
+    assert found.arguments.get(STRIDED) == beside
+    assert (cycles_an_element(found) is None) == (beside is None)
+
+
+def test_dimensions_of_one_element_lie_anyhow() -> None:
+    assert side_by_side("aten::add", [((1, 8), (8, 1)), ((1, 8), (1, 1))], {}) is None
+    assert side_by_side("aten::add", [((0, 8), (8, 1)), ((0, 8), (1, 0))], {}) is None
+
+
+def test_a_transposing_copy_takes_a_sector_for_each_element() -> None:
+    def copy(beside: int) -> Operation:
+        keys = TensorInfo((8, 12, 64, 3137), "bfloat16")
+        given = {"memory_format": "contiguous_format", STRIDED: beside}
+        return Operation(name="aten::clone", phase="forward", inputs=(keys,), arguments=given)
+
+    # Of 32 bytes one number of 2 is used, four are, or all 16: 2.1 cycles, a quarter, or what issuing one load takes.
+    assert [cycles_an_element(copy(beside)) for beside in (1, 2, 16, 512)] == pytest.approx(
+        [2.1, 1.05, 1 / 1.3, 1 / 1.3]
+    )
+
+
+def test_a_copy_into_rows_of_an_older_trace_loads_one_by_one_without_strides() -> None:
+    x = TensorInfo((64, 64), "bfloat16")
+    into_rows = {"memory_format": "contiguous_format"}
+    assert (
+        cycles_an_element(Operation(name="aten::clone", phase="forward", inputs=(x,), arguments=into_rows)) is not None
+    )
+    assert cycles_an_element(Operation(name="aten::clone", phase="forward", inputs=(x,))) is None
+
+
+def test_joined_tensors_of_a_file_are_all_written() -> None:
+    x = TensorInfo((64, 64), "float32")
+    (found,) = translate(Operation(name="aten::cat", phase="forward", inputs=(x, x)), Flags())
+    assert found == Problem("transfer", "float32", (2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 64 * 64))
+
+
+def test_uneven_rows_of_softmax_wait_for_single_loads_in_three_passes() -> None:
+    even, uneven, short = (problem("softmax", "bfloat16", rows=264 * 10, cols=cols) for cols in (3136, 3137, 1023))
+    waits = latencies([even, uneven, short], [H100])[0] * H100.boost_clock_hz / SOFTMAX_STEP_CYCLES
+    # 10 rounds of two blocks on 132 multiprocessors; 3,137 numbers are 4 loads of 1,024 threads, three times. Even rows
+    # stay in shared memory and are loaded 8 at a time, short ones by one warp.
+    assert waits == pytest.approx([10 * 3136 / 4096, 10 * 12, 10 * 1023 / 4096])
+
+
+def test_long_uneven_rows_are_loaded_wide_as_far_as_they_fill_the_block() -> None:
+    found = latencies([problem("softmax", "bfloat16", rows=264, cols=8192 + 1025)], [H100])[0, 0]
+    assert found * H100.boost_clock_hz == pytest.approx(3 * (1 + 2) * SOFTMAX_STEP_CYCLES)
+
+
+def test_the_backward_pass_of_max_pooling_looks_for_each_position_in_its_windows() -> None:
+    gradient, image = TensorInfo((8, 16, 28, 28), "float32"), TensorInfo((8, 16, 56, 56), "float32")
+    given = {"kernel_size": [3, 3], "stride": [2, 2], "padding": [1, 1]}
+    inputs = (gradient, image, TensorInfo((8, 16, 28, 28), "int64"))
+    name = "aten::max_pool2d_with_indices_backward"
+    moved, placed = translate(Operation(name=name, phase="backward", inputs=inputs, arguments=given), Flags())
+    pixels = 8 * 16 * 56 * 56
+    assert moved.dims[:2] == ((4 + 8) * pixels / 4, 2 * 4 * pixels)  # the image is zeroed, then written
+    assert placed.dims[3] == pytest.approx(pixels * (1.2 + 0.73 * 9 / 4))
+
+
+def test_topk_of_short_rows_waits_for_its_passes() -> None:
+    short, wide = (
+        latencies([problem("topk", dtype, rows=16, cols=64)], [H100])[0, 0] for dtype in ("bfloat16", "float32")
+    )
+    assert short * H100.boost_clock_hz == pytest.approx(7e3 * 2 + 14e3)
+    assert wide > short
+
+
+def look_up(**details: Any) -> Operation:
+    table = TensorInfo((8, 512, 1024), "bfloat16")
+    return Operation(name="aten::index", phase="forward", inputs=(table,), **details)
+
+
+def test_rows_that_a_look_up_reads_again_come_from_the_cache() -> None:
+    rows = 2 * 512 * 1024
+    (found,) = translate(look_up(outputs=(TensorInfo((512, 512, 1024), "bfloat16"),)), Flags())
+    assert found.dims[:2] == (int(8 * rows + 0.45 * (512 - 8) * rows), 512 * rows)
+    (few,) = translate(look_up(outputs=(TensorInfo((2, 512, 1024), "bfloat16"),)), Flags())
+    assert few.dims[:2] == (2 * rows, 2 * rows)
+
+
+def imported(tmp_path: Path, name: str, *inside: dict[str, Any], kernel: str, **args: Any) -> Operation:
+    """Read a call of a file that ran one kernel."""
+    device = Device(shapes=False)
+    device.product(10, 50, name=name, kernel=kernel, **args)
+    (found,) = import_trace(write(tmp_path / "p.json", [mark(1, 0, 100), *device.events, *inside])).operations
+    return found
+
+
+def of_tensor(sizes: list[int], strides: list[int], **more: Any) -> dict[str, Any]:
+    return {"Input Dims": [sizes], "Input type": ["c10::BFloat16"], "Input Strides": [strides], **more}
+
+
+def test_the_result_of_a_look_up_is_told_by_the_view_that_its_kernel_reads(tmp_path: Path) -> None:
+    texts = ["", "[512, 512, 1024]", "[0, 1024, 1]", ""]
+    view = event(
+        "aten::as_strided", 11, 2, **of_tensor([8, 512, 1024], [524288, 1024, 1]), **{"Concrete Inputs": texts}
+    )
+    given = of_tensor([8, 512, 1024], [524288, 1024, 1])
+    found = imported(tmp_path, "aten::index", view, kernel="gather", **given)
+    assert [(one.shape, one.dtype) for one in found.outputs] == [((512, 512, 1024), "bfloat16")]
+
+
+def test_a_copy_of_a_file_is_placed_by_what_ran(tmp_path: Path) -> None:
+    given = of_tensor([64, 1024], [1024, 1])
+    found = imported(tmp_path, "aten::_to_copy", kernel="Memcpy HtoD (Pageable -> Device)", **given)
+    assert (found.inputs[0].device, found.outputs[0].device) == ("cpu", "cuda")
+    unmeasured = replace(found, kernels=())
+    assert translate(unmeasured, Flags()) == (Problem("host_copy", "uint8", (64 * 1024 * 2.0,)),)
+
+
+def test_a_list_of_a_file_has_elements_of_the_size_that_its_kernel_moves(tmp_path: Path) -> None:
+    given = {"Input Dims": [[[4, 8], [4, 8]], []], "Input type": ["TensorList", "Scalar"]}
+    steps = {"Input Strides": [[[16, 1], [16, 1]], []], "Concrete Inputs": ["", "-1"]}
+    kernel = "CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 4>"
+    found = imported(tmp_path, "aten::cat", kernel=kernel, **given, **steps)
+    assert {one.dtype for one in found.inputs} == {"bfloat16"}
+    assert found.arguments == {"dim": -1, STRIDED: 8}  # gaps of 8 between rows of 8
