@@ -1,13 +1,16 @@
 """Real recordings of GPUs predicted on their own GPU and, where one model was recorded on two, on the other.
 
-Nothing was fitted to them. A step predicted on the GPU that it was recorded on says whether the pieces, the host's
-launches and the device's kernels, add up to the whole; without its kernels, what shapes alone say. Example::
+No network was fitted to them. A step predicted on the GPU that it was recorded on says whether the pieces, the host's
+launches and the device's kernels, add up to the whole; without its kernels, what shapes alone say. Some constants of
+classes of kernels were read off some of them (`CHOSEN_ON`); the others are left out of every choice. Example::
 
     python -m benchmarks.accuracy FOLDER --of recordings    # Kineto files, execution traces and traces
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +22,7 @@ from rich.table import Table
 
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.kernels.traffic import is_known
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.older_releases import in_todays_words
@@ -29,6 +33,59 @@ from lightning_predict.units import seconds_to_milliseconds
 
 PAIRS: Final = (("married_resnet50_v100.json.gz", "married_resnet50_a100.json.gz"),)
 """Files that recorded one model on two GPUs."""
+
+
+CHOSEN_ON: Final = frozenset(
+    {
+        "tl_timesformer_h100_step6.json.gz",  # transposing copies, joined tensors
+        "tl_qwen05_h100.json.gz",  # joined tensors
+        "tl_qwen05_h100_step6.json.gz",
+        "tl_moe01_b300.json.gz",  # look-ups, top-k
+        "tl_moe02_b300.json.gz",
+        "married_resnet50_a100.json.gz",  # max pooling backward, with the RTX 2080 Ti's recording, which has no shapes
+        "kineto_resnet50_w0_b_step19.json.gz",  # copies from the host
+        "hta_diff_control_a100_step1012.json.gz",
+        "hta_diff_test_v100_16_step1012.json.gz",
+        "hta_negqueue_a100_80_graphs_step552.json.gz",
+    }
+)
+"""Recordings off which a constant was read, with the classes of kernels that it is of."""
+
+LEAST_SHARE: Final = 0.5
+"""Least share of the device's time that the shapes of a recording tell, for it to count in the median."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapesScore:
+    """The device's time of one recording, from its shapes alone.
+
+    Attributes:
+        measured_seconds: Kernels of the operations whose tensors the file lists and whose work is known.
+        predicted_seconds: The same, predicted from shapes.
+        share: Share of these kernels in all of the recording's: what CUDA graphs, operators of other packages and calls
+            without shapes ran is not told.
+    """
+
+    measured_seconds: float
+    predicted_seconds: float
+    share: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_seconds / self.measured_seconds - 1
+
+
+def score_shapes(trace: Trace, gpu: str) -> ShapesScore | None:
+    """Predict what the shapes of a recording tell; None where they tell nothing."""
+    told = [operation for operation in trace.operations if operation.inputs and is_known(operation)]
+    measured = math.fsum(kernel.seconds for operation in told for kernel in operation.kernels)
+    if not measured:
+        return None
+    predicted = _on(without_kernels(replace(trace, operations=tuple(told))), gpu).device_seconds
+    whole = math.fsum(kernel.seconds for kernel in trace.kernels)
+    return ShapesScore(measured_seconds=measured, predicted_seconds=predicted, share=measured / whole)
 
 
 @final
@@ -45,6 +102,7 @@ class RecordingScore:
         busy_seconds: Time in which the device worked on it; None without kernels.
         from_kernels: Predicted on its own GPU from its kernels.
         from_shapes: Predicted on its own GPU from shapes alone; None if it has none.
+        shapes: Its device time from shapes alone, as far as they tell it; None likewise.
         exchanges: It exchanged data with other GPUs, whose waits are part of `step_seconds`.
         refusal: Why it cannot be used; None if it can.
     """
@@ -57,6 +115,7 @@ class RecordingScore:
     busy_seconds: float | None = None
     from_kernels: Prediction | None = None
     from_shapes: Prediction | None = None
+    shapes: ShapesScore | None = None
     exchanges: bool = False
     refusal: str | None = None
 
@@ -100,6 +159,7 @@ def score_recording(path: Path) -> RecordingScore:
         busy_seconds=busy_seconds(trace.kernels) if trace.kernels else None,
         from_kernels=found if target is not None and trace.kernels else None,
         from_shapes=_on(without_kernels(trace), target) if target is not None and has_shapes else None,
+        shapes=score_shapes(trace, target) if target is not None and has_shapes else None,
         exchanges=any("exchanged data with other GPUs" in note for note in trace.notes),
     )
 
@@ -222,6 +282,50 @@ def recordings_table(scores: Iterable[RecordingScore]) -> Table:
     return table
 
 
+def shapes_table(scores: Iterable[RecordingScore]) -> Table:
+    """One row a recording: the device's time from shapes alone."""
+    table = report_table(
+        "Device time from shapes alone (ms; told: share of the device's time that the shapes tell)",
+        names=("file", "GPU", "constants"),
+        numbers=("told", "measured", "predicted", "error"),
+    )
+    for score in scores:
+        if score.shapes is None:
+            continue
+        table.add_row(
+            score.file.removesuffix(".json.gz"),
+            score.gpu or "",
+            "chosen on it" if score.file in CHOSEN_ON else "left out",
+            f"{score.shapes.share:.0%}",
+            _milliseconds(score.shapes.measured_seconds),
+            _milliseconds(score.shapes.predicted_seconds),
+            f"{score.shapes.error:+.1%}",
+        )
+    return table
+
+
+def counted(scores: Iterable[RecordingScore]) -> tuple[RecordingScore, ...]:
+    """Return the recordings whose shapes tell most of the device's time, each step once."""
+    found: dict[tuple[str | None, float], RecordingScore] = {}
+    for score in scores:
+        if score.shapes is not None and score.shapes.share >= LEAST_SHARE:
+            found.setdefault((score.gpu, score.shapes.measured_seconds), score)
+    return tuple(found.values())
+
+
+def shapes_summary(scores: Iterable[RecordingScore]) -> Iterator[str]:
+    """Say the median and the largest error of those that count, all and left out of every choice."""
+    every = counted(scores)
+    for words, some in (
+        ("all", every),
+        ("left out of every choice", tuple(score for score in every if score.file not in CHOSEN_ON)),
+    ):
+        errors = [score.shapes.error for score in some if score.shapes is not None]
+        if errors:
+            median, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
+            yield f"{len(errors)} recordings ({words}): median error {median:.1%}, largest {worst:+.1%}"
+
+
 def _predicted(found: Prediction | None, step: float | None, *, with_interval: bool) -> Iterator[str]:
     yield _milliseconds(None if found is None else found.iteration_seconds)
     if with_interval:
@@ -272,6 +376,9 @@ def print_report(folder: Path, console: Console) -> None:
         raise LightningPredictError(f"{folder} holds no recording; give a folder of .json or .json.gz files.")
     scores = [score_recording(path) for path in files]
     console.print(recordings_table(scores))
+    console.print(shapes_table(scores))
+    for line in shapes_summary(scores):
+        console.print(line, highlight=False)
     pairs = [(folder / one, folder / other) for one, other in PAIRS]
     found = [score for one, other in pairs if one.exists() and other.exists() for score in score_pair(one, other)]
     if found:

@@ -63,7 +63,8 @@ def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | 
     _refuse_other_vendors(profile, source)
     trace = with_named_gpu(trace_of_profile(profile, recorder="kineto"), gpu)
     shapes = any(operation.inputs for operation in trace.operations)
-    notes = [*step_notes(profile, asked=step), *trace.notes, *([] if shapes else [_NO_SHAPES]), _UNKNOWN_FLAGS]
+    flags = _TF32_BY_KERNELS if trace.flags.matmul_tf32 else _UNKNOWN_FLAGS
+    notes = [*step_notes(profile, asked=step), *trace.notes, *([] if shapes else [_NO_SHAPES]), flags]
     trace = left_out_collectives(replace(trace, has_python_stacks=_has_python_stacks(document), notes=tuple(notes)))
     lost = unknown_gpu_note(trace)
     if lost is not None:
@@ -72,6 +73,22 @@ def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | 
 
 
 _UNKNOWN_FLAGS: Final = "The file does not say whether TF32 was on; defaults are assumed."
+
+_TF32_BY_KERNELS: Final = "The file does not say whether TF32 was on; the kernels of its products say that it was."
+
+_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+
+_TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")
+"""Kernels that round float32 to TF32 on the way into the tensor cores."""
+
+
+def _ran_tf32(operations: Sequence[Operation]) -> bool:
+    """Tell by its kernels whether products of float32 used TF32, as only a switch lets them."""
+    products = (
+        one for one in operations if one.name in _PRODUCTS and {each.dtype for each in one.inputs} == {"float32"}
+    )
+    return any(_TF32_KERNEL.search(kernel.name) for one in products for kernel in one.kernels)
+
 
 _NO_SHAPES: Final = (
     "The file has no shapes (it was recorded without record_shapes=True): what ran is known by its kernels only."
@@ -130,7 +147,7 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
         loader_seconds=(loading,) if loading else (),
         waits=tuple(_waits(profile)),
         optimizer_steps=len(updates),
-        flags=Flags(autocast_dtype=_autocast_dtype(operations, profile)),
+        flags=Flags(matmul_tf32=_ran_tf32(operations), autocast_dtype=_autocast_dtype(operations, profile)),
         compiled=any(call.name.startswith(_COMPILED) for call in profile.calls()),
         world_size=world_size,
         num_nodes=num_nodes,

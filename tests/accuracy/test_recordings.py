@@ -10,12 +10,18 @@ from rich.console import Console
 
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.recordings import (
+    LEAST_SHARE,
+    RecordingScore,
+    ShapesScore,
     busy_seconds,
+    counted,
     load_recording,
     print_report,
     recorded_step_seconds,
     score_pair,
     score_recording,
+    score_shapes,
+    shapes_summary,
 )
 from lightning_predict.tracing.imports import import_trace
 from tests.recordings import recording
@@ -96,3 +102,44 @@ def test_the_real_pair_holds_what_both_gpus_measured() -> None:
     assert there.step_seconds == pytest.approx(222e-3, rel=0.02)  # by the mark of the step
     trace = load_recording(Path(files[0]))
     assert all("stride" in o.arguments for o in trace.operations if o.name == "aten::convolution")
+
+
+def test_what_shapes_do_not_tell_is_no_part_of_their_score(tmp_path: Path) -> None:
+    device = Device()
+    device.product(10, 50)
+    device.product(40, 150, name="mine::scan")
+    score = score_shapes(import_trace(write(tmp_path / "p.json", [mark(1, 0, 300), *device.events])), "V100-SXM2-16GB")
+    assert score is not None
+    assert score.measured_seconds == pytest.approx(50e-6)
+    assert score.share == pytest.approx(50 / 200)
+    assert score.error == pytest.approx(score.predicted_seconds / 50e-6 - 1)
+
+
+def test_recordings_count_once_and_where_shapes_tell_most() -> None:
+    def score(file: str, predicted: float, share: float = 1.0, measured: float = 1.0) -> RecordingScore:
+        shapes = ShapesScore(measured_seconds=measured, predicted_seconds=predicted, share=share)
+        return RecordingScore(file=file, gpu="T4", shapes=shapes)
+
+    one, again, graphs = score("one", 1.1), score("again", 1.1), score("graphs", 9.0, share=LEAST_SHARE - 0.01)
+    chosen, without = score("tl_moe01_b300.json.gz", 1.5, measured=2.0), RecordingScore(file="none")
+    assert counted([one, again, graphs, chosen, without]) == (one, chosen)
+    assert list(shapes_summary([one, again, graphs, chosen, without])) == [
+        "2 recordings (all): median error 17.5%, largest -25.0%",  # 0.10 and 0.25
+        "1 recordings (left out of every choice): median error 10.0%, largest +10.0%",
+    ]
+
+
+@pytest.mark.recorded
+@pytest.mark.parametrize(
+    ("file", "gpu", "limit"),
+    [
+        ("tl_timesformer_h100_step6.json.gz", "H100-SXM-80GB", 0.12),  # uneven softmax, transposing copies
+        ("tl_moe02_b300.json.gz", "B300-SXM-288GB", 0.3),  # look-ups
+        ("married_resnet50_v100.json.gz", "V100-SXM2-32GB", 0.05),  # left out of every choice
+    ],
+)
+def test_shapes_alone_tell_the_device_time_of_a_recording(file: str, gpu: str, limit: float) -> None:
+    score = score_shapes(load_recording(Path(recording(file))), gpu)
+    assert score is not None
+    assert score.share > 0.99
+    assert abs(score.error) < limit

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 import lightning_predict as lp
 from lightning_predict.kernels.families.embedding import EmbeddingModel, hit_rate, unique_rows, zipf_exponent
-from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.operations import Problem, problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.translation import translate
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from tests.example_gpu import BIG, SMALL
 
 
@@ -117,3 +119,16 @@ def test_uneven_rows_are_found_more_often() -> None:
     assert rates == sorted(rates)
     assert rates[0] == pytest.approx(rates[1], abs=5e-3)
     assert bags(True, **words, alpha=1.4) < rates[-1]
+
+
+def test_many_tables_of_fbgemm_are_looked_up_at_once() -> None:
+    """Of a file: 3 tables of 90 rows in all, 40 numbers each; 30 indices in 12 bags, a weight for each."""
+    shapes = [([0], "float32"), ([3600], "float32"), ([0], "float32"), ([0, 0], "float32"), ([3], "int32")]
+    shapes += [([3], "int64"), ([4], "int32"), ([4], "int64"), ([30], "int64"), ([13], "int64"), ([30], "float32")]
+    inputs = tuple(TensorInfo(tuple(shape), dtype) for shape, dtype in [*shapes, ([90], "float32"), ([3], "int64")])
+    name = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
+    (found,) = translate(Operation(name=name, phase="forward", inputs=inputs), Flags())
+    assert found == Problem("embedding_bag", "float32", (12.0, 2.5, 90.0, 40.0, 0.0))
+    # Without state a row is taken as 64 numbers long.
+    (assumed,) = translate(Operation(name=name, phase="forward", inputs=inputs[:10]), Flags())
+    assert assumed.dims[2:4] == (3600 / 64, 64.0)

@@ -335,3 +335,40 @@ def _bag_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | 
             "embedding_bag_backward", compute_dtype(gradient), (float(bags), lookups, float(rows), float(dim), alpha)
         ),
     )
+
+
+FBGEMM_OPTIMIZERS: Final = (
+    "sgd approx_sgd adagrad rowwise_adagrad approx_rowwise_adagrad rowwise_weighted_adagrad "
+    "rowwise_adagrad_with_counter adam partial_rowwise_adam lamb partial_rowwise_lamb lars_sgd none"
+).split()
+"""Optimizers that FBGEMM fuses into its tables, each with a look-up of its own."""
+
+ASSUMED_DIM: Final = 64
+"""Numbers of a row where a file does not say: what FBGEMM's users take most. An assumption."""
+
+
+@translates(
+    "fbgemm::dense_embedding_codegen_lookup_function",
+    *(f"fbgemm::split_embedding_codegen_lookup_{name}_function" for name in FBGEMM_OPTIMIZERS),
+    *(f"fbgemm::split_embedding_codegen_lookup_{name}_function_pt2" for name in FBGEMM_OPTIMIZERS),
+)
+def _tables(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """Translate a look-up in many tables at once, whose tensors hold the rows of all of them.
+
+    Of its 64-bit integers the first two place the tables, then come the indices and the offsets of the bags. State that
+    an optimizer keeps for each row has as many numbers as there are rows, which tells how long a row is in the mean.
+    """
+    integers = [one for one in operation.inputs if one.dtype == "int64" and len(one.shape) == 1]
+    numbers = [one for one in operation.inputs if one.dtype.startswith(("float", "bfloat")) and len(one.shape) == 1]
+    if len(integers) < 4 or not numbers:
+        return None
+    _, _, indices, offsets = integers[:4]
+    table = max(numbers, key=lambda one: one.elements)
+    bags, asked = offsets.elements - 1, indices.elements
+    if min(bags, asked, table.elements) < 1:
+        return ()
+    # Weights of the indices are as many as these; of what is left, the state of each row is the most.
+    state = [one.elements for one in numbers if one.elements < table.elements and one.elements != asked]
+    rows = max(state, default=0) or max(table.elements / ASSUMED_DIM, 1.0)
+    dims = (bags, asked / bags, rows, table.elements / rows, operation.arguments.get(ZIPF, 0.0))
+    return (Problem("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
