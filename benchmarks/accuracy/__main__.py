@@ -8,6 +8,9 @@ Example::
     python -m benchmarks.accuracy measurements --of pairs
     python -m benchmarks.accuracy traces --of recordings
     python -m benchmarks.accuracy validation --of many-gpus
+    python -m benchmarks.accuracy validation --of torchtitan --cache recorded-steps
+    python -m benchmarks.accuracy validation --of nanotron --cache recorded-steps
+    python -m benchmarks.accuracy validation --of nemo --cache recorded-steps
     python -m benchmarks.accuracy validation --of collectives
     python -m benchmarks.accuracy validation --of operators
     python -m benchmarks.accuracy validation --of timm --sample 40 --cache traces-of-timm
@@ -48,6 +51,7 @@ from benchmarks.accuracy import (
     memory,
     operator_tables,
     plan_replays,
+    pretraining,
     product_tables,
     published_steps,
     recommendation,
@@ -97,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "timm",
             "torchvision",
             "many-gpus",
+            *pretraining.READERS,
             "collectives",
             "steps",
             "hosts",
@@ -114,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
-        "models on many GPUs; collectives, and steps of several cards over that of one; "
+        "models on many GPUs; published pretraining of torchtitan, nanotron and NeMo; collectives, and steps of several cards over that of one; "
         "whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
         "hosts of steps that launches dominate; gains of changes beside measured pairs; "
         "constants chosen on training benchmarks, left out; whole steps on GPUs "
@@ -200,6 +205,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
                     many_gpus.evaluate_scaling(folder / name, weights=options.weights)
                 ):
                     console.print(table)
+    elif options.of in pretraining.READERS:
+        pretraining.print_report(folder, options.of, console, weights=options.weights, cache=options.cache)
     elif options.of == "collectives":
         for table in collectives.collective_tables(folder):
             console.print(table)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Protocol, final
 
 from rich.table import Table
 
@@ -67,6 +67,7 @@ class Workload:
         batch: Samples of a replica and step.
         recompute: With activation checkpointing.
         vocabulary: Tokens that are told apart.
+        kind: What else rows are told apart by.
     """
 
     table: str
@@ -78,6 +79,7 @@ class Workload:
     batch: int
     recompute: bool
     vocabulary: int = 50304
+    kind: str = ""
 
     @property
     def name(self) -> str:
@@ -91,6 +93,40 @@ class Workload:
             return mpt_trace(self.model, length=self.length, batch=self.batch, recompute=self.recompute)
         config = MegatronConfig(self.layers, self.hidden, self.heads, context=self.length, vocabulary=self.vocabulary)
         return megatron_trace(config, batch=self.batch, recompute=self.recompute)
+
+    def prepared(self, trace: Trace) -> Trace:
+        """Return the recording as it runs."""
+        return trace
+
+
+class AnyWorkload(Protocol):
+    """What a row trains, recorded by itself; rows with equal ones share a recording."""
+
+    @property
+    def table(self) -> str:
+        """Name of its table."""
+
+    @property
+    def model(self) -> str:
+        """Its model, in words."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sample."""
+
+    @property
+    def kind(self) -> str:
+        """What else rows are told apart by."""
+
+    @property
+    def name(self) -> str:
+        """Words for a file."""
+
+    def trace(self) -> Trace:
+        """Record it."""
+
+    def prepared(self, trace: Trace) -> Trace:
+        """Return the recording as it runs."""
 
 
 @final
@@ -107,7 +143,7 @@ class LargeRunCase:
         interconnect: What the table says of the links.
     """
 
-    workload: Workload
+    workload: AnyWorkload
     layout: Layout
     strategy: Strategy
     micro_batch: int
@@ -292,14 +328,23 @@ def evaluate_large_runs(
     return evaluate_in_groups(
         cases,
         key=lambda case: case.workload,
-        evaluate=partial(_predicted, weights=weights, cache=cache),
+        evaluate=partial(predicted_runs, weights=weights, cache=cache),
         jobs=jobs,
     )
 
 
-def _predicted(cases: Sequence[LargeRunCase], weights: Path | None, cache: Path | None) -> list[LargeRunResult]:
-    """Results of rows that ran the same step, which is recorded once."""
-    trace = _trace(cases[0].workload, cache)
+def predicted_runs(
+    cases: Sequence[LargeRunCase], *, weights: Path | None = None, cache: Path | None = None, studies: bool = True
+) -> list[LargeRunResult]:
+    """Predict rows that ran the same step, which is recorded once.
+
+    Args:
+        cases: The rows.
+        weights: Weights to use.
+        cache: Folder that keeps the recording; None records it anew.
+        studies: Predict them with other constants, too.
+    """
+    trace = cases[0].workload.prepared(_trace(cases[0].workload, cache))
     gpus = tuple(dict.fromkeys(case.layout.gpu for case in cases))
     models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
     single = single_steps(trace, Setting(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
@@ -309,7 +354,7 @@ def _predicted(cases: Sequence[LargeRunCase], weights: Path | None, cache: Path 
         row = gpus.index(case.layout.gpu)
         on = partial(shared.on, case.layout, single.steps[row], row, case.strategy, case.interconnect)
         studied = []
-        for host in FRAMEWORK_HOSTS:
+        for host in FRAMEWORK_HOSTS if studies else ():
             friction = replace(FRICTION, framework_host=host)
             alone = on(friction=replace(friction, straggler_spread=0.0)).seconds
             studied.append((alone, on(friction=friction).seconds - alone))
@@ -317,7 +362,7 @@ def _predicted(cases: Sequence[LargeRunCase], weights: Path | None, cache: Path 
     return results
 
 
-def _trace(workload: Workload, cache: Path | None) -> Trace:
+def _trace(workload: AnyWorkload, cache: Path | None) -> Trace:
     """The recording of a workload, from the cache where it is there."""
     if cache is None:
         return workload.trace()
@@ -334,7 +379,7 @@ def large_run_tables(results: Sequence[LargeRunResult]) -> Iterator[Table]:
     """Errors and intervals over all rows of each table, and by what may explain them."""
     for name in dict.fromkeys(result.case.workload.table for result in results):
         own = [result for result in results if result.case.workload.table == name]
-        yield _table(name, own)
+        yield errors_table(name, own)
     yield left_out_table(results)
 
 
@@ -426,6 +471,7 @@ BY: Final[Sequence[tuple[str, Callable[[LargeRunCase], str]]]] = (
     ("tensor x data x pipeline", lambda case: _degrees(case)),
     ("micro-batch", lambda case: f"{case.micro_batch}"),
     ("length", lambda case: f"{case.workload.length}"),
+    ("", lambda case: case.workload.kind),
 )
 """What rows are told apart by."""
 
@@ -435,7 +481,8 @@ def _degrees(case: LargeRunCase) -> str:
     return f"{strategy.tensor} x {strategy.replicas(case.layout)} x {strategy.pipeline}"
 
 
-def _table(name: str, results: Sequence[LargeRunResult]) -> Table:
+def errors_table(name: str, results: Sequence[LargeRunResult]) -> Table:
+    """Errors and intervals over all rows, and by what may explain them."""
     table = report_table(
         f"{name}: absolute error of a step on many GPUs",
         ("rows",),

@@ -20,8 +20,8 @@ from lightning_predict.distributed.experts import experts_module, is_of_expert
 from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
 from lightning_predict.distributed.model_parallel import needs_blocks, stage_parameters
 from lightning_predict.distributed.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, under_way
-from lightning_predict.distributed.recomputation import core_operations, recomputed_products
-from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.distributed.recomputation import chosen_operations, is_recomputed, recomputed_products
+from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
 from lightning_predict.memory.storages import live_tensors
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
@@ -190,14 +190,17 @@ def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: 
             total += size
         is_shared = kept.is_split or (strategy.sequence and kept.block is not None)
         own = size / (strategy.tensor if is_shared else 1) * (strategy.capacity if kept.is_expert else 1.0)
-        is_again = strategy.recompute == "full" or (strategy.recompute == "selective" and kept.is_core)
+        is_again = kept.position is not None and is_recomputed(kept.position, strategy.recompute)
+        if strategy.recompute in ("selective", "operations"):
+            is_again = kept.is_core if strategy.recompute == "selective" else kept.is_passing
         if kept.block is not None and (is_again or kept.is_again):
             again[kept.block] = again.get(kept.block, 0.0) + own
         else:
             sizes[0 if kept.position is None else stage_of[kept.position]] += own
-    if strategy.recompute == "full":  # the input of each block
-        for block, stage in zip(model.blocks, stage_of, strict=True):
-            sizes[stage] += block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
+    if strategy.recompute in ("operations", "layers", "full"):  # the input of each block
+        for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
+            input_bytes = block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
+            sizes[stage] += input_bytes if is_recomputed(position, strategy.recompute) else 0.0
     total += max(recorded_again.values(), default=0.0)
     parts = micro_batches * strategy.context
     if total == 0:  # no tensors were seen: evenly
@@ -218,6 +221,7 @@ class _Kept:
         block: The block that it lies in; None outside of all.
         is_split: Each GPU that shares the block holds its part.
         is_core: Written inside the block's attention.
+        is_passing: Written in the block, neither by its attention nor by every second product.
         is_again: Computed again in the backward pass, so that it lives for one block at a time.
         is_expert: Written by an expert, for the tokens that are routed to it.
     """
@@ -227,6 +231,7 @@ class _Kept:
     block: str | None
     is_split: bool
     is_core: bool
+    is_passing: bool = False
     is_again: bool = False
     is_expert: bool = False
 
@@ -234,7 +239,7 @@ class _Kept:
 def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
     """Return each storage that the forward pass leaves to the backward pass."""
     read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
-    core = _written_in_attention(trace, model)
+    core, passing = (_written_in_blocks(trace, model, what) for what in ("selective", "operations"))
     met = set[int | None]()
     goes_with = list(stages_of(trace.operations, model.positions, range(len(model.blocks))))
     for operation, position in zip(trace.operations, goes_with, strict=True):
@@ -252,6 +257,7 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
                 name,
                 model.is_split(tensor.shape, block),
                 tensor.id in core,
+                tensor.id in passing,
                 is_expert=experts_module(operation.module) is not None,
             )
 
@@ -278,15 +284,18 @@ def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
                 yield _Kept(tensor, position, block.name, is_split, is_core=False, is_again=True)
 
 
-def _written_in_attention(trace: Trace, model: SplitModel) -> set[int | None]:
-    """Find storages that operations between a block's projections write."""
+def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) -> set[int | None]:
+    """Find storages that operations write which such a recomputation repeats."""
     by_block: dict[str, list[Operation]] = {}
     for operation in trace.operations:
         block = model.block(operation.module) if operation.phase == "forward" else None
         if block is not None:
             by_block.setdefault(block.name, []).append(operation)
     return {
-        tensor.id for own in by_block.values() for operation in core_operations(own) for tensor in operation.outputs
+        tensor.id
+        for own in by_block.values()
+        for operation in chosen_operations(own, recompute)
+        for tensor in operation.outputs
     }
 
 

@@ -13,9 +13,9 @@ nothing but the device's waits for the host. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from lightning_predict.distributed.pipeline_parallel import (
 )
 from lightning_predict.distributed.recomputation import (
     check_recomputation,
+    is_recomputed,
     recomputed_products,
     reduced_again,
     with_recomputation,
@@ -216,9 +217,13 @@ def _messages(
     """
     sizes: list[list[float]] = [[] for _ in range(max(stage_of, default=0) + 1)]
     again = recomputed_products(trace, model) if trains else {}
-    for block, stage in zip(model.blocks, stage_of, strict=True):
+    for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
         sizes[stage] += block.reduced_bytes * (2 if trains else 1)
-        repeated = block.reduced_bytes if recompute == "full" else reduced_again(block, again.get(block.name, 0))
+        repeated = reduced_again(block, again.get(block.name, 0))
+        if recompute in ("full", "layers") and is_recomputed(position, recompute):
+            repeated = block.reduced_bytes
+        elif recompute == "operations":  # sums are kept, what is gathered is not: half of what each pair exchanges
+            repeated = block.reduced_bytes[::2]
         sizes[stage] += repeated if trains else ()
     first, last = vocabulary_messages(trace, model)
     sizes[0] += first
@@ -286,6 +291,15 @@ def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
     return {each.module for each in forward[inside[-1] :] if each.module is not None} - before
 
 
+_AGAIN: Final[Mapping[Recompute, str]] = {
+    "selective": "attention",
+    "operations": "all of a block but attention and every second product",
+    "layers": "every second block",
+    "full": "every block",
+}
+"""What is computed again, in words."""
+
+
 def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator[str]:
     """Say what was assumed."""
     if strategy.tensor > 1:
@@ -312,8 +326,7 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
             "no measurement is behind them."
         )
     if strategy.recompute != "none":
-        what = "attention" if strategy.recompute == "selective" else "every block"
-        yield f"The backward pass computes {what} again."
+        yield f"The backward pass computes {_AGAIN[strategy.recompute]} again."
     if strategy.offload != "none":
         yield "The optimizer's state lives in the host's memory, and its processors update; their speed is assumed."
     if strategy.pipeline > 1:

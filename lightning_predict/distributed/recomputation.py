@@ -2,8 +2,9 @@
 
 A step that was recorded with activation checkpointing holds its forward operations twice, the second time in the
 backward phase; layers that lead back to the residual stream then add up over the GPUs once more. A step that was
-recorded without is given the forward operations of its blocks a second time (`full`), or those between a block's
-projections (`selective`: the attention itself, as Megatron's "core attention"). Example::
+recorded without is given the forward operations of its blocks a second time (`full`, or `layers` of every second one),
+those between a block's projections (`selective`: the attention itself, as Megatron's "core attention"), or all but
+attention and every second product (`operations`, as torchtitan's per-operation selection). Example::
 
     work = with_recomputation(work, model, "selective")
 """
@@ -44,6 +45,10 @@ def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
     }
 
 
+PRODUCT_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
+"""Names of the linear layers' products, of which `operations` keeps every second result."""
+
+
 def reduced_again(block: Block, recomputed: int) -> tuple[float, ...]:
     """Return the bytes of the all_reduces that a block repeats with its first so many linear layers."""
     pairs = zip(block.reduced_behind, block.reduced_bytes, strict=True)
@@ -68,6 +73,11 @@ def with_recomputation(work: Sequence[Launching], model: SplitModel, recompute: 
     return tuple(work) if recompute == "none" else tuple(_repeated(work, model, recompute))
 
 
+def is_recomputed(position: int, recompute: Recompute) -> bool:
+    """Return whether anything of the block at this position is computed again."""
+    return recompute != "none" and (recompute != "layers" or position % 2 == 0)
+
+
 def _repeated(work: Sequence[Launching], model: SplitModel, recompute: Recompute) -> Iterator[Launching]:
     latest: dict[str, list[Launching]] = {}
     done: set[str] = set()
@@ -80,20 +90,27 @@ def _repeated(work: Sequence[Launching], model: SplitModel, recompute: Recompute
             latest.setdefault(block.name, []).append(operation)
         elif block is not None and operation.phase == "backward" and block.name not in done:
             done.add(block.name)
-            own = latest.get(block.name, [])
+            own = latest.get(block.name, []) if is_recomputed(model.positions[block.name], recompute) else []
             chosen = recomputed_part([each.name for each in own], recompute)
-            yield from (replace(each, phase="backward") for each in own[chosen])
+            yield from (replace(own[index], phase="backward") for index in chosen)
         yield operation
 
 
-def recomputed_part(names: Sequence[str], recompute: Recompute) -> slice:
+def recomputed_part(names: Sequence[str], recompute: Recompute) -> Sequence[int]:
     """Select the forward operations of a block that its backward pass repeats, by their names in order."""
+    if recompute == "none":
+        return ()
+    if recompute in ("full", "layers"):
+        return range(len(names))
+    core = [index for index, name in enumerate(names) if name.startswith(CORE_NAMES)]
+    inside = range(core[0], core[-1] + 1) if core else range(0)
     if recompute == "selective":
-        positions = [index for index, name in enumerate(names) if name.startswith(CORE_NAMES)]
-        return slice(positions[0], positions[-1] + 1) if positions else slice(0, 0)
-    return slice(0, len(names) if recompute == "full" else 0)
+        return inside
+    products = [index for index, name in enumerate(names) if name in PRODUCT_NAMES]
+    kept = {*products[1::2], *inside}
+    return [index for index in range(len(names)) if index not in kept]
 
 
-def core_operations(operations: Sequence[Operation]) -> Sequence[Operation]:
-    """Select a block's forward operations from the first to the last product of its attention."""
-    return operations[recomputed_part([operation.name for operation in operations], "selective")]
+def chosen_operations(operations: Sequence[Operation], recompute: Recompute) -> Sequence[Operation]:
+    """Select those of a block's forward operations that its backward pass repeats."""
+    return [operations[index] for index in recomputed_part([each.name for each in operations], recompute)]

@@ -381,8 +381,8 @@ class Bounds:
         again = dict.fromkeys(RECOMPUTED, 0.0)
         for owner, operations in forward.items():
             for recompute in RECOMPUTED:
-                repeated = operations[recomputed_part([name for name, _ in operations], recompute)]
-                again[recompute] += counts[owner] * sum(own for _, own in repeated)
+                repeated = recomputed_part([name for name, _ in operations], recompute)
+                again[recompute] += counts[owner] * sum(operations[index][1] for index in repeated)
         return _Least(inside, again, outside, update)
 
     def _distinct(self) -> tuple[dict[int, int], TimedWork, list[int | None]]:

@@ -47,8 +47,8 @@ ALIASES: Final[Mapping[str, DataStrategy]] = {
 """Lightning's names and others' for the same thing; DeepSpeed without a stage is Lightning's stage 2."""
 
 Schedule = Literal["1f1b", "gpipe", "zero_bubble"]
-Recompute = Literal["none", "selective", "full"]
-Float8 = Literal["tensorwise", "blockwise"]
+Recompute = Literal["none", "selective", "operations", "layers", "full"]
+Float8 = Literal["tensorwise", "rowwise", "blockwise", "mx"]
 Offload = Literal["none", "optimizer"]
 GatheredDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -79,9 +79,11 @@ class Strategy:
             of the GPU whose experts take most, for which the others wait.
         shard: GPUs that split what `hybrid` splits; None takes those of a machine.
         recompute: What a backward pass computes again, of a step that was recorded without: nothing, the attention
-            between its projections (`selective`, as Megatron calls it), or every block (`full`).
+            between its projections (`selective`, as Megatron calls it), all but attention and every second product
+            (`operations`, torchtitan's default), every second block (`layers`), or every block (`full`).
         offload: What lives in the memory of the host: nothing, or the optimizer's state, which the processor updates.
-        fp8: Products of the blocks in float8, with one scale per tensor or per block of values; None for none.
+        fp8: Products of the blocks in float8, with one scale per tensor, row, block of values, or 32 values (`mx`);
+            None for none.
         overlap_grad_reduce: Gradients are exchanged behind the backward pass; otherwise after it.
         overlap_param_gather: Parameters that ZeRO 1 and 2 updated are gathered behind the next forward pass; otherwise
             before it.

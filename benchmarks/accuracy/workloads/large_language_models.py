@@ -190,7 +190,7 @@ def mpt_trace(name: str, *, length: int, batch: int, recompute: bool) -> Trace:
     def loss() -> Tensor:
         return nn.functional.cross_entropy(model(tokens, places).flatten(0, 1), tokens.flatten())
 
-    return replace(_with_float32_copies(model, loss), samples=batch)
+    return replace(with_float32_copies(model, loss), samples=batch)
 
 
 def megatron_trace(config: MegatronConfig, *, batch: int, recompute: bool = True) -> Trace:
@@ -223,10 +223,10 @@ def megatron_trace(config: MegatronConfig, *, batch: int, recompute: bool = True
     def loss() -> Tensor:
         return nn.functional.cross_entropy(model(tokens, places).float().flatten(0, 1), tokens.flatten())
 
-    return replace(_with_float32_copies(model, loss), samples=batch)
+    return replace(with_float32_copies(model, loss), samples=batch)
 
 
-def _with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
+def with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     """Forward, backward, and one fused update of float32 copies of the parameters."""
     copies = [nn.Parameter(parameter.detach().float()) for parameter in model.parameters()]
     optimizer = torch.optim.AdamW(copies, lr=1e-4)

@@ -1,0 +1,345 @@
+"""Read published runs of pretraining: torchtitan's, nanotron's and NeMo's tables, as cases of `large_runs.py`.
+
+Each row's micro-batch is recorded on the meta device and repeated by the strategy. What a table does not say is as the
+framework's own configuration has it, from memory: torchtitan gathers in bfloat16, reduces in float32 and shares the
+stream along the sequence; nanotron does that, too, and exchanges gradients in float32; NeMo runs Megatron's kernels,
+taken to be as fused as a compiled step's, behind its distributed optimizer with everything overlapped. Example::
+
+    cases, left_out = read_torchtitan_cases(Path("validation/torchtitan.csv"))
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, final
+
+from rich.console import Console
+
+from benchmarks.accuracy.large_runs import GPUS_PER_NODE, LargeRunCase, LargeRunResult, errors_table, predicted_runs
+from benchmarks.accuracy.transformers import evaluate_in_groups
+from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
+from lightning_predict.checked import Checked, read_csv
+from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.fusion import fused
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.training.report import report_table
+from lightning_predict.units import gigabytes_to_bytes
+
+TORCHTITAN_TABLE: Final = "torchtitan.csv"
+NANOTRON_TABLE: Final = "nanotron.csv"
+NEMO_TABLE: Final = "nemo.csv"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PretrainingWorkload:
+    """A micro-batch of a model; rows with equal ones share a recording.
+
+    Attributes:
+        table: `torchtitan`, `nanotron` or `nemo`.
+        model: A key of `LLAMA`.
+        length: Tokens of a sample.
+        batch: Samples of a micro-batch.
+        is_compiled: Point-wise work is fused.
+        kind: What rows of the table are told apart by, in words.
+    """
+
+    table: str
+    model: str
+    length: int
+    batch: int
+    is_compiled: bool
+    kind: str = ""
+
+    @property
+    def name(self) -> str:
+        """Words for a file."""
+        return f"{self.model}-{self.length}-{self.batch}"
+
+    def trace(self) -> Trace:
+        """Record it on the meta device."""
+        return llama_trace(LLAMA[self.model], length=self.length, batch=self.batch)
+
+    def prepared(self, trace: Trace) -> Trace:
+        """Return the recording as it runs."""
+        return fused(trace) if self.is_compiled else trace
+
+
+Cases = tuple[tuple[LargeRunCase, ...], Counter[str]]
+"""Cases, and how many rows were left out, by reason."""
+
+RECOMPUTED: Final[Mapping[str, Recompute]] = {
+    "none": "none",
+    "": "none",
+    "full": "full",
+    "selective_op": "operations",
+    "selective_layer": "layers",
+}
+"""torchtitan's words for activation checkpointing."""
+
+TORCHTITAN_FLOAT8: Final[Mapping[str, Float8 | None]] = {
+    "none": None,
+    "tensorwise": "tensorwise",
+    "rowwise": "rowwise",
+    "mxfp8": "mx",
+    "mxfp8_cublas": "mx",
+    "mxfp8_cublas_rceil": "mx",
+}
+
+
+def read_torchtitan_cases(path: Path) -> Cases:
+    """Read the rows of `torchtitan.csv`.
+
+    Raises:
+        MeasurementTableError: A missing column, or a value that is not a positive number.
+    """
+    left_out = Counter[str]()
+    columns = ("model", "gpu", "gpus", "sequence", "local_batch", "global_batch", "tp", "pp", "cp", "step_seconds")
+    cases = []
+    for row in read_csv(path, MeasurementTableError, columns=(*columns, "activation_checkpointing", "float8")):
+        words, model = row.value, row.value["model"].replace("llama3.1", "llama3")
+        if model not in LLAMA or words["float8"] not in TORCHTITAN_FLOAT8:
+            left_out["model" if model not in LLAMA else words["float8"]] += 1
+            continue
+        tensor, pipeline, context = (_number(row, column) for column in ("tp", "pp", "cp"))
+        count, micro = _number(row, "gpus"), _number(row, "local_batch")
+        micro = 1 if pipeline > 1 else micro
+        replicas = count // (tensor * pipeline * context)
+        recipe = words["float8"] if words["float8"] != "none" else "bfloat16"
+        cases.append(
+            LargeRunCase(
+                workload=PretrainingWorkload(
+                    table="torchtitan",
+                    model=model,
+                    length=_number(row, "sequence"),
+                    batch=micro,
+                    is_compiled=words["compile"] == "1",
+                    kind=f"{recipe}, {'compiled' if words['compile'] == '1' else 'eager'}",
+                ),
+                layout=_layout(words["gpu"], count),
+                strategy=Strategy(
+                    data="fsdp",
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    context=context,
+                    micro_batches=1,
+                    accumulate=max(_number(row, "global_batch") // (replicas * micro), 1),
+                    sequence=tensor > 1,
+                    recompute=RECOMPUTED[words["activation_checkpointing"]],
+                    fp8=TORCHTITAN_FLOAT8[words["float8"]],
+                    overlap_tensor=words["async_tp"] == "1",
+                    reduce_dtype="float32",
+                ),
+                micro_batch=micro,
+                measured_seconds=row.member("step_seconds").parsed().positive(),
+                interconnect=_network(words["gpu_note"]),
+            )
+        )
+    return tuple(cases), left_out
+
+
+def _network(note: str) -> Interconnect:
+    """Return what a note says of the links between machines."""
+    return Interconnect(inter_node_bytes_per_second=gigabytes_to_bytes(400)) if "400 Gb/s" in note else CATALOGUE
+
+
+def read_nanotron_cases(path: Path) -> Cases:
+    """Read the rows of `nanotron.csv`.
+
+    Raises:
+        MeasurementTableError: A missing column, or a value that is not a positive number.
+    """
+    columns = ("gpu", "gpus", "dp", "tp", "pp", "micro_batch", "accumulation", "sequence", "zero_stage", "step_seconds")
+    cases, left_out = [], Counter[str]()
+    for row in read_csv(path, MeasurementTableError, columns=(*columns, "model")):
+        name = row.value["model"].split()[0]
+        if name not in LLAMA:
+            left_out["model"] += 1
+            continue
+        tensor, pipeline = _number(row, "tp"), _number(row, "pp")
+        micro = _number(row, "micro_batch")
+        cases.append(
+            LargeRunCase(
+                workload=PretrainingWorkload(
+                    table="nanotron", model=name, length=_number(row, "sequence"), batch=micro, is_compiled=False
+                ),
+                layout=_layout(row.value["gpu"], _number(row, "gpus")),
+                strategy=Strategy(
+                    data="zero1" if row.value["zero_stage"] == "1" else "ddp",
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    micro_batches=1,
+                    accumulate=_number(row, "accumulation"),
+                    sequence=tensor > 1,
+                    reduce_dtype="float32",
+                ),
+                micro_batch=micro,
+                measured_seconds=row.member("step_seconds").parsed().positive(),
+            )
+        )
+    return tuple(cases), left_out
+
+
+NEMO_FLOAT8: Final[Mapping[str, Float8 | None]] = {
+    "BF16": None,
+    "FP8": "tensorwise",
+    "FP8-CS": "tensorwise",
+    "FP8-MX": "mx",
+    "MXFP8": "mx",
+}
+
+
+def read_nemo_cases(path: Path) -> Cases:
+    """Read the rows of `nemo.csv`; one configuration in several containers becomes its median.
+
+    Raises:
+        MeasurementTableError: A missing column, or a value that is not a positive number.
+    """
+    columns = ("task", "model", "gpu", "gpus", "precision", "gbs", "mbs", "sequence", "tp", "pp", "cp", "step_seconds")
+    times: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    rows: dict[tuple[str, ...], Checked] = {}
+    left_out = Counter[str]()
+    kept = (*columns[1:-1], "fsdp", "vp", "ep")
+    for row in read_csv(path, MeasurementTableError, columns=columns):
+        words = row.value
+        reason = _why_not(words)
+        if reason is not None:
+            left_out[reason] += 1
+            continue
+        key = tuple(words[column].replace("_", "-").upper() for column in kept)
+        key = (*key[:-3], words["fsdp"] or "0", words["vp"] or "1", words["ep"] or "1")
+        times[key].append(row.member("step_seconds").parsed().positive())
+        rows.setdefault(key, row)
+    cases = tuple(_nemo_case(row, statistics.median(times[key])) for key, row in rows.items())
+    return cases, left_out
+
+
+def _why_not(words: Mapping[str, str]) -> str | None:
+    if words["task"] not in ("pretrain", "long sequence") or not words["sequence"] or not words["step_seconds"]:
+        return f"{words['task']}, or no sequence or time"
+    if _nemo_model(words["model"]) not in LLAMA:
+        return words["model"]
+    if words["precision"] not in NEMO_FLOAT8:
+        return words["precision"]
+    return "tokens are dropped" if "tokendrop" in words["note"] else None
+
+
+def _nemo_model(name: str) -> str:
+    return name.lower().replace("_", "-").replace(" ", "-")
+
+
+def _nemo_case(row: Checked, seconds: float) -> LargeRunCase:
+    words = row.value
+    tensor, pipeline, context = (_number(row, column) for column in ("tp", "pp", "cp"))
+    count, micro = _number(row, "gpus"), _number(row, "mbs")
+    replicas = count // (tensor * pipeline * context)
+    is_fsdp = words["fsdp"] not in ("", "0")
+    expert = int(words["ep"] or 1)
+    return LargeRunCase(
+        workload=PretrainingWorkload(
+            table="nemo",
+            model=_nemo_model(words["model"]),
+            length=_number(row, "sequence"),
+            batch=micro,
+            is_compiled=True,
+            kind=f"{NEMO_FLOAT8[words['precision']] or 'bfloat16'}{', FSDP' if is_fsdp else ''}",
+        ),
+        layout=_layout(words["gpu"], count),
+        strategy=Strategy(
+            data="fsdp" if is_fsdp else "zero1",
+            tensor=tensor,
+            pipeline=pipeline,
+            virtual=int(words["vp"] or 1) if pipeline > 1 else 1,
+            context=context,
+            expert=expert,
+            micro_batches=1,
+            accumulate=max(_number(row, "gbs") // (replicas * micro), 1),
+            sequence=tensor > 1,
+            overlap_tensor=tensor > 1,
+            overlap_param_gather=not is_fsdp,
+            fp8=NEMO_FLOAT8[words["precision"]],
+        ),
+        micro_batch=micro,
+        measured_seconds=seconds,
+    )
+
+
+def _number(row: Checked, column: str) -> int:
+    return row.member(column).parsed().integer(minimum=1)
+
+
+TRAY: Final = 4
+"""GPUs of a machine of GB200 and GB300."""
+
+
+def _layout(name: str, count: int) -> Layout:
+    per_node = min(count, TRAY if name.startswith("GB") else GPUS_PER_NODE)
+    return Layout(find_gpu(name), per_node, count // per_node)
+
+
+READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
+    "torchtitan": (TORCHTITAN_TABLE, read_torchtitan_cases),
+    "nanotron": (NANOTRON_TABLE, read_nanotron_cases),
+    "nemo": (NEMO_TABLE, read_nemo_cases),
+}
+"""File and reader of each table."""
+
+
+def print_report(folder: Path, of: str, console: Console, *, weights: Path | None, cache: Path | None) -> None:
+    """Print the errors of a table's rows, by what may explain them and one by one, and what was left out.
+
+    Args:
+        folder: Folder of the tables.
+        of: A key of `READERS`.
+        console: Where to print.
+        weights: Weights to use.
+        cache: Folder that keeps the recordings; None records them anew.
+
+    Raises:
+        MeasurementTableError: The table is wrong.
+        LightningPredictError: As `predict`.
+    """
+    file, read = READERS[of]
+    cases, left_out = read(folder / file)
+    results = evaluate_in_groups(
+        cases,
+        key=lambda case: case.workload,
+        evaluate=partial(predicted_runs, weights=weights, cache=cache, studies=False),
+        jobs=1,
+    )
+    console.print(errors_table(of, results))
+    rows = report_table(
+        f"{of}: each row",
+        ("model", "GPU", "recipe", "sharing"),
+        ("length", "measured s", "predicted s", "error %", "inside"),
+        no_wrap=False,
+    )
+    for result in results:
+        rows.add_row(*_cells(result))
+    console.print(rows)
+    for reason, count in sorted(left_out.items()):
+        console.print(f"left out: {count} row(s), {reason}")
+
+
+def _cells(result: LargeRunResult) -> tuple[str, ...]:
+    case = result.case
+    return (
+        case.workload.model,
+        case.layout.name,
+        case.workload.kind,
+        case.strategy.name,
+        str(case.workload.length),
+        f"{case.measured_seconds:.3f}",
+        f"{result.step.seconds:.3f}",
+        f"{100 * result.error:+.1f}",
+        "yes" if result.is_inside else "no",
+    )

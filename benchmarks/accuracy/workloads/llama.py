@@ -1,0 +1,233 @@
+"""Llama and what followed it, as torchtitan, nanotron and NeMo pretrain them: bfloat16, updated in float32 copies.
+
+RMS norms, rotary positions, fused causal attention with as many or fewer heads of keys, and a gated perceptron, or
+experts of it. GPT-3 as NeMo has it differs by its norms and its perceptron. Routed tokens are even: each expert's
+product is one of a batched one. Example::
+
+    trace = llama_trace(LLAMA["llama3-8b"], length=8192, batch=1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.accuracy.workloads.large_language_models import with_float32_copies
+from lightning_predict.tracing.trace import Trace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Sizes of a model.
+
+    Attributes:
+        layers: Blocks.
+        hidden: Width of the residual stream.
+        heads: Heads of the queries.
+        kv_heads: Heads of the keys and values.
+        inner: Width of the perceptron, or of each expert.
+        vocabulary: Tokens that are told apart.
+        head_width: Width of a head; None for the stream's share.
+        is_gated: With a gated perceptron and RMS norms; GPT-3's GELU and layer norms else.
+        norms_heads: Queries and keys are normed (Qwen3).
+        is_tied: The output layer is the embedding.
+        experts: Experts of a layer; 0 for none.
+        active: Experts that a token visits.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocabulary: int
+    head_width: int | None = None
+    is_gated: bool = True
+    norms_heads: bool = False
+    is_tied: bool = False
+    experts: int = 0
+    active: int = 0
+
+
+def _llama(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocabulary: int) -> LlamaConfig:
+    return LlamaConfig(layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, inner=inner, vocabulary=vocabulary)
+
+
+LLAMA: Final[Mapping[str, LlamaConfig]] = {
+    "llama-1b": replace(_llama(24, 2048, 32, 32, 4096, 50257), is_tied=True),
+    "llama2-7b": _llama(32, 4096, 32, 32, 11008, 32000),
+    "llama2-13b": _llama(40, 5120, 40, 40, 13824, 32000),
+    "llama2-70b": _llama(80, 8192, 64, 8, 28672, 32000),
+    "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256),
+    "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256),
+    "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256),
+    "qwen3-8b": replace(_llama(36, 4096, 32, 8, 12288, 151936), norms_heads=True),
+    "qwen3-30b-a3b": replace(
+        _llama(48, 2048, 32, 4, 768, 151936), norms_heads=True, head_width=128, experts=128, active=8
+    ),
+    "qwen3-235b-a22b": replace(
+        _llama(94, 4096, 64, 4, 1536, 151936), norms_heads=True, head_width=128, experts=128, active=8
+    ),
+    "gpt-oss-120b": replace(_llama(36, 2880, 64, 8, 2880, 201088), head_width=64, experts=128, active=4),
+    "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
+    "gpt3-5b": replace(_llama(24, 4096, 32, 32, 16384, 51200), is_gated=False),
+    "gpt3-20b": replace(_llama(44, 6144, 48, 48, 24576, 51200), is_gated=False),
+    "gpt3-175b": replace(_llama(96, 12288, 96, 96, 49152, 51200), is_gated=False),
+}
+"""As their authors publish them; nanotron's model as its table words it, NeMo's GPT-3 by its parameters."""
+
+
+class RotaryAttention(nn.Module):
+    """Fused causal attention behind one product for queries, keys and values."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        width = config.head_width or config.hidden // config.heads
+        self.config, self.width = config, width
+        self.query = nn.Linear(config.hidden, config.heads * width, bias=False)
+        self.key, self.value = (nn.Linear(config.hidden, config.kv_heads * width, bias=False) for _ in range(2))
+        self.output = nn.Linear(config.heads * width, config.hidden, bias=False)
+        if config.norms_heads:
+            self.query_norm, self.key_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+
+    def forward(self, data: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """(batch, length, hidden) in and out."""
+        batch, length, _ = data.shape
+        query, key, value = (
+            part(data).view(batch, length, -1, self.width) for part in (self.query, self.key, self.value)
+        )
+        if self.config.norms_heads:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = (_rotated(part, cosine, sine).transpose(1, 2) for part in (query, key))
+        joined = nn.functional.scaled_dot_product_attention(
+            query, key, value.transpose(1, 2), is_causal=True, enable_gqa=self.config.kv_heads < self.config.heads
+        )
+        result: Tensor = self.output(joined.transpose(1, 2).reshape(batch, length, -1))
+        return result
+
+
+def _rotated(data: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = data.chunk(2, dim=-1)
+    return data * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+class Perceptron(nn.Module):
+    """Gated by SiLU, or GPT-3's."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.hidden, config.inner, bias=False) if config.is_gated else None
+        self.up = nn.Linear(config.hidden, config.inner, bias=False)
+        self.down = nn.Linear(config.inner, config.hidden, bias=False)
+
+    def forward(self, data: Tensor) -> Tensor:
+        """(.., .., hidden) in and out."""
+        if self.gate is None:
+            inner = nn.functional.gelu(self.up(data), approximate="tanh")
+        else:
+            inner = nn.functional.silu(self.gate(data)) * self.up(data)
+        result: Tensor = self.down(inner)
+        return result
+
+
+class GroupedProducts(nn.Module):
+    """All experts' gated perceptrons, as batched products of evenly routed tokens."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        inward, outward = (config.experts, config.hidden, config.inner), (config.experts, config.inner, config.hidden)
+        self.gate, self.up, self.down = (nn.Parameter(torch.zeros(shape)) for shape in (inward, inward, outward))
+
+    def forward(self, data: Tensor) -> Tensor:
+        """(experts, tokens of each, hidden) in and out."""
+        return torch.bmm(nn.functional.silu(torch.bmm(data, self.gate)) * torch.bmm(data, self.up), self.down)
+
+
+class Mixture(nn.Module):
+    """A router and the experts behind it."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.router = nn.Linear(config.hidden, config.experts, bias=False)
+        self.experts = GroupedProducts(config)
+
+    def forward(self, data: Tensor) -> Tensor:
+        """(batch, length, hidden) in and out."""
+        flat = data.flatten(0, 1)
+        weights, chosen = torch.softmax(self.router(flat).float(), dim=-1).topk(self.config.active)
+        each = flat.shape[0] * self.config.active // self.config.experts
+        order = chosen.flatten().argsort()
+        routed = flat[order // self.config.active][: each * self.config.experts]
+        results = self.experts(routed.view(self.config.experts, each, -1)).flatten(0, 1)
+        results = results * weights.flatten()[order][: len(results), None].to(results.dtype)
+        return torch.zeros_like(flat).index_add(0, (order // self.config.active)[: len(results)], results).view_as(data)
+
+
+class LlamaBlock(nn.Module):
+    """Attention and a perceptron, each behind a norm and beside a shortcut."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        norm = nn.RMSNorm if config.is_gated else nn.LayerNorm
+        self.first_norm, self.second_norm = norm(config.hidden), norm(config.hidden)
+        self.attention = RotaryAttention(config)
+        self.perceptron = Mixture(config) if config.experts else Perceptron(config)
+
+    def forward(self, data: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """(batch, length, hidden) in and out."""
+        data = data + self.attention(self.first_norm(data), cosine, sine)
+        result: Tensor = data + self.perceptron(self.second_norm(data))
+        return result
+
+
+class Llama(nn.Module):
+    """Embedding, blocks, a norm and the output layer."""
+
+    def __init__(self, config: LlamaConfig, *, recompute: bool = False) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.tokens = nn.Embedding(config.vocabulary, config.hidden)
+        self.blocks = nn.ModuleList(LlamaBlock(config) for _ in range(config.layers))
+        self.norm = (nn.RMSNorm if config.is_gated else nn.LayerNorm)(config.hidden)
+        self.output = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        if config.is_tied:
+            self.output.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Logits of tokens."""
+        data = self.tokens(tokens)
+        for block in self.blocks:
+            if self.recompute:
+                data = checkpoint(block, data, cosine, sine, use_reentrant=False)
+            else:
+                data = block(data, cosine, sine)
+        result: Tensor = self.output(self.norm(data))
+        return result
+
+
+def llama_trace(config: LlamaConfig, *, length: int, batch: int, recompute: bool = False) -> Trace:
+    """One step on the meta device, of so many samples at once.
+
+    Args:
+        config: Its sizes.
+        length: Tokens of a sample.
+        batch: Samples.
+        recompute: With activation checkpointing of each block.
+    """
+    width = config.head_width or config.hidden // config.heads
+    with torch.device("meta"):
+        model = Llama(config, recompute=recompute).to(torch.bfloat16)
+        tokens = torch.zeros(batch, length, dtype=torch.int64)
+        angles = torch.zeros(1, length, 1, width, dtype=torch.bfloat16)
+
+    def loss() -> Tensor:
+        return nn.functional.cross_entropy(model(tokens, angles, angles).float().flatten(0, 1), tokens.flatten())
+
+    return replace(with_float32_copies(model, loss), samples=batch)
