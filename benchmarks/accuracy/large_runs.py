@@ -35,12 +35,16 @@ from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.overheads import UNKNOWN_HOST
+from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.training.report import report_table
 from lightning_predict.units import gigabytes_to_bytes, milliseconds_to_seconds
 
 MPT_TABLE: Final = "mpt_fsdp.csv"
 MEGATRON_TABLE: Final = "megatron_single_node.csv"
+
+MPT_RELEASE: Final = "2.1"
+"""Release of torch whose attention is as old as that of MPT's runs of 2023."""
 
 MEGATRON_GPU: Final = "A100-SXM-80GB"
 MPT_GPUS: Final = {"a100_40gb": "A100-SXM-40GB", "a100_80gb": "A100-SXM-80GB", "h100_80gb": "H100-SXM-80GB"}
@@ -95,8 +99,8 @@ class Workload:
         return megatron_trace(config, batch=self.batch, recompute=self.recompute)
 
     def prepared(self, trace: Trace) -> Trace:
-        """Return the recording as it runs."""
-        return trace
+        """Return the recording as it runs: MPT's attention, in Triton, is of FlashAttention's first generation."""
+        return under_release(trace, MPT_RELEASE) if self.table == "mpt" else trace
 
 
 class AnyWorkload(Protocol):

@@ -385,8 +385,9 @@ def _bucketed(
     """Time data parallelism with whole parameters on every GPU.
 
     DDP: all_reduce of each bucket behind the backward pass, or all of them after it. ZeRO 1 and 2: each GPU updates its
-    share of the parameters, which all gather afterwards; stage 2 keeps its share of the gradients only
-    (reduce_scatter). Gradients of experts pass among the GPUs that hold the same ones alone.
+    share of the parameters, for which it needs its share of the gradients' sums alone (reduce_scatter), and all gather
+    what was updated afterwards; stage 1 keeps the other gradients in memory. Gradients of experts pass among the GPUs
+    that hold the same ones alone.
 
     Args:
         trace: With the parameters of one GPU.
@@ -407,7 +408,7 @@ def _bucketed(
     durations = cutter.pieces([*(bucket.after for bucket in exchanged), update])
     *before, last = durations
     last = _shared_update(last, cutter.busy(update), trace, links_of[False], strategy)
-    operation = "reduce_scatter" if strategy.data == "zero2" else "all_reduce"
+    operation = "all_reduce" if strategy.data == "ddp" else "reduce_scatter"
     share = _reduced_share(trace, strategy)
     seconds = [
         links_of[apart and bucket.is_expert].collective(operation, [share * bucket.size_bytes])[0]

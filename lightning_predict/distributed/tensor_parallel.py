@@ -544,10 +544,15 @@ def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut) -> tuple
     return tuple(each for part in parts for each in _in_float8(part, cut.fp8))
 
 
-def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
-    """Return a product in float8, and the copies of its factors that are scaled for it.
+FACTOR_OF: Final = 2
+"""Products that each input, weight and gradient is a factor of."""
 
-    Both are read in their own dtype and written in one byte. One scale for a tensor needs its largest value first, so
+
+def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
+    """Return a product in float8, and what scaling its factors for it takes.
+
+    Input, weight and gradient are factors of two products each, and are read and written once for both: in their own
+    dtype, and in one byte, by rows and by columns. One scale for a tensor or a row needs its largest value first, so
     that it is read once more; one for a block of values is found on the way.
     """
     if problem.operation != "linear":
@@ -555,7 +560,7 @@ def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
         return
     batches, m, n, k = problem.dims
     elements = batches * (m * k + n * k)
-    reads = (2 if scales == "tensorwise" else 1) * COMPUTE_BYTES[problem.dtype]
+    reads = (2 if scales in ("tensorwise", "rowwise") else 1) * COMPUTE_BYTES[problem.dtype] / FACTOR_OF
     yield replace(problem, dtype="float8")
     yield Problem("transfer", "float32", (elements * reads, elements, elements))
 

@@ -31,6 +31,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
+from lightning_predict.kernels.attention_releases import attention_factors
 from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in
 from lightning_predict.kernels.gpu_effects import gpu_effect
 from lightning_predict.kernels.operand_layout import transposed_products
@@ -172,7 +173,11 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
     interval, base_share = Interval.around(np.zeros(shape), 1.0), np.zeros(shape)
     shares: dict[str, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
     if times is not None:
-        of_release = times.interval.scaled(software_factors(problems, gpus, trace.software))
+        names = [trace.operations[items[index].operations[0]].name for index in owner]
+        older = software_factors(problems, gpus, trace.software) * attention_factors(
+            problems, names, gpus, trace.software
+        )
+        of_release = times.interval.scaled(older)
         interval = of_release.each(added)
         whole = np.where(interval.middle > 0, interval.middle, 1.0)
         base_share = added(of_release.middle * times.base_share) / whole

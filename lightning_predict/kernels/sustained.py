@@ -60,6 +60,11 @@ HEADROOM: Final = 1.25
 """Most that a product reaches of the sustained rate, in bursts and at the best of shapes: what the fastest of the GPUs'
 large products in the measurement tables reach, but for one in a hundred."""
 
+HOPPER_FLOAT8: Final = 1.2
+"""Time of a product in float8 on Hopper over what the ratio of the peaks makes of bfloat16's: its products of 8,192
+rows and more take 0.63 (H100) and 0.58 (H200) of bfloat16's time where the peaks say 0.50 (training data: those rows of
+`matmul_fp8`). On Blackwell the same tables are of kernels that training does not run, and the peaks stand."""
+
 POWER_DOUBT: Final = 0.5
 """Half width in log(rate) where power takes all, less as it takes less: how hot a card is, and what it multiplies, then
 decide the clock. Times of float32 products on the L4 by two sources are 1.7 apart, of bfloat16 ones on the L40S 1.3, of
@@ -110,6 +115,11 @@ def transposed_ratio(gpu: Gpu, dtype: str) -> float:
         return 1.0
     drawn = _drawn_power(gpu, "float32")
     return math.hypot(1.0, TRANSPOSED_WATTS * drawn) / math.hypot(1.0, drawn)
+
+
+def float8_ratio(gpu: Gpu) -> float:
+    """Estimate the time of a product in float8 over what the peaks make of its time in bfloat16."""
+    return HOPPER_FLOAT8 if gpu.compute_capability[0] == 9 else 1.0
 
 
 def tf32_ratio(gpu: Gpu) -> float:

@@ -56,7 +56,7 @@ from lightning_predict.kernels.operations import (
     proxies_of,
 )
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.sustained import sustained_flops, tf32_ratio
+from lightning_predict.kernels.sustained import float8_ratio, sustained_flops, tf32_ratio
 from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
 
@@ -254,8 +254,9 @@ def _by_sibling(batch: ProblemBatch, gpus: Sequence[Gpu], models: KernelModels |
     # What a kernel takes that has nothing to do is the same in both.
     own, other = (SHORTEST_KERNEL_SECONDS + roofline_seconds(each, gpus) for each in (batch, twin))
     ratio = own / other  # (gpus, problems)
-    if batch.dtype == "tf32" and batch.kind.units == "tensor":
-        ratio = ratio * np.array([[tf32_ratio(gpu)] for gpu in gpus])
+    if batch.dtype in ("tf32", "float8") and batch.kind.units == "tensor":
+        of_gpu = tf32_ratio if batch.dtype == "tf32" else float8_ratio
+        ratio = ratio * np.array([[of_gpu(gpu)] for gpu in gpus])
     return Estimate(found.interval.scaled(ratio), found.by_base)
 
 
