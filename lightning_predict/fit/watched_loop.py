@@ -126,6 +126,7 @@ class Run:
         facts: What is known of the run after so many steps; a trainer that knows more puts its own function here.
         prices: Prices of GPUs, by name or the same for all; None takes listed offers.
         deadline_hours: Time that the rest of the run may take, for the ranking; None leaves that out.
+        optimizers: What makes the updates, for its memory.
         verbose: Show the methods, the sources of prices and every note, too.
         world_size: Processes of the run.
         tell: Is told of every prediction.
@@ -153,7 +154,7 @@ class Run:
         found = next(iter(model.parameters()), None) if model is not None else None
         self._device = torch.device(device if device is not None else ("cpu" if found is None else found.device))
         self._layouts = layouts_of(gpus)
-        self._model, self._optimizers = model, tuple(optimizers)
+        self._model, self.optimizers = model, tuple(optimizers)
         self._total_steps, self._samples = total_steps, samples
         self._terms = (usd, hours, usd_per_hour)
         self._raises, self._show = raises, show or (lambda _: None)
@@ -177,7 +178,7 @@ class Run:
             clock=device_clock(self._device),
             host_clock=None if self._device.type == "cpu" else host_clock(),
             new_session=self._new_session,
-            optimizers=self._optimizers,
+            optimizers=self.optimizers,
             count=self.clock.windows,
         )
         self._moments, self._has_advised = Moments(batches=total_steps), False
@@ -383,4 +384,4 @@ class Run:
     def _new_session(self) -> Session:
         from lightning_predict.tracing.session import CaptureSession
 
-        return CaptureSession(device=self._device, model=self._model, optimizers=self._optimizers)
+        return CaptureSession(device=self._device, model=self._model, optimizers=self.optimizers)
