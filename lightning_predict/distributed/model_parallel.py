@@ -322,8 +322,8 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         )
     if strategy.fp8 is not None:
         yield (
-            f"Products of the blocks run in float8 with {strategy.fp8} scales, as half precision's at twice the rate: "
-            "no measurement is behind them."
+            f"Products of the blocks run in float8 with {strategy.fp8} scales, at the rate that large ones reach "
+            "beside half precision's, and their factors are scaled and cast in passes of their own."
         )
     if strategy.recompute != "none":
         yield f"The backward pass computes {_AGAIN[strategy.recompute]} again."

@@ -177,13 +177,22 @@ def slowest_of(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
+HOPPER: Final = (9, 0)
+"""Compute capability from which switches add up, and a collective takes fewer multiprocessors."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Friction:
     """The cost of training together beyond the collectives alone.
 
-    Slowdown and contention fit the published training throughputs of one to eight GPUs best on a coarse
-    grid; the accuracy report leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`). A GPU's pace fluctuates,
+    Slowdown fits the published training throughputs of one to eight GPUs best on a coarse grid; the accuracy report
+    leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`). Contention was chosen on five sources: those
+    throughputs (136 rows of V100 and A100 with NVLink) hardly tell (mean errors of 4.5, 4.2 and 4.0 points at 0.2, 0.5
+    and 0.9), nor does MPT's FSDP on up to 128 A100; torchtitan's FSDP on 64 A100 asks for 0.4 to 0.6. On Hopper, where
+    a collective takes a tenth of the multiprocessors, torchtitan's FSDP on 64 H200 and NeMo's FSDP and distributed
+    optimizer on 8 and 64 H100 ask for 0.2 or less; each of the two sources left out, the other chooses 0.2, too
+    (`--of torchtitan`, `--of nemo`: training data, these rows). A GPU's pace fluctuates,
     so that over a long step its mean differs less from the others' than over a short one. The spread lies between the
     0.05 to 0.06 that suits those throughputs, whose steps take 0.1 to 0.5 s, and the 0.025 that suits MPT's and
     Megatron's longer ones (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`), each of them
@@ -199,6 +208,7 @@ class Friction:
         slowdown: Time of a collective during a training step over that of the same collective alone.
         contention: Seconds by which computing slows down per second of concurrent transfer, as both need memory and
             multiprocessors.
+        hopper_contention: The same on Hopper and later.
         straggler_spread: Standard deviation of one GPU's pace at a moment, as a share of it. All wait for the slowest,
             so that n GPUs take as long as the largest of n draws.
         straggler_seconds: Correlation time of its pace.
@@ -208,7 +218,8 @@ class Friction:
     """
 
     slowdown: float = 1.5
-    contention: float = 0.9
+    contention: float = 0.5
+    hopper_contention: float = 0.2
     straggler_spread: float = 0.04
     straggler_seconds: float = 0.2
     framework_host: float = 2.35
@@ -218,6 +229,12 @@ class Friction:
     def slowdown_on(self, layout: Layout) -> float:
         """Return the slowdown of collectives on a layout."""
         return self.pcie_slowdown if layout.gpu.nvlink_bytes_per_second is None else self.slowdown
+
+    def contention_on(self, layout: Layout) -> float:
+        """Return the contention of transfers with computing on a layout."""
+        if layout.gpu.nvlink_bytes_per_second is None:
+            return self.pcie_contention
+        return self.hopper_contention if layout.gpu.compute_capability >= HOPPER else self.contention
 
     def spread(self, seconds: Array) -> Array:
         """Compute the deviation of a GPU's mean pace over a step, whose correlation falls exponentially."""
@@ -240,8 +257,7 @@ class Friction:
         """
         hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
         waiting = spread * self.spread(single) * slowest_of(replicas) * single
-        contention = self.pcie_contention if layout.gpu.nvlink_bytes_per_second is None else self.contention
-        seconds: Array = walked.seconds + contention * hidden + waiting
+        seconds: Array = walked.seconds + self.contention_on(layout) * hidden + waiting
         return seconds
 
 

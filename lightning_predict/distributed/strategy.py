@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, final, get_args
 
 from lightning_predict.checked import shown
+from lightning_predict.distributed.configurations import is_configuration, strategy_of_file
 from lightning_predict.distributed.foreign import strategy_of_arguments
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
@@ -306,7 +307,9 @@ _OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
 
 
 def strategy_of(words: str | Strategy) -> Strategy:
-    """Return the strategy of these words, or of Megatron's arguments (`--tensor-model-parallel-size 8 ...`).
+    """Return the strategy of these words, of Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or of a file.
+
+    Files are torchtitan's TOML and DeepSpeed's JSON.
 
     Raises:
         InvalidArgumentError: A name or an option that is not known.
@@ -319,6 +322,8 @@ def strategy_of(words: str | Strategy) -> Strategy:
         )
     if words.lstrip().startswith("--"):
         words = strategy_of_arguments(words)
+    elif is_configuration(words):
+        words = strategy_of_file(words)
     name, *options = (word.strip() for word in words.split(","))
     if name.partition("=")[0].strip() in _OPTIONS:
         name, options = "ddp", [name, *options]
