@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 from lightning_predict.changes.change import Change, has_backward, of_steps
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.trace import Operation, Trace
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 _BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
 """A block is a member of a list of modules: `encoder.layers.3` of `encoder.layers.3.mlp.fc1`."""
@@ -22,13 +23,22 @@ def block_of(module: str | None) -> str | None:
 
 
 def checkpointed(trace: Trace) -> Trace:
-    """Return a step whose blocks run their forward operations once more before their backward ones."""
+    """Return a step whose blocks run their forward operations once more before their backward ones.
+
+    What a block wrote is freed with its last use in the forward pass, and what it writes again is what its backward
+    pass reads; but for what other blocks read, which is kept.
+    """
     return replace(trace, operations=tuple(_again(trace)))
 
 
 def _again(trace: Trace) -> Iterator[Operation]:
     forward: dict[str, list[Operation]] = {}
     done: set[str] = set()
+    anew: dict[int, int] = {}  # what a storage is when it is written again
+    shared = _read_by_others(trace)
+    numbers = count(
+        1 + max((one.id or 0 for each in trace.operations for one in (*each.inputs, *each.outputs)), default=0)
+    )
     for operation in trace.operations:
         block = block_of(operation.module)
         if block is not None and operation.phase == "forward":
@@ -38,8 +48,46 @@ def _again(trace: Trace) -> Iterator[Operation]:
             forward.setdefault(block, []).append(operation)
         elif block is not None and operation.phase == "backward" and block not in done:
             done.add(block)
-            yield from (_repeated(one) for one in forward.get(block, ()))
-        yield operation
+            own = forward.get(block, ())
+            written = {tensor.id for one in own for tensor in one.outputs if tensor.id is not None}
+            written -= {tensor.id for one in own[:1] for tensor in one.inputs}
+            again = {old: next(numbers) for old in sorted(written)}
+            anew |= {old: new for old, new in again.items() if old not in shared}
+            yield from (_repeated(_renamed(one, again)) for one in own)
+        yield _renamed(operation, anew) if operation.phase == "backward" else operation
+
+
+def _read_by_others(trace: Trace) -> set[int | None]:
+    """Find the storages that the forward pass writes in one block and reads outside of it."""
+    writers: dict[int | None, str | None] = {}
+    shared: set[int | None] = set()
+    for operation in trace.operations:
+        if operation.phase != "forward":
+            continue
+        block = block_of(operation.module)
+        shared |= {tensor.id for tensor in operation.inputs if writers.get(tensor.id, block) != block}
+        for tensor in operation.outputs:
+            writers.setdefault(tensor.id, block)
+    return shared
+
+
+def _renamed(operation: Operation, names: Mapping[int, int]) -> Operation:
+    """Return an operation on other storages."""
+    touched = {tensor.id for tensor in (*operation.inputs, *operation.outputs)} | set(operation.freed)
+    if not touched & names.keys():
+        return operation
+
+    def named(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+        return tuple(
+            tensor if tensor.id is None else replace(tensor, id=names.get(tensor.id, tensor.id)) for tensor in tensors
+        )
+
+    return replace(
+        operation,
+        inputs=named(operation.inputs),
+        outputs=named(operation.outputs),
+        freed=tuple(names.get(number, number) for number in operation.freed),
+    )
 
 
 def _repeated(operation: Operation) -> Operation:
@@ -49,6 +97,7 @@ def _repeated(operation: Operation) -> Operation:
         kernels=(),
         host_start_seconds=None,
         host_seconds=None,
+        freed=(),
         arguments={name: value for name, value in operation.arguments.items() if name != "_place"},
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 from lightning_predict.changes.batch_size import Batches, samples_per_batch, why_no_other_batch
@@ -60,10 +60,6 @@ class LargestBatch:
             )
         even = f"{self.even_batch_size:,} have an even chance"
         return f"Largest batch on the {self.layout}: {self.batch_size:,} samples ({self.fit_probability:.0%}); {even}."
-
-    def as_dict(self) -> dict[str, object]:
-        """Give it as JSON values."""
-        return asdict(self)
 
 
 def largest_batches(

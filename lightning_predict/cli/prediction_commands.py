@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_predict.cost.grids import Grid
     from lightning_predict.cost.offers import Offer
     from lightning_predict.gpus.layouts import Layout
+    from lightning_predict.reports.memory import MemoryReport
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import Ranking
     from lightning_predict.tracing.trace import Trace
@@ -132,6 +133,8 @@ def predict(
         findings = findings.with_energy(found_grid)
     if any(path.suffix == ".html" for path in outputs):
         findings = findings.with_advice(Trace.load(str(trace)), assumptions, iterations)
+    if any(path.suffix in (".html", ".md") for path in outputs):
+        findings = findings.with_memory(Trace.load(str(trace)))
     for path in outputs:
         path.write_text(findings.text(path.suffix), encoding="utf-8")
     files = [str(path) for path in outputs]
@@ -183,6 +186,19 @@ class Findings:
     energies: Mapping[str, Energy | None] | None = None
     grid: Grid | None = None
     advice: Advice | None = None
+    memory: MemoryReport | None = None
+
+    def with_memory(self, trace: Trace) -> Findings:
+        """Add where the memory goes, on the GPU in use, else on the cheapest one, else on the first."""
+        from lightning_predict.changes.relief import memory_report
+        from lightning_predict.tracing.reported_gpu import gpu_in_use
+
+        origin, best = gpu_in_use(trace), self.ranking.cheapest
+        first = self.predictions.items_in_order[0] if best is None else best.prediction
+        gpu = first.layout.gpu if origin is None else origin
+        return replace(
+            self, memory=memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
+        )
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
         """Add what to change first, told for the GPU in use, the cheapest and the fastest one."""
@@ -238,7 +254,12 @@ class Findings:
             self.ranking,
             energies=self.energies,
             offers=self.offers,
-            sections="" if self.advice is None else self.advice.to_html(),
+            sections="".join(
+                (
+                    "" if self.advice is None else self.advice.to_html(),
+                    "" if self.memory is None else self.memory.html(),
+                )
+            ),
         )
 
     def markdown(self) -> str:
@@ -248,7 +269,8 @@ class Findings:
 
         extra = () if self.energies is None else energy_columns(self.energies)
         table = markdown_table(self.predictions, extra=extra, notes=self.energy_notes())
-        return f"{ranking_markdown(self.ranking)}\n\n{table}\n"
+        memory = "" if self.memory is None else f"\n{self.memory.markdown()}\n"
+        return f"{ranking_markdown(self.ranking)}\n\n{table}\n{memory}"
 
     def sky(self) -> str:
         """Write a SkyPilot task for the best GPU: within the deadline where there is one, else the cheapest."""

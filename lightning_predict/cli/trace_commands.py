@@ -22,13 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from lightning_predict.cli.answers import Answer, aligned
 
 if TYPE_CHECKING:
-    from lightning_predict.cost.memory import MemoryNeed
     from lightning_predict.gpus.records import Gpu
     from lightning_predict.kernels.timing import Explanation
-    from lightning_predict.memory.breakdown import MemoryBreakdown
     from lightning_predict.tracing.trace import Trace
-
-MODULES_SHOWN: Final = 10
 
 _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
@@ -226,59 +222,17 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> Answer:
 
 
 def _memory(recorded: Trace, name: str | None) -> Answer:
-    from lightning_predict.changes.batch_size import why_no_other_batch
-    from lightning_predict.changes.largest_batch import largest_batches
-    from lightning_predict.cost.memory import memory_need, step_memory
+    from lightning_predict.changes.relief import memory_report
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.gpus.layouts import Layout
-    from lightning_predict.memory.breakdown import memory_breakdown
 
     gpu, origin = _gpus_of(recorded, name)
-    found, memory = memory_breakdown(recorded, gpu), step_memory(recorded)
-    if found is None or memory is None:
+    report = memory_report(recorded, gpu, reported_bytes=recorded.gpu_memory_bytes if gpu == origin else None)
+    if report is None:
         raise InvalidArgumentError(
             "The trace does not hold what its operations write, or no model: where the memory goes is not known. "
             "Record the step with lightning_predict.capture on the CPU or the meta device."
         )
-    reported = recorded.gpu_memory_bytes if gpu == origin else None
-    largest = None if why_no_other_batch(recorded) else largest_batches(recorded, [Layout(gpu)])[0]
-    need = memory_need(Layout(gpu), float(memory.bytes_on(gpu)), relative=memory.relative, reported_bytes=reported)
-    data = {
-        "gpu": gpu.name,
-        "memory_fit": need.memory_fit,
-        "fit_probability": need.fit_probability,
-        "process_bytes": [need.process.low, need.process.middle, need.process.high] if need.process else None,
-        "fullest": {"operation": found.operation, "phase": found.phase, "module": found.module},
-        "parts": {part.name: part.bytes for part in found.parts},
-        "modules": {part.name: part.bytes for part in found.modules},
-        "savings": {saving.words: saving.bytes for saving in found.savings},
-        "largest_batch": None if largest is None else largest.as_dict(),
-    }
-    lines = [*_memory_lines(gpu.name, found, need), *([] if largest is None else [largest.sentence])]
-    return Answer(data=lambda: data, show=lambda: print("\n".join(lines)))
-
-
-def _memory_lines(gpu: str, found: MemoryBreakdown, need: MemoryNeed) -> list[str]:
-    """Lay out where the memory goes."""
-    from lightning_predict.reports.format import gibibytes, share
-
-    assert need.process is not None
-    assert need.fit_probability is not None
-    module = "" if found.module is None else f" of {found.module}"
-    low, high = gibibytes(need.process.low), gibibytes(need.process.high)
-    lines = [
-        f"A process of {gibibytes(need.process.middle)} GiB ({low} to {high}) on the {gpu}; the chance that it fits is "
-        f"{share(need.fit_probability)}.",
-        f"Fullest at {found.operation}{module} ({found.phase}):",
-    ]
-    lines.append(aligned(["GiB", "for"], [[gibibytes(one.bytes), one.name] for one in found.parts], right={0}))
-    if found.modules:
-        shown = [[gibibytes(one.bytes), one.name] for one in found.modules[:MODULES_SHOWN]]
-        lines.append(aligned(["GiB", "activations of"], shown, right={0}))
-    if found.savings:
-        shown = [[gibibytes(one.bytes), one.words] for one in found.savings]
-        lines.append(aligned(["GiB", "what would help, each by itself, about"], shown, right={0}))
-    return lines
+    return Answer(data=report.as_dict, show=lambda: print(*report.lines(), sep="\n"))
 
 
 def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> Answer:
