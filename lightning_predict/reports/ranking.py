@@ -320,7 +320,16 @@ def _to_rent(best: Candidate, ranking: Ranking) -> str:
     given = ", ".join(text for text in ("" if price is None else usd_per_hour(price), offer or "") if text)
     doubt = ", as far as can be told" if ranking.perhaps_cheapest else ""
     which = given if not ranking.perhaps_cheapest else f"the first {given}"
+    if in_use is not None and _is_slower(best, in_use):
+        return (
+            f"Cheapest{doubt} is {article(names)} {names} ({which}; {amount}){_beside(best, ranking)}: no gain in time."
+        )
     return f"Rent {article(names)} {names} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
+
+
+def _is_slower(candidate: Candidate, in_use: InUse) -> bool:
+    """Return whether a run would take longer than on the machine in use: nobody is told to rent such a GPU."""
+    return candidate.seconds > (1 + EQUAL) * in_use.seconds
 
 
 _SPELLED: Final = re.compile(r"[A-Z]+(?![a-z])")
@@ -359,6 +368,8 @@ def _sooner(cheapest: Candidate, ranking: Ranking) -> Iterable[str]:
     for one in reversed(ranking.frontier):
         saved = cheapest.seconds - one.seconds
         if one.gpu == cheapest.gpu or saved < WORTH_NAMING * cheapest.seconds:
+            continue
+        if ranking.in_use is not None and _is_slower(one, ranking.in_use):
             continue
         name, scale = one.gpu, STEPS_SHOWN if ranking.per_iteration else 1
         if one is ranking.fastest:

@@ -259,8 +259,34 @@ def test_the_machine_in_use_is_compared_with() -> None:
     asked = rank(Predictions(runs_of_two, machine=processor, is_running=True))
     assert "and 10 times as fast as this CPU." in " ".join(str(asked).split())
     slow = replace(processor, total=Interval(1800.0, 1800.0, 1800.0))
-    assert "but 2 times as slow as this CPU." in " ".join(
+    assert "but 2 times as slow as this CPU: no gain in time." in " ".join(
         str(rank(Predictions(runs_of_two, machine=slow, is_running=True))).split()
+    )
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@given(
+    hours=st.lists(st.floats(0.5, 50), min_size=3, max_size=3),
+    dollars=st.lists(st.floats(0.1, 100), min_size=3, max_size=3),
+    own=st.floats(0.5, 50),
+)
+def test_nobody_is_told_to_rent_a_gpu_slower_than_the_one_in_use(
+    is_running: bool, hours: list[float], dollars: list[float], own: float
+) -> None:
+    offered = {
+        name: sure(name, 3600 * time, cost, spread=0.0)
+        for name, time, cost in zip(("T4", "L4", "A100-SXM-80GB"), hours, dollars, strict=True)
+    }
+    total = Interval(3600 * own, 3600 * own, 3600 * own)
+    machine = MachineInUse(name="MI300X", step_seconds=1.0, total=total)
+    ranking = rank(Predictions(tuple(offered.values()), machine=machine, is_running=is_running))
+    assert ranking.cheapest is not None
+    lines = ranking_lines(ranking)
+    # Times that are equal to 1 % are not slower.
+    assert lines[0].startswith("Rent ") == (ranking.cheapest.seconds <= 1.01 * total.middle)
+    sooner = " ".join(line for line in lines if " sooner for " in line)
+    assert not any(
+        f"{name} is" in sooner for name, one in offered.items() if (one.total_seconds or 0) > 1.01 * total.middle
     )
 
 
