@@ -126,7 +126,7 @@ def published_steps(folder: Path, cache: Path) -> Iterator[PublishedStep]:
                     source=machine,
                     gpu=gpu,
                     model=trace,
-                    file=str(path),
+                    file=str(path.resolve()),
                     measured_seconds=statistics.median(modes[EAGER]),
                     record=partial(Trace.load, str(path)),
                 )
