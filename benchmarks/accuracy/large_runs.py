@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -103,7 +103,7 @@ class Workload:
         return under_release(trace, MPT_RELEASE) if self.table == "mpt" else trace
 
 
-class AnyWorkload(Protocol):
+class AnyWorkload(Hashable, Protocol):
     """What a row trains, recorded by itself; rows with equal ones share a recording."""
 
     @property

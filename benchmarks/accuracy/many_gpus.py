@@ -33,7 +33,7 @@ from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from lightning_predict.checked import read_csv
 from lightning_predict.distributed.layout_steps import SharedStep
-from lightning_predict.distributed.overlap import Friction, slowest_of
+from lightning_predict.distributed.overlap import HOPPER, Friction, slowest_of
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
@@ -341,12 +341,16 @@ class Study:
     by_bandwidth: tuple[float, ...]
     seconds: float = 1.0
     has_nvlink: bool = True
+    is_hopper: bool = False
 
     def efficiency(self, friction: Friction, count: int) -> float:
         """With other figures of friction; its slowdown is one of `SLOWDOWNS`."""
         step, hidden = self.walked[SLOWDOWNS.index(friction.slowdown)]
         waiting = float(friction.spread(np.array(self.seconds))) * slowest_of(count)
-        contention = friction.contention if self.has_nvlink else friction.pcie_contention
+        if self.is_hopper:
+            contention = friction.hopper_contention
+        else:
+            contention = friction.contention if self.has_nvlink else friction.pcie_contention
         return 1 / (step + contention * hidden + waiting)
 
 
@@ -473,7 +477,9 @@ def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Stu
         for bus in BUS_BANDWIDTHS
     )
     by_bandwidth = tuple(step.seconds / seconds for seconds in at_each)
-    return Study(tuple(walked), by_bandwidth, step.seconds, layout.gpu.nvlink_bytes_per_second is not None)
+    has_nvlink = layout.gpu.nvlink_bytes_per_second is not None
+    is_hopper = has_nvlink and layout.gpu.compute_capability >= HOPPER
+    return Study(tuple(walked), by_bandwidth, step.seconds, has_nvlink, is_hopper)
 
 
 def _calibrated(results: Sequence[ScalingResult]) -> Iterator[ScalingResult]:

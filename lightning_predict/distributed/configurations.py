@@ -49,8 +49,8 @@ TORCHTITAN_PASSED_OVER: Final = frozenset(
 
 
 def is_configuration(words: str) -> bool:
-    """Return whether these words name a file of a framework."""
-    return words.strip().endswith((".toml", ".json"))
+    """Return whether these words name a file of a framework; an option may name a file, too (`embedding=plan.json`)."""
+    return "=" not in words and words.strip().endswith((".toml", ".json"))
 
 
 def strategy_of_file(path: str) -> str:

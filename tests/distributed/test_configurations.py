@@ -116,6 +116,10 @@ def test_what_has_no_word_is_refused(tmp_path: Path, name: str, text: str, messa
         strategy_of(str(file))
 
 
+def test_an_option_may_name_a_file_too() -> None:
+    assert strategy_of("embedding=plan.json").embedding == "plan.json"
+
+
 def test_a_file_that_is_not_there_is_named() -> None:
     for name in ("missing.toml", "missing.json"):
         with pytest.raises(InvalidArgumentError, match=name):
