@@ -24,6 +24,7 @@ from lightning_predict.kernels.sustained import (
     sustained_flops,
     sustaining,
 )
+from lightning_predict.kernels.utilisation import OTHER_HALF
 from tests.example_gpu import SMALL
 
 GPUS = tuple(gpu(name) for name in gpu_names())
@@ -106,7 +107,11 @@ def test_large_products_are_no_faster_than_the_highest_clock_and_near_what_was_m
         assert seconds >= roofline_seconds(batch, [card], least=True)[0, 0]
         measured = card.measured_flops_per_second.get(dtype)
         if measured is not None and not models.has_own_weights(card.name, "linear", dtype):
-            assert abs(math.log(seconds * measured / (2 * SQUARE**3))) < 0.15
+            slower = math.log(seconds * measured / (2 * SQUARE**3))
+            # Where its own products in the other 16-bit dtype are slower than people's bursts, most of it is believed.
+            other = OTHER_HALF.get(dtype)
+            is_known = other is not None and models.has_own_weights(card.name, "linear", other)
+            assert -0.15 < slower < (0.35 if is_known else 0.15)
 
 
 def test_twice_the_batch_never_takes_less() -> None:
