@@ -1,13 +1,15 @@
 """Score the gains of changes on pairs of measured steps that differ by one option: `--of gains`.
 
 Of each pair the step before is read from a recording, the change is made as advice makes it, and the foretold gain is
-held against the measured one. Beside it stands the best constant: the median gain of the table. Intervals are fitted on
-the pairs of other families of models and of other GPUs at once, each family left out in turn, so that the coverage is
-of families that nobody fitted. Pairs without a recorded step, and those that the tables call doubtful or bound by
-launches, are left out. Example::
+held against the measured one. Beside it stands a constant: the median gain of the other families, each weighing the
+same. What is told of a family, a power of the simulated gain with a shift and an interval, is fitted on the others,
+too, so that errors and coverage are of families that nobody fitted. Mixed precision is foretold as its scripts ran it
+(float16 parameters and activations, another optimizer), as this is what was measured; `autocast` beside it makes the
+change that a user of a Trainer makes. Pairs without a recorded step, and those that the tables call doubtful or bound
+by launches, are left out. Example::
 
     python -m benchmarks.accuracy validation --of gains
-    python -m benchmarks.accuracy validation --of gains --cache more-recordings    # timm's steps recorded there, too
+    python -m benchmarks.accuracy validation --of gains --cache more-recordings    # of timm and of the trainings there
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
@@ -45,9 +48,21 @@ COUNTS: Final = 0.05
 
 LEVEL: Final = 0.9
 
-POWERS: Final = tuple(step / 20 for step in range(10, 41))
-"""Powers of the simulated gain to choose from, 0.5 to 2: a model that sees a part of what a change does foretells that
-part of its gain, in logarithms."""
+POWERS: Final = tuple(step / 20 for step in range(12, 33))
+"""Powers of the simulated gain to choose from, 0.6 to 1.6: a model that sees a part of what a change does foretells
+that part of its gain, in logarithms."""
+
+SHIFTS: Final = tuple(step / 200 for step in range(-4, 11))
+"""Logarithms to choose from that every gain of a kind is told higher by, -0.02 to 0.05."""
+
+FAMILIES_FOR_SHIFT: Final = 10
+"""Fewest families that a shift is fitted to: of a few, it is their own."""
+
+NEW: Final = (2, 1)
+"""First release of torch whose convolutions channels last are those of today: its cuDNN is the first of version 8.9."""
+
+MOST_RECORDINGS: Final = 2
+"""Batch sizes of each training that are recorded, those with most pairs: a recording takes up to a minute."""
 
 LEAST: Final = 0.01
 """Least half-width of an interval: measured steps repeat to a per cent."""
@@ -97,7 +112,8 @@ def pairs_of(folder: Path, cache: Path | None = None) -> tuple[Pair, ...]:
 
     Args:
         folder: The validation tables, with `pairs` and `traces_pairs` beside each other.
-        cache: Folder of further recordings of timm's steps, named as those in `traces_pairs/timm`.
+        cache: Folder of further recordings of timm's steps, named as those in `traces_pairs/timm`, and of trainings,
+            which are kept there.
 
     Raises:
         MeasurementTableError: A table has a wrong column or value.
@@ -106,7 +122,7 @@ def pairs_of(folder: Path, cache: Path | None = None) -> tuple[Pair, ...]:
     for kind, change, by_trace in _tables(folder, cache):
         for path, cases in sorted(by_trace.items()):
             found += _foretold(kind, change, Trace.load(str(path)), cases)
-    return (*found, *_of_trainings(folder))
+    return (*found, *_of_trainings(folder, cache))
 
 
 def _tables(folder: Path, cache: Path | None) -> Iterator[tuple[str, Change, dict[Path, list[_Case]]]]:
@@ -118,7 +134,7 @@ def _tables(folder: Path, cache: Path | None) -> Iterator[tuple[str, Change, dic
         ("transformers_compile", "compile", "compile"),
         ("transformers_batch", "batch_size", "batch"),
     ):
-        by_trace: dict[tuple[str, int, Path], list[_Case]] = defaultdict(list)
+        by_trace: dict[tuple[str, int, str, Path], list[_Case]] = defaultdict(list)
         path = folder / PAIRS / f"{table}.csv.gz"
         if not path.is_file():
             continue
@@ -128,13 +144,21 @@ def _tables(folder: Path, cache: Path | None) -> Iterator[tuple[str, Change, dic
                 continue
             mode = "train" if row.member("mode").text().startswith("train") else "infer"
             factor = _factor(row) if name == "batch_size" else 1
-            case = (*(row.member(each).text() for each in ("family", "gpu_name", "model")),)
-            by_trace[mode, factor, recorded].append((case[0], case[1], case[2], row.member("gain").parsed().positive()))
-        for mode, factor in sorted({key[:2] for key in by_trace}):
-            cases_of = {file: cases for (*key, file), cases in by_trace.items() if tuple(key) == (mode, factor)}
+            case = (row.member("family").text(), row.member("gpu_name").text(), row.member("model").text())
+            era = _era(row) if name == "channels_last" and mode == "infer" else ""
+            gain = row.member("gain").parsed().positive()
+            by_trace[mode, factor, era, recorded].append((*case, gain))
+        for mode, factor, era in sorted({key[:3] for key in by_trace}):
+            cases_of = {file: cases for (*key, file), cases in by_trace.items() if tuple(key) == (mode, factor, era)}
             mixed = " mixed" if kind == "compile" and table.startswith("timm") else ""
             change = batch_change(factor) if name == "batch_size" else CHANGES[name]
-            yield f"{kind}{'' if name == 'batch_size' else ' ' + mode}{mixed}", change, cases_of
+            yield f"{kind}{'' if name == 'batch_size' else ' ' + mode}{mixed}{era}", change, cases_of
+
+
+def _era(row: Checked) -> str:
+    """Tell old releases of torch from today's, by a name such as `pt112-cu113` or `pt240-cu124`."""
+    digits = row.member("software").text().partition("-")[0].removeprefix("pt")
+    return "" if (int(digits[0]), int(digits[1:].removesuffix("0") or 0)) >= NEW else " before torch 2.1"
 
 
 def _factor(row: Checked) -> int:
@@ -173,27 +197,52 @@ def _foretold(kind: str, change: Change, trace: Trace, cases: Sequence[_Case]) -
             yield Pair(kind=kind, family=family, gpu=gpu, model=model, measured=measured, foretold=foretold)
 
 
-def _of_trainings(folder: Path) -> Iterator[Pair]:
+def _of_trainings(folder: Path, cache: Path | None) -> Iterator[Pair]:
     """Foretell AMP's gain for whole trainings; the batch mostly grows with it, so gains are per sample."""
     path = folder / PAIRS / "lambda_amp.csv.gz"
     if not path.is_file():
         return
-    cases: dict[tuple[str, int, int], list[_Case]] = defaultdict(list)
+    found: dict[str, dict[tuple[int, int], list[_Case]]] = defaultdict(lambda: defaultdict(list))
     columns = ("gpu_name", "n_gpus", "model", "batch_before", "batch_after", "family", "gain")
     for row in read_csv(path, MeasurementTableError, columns=columns):
         texts = {name: row.member(name).text() for name in columns}
-        if texts["n_gpus"] in ("1", "1.0") and texts["model"] in BENCHMARKS:
-            before, after = (int(float(texts[each])) for each in ("batch_before", "batch_after"))
+        sizes = [texts[each] for each in ("batch_before", "batch_after")]
+        if texts["n_gpus"] in ("1", "1.0") and texts["model"] in BENCHMARKS and all(map(_is_number, sizes)):
+            before, after = (int(float(each)) for each in sizes)
             case = (texts["family"], texts["gpu_name"], texts["model"], row.member("gain").parsed().positive())
-            cases[texts["model"], before, after].append(case)
-    for (model, before, after), of_model in sorted(cases.items()):
-        layouts = list(layouts_of(tuple(dict.fromkeys(gpu for _, gpu, _, _ in of_model))))
-        small, large = (benchmark_trace(model, precision="FP32", batch=each).trace for each in (before, after))
-        one = predicted_with((), small, layouts, None, Assumptions())[1]
-        other = predicted_with((CHANGES["16-mixed"],), large, layouts, None, Assumptions())[1]
-        for family, gpu, name, measured in of_model:
+            found[texts["model"]][before, after].append(case)
+    for model, by_size in sorted(found.items()):
+        for before, after in sorted(by_size, key=lambda size: -len(by_size[size]))[:MOST_RECORDINGS]:
+            yield from _trained(model, before, after, by_size[before, after], cache)
+
+
+def _is_number(text: str) -> bool:
+    return bool(text) and text.replace(".", "", 1).isdigit()
+
+
+def _trained(model: str, before: int, after: int, cases: Sequence[_Case], cache: Path | None) -> Iterator[Pair]:
+    layouts = list(layouts_of(tuple(dict.fromkeys(gpu for _, gpu, _, _ in cases))))
+    small, large, mixed = (
+        _recording(model, *each, cache) for each in (("FP32", before), ("FP32", after), ("AMP", after))
+    )
+    assumptions = Assumptions()
+    one, ran = (predicted_with((), each, layouts, None, assumptions)[1] for each in (small, mixed))
+    cast = predicted_with((CHANGES["16-mixed"],), large, layouts, None, assumptions)[1]
+    for kind, other in (("amp train", ran), ("amp train, autocast", cast)):
+        for family, gpu, name, measured in cases:
             foretold = (one[gpu].cycle_seconds / before) / (other[gpu].cycle_seconds / after)
-            yield Pair(kind="amp train", family=family, gpu=gpu, model=name, measured=measured, foretold=foretold)
+            yield Pair(kind=kind, family=family, gpu=gpu, model=name, measured=measured, foretold=foretold)
+
+
+def _recording(model: str, precision: str, batch: int, cache: Path | None) -> Trace:
+    """Record a training, or read it from the folder of further recordings, where it is kept."""
+    path = None if cache is None else cache / f"{model}_{precision}_{batch}.json.gz"
+    if path is not None and path.is_file():
+        return Trace.load(str(path))
+    trace = benchmark_trace(model, precision=precision, batch=batch).trace
+    if path is not None:
+        trace.save(str(path))
+    return trace
 
 
 # --- Scores
@@ -202,60 +251,59 @@ def _of_trainings(folder: Path) -> Iterator[Pair]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What gains of a kind are: `simulated ** power`, with a half-width of `least + share * |log(gain)|`."""
+    """What is told of a kind: `simulated ** power * exp(shift)`, with a half-width of `least + share * |log(gain)|`."""
 
     power: float
+    shift: float
     least: float
     share: float
 
     def gain(self, pair: Pair) -> float:
         """Return the gain that is told for a pair."""
-        return float(pair.foretold**self.power)
-
-    def log_error(self, pair: Pair) -> float:
-        """Return the logarithm of measured over told."""
-        return math.log(pair.measured) - self.power * math.log(pair.foretold)
+        return float(pair.foretold**self.power * math.exp(self.shift))
 
     def holds(self, pair: Pair) -> bool:
         """Return whether the interval holds the measured gain."""
-        return abs(self.log_error(pair)) <= self.half_width(pair)
+        return abs(math.log(pair.measured / self.gain(pair))) <= self.half_width(pair)
 
     def half_width(self, pair: Pair) -> float:
         """Return the half-width of a pair's interval."""
-        return self.least + self.share * abs(self.power * math.log(pair.foretold))
+        return self.least + self.share * abs(math.log(self.gain(pair)))
 
 
 def fitted_spread(pairs: Sequence[Pair]) -> Spread:
-    """Fit the power of least error and the narrowest spread that holds nine in ten, each family weighing the same."""
-    weights = {family: 1 / count for family, count in _counts_by_family(pairs).items()}
-    power = min(POWERS, key=lambda one: _weighted_error(pairs, weights, one))
-    best: tuple[float, Spread] | None = None
-    for share in SHARES:
-        excess = sorted(
-            (
-                abs(math.log(one.measured) - power * math.log(one.foretold))
-                - share * power * abs(math.log(one.foretold)),
-                weights[one.family],
-            )
-            for one in pairs
-        )
-        total, reached, least = sum(weight for _, weight in excess), 0.0, LEAST
-        for value, weight in excess:
-            reached, least = reached + weight, max(value, LEAST)
-            if reached >= LEVEL * total:
-                break
-        spread = Spread(power=power, least=least, share=share)
-        width = statistics.fmean(spread.half_width(one) for one in pairs)
-        if best is None or width < best[0]:
-            best = (width, spread)
-    if best is None:
+    """Fit power and shift of least error, and the narrowest spread that holds nine in ten; families weigh the same."""
+    if not pairs:
         raise MeasurementTableError("There are no pairs to fit a spread to.")
-    return best[1]
+    measured, simulated = (np.log([getattr(one, name) for one in pairs]) for name in ("measured", "foretold"))
+    weights = _family_weights(pairs)
+    shifts = SHIFTS if len(_counts_by_family(pairs)) >= FAMILIES_FOR_SHIFT else (0.0,)
+    choices = [(power, shift) for power in POWERS for shift in shifts]
+    errors = [float(weights @ np.abs(measured - power * simulated - shift)) for power, shift in choices]
+    power, shift = choices[int(np.argmin(errors))]
+    told = power * simulated + shift
+    found = []
+    for share in SHARES:
+        excess = np.abs(measured - told) - share * np.abs(told)
+        order = np.argsort(excess)
+        reached = np.cumsum(weights[order])
+        least = max(float(excess[order][np.searchsorted(reached, LEVEL * reached[-1])]), LEAST)
+        spread = Spread(power=power, shift=shift, least=least, share=share)
+        found.append((least + share * float(np.abs(told).mean()), spread))
+    return min(found, key=lambda one: one[0])[1]
 
 
-def _weighted_error(pairs: Sequence[Pair], weights: Mapping[str, float], power: float) -> float:
-    errors = (weights[one.family] * abs(math.log(one.measured) - power * math.log(one.foretold)) for one in pairs)
-    return sum(errors)
+def _family_weights(pairs: Sequence[Pair]) -> np.typing.NDArray[np.float64]:
+    counts = _counts_by_family(pairs)
+    return np.array([1 / counts[one.family] for one in pairs])
+
+
+def constant_gain(pairs: Sequence[Pair]) -> float:
+    """Return the median measured gain, each family weighing the same."""
+    weights, measured = _family_weights(pairs), np.array([one.measured for one in pairs])
+    order = np.argsort(measured)
+    reached = np.cumsum(weights[order])
+    return float(measured[order][np.searchsorted(reached, reached[-1] / 2)])
 
 
 def _counts_by_family(pairs: Iterable[Pair]) -> dict[str, int]:
@@ -265,13 +313,13 @@ def _counts_by_family(pairs: Iterable[Pair]) -> dict[str, int]:
     return counts
 
 
-def left_out(pairs: Sequence[Pair]) -> list[tuple[Pair, Spread]]:
-    """Give each pair the spread that was fitted without its family; all pairs where there is one family alone."""
-    spreads = {}
+def left_out(pairs: Sequence[Pair]) -> list[tuple[Pair, Spread, float]]:
+    """Give each pair the spread and the constant of the other families; of all where there is one family alone."""
+    found = {}
     for family in _counts_by_family(pairs):
-        others = [one for one in pairs if one.family != family]
-        spreads[family] = fitted_spread(others or pairs)
-    return [(one, spreads[one.family]) for one in pairs]
+        others = [one for one in pairs if one.family != family] or pairs
+        found[family] = fitted_spread(others), constant_gain(others)
+    return [(one, *found[one.family]) for one in pairs]
 
 
 def print_report(pairs: Sequence[Pair], console: Console) -> None:
@@ -290,7 +338,7 @@ def print_report(pairs: Sequence[Pair], console: Console) -> None:
         "width",
     )
     table = report_table(
-        "Gains of changes: foretold beside measured", ("change",), (*columns, "power", "least", "share")
+        "Gains of changes: foretold beside measured", ("change",), (*columns, "power", "shift", "least", "share")
     )
     by_kind: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
@@ -302,10 +350,9 @@ def print_report(pairs: Sequence[Pair], console: Console) -> None:
 
 def _row(pairs: Sequence[Pair]) -> tuple[str, ...]:
     """Score told gains, each with the power and the spread of the other families."""
-    middle = statistics.median(one.measured for one in pairs)
-    constant = statistics.median(abs(middle / one.measured - 1) for one in pairs)
     judged = left_out(pairs)
-    told = [(one.measured, own.gain(one)) for one, own in judged]
+    told = [(one.measured, own.gain(one)) for one, own, _ in judged]
+    constant = statistics.median(abs(middle / one.measured - 1) for one, _, middle in judged)
     signed = [each for each in told if abs(each[0] - 1) > COUNTS]
     harmed = [each for each in told if each[0] < HARM]
     warned = [each for each in told if each[1] < HARM]
@@ -320,9 +367,10 @@ def _row(pairs: Sequence[Pair]) -> tuple[str, ...]:
         str(len(harmed)),
         _share(harmed, lambda one: one[1] < HARM),
         _share(warned, lambda one: one[0] < HARM),
-        f"{100 * statistics.fmean(own.holds(one) for one, own in judged):.0f}",
-        f"x{statistics.median(math.exp(2 * own.half_width(one)) for one, own in judged):.2f}",
+        f"{100 * statistics.fmean(own.holds(one) for one, own, _ in judged):.0f}",
+        f"x{statistics.median(math.exp(2 * own.half_width(one)) for one, own, _ in judged):.2f}",
         f"{spread.power:.2f}",
+        f"{spread.shift:.3f}",
         f"{spread.least:.3f}",
         f"{spread.share:.1f}",
     )

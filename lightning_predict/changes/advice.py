@@ -66,6 +66,7 @@ class Advised:
         usd_saved: Likewise, at the price of the GPU.
         memory: Peak memory with the change over without, in bytes; None if not known.
         why_not: Why it does not apply, or has no number; None if it has one.
+        evidence: What the number rests on, and how well such gains are foretold; None without a number.
         gains: Gains by layout, where it has numbers.
     """
 
@@ -80,6 +81,7 @@ class Advised:
     usd_saved: float | None = None
     memory: float | None = None
     why_not: str | None = None
+    evidence: str | None = None
     gains: Mapping[str, Interval[float]]
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,6 +98,7 @@ class Advised:
             "usd_saved": self.usd_saved,
             "memory_bytes": self.memory,
             "why_not": self.why_not,
+            "evidence": self.evidence,
             "gains": {name: _json_interval(each) for name, each in self.gains.items()},
         }
 
@@ -365,6 +368,7 @@ class _Trial:
             seconds_saved=saved,
             usd_saved=usd,
             memory=own.memory_bytes,
+            evidence=evidence.words,
             gains={name: evidence.told(value) for name, value in on.items()},
         )
 

@@ -123,6 +123,12 @@ def _sentences(advice: Advice) -> Iterator[str]:
     untested = [one for one in advice.changes if one.verdict == "untested"]
     closed = [one for one in advice.changes if one.verdict == "no"]
     alike = [one for one in advice.changes if one.verdict == "faster" and one not in numbered(advice)]
+    stands: dict[str, list[str]] = {}
+    for one in (*numbered(advice), *slower):
+        if one.evidence is not None:
+            stands.setdefault(one.evidence, []).append(one.name)
+    for evidence, names in stands.items():
+        yield f"Rests on ({', '.join(names)}): {evidence}."
     if alike:
         yield "Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
     if slower:

@@ -92,12 +92,52 @@ def test_an_unknown_price_is_refused() -> None:
         lp.advise(trained(8), ["L4"], allow=["maths"])
 
 
+PROVEN = Evidence(
+    pairs=FEWEST_PAIRS,
+    families=3,
+    source="pairs",
+    median_error=0.05,
+    constant_error=0.06,
+    constant=1.5,
+    coverage=0.9,
+    power=0.5,
+    least=0.1,
+    share=0.2,
+)
+
+
 def test_a_gain_is_told_as_a_power_with_a_width_that_grows() -> None:
-    evidence = Evidence(pairs=FEWEST_PAIRS, source="", median_error=0.0, coverage=0.9, power=0.5, least=0.1, share=0.2)
-    told = evidence.told(4.0)
+    told = PROVEN.told(4.0)
     assert told.middle == pytest.approx(2.0)
     assert math.log(told.high / told.middle) == pytest.approx(0.1 + 0.2 * math.log(2.0))
-    assert evidence.told(1.0).middle == 1.0
+    assert PROVEN.told(1.0).middle == 1.0
+    assert replace(PROVEN, shift=math.log(1.1)).told(4.0).middle == pytest.approx(2.2)
+
+
+def test_where_a_constant_is_better_it_is_told_until_the_simulation_leaves_its_interval() -> None:
+    constant = replace(PROVEN, median_error=0.07, power=1.0)
+    assert constant.told(1.6).middle == pytest.approx(1.5)  # within a factor of exp(0.1) of 1.5
+    assert constant.told(1.4).middle == pytest.approx(1.5)
+    assert constant.told(3.0).middle == pytest.approx(3.0 / math.exp(0.1))
+    assert constant.told(0.5).middle == pytest.approx(0.5 * math.exp(0.1))
+    assert constant.words == "a constant, 6 % off in the median (simulated 7 %): 10 pairs, pairs"
+    assert PROVEN.words == "simulated, 5 % off in the median (a constant 6 %): 10 pairs, pairs"
+
+
+def test_each_row_says_what_beats_what(advice: lp.Advice) -> None:
+    assert "simulated, 7 % off in the median (a constant 13 %): 76 pairs" in " ".join(str(advice).split())
+    assert EVIDENCE["amp train"].is_simulated
+    assert not EVIDENCE["batch"].is_simulated
+
+
+def test_releases_of_torch_have_evidence_of_their_own() -> None:
+    forward = replace(trained(8), operations=tuple(one for one in trained(8).operations if one.phase == "forward"))
+    change = CHANGES["channels_last"]
+    for release, row in (("1.12.1", " before torch 2.1"), ("2.0", " before torch 2.1"), ("2.10.0+cu130", "")):
+        assert (
+            evidence_for(change, replace(forward, software={"torch": release})) is EVIDENCE[f"channels_last infer{row}"]
+        )
+    assert evidence_for(change, replace(forward, software={})) is EVIDENCE["channels_last infer"]
 
 
 def test_too_few_pairs_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
