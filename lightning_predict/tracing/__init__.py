@@ -9,6 +9,7 @@ What a Trace is, without torch:
 * The rules that every recorder shares: `signatures.py` (names of arguments, and what is recorded whole), `phases.py`
   (forward, backward, optimizer, other).
 * `code_paths.py`: what the user should know of the way that a step ran (compiled, layouts, cuDNN's choice).
+* `operand_strides.py`: how the operands of element-wise calls and copies lie in memory.
 
 How a step is recorded, with torch:
 

@@ -113,11 +113,12 @@ def _indexed(call: Call) -> tuple[TensorInfo, ...]:
 
     That view has no steps along the dimensions that are looked up.
     """
-    views = [one for one in call.descendants() if operator_name(one) == "aten::as_strided"]
-    for values in (_parsed(one) for one in views):
-        sizes, strides = values[1:3] if len(values) > 2 else (None, None)
-        if is_shape(sizes) and is_shape(strides) and 0 in strides and tensors_of(call):
-            return (TensorInfo(tuple(sizes), tensors_of(call)[0].dtype),)
+    for view in call.descendants():
+        if operator_name(view) != "aten::as_strided":
+            continue
+        _, sizes, strides, *_ = (*_parsed(view), None, None, None)
+        if isinstance(sizes, list) and is_shape(sizes) and isinstance(strides, list) and 0 in strides:
+            return tuple(TensorInfo(tuple(sizes), one.dtype) for one in tensors_of(call)[:1])
     return ()
 
 

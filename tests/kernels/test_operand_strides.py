@@ -150,10 +150,8 @@ def of_tensor(sizes: list[int], strides: list[int], **more: Any) -> dict[str, An
 
 
 def test_the_result_of_a_look_up_is_told_by_the_view_that_its_kernel_reads(tmp_path: Path) -> None:
-    texts = ["", "[512, 512, 1024]", "[0, 1024, 1]", ""]
-    view = event(
-        "aten::as_strided", 11, 2, **of_tensor([8, 512, 1024], [524288, 1024, 1]), **{"Concrete Inputs": texts}
-    )
+    texts: dict[str, Any] = {"Concrete Inputs": ["", "[512, 512, 1024]", "[0, 1024, 1]", ""]}
+    view = event("aten::as_strided", 11, 2, **of_tensor([8, 512, 1024], [524288, 1024, 1]), **texts)
     given = of_tensor([8, 512, 1024], [524288, 1024, 1])
     found = imported(tmp_path, "aten::index", view, kernel="gather", **given)
     assert [(one.shape, one.dtype) for one in found.outputs] == [((512, 512, 1024), "bfloat16")]

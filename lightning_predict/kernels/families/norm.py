@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
 from lightning_predict.kernels.latency import issue_rate, rounds
 from lightning_predict.kernels.operations import (
@@ -165,8 +166,8 @@ def _softmax_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
     return seconds
 
 
-def _is_uneven(columns: Array, element_bytes: float) -> Array:
-    uneven: Array = (columns > LONGEST_ROW_IN_A_WARP) & (np.rint(columns) * element_bytes % WIDE_LOAD_BYTES > 0)
+def _is_uneven(columns: Array, element_bytes: float) -> BoolArray:
+    uneven: BoolArray = (columns > LONGEST_ROW_IN_A_WARP) & (np.rint(columns) * element_bytes % WIDE_LOAD_BYTES > 0)
     return uneven
 
 
