@@ -12,7 +12,6 @@ import importlib
 import json
 import logging
 import os
-import socket
 import sys
 import time
 import warnings
@@ -23,15 +22,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.distributed
 from lightning_utilities.core import rank_zero
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
+from lightning_predict.callbacks.meetings import StoreMeetings
 from lightning_predict.fit import budget
 from tests.callbacks.small import Small
 from tests.processes import Ran, Started
 
-TIMEOUT_SECONDS: Final = 9
-"""Of the process group: a meeting waits for a third of it."""
+TIMEOUT_SECONDS: Final = 300
+"""Of the process group, a third of which a meeting waits: no busy machine keeps a rank away for so long."""
+
+SHORT_SECONDS: Final = 9
+"""The same where a rank does not come, which the other one waits for."""
 
 BATCHES: Final = 8
 """Batches of an epoch on each rank; there are two epochs."""
@@ -48,6 +52,7 @@ class Scenario:
         call: Number of the first call that fails, counted from 0.
         error: Raised there, or returned where it is no exception; None ends the process.
         filters: Warnings are exceptions.
+        timeout_seconds: Of the collectives of the strategy.
     """
 
     callbacks: Callable[[], list[Any]]
@@ -56,6 +61,7 @@ class Scenario:
     call: int = 0
     error: object = field(default_factory=lambda: ZeroDivisionError("by zero"))
     filters: bool = False
+    timeout_seconds: float = TIMEOUT_SECONDS
 
 
 def within() -> list[Any]:
@@ -92,8 +98,12 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "rank 0 cannot begin": Scenario(within, 0, HOOKS + "cost_budget:run_clock_of"),
     "rank 0 has no clock": Scenario(within, 0, FIT + "clock:RunClock.batch_starts"),
     "rank 1 cannot open its ledger": Scenario(within, 1, FIT + "budget:Ledger.open"),
-    "rank 1 cannot count": Scenario(within, 1, HOOKS + "meetings:Schedule.batch_ends", 4),
-    "rank 1 cannot meet": Scenario(within, 1, HOOKS + "meetings:StoreMeetings.decide", 1),
+    "rank 1 cannot count": Scenario(
+        within, 1, HOOKS + "meetings:Schedule.batch_ends", 4, timeout_seconds=SHORT_SECONDS
+    ),
+    "rank 1 cannot meet": Scenario(
+        within, 1, HOOKS + "meetings:StoreMeetings.decide", 1, timeout_seconds=SHORT_SECONDS
+    ),
     "rank 1 watches nothing": Scenario(within, 1, FIT + "budget:BudgetWatch.question"),
     "validation uses the budget up": Scenario(
         within, 0, HOOKS + "cost_budget:CostBudget._judge_validation", 1, {"action": "stop", "reason": "it is used up"}
@@ -137,11 +147,29 @@ def failing(scenario: Scenario, rank: int) -> Iterator[None]:
         setattr(holder, name, original)
 
 
+@contextlib.contextmanager
+def given_up() -> Iterator[list[str]]:
+    """Note the waits of meetings that end without what they waited for."""
+    comes, waits = StoreMeetings._comes, list[str]()
+
+    def noting(self: StoreMeetings, key: str, seconds: float) -> bool:
+        has_come = comes(self, key, seconds)
+        if not has_come:
+            waits.append(key)
+        return has_come
+
+    StoreMeetings._comes = noting  # type: ignore[method-assign]
+    try:
+        yield waits
+    finally:
+        StoreMeetings._comes = comes  # type: ignore[method-assign]
+
+
 def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
     """Fit, and tell what this rank has seen."""
     small = Small("lightning.pytorch")
     strategy = small.lightning.strategies.DDPStrategy(
-        process_group_backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS)
+        process_group_backend="gloo", timeout=timedelta(seconds=scenario.timeout_seconds)
     )
     for module in (budget, cost_budget):
         module.__dict__["CHECK_SECONDS"] = 0.0  # they meet after every batch
@@ -161,7 +189,11 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
         folder, devices=world_size, strategy=strategy, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0
     )
     ended, start = "", time.monotonic()
-    with warnings.catch_warnings(record=not scenario.filters) as caught, failing(scenario, rank):
+    with (
+        warnings.catch_warnings(record=not scenario.filters) as caught,
+        failing(scenario, rank),
+        given_up() as waits,
+    ):
         warnings.simplefilter("always")
         if scenario.filters:
             warnings.filterwarnings("error", category=UserWarning, module="lightning_predict")
@@ -181,22 +213,21 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
         "reason": watched.stopping_reason,
         "weights": float(torch.nn.utils.parameters_to_vector(model.parameters()).double().sum()),
         "seconds": time.monotonic() - start,
+        "given_up": len(waits),
         "said": warned + logged,
         "informed": [one for one in informed if "CostBudget" in one],
     }
 
 
 def launched(module: str, *words: str | Path, world_size: int, folder: Path) -> list[Ran]:
-    """Run a module on so many ranks, as torchrun does."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Run a module on so many ranks, as torchrun does, with the store in this process: its port is nobody else's."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
     shared = {
         "OMP_NUM_THREADS": "1",
         "TORCHELASTIC_RUN_ID": "tests",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "GROUP_RANK": "0",

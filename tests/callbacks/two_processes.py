@@ -5,6 +5,7 @@ Each process writes what it has seen of a fit to `<fit>/rank<n>.json` in the fol
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from lightning_predict.fit.clock import clock_of_fits
 from tests.callbacks.small import Small
 
 CASES: dict[str, Any] = {
@@ -45,7 +47,12 @@ def fit(package: str, folder: Path, case: str) -> None:
         def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
             logged.append(sorted(metrics))
 
-    with warnings.catch_warnings(record=True) as caught:
+    # A clock that each reading moves: a busy machine's would have it predicted again after a long pause between epochs.
+    hundredths = itertools.count()
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        clock_of_fits(lambda: next(hundredths) / 100, device=lambda: next(hundredths) / 100),
+    ):
         warnings.simplefilter("always")
         trainer = small.trainer(
             folder,

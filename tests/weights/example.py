@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,24 +74,28 @@ class Server:
     Attributes:
         folder: Files that it serves.
         failures: Answers of 500 that are still to come, by file name.
-        stall_seconds: Pause before any answer.
+        stalls: No answer comes until the server closes.
         alter: Changes a body on its way out; the length that was promised stays.
         headers: Sent with each answer.
         redirect: Where to send who asks, instead of an answer.
-        drip_seconds: Pause before each byte.
+        drips: A byte comes now and then, until the server closes.
         requests: File names in the order that they were asked for.
+        answered: File names that were sent to their end.
         url: Its address.
+        closes: Set when it is to end.
     """
 
     folder: Path
     failures: dict[str, int] = field(default_factory=dict)
-    stall_seconds: float = 0.0
+    stalls: bool = False
     alter: Callable[[str, bytes], bytes] = lambda name, body: body
     headers: dict[str, str] = field(default_factory=dict)
     redirect: str = ""
-    drip_seconds: float = 0.0
+    drips: bool = False
     requests: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
     url: str = ""
+    closes: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
@@ -104,7 +107,9 @@ def serving(folder: Path) -> Iterator[Server]:
         def do_GET(self) -> None:
             name = self.path.rsplit("/", 1)[-1].partition("?")[0]
             server.requests.append(name)
-            time.sleep(server.stall_seconds)
+            if server.stalls:
+                server.closes.wait()
+                return
             if server.failures.get(name, 0) > 0:
                 server.failures[name] -= 1
                 self.send_error(500)
@@ -124,13 +129,14 @@ def serving(folder: Path) -> Iterator[Server]:
                 self.send_header(header, value)
             self.end_headers()
             with contextlib.suppress(ConnectionError):  # who asked may have had enough
-                if not server.drip_seconds:
-                    self.wfile.write(server.alter(name, body))
-                    return
-                for byte in body:
+                for byte in body if server.drips else b"":
                     self.wfile.write(bytes([byte]))
                     self.wfile.flush()
-                    time.sleep(server.drip_seconds)
+                    if server.closes.wait(0.05):
+                        return
+                if not server.drips:
+                    self.wfile.write(server.alter(name, body))
+                server.answered.append(name)
 
         def log_message(self, *args: object) -> None:
             pass
@@ -138,11 +144,13 @@ def serving(folder: Path) -> Iterator[Server]:
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     server.url = f"http://127.0.0.1:{http.server_address[1]}"
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    # It looks that often whether it is to end: by itself twice a second, which every test would wait for.
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
         yield server
     finally:
+        server.closes.set()
         http.shutdown()
         http.server_close()
         thread.join()
