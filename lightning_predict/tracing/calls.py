@@ -116,7 +116,8 @@ def _indexed(call: Call) -> tuple[TensorInfo, ...]:
     for view in call.descendants():
         if operator_name(view) != "aten::as_strided":
             continue
-        _, sizes, strides, *_ = (*_parsed(view), None, None, None)
+        values: list[Any] = [*_parsed(view), None, None, None]
+        sizes, strides = values[1:3]
         if isinstance(sizes, list) and is_shape(sizes) and isinstance(strides, list) and 0 in strides:
             return tuple(TensorInfo(tuple(sizes), one.dtype) for one in tensors_of(call)[:1])
     return ()
