@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed
 from lightning_utilities.core import rank_zero
+from torch._C._distributed_c10d import TCPStore
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
 from lightning_predict.callbacks.meetings import StoreMeetings
@@ -221,7 +221,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
 
 def launched(module: str, *words: str | Path, world_size: int, folder: Path) -> list[Ran]:
     """Run a module on so many ranks, as torchrun does, with the store in this process: its port is nobody else's."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
     shared = {
         "OMP_NUM_THREADS": "1",
         "TORCHELASTIC_RUN_ID": "tests",

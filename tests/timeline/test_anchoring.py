@@ -377,3 +377,16 @@ def test_streams_of_two_gpus_are_two_queues_though_they_share_a_number() -> None
     assert one == pytest.approx(400 * (70e-6 + GAP))
     # Each of the second GPU begins once what the first has written before it is there.
     assert two == pytest.approx(200 * (70e-6 + GAP), rel=0.05)
+
+
+def test_a_launch_is_late_by_its_end_and_not_by_its_beginning() -> None:
+    # Of 10 us each, kernels begin 40 us apart; each launch takes 30 us, begins 5 us before the kernel before it ends
+    # and ends 5 us before its own: nine waits of 30 us in a span of 9 x 40 + 10.
+    launched = recorded(10, 10e-6).kernels
+    moved = [
+        replace(one, start_seconds=i * 40e-6, launch_start_seconds=i * 40e-6 - 35e-6, launch_seconds=30e-6)
+        for i, one in enumerate(launched)
+    ]
+    trace = recorded(10, 10e-6)
+    operations = tuple(replace(one, kernels=(kernel,)) for one, kernel in zip(trace.operations, moved, strict=True))
+    assert late_share(replace(trace, operations=operations)) == pytest.approx(9 * 30 / 370)
