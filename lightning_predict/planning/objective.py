@@ -128,6 +128,17 @@ def late_factors(job: Job, problem: Problem, situation: Situation) -> Mapping[Co
     return {item: 1.0 if gpus[item.machine] in known else late for item in job.seconds}
 
 
+def behind_share(job: Job, problem: Problem, situation: Situation) -> float:
+    """Return the share of the work that is done only as predicted, and would not be if the job were as slow as that.
+
+    Without it a plan that moves a job late in its run would take the time until then as certain.
+    """
+    share_done = situation.unproven.get(job.name, 0.0)
+    if not share_done:
+        return 0.0
+    return share_done * (1.0 - 1.0 / late_factors(job, problem, situation)[situation.started[job.name]])
+
+
 def interruption_factor(machine: MachineType, problem: Problem) -> float:
     """Return how many times as long work takes on a machine type as without interruptions, on average.
 
@@ -251,6 +262,11 @@ def options_of(problem: Problem, situation: Situation) -> Options:
     factors = [late_factors(job, problem, situation) for job in jobs]
     doubt = np.array([[row.get(item, 1.0) for item in configurations] for row in factors])  # (J, K)
     doubt = doubt.reshape(len(jobs), len(configurations))
+    # What would be left to do if the work that is only predicted to be done took that long, too.
+    behind = np.array([behind_share(job, problem, situation) for job in jobs])  # (J,)
+    whole = [expected_seconds(job, problem, situation) for job in jobs]
+    missing = np.array([[row.get(item, math.nan) for item in configurations] for row in whole])  # (J, K)
+    missing = (missing.reshape(len(jobs), len(configurations)) * doubt).T * behind  # (K, J)
     # A move is paid for certain, and pays only if the other GPU is as fast as predicted.
     gpu_of = np.array([machines[number].gpu for number in machine_of])  # (K,)
     gpus_now = np.array(["" if place is None else gpu_of[column_of[place.configuration]] for place in running])  # (J,)
@@ -262,11 +278,12 @@ def options_of(problem: Problem, situation: Situation) -> Options:
             if job.name in situation.started:
                 seconds[row, np.arange(len(configurations)) != column_of[situation.started[job.name]]] = math.nan
     stay, stay_rate = np.full(len(jobs), math.nan), np.full(len(jobs), math.nan)  # (J,)
-    stay_doubt = np.ones(len(jobs))
+    stay_doubt, stay_behind = np.ones(len(jobs)), np.zeros(len(jobs))
     for row, (job, place) in enumerate(zip(jobs, running, strict=True)):
         if place is not None:
             stay[row], stay_rate[row] = stay_seconds(job, problem, situation), job_rate[column_of[place.configuration]]
             stay_doubt[row] = factors[row][place.configuration]
+            stay_behind[row] = behind[row] * whole[row][place.configuration] * stay_doubt[row]
 
     def tardiness(end: Table) -> Table:  # jobs are the first axis
         late: Table = np.maximum(0.0, end.T - deadlines) * weights
@@ -274,11 +291,11 @@ def options_of(problem: Problem, situation: Situation) -> Options:
 
     paid = seconds * job_rate  # (J, K)
     later = job_rate * (np.maximum(0.0, seconds - horizon).T + again).T
-    cost_usd = later + problem.tardiness_factor * tardiness((now + (seconds * doubt).T + again).T)
-    stays_late = problem.tardiness_factor * tardiness(now + stay * stay_doubt)  # (J,)
+    cost_usd = later + problem.tardiness_factor * tardiness((now + (seconds * doubt).T + missing + again).T)
+    stays_late = problem.tardiness_factor * tardiness(now + stay * stay_doubt + stay_behind)  # (J,)
     stays_usd = stay_rate * np.maximum(0.0, stay - horizon) + stays_late
     run_later = (1 + TIE) * (machine_rate * horizon + later)  # (J, K)
-    late = problem.postponement_factor * tardiness((now + horizon + (seconds * doubt).T + again).T)
+    late = problem.postponement_factor * tardiness((now + horizon + (seconds * doubt).T + missing + again).T)
     is_cheapest = paid == np.nanmin(paid, axis=1, keepdims=True)
     postponed_usd = np.maximum(
         np.nanmin(run_later, axis=1) + np.nanmin(np.where(is_cheapest, late, math.nan), axis=1),

@@ -194,6 +194,8 @@ class Situation:
         started: Last configuration of each job that has run, whether it runs now or not.
         restarting: Seconds until a job works that has moved, of those that run but do not work yet.
         measured: Time of the whole run that a job's own progress shows, by job and by configuration that it ran on.
+        unproven: Share of the work that is done only as predicted, by job: a plan looks ahead. What nobody has seen yet
+            may take longer.
         spent_usd: Paid for machines so far.
         mean_gap_seconds: Mean time between two decisions so far; at most the period. None before the second decision.
     """
@@ -204,6 +206,7 @@ class Situation:
     started: Mapping[str, Configuration] = field(default_factory=dict)
     restarting: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, Mapping[Configuration, float]] = field(default_factory=dict)
+    unproven: Mapping[str, float] = field(default_factory=dict)
     spent_usd: float = 0.0
     mean_gap_seconds: float | None = None
 
