@@ -36,6 +36,7 @@ from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.predicting import Question, of_processes
+from lightning_predict.callbacks.progress import ProgressFile
 from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
 from lightning_predict.callbacks.showing import Manner, show
 from lightning_predict.callbacks.trainer_state import callbacks_of, reason_for_no_extras
@@ -105,6 +106,9 @@ class RuntimePredictor(Callback):
             gains; it takes some seconds more.
         progress_bar: Show what is left of the whole run, in time and money, among the items of the Trainer's progress
             bar; what is logged stays as it is.
+        progress_file: File for how far the run is and how fast, `.json`, renewed each minute, from which
+            `lightning-predict plan --state` plans again. None: the file that the scripts of an exported plan name in
+            `LIGHTNING_PREDICT_PROGRESS`, without which none is written.
 
     Attributes:
         advice: What `lp.advise` says of the recorded step; None before the capture, and unless it was asked for.
@@ -123,6 +127,7 @@ class RuntimePredictor(Callback):
     _recording: FitRecording | None = None
     _follow_up: FollowUp | None = None
     _in_bar: ShownInBar | None = None
+    _progress_file: ProgressFile | None = None
 
     @property
     def remaining_seconds(self) -> float | None:
@@ -162,6 +167,7 @@ class RuntimePredictor(Callback):
         gpus_file: str | PathLike[str] | None = None,
         advice: bool = False,
         progress_bar: bool = True,
+        progress_file: str | PathLike[str] | None = None,
     ) -> None:
         if gpus_file is not None:
             add_gpus(gpus_file)
@@ -173,6 +179,7 @@ class RuntimePredictor(Callback):
         source = check_weights(weights)
         check_file("save_trace", save_trace, example="step.json.gz")
         check_file("json_file", json_file, endings=(".json",), example="predictions.json")
+        check_file("progress_file", progress_file, endings=(".json",), example="progress.json")
         if meta_step is not None and not callable(meta_step):
             raise InvalidArgumentError(
                 f"meta_step={shown(meta_step)} is not a function; expected one that makes a step from a batch size."
@@ -193,6 +200,7 @@ class RuntimePredictor(Callback):
         )
         self.meta_step = meta_step
         self.save_trace = None if save_trace is None else fspath(save_trace)
+        self.progress_file = None if progress_file is None else fspath(progress_file)
         self._question = Question(
             layouts=layouts,
             assumptions=Assumptions(
@@ -219,7 +227,7 @@ class RuntimePredictor(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle what was given and found, but nothing of a fit under way: its recording cannot be copied."""
-        left_out = LIGHTNINGS_OWN | {"_recording", "_follow_up", "_in_bar"}
+        left_out = LIGHTNINGS_OWN | {"_recording", "_follow_up", "_in_bar", "_progress_file"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @never_raises
@@ -253,6 +261,7 @@ class RuntimePredictor(Callback):
             return
         windows = self._follow_up.run_clock.windows
         windows.begins(optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization)
+        self._progress_file = ProgressFile.wanted(self.progress_file, trainer)
         self._recording.training_starts(
             trainer,
             pl_module,
@@ -308,6 +317,8 @@ class RuntimePredictor(Callback):
         if self._follow_up is None:
             return
         self._follow_up.run_clock.batch_ends(optimizer_steps_done=trainer.global_step)
+        if self._progress_file is not None:
+            self._progress_file.batch_ends(trainer)
         if self._follow_up.is_due():
             self.predictions = self._follow_up.renew(trainer, moment="batch end") or self.predictions
         if self._recording is None:
@@ -379,6 +390,8 @@ class RuntimePredictor(Callback):
                 f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
                 f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
             )
+        if self._progress_file is not None:
+            self._progress_file.batch_ends(trainer, has_ended=True)
         if self._follow_up is not None:
             self.outcome = self._follow_up.look_back(trainer)
         self._deactivate()
@@ -449,7 +462,7 @@ class RuntimePredictor(Callback):
 
     def _deactivate(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""
-        in_bar, self._in_bar = self._in_bar, None
+        in_bar, self._in_bar, self._progress_file = self._in_bar, None, None
         recording, self._recording, self._follow_up = self._recording, None, None
         if in_bar is not None:
             in_bar.remove()

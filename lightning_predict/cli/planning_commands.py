@@ -9,6 +9,7 @@ Example::
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,19 +37,23 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
         jobs: A YAML file of machines, limits and jobs.
         output: Folder to write the plan, its chart, SkyPilot tasks and Slurm scripts to.
         method: How to plan: milp, or a queue rule such as fifo or edf.
-        state: A YAML file that says how far a running plan is; what comes next is planned again.
+        state: A YAML file that says how far a running plan is, or the folder with the files that RuntimePredictor
+            keeps; what comes next is planned again.
     """
     from rich.console import Console
 
     from lightning_predict.planning.exports import plan_json, write_plan
-    from lightning_predict.planning.files import read_problem, read_situation
+    from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
     from lightning_predict.planning.pictures import plan_table
     from lightning_predict.planning.policies import candidates, cheapest_plan
     from lightning_predict.planning.problem import Plan
 
     def planned(console: Console) -> Plan:
         problem = read_problem(jobs)
-        since = None if state is None else read_situation(state, problem)
+        since = None
+        if state is not None:
+            is_folder = state.is_dir()
+            since = read_progress_of(state, problem, now=time.time()) if is_folder else read_situation(state, problem)
         with _progress(console, "ways to plan", len(candidates(problem, method))) as advance:
             result = cheapest_plan(problem, method=method, since=since, on_candidate=advance)
         console.print(plan_table(result))

@@ -32,6 +32,7 @@ from lightning_predict.planning.problem import (
     Situation,
 )
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
+from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRESS_PREFIX, Place
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 SCHEDULE: Final = "schedule.txt"
@@ -161,7 +162,7 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
             run=_stoppable(job, pid_file=_pid_file(names[job.name])),
             accelerators=_accelerators(machine, segment.placement.configuration.num_gpus),
             num_nodes=1,
-            envs={"CHECKPOINTS": _mounted(names[job.name])} if _is_bucket(job.checkpoint) else None,
+            envs=_told(segment, _mounted(names[job.name]), names) if _is_bucket(job.checkpoint) else None,
             comment=(_when(segment, machine),),
         )
         rented = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
@@ -216,7 +217,10 @@ def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) 
             f"# {_when(segment, machine)}",
             *([] if job.checkpoint else ["# No time limit, as it names no checkpoint: all that it did would be lost."]),
             "",
-            *([] if job.checkpoint is None else [f"export CHECKPOINTS={shlex.quote(job.checkpoint)}"]),
+            *(
+                f"export {variable}={shlex.quote(value)}"
+                for variable, value in ({} if job.checkpoint is None else _told(segment, job.checkpoint, names)).items()
+            ),
             _stoppable(job, requeues=job.checkpoint is not None),
         ]
         files[f"{name}.sh"] = "\n".join(lines)
@@ -285,6 +289,22 @@ def _is_bucket(checkpoint: str | None) -> bool:
 def _mounted(name: str) -> str:
     """Give the folder that the bucket of a job of this file name is mounted at."""
     return f"/checkpoints/{name}"
+
+
+def _told(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Give the environment of a stretch: where its checkpoint is, and where to keep how far it is, and as what."""
+    configuration = segment.placement.configuration
+    place = Place(
+        job=segment.job,
+        node=segment.placement.node,
+        machine=configuration.machine,
+        num_gpus=configuration.num_gpus,
+    )
+    return {
+        "CHECKPOINTS": checkpoints,
+        FILE_VARIABLE: f"{checkpoints.rstrip('/')}/{PROGRESS_PREFIX}_{names[segment.job]}.json",
+        PLACE_VARIABLE: json.dumps(asdict(place)),
+    }
 
 
 def _pid_file(name: str) -> str:

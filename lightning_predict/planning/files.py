@@ -28,6 +28,7 @@ What an exported plan needs beside times: `command`, which starts the training, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -49,9 +50,11 @@ from lightning_predict.planning.problem import (
     Placement,
     Problem,
     Situation,
+    usd,
 )
 from lightning_predict.planning.validation import check_problem, check_situation
 from lightning_predict.prediction import predict
+from lightning_predict.run.progress import PROGRESS_PREFIX, Place, Progress, read_progress
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import hours_to_seconds
 
@@ -212,6 +215,79 @@ def read_situation(path: Path, problem: Problem) -> Situation:
         started=started,
         measured=measured,
         spent_usd=_number(document, "spent_usd", 0.0),
+    )
+    check_situation(situation, problem)
+    return situation
+
+
+PROGRESS_IS_OLD_SECONDS: Final = 900.0
+"""A run whose file was last written longer ago does not run any more."""
+
+
+def read_progress_of(folder: Path, problem: Problem, *, now: float) -> Situation:
+    """Read how far a plan is from the files that its jobs keep (`run/progress.py`), wherever they lie in a folder.
+
+    The plan began when the first of its jobs did. A job without a file has not run yet. Jobs of other plans, which the
+    problem does not list, are left out; of two files of one job, the one written last counts. What was spent is taken
+    from the times of these files: machines that jobs have left are not in it.
+
+    Args:
+        folder: Folder that the jobs' checkpoints share.
+        problem: What is planned.
+        now: Seconds since 1970.
+
+    Raises:
+        PlanningFormatError: No job of the problem has a file there.
+        InvalidArgumentError: A file that is damaged, or what the problem does not allow.
+    """
+    jobs = {job.name: job for job in problem.jobs}
+    found: dict[str, tuple[Progress, Place]] = {}
+    began = math.inf
+    for path in sorted(folder.rglob(f"{PROGRESS_PREFIX}*.json")):
+        one = read_progress(path)
+        if one.place is not None and one.place.job in jobs:
+            name = one.place.job
+            began = min(began, one.began - jobs[name].release_seconds)
+            if name not in found or found[name][0].written < one.written:
+                found[name] = (one, one.place)
+    if not found:
+        raise PlanningFormatError(
+            f"{folder} holds no {PROGRESS_PREFIX}*.json of a job of this file; expected the folder that the jobs' "
+            "checkpoints share, where RuntimePredictor keeps them."
+        )
+    now_seconds = now - began
+    situation = Situation(
+        now_seconds=now_seconds,
+        remaining={
+            job.name: 1.0 - found[job.name][0].done if job.name in found else 1.0
+            for job in sorted(problem.jobs, key=lambda job: job.name)
+            if job.release_seconds <= now_seconds and not (job.name in found and found[job.name][0].done == 1.0)
+        },
+    )
+    going = {name: pair for name, pair in sorted(found.items()) if name in situation.remaining}
+    places = {
+        name: Placement(node=place.node, configuration=Configuration(place.machine, place.num_gpus))
+        for name, (_, place) in going.items()
+    }
+    rents: dict[Placement, tuple[float, float]] = {}
+    for one, place in found.values():
+        node = Placement(node=place.node, configuration=Configuration(place.machine, 0))
+        since, until = rents.get(node, (math.inf, 0.0))
+        rents[node] = min(since, one.began), max(until, one.written)
+    prices = {machine.name: machine.usd_per_hour for machine in problem.machines}
+    situation = replace(
+        situation,
+        spent_usd=sum(
+            usd(seconds=until - since, usd_per_hour=prices.get(node.configuration.machine, 0.0))
+            for node, (since, until) in rents.items()
+        ),
+        running={name: places[name] for name, (one, _) in going.items() if now - one.written < PROGRESS_IS_OLD_SECONDS},
+        started={name: place.configuration for name, place in places.items()},
+        measured={
+            name: {places[name].configuration: one.whole_seconds}
+            for name, (one, _) in going.items()
+            if one.whole_seconds is not None
+        },
     )
     check_situation(situation, problem)
     return situation

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from lightning_predict.errors import (
     LightningPredictError,
     PlanningFormatError,
 )
-from lightning_predict.planning.files import read_problem, read_situation
+from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
 from lightning_predict.planning.policies import cheapest_plan
 from lightning_predict.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, Situation
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, on
@@ -314,3 +315,34 @@ def test_a_state_says_how_fast_a_job_turned_out(tmp_path: Path) -> None:
     )
     with pytest.raises(InvalidArgumentError, match="'a' was measured to take 0 s on 1 GPUs of 'large'; expected"):
         read_situation(path, problem)
+
+
+def test_a_situation_is_read_from_the_files_that_jobs_keep(tmp_path: Path) -> None:
+    began = 1e9
+    at = {"node": 0, "machine": "small", "num_gpus": 1}
+
+    def keep(folder: str, job: str, **values: object) -> None:
+        row = {"place": {"job": job, **at}, "done": 0.25, "has_ended": False, "whole_seconds": 5 * HOUR}
+        path = tmp_path / folder / f"lightning_predict_progress_{job}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(row | {"began": began, "written": began + HOUR} | values), encoding="utf-8")
+
+    with pytest.raises(PlanningFormatError, match="holds no lightning_predict_progress"):
+        read_progress_of(tmp_path, TWO_JOBS, now=began)
+    keep("a", "a")
+    keep("old", "a", done=0.1, written=began + 60)  # before it was started again
+    keep("others", "c")
+    found = read_progress_of(tmp_path, TWO_JOBS, now=began + HOUR + 30)
+    on_small = on("small", 1)
+    assert found == Situation(
+        now_seconds=HOUR + 30,
+        remaining={"a": 0.75, "b": 1.0},
+        running={"a": Placement(node=0, configuration=on_small)},
+        started={"a": on_small},
+        measured={"a": {on_small: 5 * HOUR}},
+        spent_usd=1.0,  # an hour of small
+    )
+    # Twenty minutes after its file was last written, it does not run any more; what has ended is not there.
+    keep("b", "b", done=1.0, has_ended=True)
+    later = read_progress_of(tmp_path, TWO_JOBS, now=began + HOUR + 1200)
+    assert (later.remaining, later.running, later.started) == ({"a": 0.75}, {}, {"a": on_small})

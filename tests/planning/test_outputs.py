@@ -229,7 +229,11 @@ def test_a_job_that_moves_has_stopped_with_its_checkpoint_before_it_starts_elsew
     for node in ("node-0-small", "node-0-large"):
         mounts = yaml.safe_load(tasks[f"{node}.yaml"])["file_mounts"]
         assert mounts["/checkpoints/a"] == {"source": "s3://ours/runs", "mode": "MOUNT"}
-    assert yaml.safe_load(tasks["a-2.yaml"])["envs"] == {"CHECKPOINTS": "/checkpoints/a"}
+    assert yaml.safe_load(tasks["a-2.yaml"])["envs"] == {
+        "CHECKPOINTS": "/checkpoints/a",
+        "LIGHTNING_PREDICT_PROGRESS": "/checkpoints/a/lightning_predict_progress_a.json",
+        "LIGHTNING_PREDICT_PLACE": '{"job": "a", "node": 0, "machine": "large", "num_gpus": 4}',
+    }
     assert list(slurm_scripts(MOVED, FOLDERS)) == ["a.sh", "b.sh", "a-2.sh", "schedule.txt"]
     assert slurm_scripts(MOVED, FOLDERS)["schedule.txt"].splitlines()[2:] == [
         "   1.000 h  squeue --noheader --states=RUNNING --user=$USER --name=a | grep -q . && "
@@ -318,6 +322,7 @@ def test_a_slurm_script_has_gpus_begin_limit_and_host() -> None:
     assert re.search(r"#SBATCH --time=00:51:0[01]\n", script)
     assert "#SBATCH --nodelist=dgx1\n" in script
     assert "export CHECKPOINTS=/shared/runs\n" in script
+    assert "export LIGHTNING_PREDICT_PROGRESS=/shared/runs/lightning_predict_progress_" in script
     wide = replace(hosted, jobs=tuple(replace(item, high_factor=2.0) for item in hosted.jobs))
     assert re.search(r"#SBATCH --time=01:36:0[01]\n", slurm_scripts(MOVED, wide)["a-2.sh"])
     # Without a checkpoint a limit would lose all; and two hosts cannot stand for more nodes than there are.

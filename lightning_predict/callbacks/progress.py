@@ -1,0 +1,59 @@
+"""`ProgressFile`: keep the file that says how far a run is (`run/progress.py`), from a Trainer's hooks.
+
+Example::
+
+progress_file = ProgressFile.wanted(None, trainer)     # the file that the environment names
+progress_file.batch_ends(trainer)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from lightning_predict.callbacks.bases import warn
+from lightning_predict.callbacks.meetings import wait_seconds
+from lightning_predict.callbacks.trainer_state import batches_of_fit
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.run.progress import FILE_VARIABLE, ProgressKeeper, place_in_use, write_progress
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+@final
+class ProgressFile:
+    """Writes once a minute; a file that cannot be written is one warning, and is not tried again."""
+
+    def __init__(self, path: Path, keeper: ProgressKeeper) -> None:
+        self._path = path
+        self._keeper: ProgressKeeper | None = keeper
+
+    @classmethod
+    def wanted(cls, path: str | None, trainer: Trainer) -> ProgressFile | None:
+        """Make one for the file that was named, or that the environment names; None where neither is."""
+        name = path or os.environ.get(FILE_VARIABLE)
+        if name is None:
+            return None
+        try:
+            place = place_in_use()
+        except InvalidArgumentError as error:
+            warn(f"RuntimePredictor keeps no file of its progress: {error}")
+            return None
+        return cls(Path(name), ProgressKeeper(batches=batches_of_fit(trainer), place=place))
+
+    def batch_ends(self, trainer: Trainer, *, has_ended: bool = False) -> None:
+        """Write, if it is time to."""
+        progress = None
+        if self._keeper is not None:
+            progress = self._keeper.after(trainer.fit_loop.total_batch_idx + 1, has_ended=has_ended)
+        if progress is None:
+            return
+        path = self._path
+        try:
+            in_hook(path, lambda: write_progress(path, progress), seconds=wait_seconds(trainer, FILE_SECONDS))
+        except OSError as error:
+            self._keeper = None
+            warn(f"RuntimePredictor could not write {path}: {type(error).__name__}: {error}")

@@ -1,0 +1,186 @@
+"""How far a run is, in a file that it renews each minute: what a plan is made again from.
+
+The scripts of an exported plan say, in the environment, where the file is and what runs where; `RuntimePredictor` keeps
+it, and `lightning-predict plan --state FOLDER` reads all of a folder's. Example::
+
+    keeper = ProgressKeeper(batches=1000, place=place_in_use())
+    progress = keeper.after(12)            # once a minute; None in between
+    write_progress(Path("progress.json"), progress)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, final
+
+from lightning_predict.checked import Checked, File, read_json
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.files import write_whole
+
+PROGRESS_PREFIX: Final = "lightning_predict_progress"
+"""What the names of these files begin with."""
+
+FILE_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"
+"""Environment variable that names the file to keep."""
+
+PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
+"""Environment variable with the job and its place in a plan, as JSON: job, node, machine, num_gpus."""
+
+RENEWED_SECONDS: Final = 60.0
+"""Time from one writing to the next."""
+
+PACE_SECONDS: Final = 60.0
+"""Training after its first batch from which on a run's pace is believed."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a run is in a plan, and where.
+
+    Attributes:
+        job: Name of the job.
+        node: Number of the node.
+        machine: Type of the machine.
+        num_gpus: GPUs that it has there.
+    """
+
+    job: str
+    node: int
+    machine: str
+    num_gpus: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the file holds.
+
+    Attributes:
+        place: Job and place; None outside of a plan.
+        done: Share of the work that is done.
+        has_ended: Training has ended, by its own end.
+        whole_seconds: Time of the whole run at the pace of this process; None until that is known.
+        began: When this process began to train, in seconds since 1970.
+        written: When the file was written, likewise.
+    """
+
+    place: Place | None
+    done: float
+    has_ended: bool
+    whole_seconds: float | None
+    began: float
+    written: float
+
+
+def place_in_use() -> Place | None:
+    """Read the place that the environment names; None if it names none.
+
+    Raises:
+        InvalidArgumentError: It is damaged.
+    """
+    text = os.environ.get(PLACE_VARIABLE)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{PLACE_VARIABLE}={text} is not JSON: {error}") from None
+    return _place(Checked(value, File(PLACE_VARIABLE, InvalidArgumentError)))
+
+
+def read_progress(path: Path) -> Progress:
+    """Read a file.
+
+    Raises:
+        InvalidArgumentError: It is missing or damaged.
+    """
+    row = read_json(path, InvalidArgumentError)
+    row.check_keys({"place", "done", "has_ended", "whole_seconds", "began", "written"})
+    done = row.member("done").number()
+    if not 0 <= done <= 1:
+        raise row.member("done").wrong("a share from 0 to 1")
+    place, whole = row.member("place"), row.member("whole_seconds")
+    return Progress(
+        place=None if place.value is None else _place(place),
+        done=done,
+        has_ended=row.member("has_ended").flag(),
+        whole_seconds=None if whole.value is None else whole.positive(),
+        began=row.member("began").number(),
+        written=row.member("written").number(),
+    )
+
+
+def write_progress(path: Path, progress: Progress) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(asdict(progress)).encode() + b"\n")
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class ProgressKeeper:
+    """Follows the batches of a run.
+
+    Attributes:
+        batches: Of the whole run; None if unknown, and then nothing is written.
+        place: Job and place.
+        clock: Seconds that only grow.
+        wall_clock: Seconds since 1970.
+    """
+
+    batches: int | None
+    place: Place | None
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    _began: float = 0.0
+    _first: tuple[float, int] | None = None
+    _written_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._began = self.wall_clock()
+
+    def after(self, batches_done: int, *, has_ended: bool = False) -> Progress | None:
+        """Return what to write after a batch, over the whole run; None where it is too early for it.
+
+        Args:
+            batches_done: Batches of the whole run, those before a resume too.
+            has_ended: The run is over.
+        """
+        if not self.batches:
+            return None
+        now = self.clock()
+        first_at, first_batches = self._first = self._first or (now, batches_done)
+        if not has_ended and self._written_at is not None and now - self._written_at < RENEWED_SECONDS:
+            return None
+        self._written_at = now
+        done = 1.0 if has_ended else min(1.0, batches_done / self.batches)
+        since, trained = now - first_at, batches_done - first_batches
+        pace = since / trained if trained > 0 and since >= PACE_SECONDS else None
+        return Progress(
+            place=self.place,
+            done=done,
+            has_ended=has_ended,
+            whole_seconds=None if pace is None else pace * self.batches,
+            began=self._began,
+            written=self.wall_clock(),
+        )
+
+
+def _place(row: Checked) -> Place:
+    row.check_keys({"job", "node", "machine", "num_gpus"})
+    return Place(
+        job=row.member("job").words(),
+        node=row.member("node").integer(),
+        machine=row.member("machine").words(),
+        num_gpus=row.member("num_gpus").integer(minimum=1),
+    )

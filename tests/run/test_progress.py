@@ -1,0 +1,55 @@
+"""The file that says how far a run is: when it is written, what it says, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.run.progress import Place, ProgressKeeper, place_in_use, read_progress, write_progress
+
+PLACE = Place(job="bert", node=1, machine="box", num_gpus=2)
+
+
+def test_it_is_written_once_a_minute_with_the_pace_of_this_process(tmp_path: Path) -> None:
+    now = [1000.0]
+    keeper = ProgressKeeper(batches=200, place=PLACE, clock=lambda: now[0], wall_clock=lambda: 5e8 + now[0])
+    first = keeper.after(101)  # 100 batches lie before a resume; the first of this process may have waited for anything
+    assert first is not None
+    assert (first.done, first.whole_seconds, first.began) == (101 / 200, None, 5e8 + 1000)
+    now[0] = 1059.0
+    assert keeper.after(110) is None
+    now[0] = 1060.0
+    second = keeper.after(131)
+    assert second is not None
+    assert second.whole_seconds == pytest.approx(60 / 30 * 200)  # 30 batches in a minute, of 200
+    now[0] = 1061.0
+    last = keeper.after(150, has_ended=True)  # stopped early by its own rule
+    assert last is not None
+    assert (last.done, last.has_ended) == (1.0, True)
+    write_progress(tmp_path / "of" / "bert.json", second)
+    assert read_progress(tmp_path / "of" / "bert.json") == second
+
+
+def test_a_run_of_unknown_length_writes_nothing() -> None:
+    assert ProgressKeeper(batches=None, place=None).after(5) is None
+
+
+def test_the_environment_says_what_runs_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTNING_PREDICT_PLACE", raising=False)
+    assert place_in_use() is None
+    monkeypatch.setenv("LIGHTNING_PREDICT_PLACE", '{"job": "bert", "node": 1, "machine": "box", "num_gpus": 2}')
+    assert place_in_use() == PLACE
+    monkeypatch.setenv("LIGHTNING_PREDICT_PLACE", "box")
+    with pytest.raises(InvalidArgumentError, match="LIGHTNING_PREDICT_PLACE=box is not JSON"):
+        place_in_use()
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    row = {"place": None, "done": 1.5, "has_ended": False, "whole_seconds": None, "began": 0.0, "written": 1.0}
+    path.write_text(json.dumps(row), encoding="utf-8")
+    with pytest.raises(InvalidArgumentError, match="expected a share from 0 to 1"):
+        read_progress(path)
