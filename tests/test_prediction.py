@@ -15,6 +15,7 @@ from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.kernels.choice import shrunk_residuals
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.sustained import HOPPER_FLOAT8
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.timeline.same_gpu import CORRECTION_EXPONENT
@@ -249,12 +250,13 @@ def test_an_unknown_operation_lists_the_known_ones() -> None:
         lp.operator_seconds("lineer", "T4", m=1, n=1, k=1)
 
 
-def test_float8_takes_half_of_bfloat16_where_there_are_units_and_is_refused_elsewhere() -> None:
+def test_float8_takes_what_hopper_reaches_of_half_of_bfloat16_and_is_refused_elsewhere() -> None:
     sixteen, eight = (
         float(lp.operator_seconds("linear", "H100-SXM-80GB", dtype=dtype, m=8192, n=8192, k=8192))
         for dtype in ("bfloat16", "float8")
     )
-    assert eight == pytest.approx(sixteen * 989.4 / 1978.9, rel=5e-3)  # TFLOP/s, but for the launch
+    # TFLOP/s, but for the launch; Hopper takes a fifth longer in float8 than its peak says.
+    assert eight == pytest.approx(sixteen * 989.4 / 1978.9 * HOPPER_FLOAT8, rel=5e-3)
     with pytest.raises(InvalidArgumentError, match="A100-SXM-80GB has no units for float8"):
         lp.operator_seconds("linear", "A100-SXM-80GB", dtype="float8", m=64, n=64, k=64)
 

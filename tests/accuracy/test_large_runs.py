@@ -63,6 +63,7 @@ def tables(folder: Path) -> Path:
 
 def test_what_a_row_of_mpt_means(tmp_path: Path) -> None:
     (case,) = read_mpt_cases(tables(tmp_path) / "mpt_fsdp.csv")
+    assert isinstance(case.workload, Workload)
     # 16 GPUs x 3 micro-batches x 2 samples of 64 tokens at 61,440 tokens a second: a tenth of a second.
     assert case.measured_seconds == pytest.approx(0.1)
     assert case.layout.name == "2x8xA100-SXM-40GB"
@@ -72,6 +73,7 @@ def test_what_a_row_of_mpt_means(tmp_path: Path) -> None:
 
 def test_what_a_row_of_megatron_means(tmp_path: Path) -> None:
     first, second = read_megatron_cases(tables(tmp_path) / "megatron_single_node.csv")
+    assert isinstance(first.workload, Workload)
     # 8 samples over two replicas, two at a time: two micro-batches.
     assert first.strategy == Strategy(pipeline=2, micro_batches=2, overlap_grad_reduce=False)
     assert (first.layout.name, first.workload.batch, first.measured_seconds) == ("4xA100-SXM-80GB", 4, 0.2505)
@@ -114,6 +116,7 @@ def test_published_runs_are_as_their_papers_say() -> None:
     assert 0.75 * flops / (64 * 13.75 * 312e12) == pytest.approx(0.514, rel=0.01)
     for run, case in zip(published_runs(), published_cases(), strict=True):
         assert run.replicas * run.tensor * run.pipeline == run.gpus
+        assert isinstance(case.workload, Workload)
         assert case.workload.recompute is not run.is_selective
         assert case.strategy.replicas(case.layout) == run.replicas
 
