@@ -15,7 +15,6 @@ is no room for all. Energy has columns of its own, for those who ask. Example::
 from __future__ import annotations
 
 import datetime
-import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -360,11 +359,13 @@ def folded(predictions: AbstractPredictions) -> dict[str, Prediction]:
     alike: dict[tuple[str, str, str | None], list[Prediction]] = {}
     for one in predictions.values():
         seconds = span.seconds(one)
-        if one.gpu != predictions.used_gpu and seconds is not None and bound_by(one) in ("loader", "host"):
+        if one.gpu == predictions.used_gpu or seconds is None or one.usd_per_hour is None:
+            continue  # what costs nobody knows how much may be the cheaper one
+        if bound_by(one) in ("loader", "host"):
             alike.setdefault((bound_by(one), duration(seconds.middle), one.memory_fit), []).append(one)
     standing: dict[str, Prediction] = {}
     for group in alike.values():
-        cheapest = min(group, key=lambda one: math.inf if one.usd_per_hour is None else one.usd_per_hour)
+        cheapest = min(group, key=lambda one: one.usd_per_hour or 0.0)
         standing.update({one.gpu: cheapest for one in group if one is not cheapest})
     return standing
 
