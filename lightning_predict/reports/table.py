@@ -27,6 +27,7 @@ from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.interval import Interval
+from lightning_predict.note import is_detail
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
@@ -41,7 +42,6 @@ from lightning_predict.reports.format import (
     usd_of_steps,
     usd_per_hour,
 )
-from lightning_predict.tracing.code_paths import Detail
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def prediction_notes(predictions: AbstractPredictions, *, details: bool) -> Iter
     names_of_note: dict[str, list[str]] = {}
     for prediction in predictions.values():
         for note in prediction.notes:
-            if isinstance(note, Detail) == details:
+            if is_detail(note) == details:
                 names_of_note.setdefault(note, []).append(prediction.gpu)
     for note, names in names_of_note.items():
         yield note if len(names) == len(predictions) else f"{', '.join(names)}: {note}"
@@ -834,7 +834,7 @@ def table_notes(
         *base_note(predictions),
         *indirect_note(predictions),
         *old_price_note(predictions),
-        *(note for note in predictions.notes if not isinstance(note, Detail)),
+        *(note for note in predictions.notes if not is_detail(note)),
         *prediction_notes(predictions, details=False),
         *([f"Not known for any of them: {', '.join(shown.unknown)}."] if shown.unknown else ()),
         *([f"Left out for want of room: {', '.join(shown.hidden)}."] if shown.hidden else ()),
@@ -845,7 +845,7 @@ def table_notes(
         *bound_notes(predictions),
         *(coverage_note(predictions) if not verbose or COVERED_BY in [one.title for one in shown.columns] else ()),
         *price_notes(predictions),
-        *(note for note in predictions.notes if isinstance(note, Detail)),
+        *(note for note in predictions.notes if is_detail(note)),
         *prediction_notes(predictions, details=True),
     )
     if verbose:

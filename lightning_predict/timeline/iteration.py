@@ -26,6 +26,7 @@ from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
 from lightning_predict.kernels.estimates import float32_stands_in
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.unknown_operations import unknown_operation_notes
+from lightning_predict.note import details
 from lightning_predict.timeline.anchoring import (
     MACHINE_SPREAD,
     PROFILED_SPREAD,
@@ -38,7 +39,6 @@ from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, simulate
 from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
-from lightning_predict.tracing.code_paths import Detail
 from lightning_predict.tracing.trace import PHASES, Phase, Trace
 from lightning_predict.units import seconds_to_milliseconds
 
@@ -189,21 +189,20 @@ def iterations(
             gpu=target.name,
             verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
-                *map(Detail, _assumed(own, host, host_ends, middle.host_seconds, float(middle.occupied_seconds[row]))),
-                *map(Detail, _notes(dtypes, target)),
+                *details(_assumed(own, host, host_ends, middle.host_seconds, float(middle.occupied_seconds[row]))),
+                *details(_notes(dtypes, target)),
                 *_untimed(trace, timed, row),
                 *unknown,
-                *map(Detail, beyond),
-                *map(
-                    Detail,
-                    _profiled(trace, own, is_bound=middle.host_seconds - python > float(middle.occupied_seconds[row])),
+                *details(beyond),
+                *details(
+                    _profiled(trace, own, is_bound=middle.host_seconds - python > float(middle.occupied_seconds[row]))
                 ),
             ),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
     )
     own_steps = tuple(own.running_share * seconds for seconds in trace.measured_steps)
-    waited = tuple(map(Detail, _waited(trace, own)))
+    waited = details(_waited(trace, own))
     return tuple(
         replace(step.as_measured(own_steps), notes=(*step.notes, *waited)) if target == origin else step
         for target, step in zip(gpus, steps, strict=True)

@@ -20,10 +20,10 @@ from typing import Final, Literal, final
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.note import Note
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host
 from lightning_predict.timeline.recorded_host import recorded_host
-from lightning_predict.tracing.code_paths import Detail
 from lightning_predict.tracing.trace import Trace
 
 CORRECTION_EXPONENT: Final = 0.75
@@ -127,7 +127,8 @@ def corrected_iterations(
     if check is None or not is_corrected:
         return steps
     return tuple(
-        step if step.gpu == check.gpu else replace(step, notes=(*step.notes, Detail(check.note))) for step in steps
+        step if step.gpu == check.gpu else replace(step, notes=(*step.notes, Note(check.note, is_detail=True)))
+        for step in steps
     )
 
 

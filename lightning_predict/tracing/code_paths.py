@@ -6,7 +6,8 @@ Images lie channels first (N, C, H, W) or channels last, as tensor cores want th
 channels last bears the argument `channels_last`, whichever way it was recorded, and a product whose second factor is
 transposed `second_transposed`. Example::
 
-    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> from lightning_predict.note import Note
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> images = TensorInfo((8, 64, 56, 56), "float16")
     >>> trace = Trace(operations=(Operation(name="aten::convolution", phase="forward", inputs=(images, images)),),
     ...               device="meta", recorder="dispatch")
@@ -21,6 +22,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from lightning_predict.note import Note
 from lightning_predict.tracing.trace import Operation, Trace
 
 CHANNELS_LAST: Final = "channels_last"
@@ -51,10 +53,6 @@ SECOND_TRANSPOSED: Final = "second_transposed"
 
 FACTORS_AT: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
 """Products, with the position of the second factor among their arguments."""
-
-
-class Detail(str):
-    """A note that changes no decision: shown where all of them are asked for."""
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -110,7 +108,9 @@ def _of_convolutions(trace: Trace) -> Iterator[str]:
         )
     if trace.recorder == "dispatch":
         setting = "on" if trace.flags.cudnn_benchmark else "off"
-        yield Detail(f"cudnn.benchmark is {setting}; predictions of convolutions do not tell on from off.")
+        yield Note(
+            f"cudnn.benchmark is {setting}; predictions of convolutions do not tell on from off.", is_detail=True
+        )
 
 
 def _converts(operation: Operation) -> bool:

@@ -16,6 +16,7 @@ from lightning_predict.cost.prediction import MachineInUse, Prediction
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.own import read_gpus
 from lightning_predict.interval import Interval
+from lightning_predict.note import Note, details
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import (
     bound_notes,
@@ -37,7 +38,6 @@ from lightning_predict.reports.table import (
 )
 from lightning_predict.testing import changed
 from lightning_predict.timeline.verdict import Verdict
-from lightning_predict.tracing.code_paths import Detail
 from tests.reports.example import AT_MOST, BARE, FULL, H100, K80, MINIMAL, T4, TEN
 
 
@@ -181,7 +181,7 @@ def test_what_no_network_of_its_own_timed_is_said_from_a_tenth_on() -> None:
 
 
 def test_the_brief_table_keeps_what_changes_no_decision_for_verbose() -> None:
-    noted = replace(FULL, notes=("The weights could not be fetched.", Detail("cudnn.benchmark is off.")))
+    noted = replace(FULL, notes=("The weights could not be fetched.", Note("cudnn.benchmark is off.", is_detail=True)))
     brief, full = plain_table(noted), plain_table(noted, verbose=True)
     for words in ("covered by", "Prices: ", "cudnn.benchmark is off.", "Interval: "):
         assert words not in brief
@@ -315,7 +315,7 @@ def test_a_price_without_a_source_says_so() -> None:
 
 
 def test_a_note_of_some_names_them_and_a_note_of_all_does_not() -> None:
-    noted = tuple(changed(MINIMAL, gpu=name, notes=(Detail("same"), Detail(f"only {name}"))) for name in ("L4", "A10"))
+    noted = tuple(changed(MINIMAL, gpu=name, notes=details(("same", f"only {name}"))) for name in ("L4", "A10"))
     assert plain_table(Predictions(noted), verbose=True).endswith("\nsame\nL4: only L4\nA10: only A10")
 
 

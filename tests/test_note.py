@@ -1,0 +1,29 @@
+"""Notes are sentences, some of them details, and stay both wherever a string would do."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+from lightning_predict.note import Note, details, is_detail
+
+
+def test_a_note_is_its_sentence() -> None:
+    note = Note("cudnn.benchmark is off.", is_detail=True)
+    assert note == "cudnn.benchmark is off."
+    assert "benchmark" in note
+    assert json.dumps([note]) == '["cudnn.benchmark is off."]'
+    assert repr(note) == "'cudnn.benchmark is off.'"
+
+
+def test_what_is_a_detail_stays_one_in_copies_and_other_processes() -> None:
+    (note,) = details(["no decision"])
+    assert is_detail(note)
+    assert is_detail(copy.deepcopy(note))
+    assert is_detail(pickle.loads(pickle.dumps(note)))
+
+
+def test_a_plain_sentence_and_a_note_that_says_nothing_of_it_are_no_details() -> None:
+    assert not is_detail("a decision")
+    assert not is_detail(Note("a decision"))
