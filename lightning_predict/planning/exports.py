@@ -120,7 +120,8 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
     A task rents each machine, one starts each stretch of a job on its GPUs of that machine, and `schedule.txt` says
     which line to run when. No line ends what still works: a machine gives itself back once nothing ran on it for
     `IDLE_MINUTES`, a job waits in the machine's own queue until its GPUs are free, and one that moves is told to stop,
-    writes its checkpoint and has ended before it starts elsewhere.
+    writes its checkpoint and has ended before it starts elsewhere. A node becomes another machine once nothing runs on
+    the one that it was, so that there are never more machines than planned.
 
     Args:
         plan: What runs when.
@@ -166,7 +167,7 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
             comment=(_when(segment, machine),),
         )
         rented = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
-        line = f"{rented} && sky exec --detach-run {cluster} {name}.yaml"
+        line = f"{_once_given_back(segment, plan, since)}{rented} && sky exec --detach-run {cluster} {name}.yaml"
         commands.append((segment.start_seconds, 1, f"{_once_stopped(segment, stops, names)}{line}"))
     for at_seconds, job, placement in stops:
         pid = f"$(cat {_pid_file(names[job.name])})"
@@ -358,6 +359,20 @@ def _once_stopped(segment: Segment, stops: Iterable[tuple[float, Job, Placement]
     stopped = any(job.name == segment.job and at_seconds <= segment.start_seconds for at_seconds, job, _ in stops)
     marker = _marker(names[segment.job])
     return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
+
+
+def _once_given_back(segment: Segment, plan: Plan, since: Situation | None) -> str:
+    """Write how to wait for the machine that a node was before, which gives itself back once nothing runs on it."""
+    node = segment.placement.node
+    running = () if since is None else since.running.values()
+    before = {_cluster(one.placement) for one in plan.segments if one.start_seconds < segment.start_seconds}
+    before |= {_cluster(placement) for placement in running}
+    others = sorted(name for name in before if name.startswith(f"node-{node}-") and name != _cluster(segment.placement))
+    return "".join(
+        f"{{ sky autostop --yes --idle-minutes 1 --down {name}; "
+        f"while sky status --refresh {name} | grep -qwE 'UP|INIT'; do sleep 60; done; }} && "
+        for name in others
+    )
 
 
 def _hosts(plan: Plan, problem: Problem) -> dict[tuple[int, str], str]:

@@ -166,6 +166,12 @@ def stop(name: str) -> str:
 ONCE_STOPPED = "[ -e a.stopped ] && rm a.stopped && "
 """A job that has ended by itself, or has not begun, was not stopped: its next stretch is not started."""
 
+ONCE_GIVEN_BACK = (
+    "{ sky autostop --yes --idle-minutes 1 --down node-0-small; "
+    "while sky status --refresh node-0-small | grep -qwE 'UP|INIT'; do sleep 60; done; } && "
+)
+"""Node 0 becomes another machine once nothing runs on the one that it was."""
+
 
 def test_a_task_rents_a_machine_and_one_starts_each_job_on_its_part_of_it() -> None:
     shared = simulate(
@@ -223,7 +229,8 @@ def test_a_job_that_moves_has_stopped_with_its_checkpoint_before_it_starts_elsew
     ]
     assert tasks["schedule.txt"].splitlines()[2:] == [
         f"   1.000 h  sky exec node-0-small {stop('a')} && touch a.stopped",
-        f"   1.000 h  {ONCE_STOPPED}{launch('node-0-large')} && sky exec --detach-run node-0-large a-2.yaml",
+        f"   1.000 h  {ONCE_STOPPED}{ONCE_GIVEN_BACK}{launch('node-0-large')} && "
+        "sky exec --detach-run node-0-large a-2.yaml",
     ]
     # Both machines see the bucket that the checkpoint is in; a task that is executed cannot mount it itself.
     for node in ("node-0-small", "node-0-large"):
@@ -264,8 +271,32 @@ def test_a_job_that_runs_and_is_planned_elsewhere_stops_where_it_runs_first() ->
     plan = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4)},), []), since=since)
     assert skypilot_tasks(plan, BUCKETS, since)["schedule.txt"].splitlines() == [
         f"   0.000 h  sky exec node-0-small {stop('a')} && touch a.stopped",
-        f"   0.000 h  {ONCE_STOPPED}{launch('node-0-large')} && sky exec --detach-run node-0-large a.yaml",
+        f"   0.000 h  {ONCE_STOPPED}{ONCE_GIVEN_BACK}{launch('node-0-large')} && "
+        "sky exec --detach-run node-0-large a.yaml",
     ]
+
+
+SKY = """#!/bin/bash
+cd $(dirname $0)
+echo "$@" >> told
+if [ $1 = status ]; then
+  [ $(grep -c status told) -lt 3 ] && echo "$3  1x(small)  UP" || echo "Cluster(s) not found: $3"
+fi
+"""
+
+
+def test_a_node_becomes_another_machine_only_once_the_first_is_gone(tmp_path: Path) -> None:
+    for name, text in (("sky", SKY), ("sleep", "#!/bin/bash\n")):  # stand for SkyPilot's and for a minute
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    line = skypilot_tasks(MOVED, BUCKETS)["schedule.txt"].splitlines()[-1].split("h  ", 1)[1]
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "a.stopped").touch()
+    subprocess.run(["bash", "-c", line], check=True, env=environment, cwd=tmp_path)
+    told = [words.split() for words in (tmp_path / "told").read_text().splitlines()]
+    assert [words[0] for words in told] == ["autostop", "status", "status", "status", "launch", "exec"]
+    assert told[0][-1] == "node-0-small"  # gives itself back when idle, not now
+    assert told[4][-1] == "node-0-large.yaml"
 
 
 def test_jobs_whose_names_look_alike_share_neither_file_nor_process_nor_checkpoint() -> None:
@@ -343,7 +374,7 @@ SBATCH = {
     "open-mode": "append",
 }
 """The directives that scripts use, as the manual of sbatch documents their values; sbatch 22.05 (`--test-only`) accepts
-such scripts and refuses `--time=1h`, `--begin=soonish` and `--gres=gpu:a10:four`."""
+such scripts and refuses `--time=1h`, `--begin=soonish` and `--gres=gpu:a10:four`; `test_slurm.py` asks sbatch itself."""
 
 
 @pytest.mark.parametrize("name", ["a", "two words", "$(touch x); `id`", 'it\'s "quoted" & more', "größer\nzwei"])
