@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -11,8 +13,7 @@ import lightning_predict as lp
 from benchmarks.accuracy.recordings import recorded_step_seconds
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.gpus import gpu
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.timeline.anchoring import LATE_SHARE, Replay, late_share, recorded_gap
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.timeline.overheads import Host, HostModel
@@ -61,6 +62,7 @@ DEVICE_BOUND = {
 """Those whose device hardly waits for late launches."""
 
 
+@cache
 def trace_of(name: str) -> Trace:
     path = recording(f"{name}.json.gz")
     with warnings.catch_warnings():
@@ -128,36 +130,44 @@ HOSTS = (1.0, 1 / 2.9)
 """Time of a host without the profiler over that of the recording, whose launches hold it: none slower, and the ratio of
 a step of 894 operations that was timed both ways."""
 
+OTHERS = [gpu(name) for name in ("T4", "L4", A100, H100, "B200-SXM-180GB")]
 
-@pytest.mark.parametrize("name", RECORDINGS)
+
+@cache
+def own_work(name: str) -> TimedWork:
+    origin = gpu(RECORDINGS[name])
+    return timed_work(trace_of(name), [origin], origin=origin, models=None)
+
+
+@cache
+def others_work(name: str) -> TimedWork:
+    return timed_work(trace_of(name), OTHERS, origin=gpu(RECORDINGS[name]), models=None)
+
+
 @pytest.mark.parametrize("factor", HOSTS)
+@pytest.mark.parametrize("name", RECORDINGS)
 def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor: float) -> None:
     # On the recording's own GPU the clock reads what the replay takes there; nothing else changes on the other GPUs.
     trace = trace_of(name)
-    others = ["T4", "L4", A100, H100, "B200-SXM-180GB"]
-    origin = gpu(RECORDINGS[name])
-    timed = timed_work(trace, [origin], origin=origin, models=None)
-    replay = Replay(trace, timed, HostModel(), recorded_gap(trace))
+    replay = Replay(trace, own_work(name), HostModel(), recorded_gap(trace))
     read = replace(
         trace,
         step_seconds=(replay.seconds(own=factor, steps=1),),
         host_seconds_unprofiled=(replay.host_seconds(factor),),
     )
     running = replace(read, running_step_seconds=replay.seconds(own=factor), running_steps=8)
-    truth = iterations_of(trace, others, factor)
+    truth = iterations(trace, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(factor))
     for live in (read, running):
-        for found, expected in zip(iterations_of(live, others, 1.0, origin=origin), truth, strict=True):
+        for found, expected in zip(from_readings(name, live), truth, strict=True):
             assert found.seconds == pytest.approx(expected.seconds, rel=0.02)
             assert found.host_seconds == pytest.approx(expected.host_seconds, rel=0.15)
     if factor == 1:
         standing, loop = read.step_seconds[0], running.running_step_seconds
         for step in (standing, loop):
             live = replace(trace, step_seconds=(step,)) if step is not None else trace
-            for found, expected in zip(iterations_of(live, others, 1.0, origin=origin), truth, strict=True):
+            for found, expected in zip(from_readings(name, live), truth, strict=True):
                 assert found.seconds == pytest.approx(expected.seconds, rel=0.02)
 
 
-def iterations_of(trace: Trace, names: list[str], factor: float, *, origin: Gpu | None = None) -> tuple[Iteration, ...]:
-    gpus = [gpu(name) for name in names]
-    own = origin or gpu(str(trace.gpu_reported_name))
-    return iterations(trace, timed_work(trace, gpus, origin=own, models=None), gpus, origin=own, host=Host(factor))
+def from_readings(name: str, live: Trace) -> Sequence[Iteration]:
+    return iterations(live, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(1.0))
