@@ -1,10 +1,10 @@
 """Change the code at one place at a time and see whether its tests notice: `python -m tests.soak.mutations`.
 
 A random sample of places in `kernels`, `timeline`, `cost`, `run` and `distributed`, as many of each: a comparison, an
-operator, a constant, a condition, `min` for `max`. Its tests are those of its subject that import the module, or all of them where
-none does: tests elsewhere may notice more, so that the share of survivors is an upper bound. They run in a fork of one
-process that has imported torch already, without recordings. A change whose tests need more than a limit of processor
-time counts as noticed.
+operator, a constant, a condition, `min` for `max`. Its tests are those of its subject that import the module, or all of
+them where none does: tests elsewhere may notice more, so that the share of survivors is an upper bound. They run in a
+fork of one process that has imported torch already, without recordings. A change whose tests need more than a limit of
+processor time counts as noticed.
 
     python -m tests.soak.mutations --sample 40 --seed 0
 """

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.timeline.anchoring import (
+    FLAT,
     GAP_SECONDS,
     LATE_SHARE,
     MACHINE_SPREAD,
@@ -203,6 +204,16 @@ def test_a_host_that_was_slower_under_the_profiler_is_as_fast_as_the_measured_st
     assert predicted(trace, host_factor=0.5)["BIG"].seconds == pytest.approx(1.25e-3, rel=0.02)
 
 
+@pytest.mark.parametrize("shorter", [1.0, 0.9])
+def test_a_step_no_longer_than_its_kernels_makes_a_host_no_faster_than_the_device_shows(shorter: float) -> None:
+    # 100 kernels of 10 us with their gaps take 1.1 ms. The host needs 50 us for each, less four events of the profiler:
+    # around the operation and its launch, in it, and before it. Within 2 % of 1.1 ms nothing is seen of it any more.
+    device = 100 * (10e-6 + GAP)
+    own = anchored(recorded(100, 10e-6, every=50e-6, steps=(shorter * device,)))
+    assert own.host.factor == pytest.approx((1 + FLAT) * device / (100 * (50e-6 - 4 * EVENT)), rel=1e-3)
+    assert own.device_factor == pytest.approx(shorter / (1 + FLAT), rel=1e-3)
+
+
 def test_a_device_bound_step_says_nothing_of_its_host() -> None:
     # 28 ms of kernels without a gap between them, measured 1 % shorter: the device was faster, the host may be as slow.
     own = anchored(recorded(400, 70e-6, gap=0.0, steps=(0.99 * 0.028,)))
@@ -318,6 +329,27 @@ def test_the_gpu_in_use_is_shown_as_its_loop_runs() -> None:
         "Steps were timed one by one, each until the GPU was done: 33.4 ms. A training loop does not wait for it, and "
         "takes 28.4 ms by the recorded launches and kernels."
     )
+
+
+def test_what_nothing_explains_of_a_step_that_waited_is_added_to_a_running_one() -> None:
+    # Timed one by one it takes 3 ms longer than its replay, which overlaps 5 ms of Python with the device in a loop.
+    live = in_a_loop(recorded(400, 70e-6, python=5e-3), host=1.0)
+    (standing,), running = live.step_seconds, live.running_step_seconds
+    assert running is not None
+    longer = replace(live, step_seconds=(standing + 3e-3,), running_step_seconds=None)
+    assert anchored(longer).residual_seconds == pytest.approx(3e-3)
+    assert predicted(longer)["SMALL"].seconds == pytest.approx(running + 3e-3)
+
+
+def test_a_wait_at_the_ends_of_less_than_two_percent_is_left_in() -> None:
+    # 0.3 ms of Python before 28.4 ms of kernels: a running step would be 1 % shorter, less than two clocks differ by.
+    live = in_a_loop(recorded(400, 70e-6, python=3e-4), host=1.0)
+    (standing,), running = live.step_seconds, live.running_step_seconds
+    assert running is not None
+    assert (1 - FLAT) * standing < running < standing
+    shown = predicted(replace(live, running_step_seconds=None))["SMALL"]
+    assert shown.seconds == standing
+    assert not any("one by one" in note for note in shown.notes)
 
 
 def test_a_host_that_takes_longer_than_its_recording_works_longer_on_every_gpu() -> None:
