@@ -38,7 +38,7 @@ class Assumptions:
 
     Attributes:
         strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options as in
-            `fsdp,tensor=8` (see `distributed/strategy.py`); without effect on one GPU.
+            `fsdp,tensor=8` (see `distributed/strategy.py`); of it, one GPU knows `accumulate` alone.
         method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/choice.py`).
         weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
             a cache folder, or to stay offline; None takes the configured address, the cache and those that come with

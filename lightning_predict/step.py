@@ -151,11 +151,11 @@ class Step:
                 step = step.as_measured(kind.recorded.measured_steps)
             by_kind.append(step)
         step = mean_step(by_kind, self._shares)
-        if layout != self.in_use:
-            return step
-        check = mean_check([kind.check for kind in self.kinds], self._shares)
-        unmeasured = None if check is None else check.predicted_seconds
-        return replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
+        if layout == self.in_use:
+            check = mean_check([kind.check for kind in self.kinds], self._shares)
+            unmeasured = None if check is None else check.predicted_seconds
+            step = replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
+        return step.accumulated(strategy.accumulate) if layout.count == 1 else step
 
     def memory_need(self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None) -> MemoryNeed:
         """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known.

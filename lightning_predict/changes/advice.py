@@ -333,7 +333,7 @@ class _Trial:
     def advised(self, change: Change) -> Advised:
         """Say what one change would do."""
         described = Advised(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
-        why_not = change.why_not(self._trace, self._layouts[0].gpu)
+        why_not = self._why_not(change, self._trace, self._layouts[0])
         if why_not is not None:
             return replace(described, why_not=why_not)
         after = self.predicted((change.name,))
@@ -343,7 +343,7 @@ class _Trial:
         on = {
             one.layout.name: gain(one, other)
             for one, other in zip(self.before.items_in_order, after.items_in_order, strict=True)
-            if change.why_not(self._trace, one.layout.gpu) is None
+            if self._why_not(change, self._trace, one.layout) is None
         }
         evidence = evidence_for(change, self._trace)
         seconds = own.cycle_seconds
@@ -380,7 +380,7 @@ class _Trial:
             change = CHANGES[advised.name]
             if not change.asks <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
                 continue
-            if names and change.why_not(self.changed[names], self._layouts[0].gpu) is not None:
+            if names and self._why_not(change, self.changed[names], self._layouts[0]) is not None:
                 continue
             trial = tuple(name for name in CHANGES if name in (*names, advised.name))
             more = gain(self._first(self.predicted(names)), self._first(self.predicted(trial)))
@@ -393,7 +393,7 @@ class _Trial:
         gains = {
             layout.name: self._told(order, place)
             for place, layout in enumerate(self._layouts)
-            if all(CHANGES[name].why_not(self._trace, layout.gpu) is None for name in names)
+            if all(self._why_not(CHANGES[name], self._trace, layout) is None for name in names)
         }
         own = gains[self._layouts[0].name]
         return Chain(
@@ -403,6 +403,9 @@ class _Trial:
             gains=gains,
             predictions=predictions,
         )
+
+    def _why_not(self, change: Change, trace: Trace, layout: Layout) -> str | None:
+        return change.why_not_on(trace, layout, self._assumptions.strategy)
 
     def _told(self, order: tuple[str, ...], place: int) -> Interval[float]:
         """Multiply what each change adds to those before it, as its kind's gains are told; their errors are apart."""

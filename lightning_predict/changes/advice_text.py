@@ -139,7 +139,10 @@ def _sentences(advice: Advice) -> Iterator[str]:
         told = "; ".join(f"{one.name} ({_simulated(one)})" for one in untested)
         yield f"Try it, no evidence of how well such gains are foretold: {told}."
     if closed:
-        yield "Not here: " + "; ".join(f"{one.name} ({one.why_not})" for one in closed) + "."
+        reasons: dict[str | None, list[str]] = {}
+        for one in closed:
+            reasons.setdefault(one.why_not, []).append(one.name)
+        yield "Not here: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items()) + "."
 
 
 def _ends(one: Advised) -> str:

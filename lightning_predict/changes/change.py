@@ -16,6 +16,8 @@ from typing import Final, Literal, final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.changes.measured import carried
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
@@ -27,6 +29,12 @@ PRICES: Final[tuple[Price, ...]] = ("numerics", "digits", "memory", "samples")
 
 Apply = Callable[[Trace, Assumptions], tuple[Trace, Assumptions]]
 WhyNot = Callable[[Trace, Gpu | None], str | None]
+WhyNotShared = Callable[[Layout, Strategy], str | None]
+
+
+def _shared_anyhow(layout: Layout, strategy: Strategy) -> None:
+    """Let a change apply however GPUs share the work."""
+    del layout, strategy
 
 
 @final
@@ -40,6 +48,7 @@ class Change:
         note: What it costs besides time, in words for a table.
         apply: Returns the step and the assumptions as they would be.
         why_not: Says why it does not apply to a step on a GPU (None asks for any GPU); None if it applies.
+        why_not_shared: Says why it does not apply to GPUs that share the work so; None if it applies.
         asks: What it asks besides time.
         slot: Changes of one slot exclude each other, and a chain takes one of each.
         useless_after: Names of changes after which it changes nothing any more.
@@ -51,10 +60,15 @@ class Change:
     note: str
     apply: Apply
     why_not: WhyNot
+    why_not_shared: WhyNotShared = _shared_anyhow
     asks: frozenset[Price] = frozenset()
     slot: str
     useless_after: frozenset[str] = frozenset()
     kind: str
+
+    def why_not_on(self, trace: Trace, layout: Layout, strategy: Strategy) -> str | None:
+        """Say why it does not apply to a step on a layout; None if it applies."""
+        return self.why_not(trace, layout.gpu) or self.why_not_shared(layout, strategy)
 
     def is_compatible(self, others: tuple[Change, ...]) -> bool:
         """Return whether it changes something more after others."""

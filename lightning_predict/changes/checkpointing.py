@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks compute their activations again in the backward pass instead of keeping them."""
+"""Activation checkpointing, on or off: blocks compute activations again in the backward pass, or keep them."""
 
 from __future__ import annotations
 
@@ -102,13 +102,76 @@ def _repeated(operation: Operation) -> Operation:
     )
 
 
+def recomputed(trace: Trace) -> dict[int, int]:
+    """Find backward operations that repeat forward ones, by place: those of blocks under activation checkpointing.
+
+    A block's backward pass then begins with its forward operations in their order, at least half of them (torch stops
+    where the last kept tensor is there again); views and `detach` between them launch nothing and are passed over.
+    """
+    forward: dict[str, list[int]] = {}
+    repeated: dict[str, list[tuple[int, int]]] = {}
+    is_over: set[str] = set()
+    for place, operation in enumerate(trace.operations):
+        block = block_of(operation.module)
+        if block is None or operation.phase == "optimizer" or not _is_written(operation):
+            continue
+        if operation.phase == "forward":
+            forward.setdefault(block, []).append(place)
+            continue
+        own, done = forward.get(block, []), repeated.setdefault(block, [])
+        if block in is_over or len(done) == len(own) or not _is_alike(operation, trace.operations[own[len(done)]]):
+            is_over.add(block)
+            continue
+        done.append((place, own[len(done)]))
+    kept = {block: pairs for block, pairs in repeated.items() if 2 * len(pairs) >= len(forward.get(block, ())) > 0}
+    return {again: first for pairs in kept.values() for again, first in pairs}
+
+
+def _is_written(operation: Operation) -> bool:
+    """Return whether an operation makes a tensor of its own, as views do not."""
+    read = {tensor.id for tensor in operation.inputs}
+    return any(tensor.id is not None and tensor.id not in read for tensor in operation.outputs)
+
+
+def _is_alike(one: Operation, other: Operation) -> bool:
+    shapes = ([tensor.shape for tensor in each.inputs] for each in (one, other))
+    return one.name == other.name and next(shapes) == next(shapes)
+
+
+def kept(trace: Trace) -> Trace:
+    """Return a step that keeps its activations in place of computing them again."""
+    again = recomputed(trace)
+    names = {
+        new.id: old.id
+        for place, first in again.items()
+        for new, old in zip(trace.operations[place].outputs, trace.operations[first].outputs, strict=False)
+        if new.id is not None and old.id is not None
+    }
+    early = set(names.values())  # they live on until what was written again would have been freed
+    operations = []
+    freed: list[int] = []
+    for place, operation in enumerate(trace.operations):
+        freed += [number for number in operation.freed if number not in early]
+        if place not in again:
+            operations.append(_renamed(replace(operation, freed=tuple(freed)), names))
+            freed = []
+    return replace(trace, operations=tuple(operations))
+
+
+def _why_not_kept(trace: Trace, gpu: Gpu | None) -> str | None:
+    del gpu
+    if not any(one.outputs for one in trace.operations):
+        return "the recording does not hold which tensor goes where; capture the step on the meta device as `followed`"
+    return None if recomputed(trace) else "the backward pass computes nothing again"
+
+
 def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
     del gpu
     if not has_backward(trace):
         return "the step has no backward pass"
     if not any(block_of(one.module) for one in trace.operations):
         return "the recording does not hold blocks of modules"
-    return None
+    return "blocks compute their activations again already" if recomputed(trace) else None
 
 
 CHECKPOINTING: Final = Change(
@@ -117,6 +180,17 @@ CHECKPOINTING: Final = Change(
     note="slower: it saves memory, for a larger batch",
     apply=of_steps(checkpointed),
     why_not=_why_not,
+    slot="checkpointing",
+    kind="checkpointing",
+)
+
+NO_CHECKPOINTING: Final = Change(
+    name="no_checkpointing",
+    words="no checkpointing (gradient_checkpointing_disable())",
+    note="memory for the activations",
+    apply=of_steps(kept),
+    why_not=_why_not_kept,
+    asks=frozenset({"memory"}),
     slot="checkpointing",
     kind="checkpointing",
 )

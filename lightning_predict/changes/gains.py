@@ -9,12 +9,19 @@ denominator, so that a gain is known better than either step::
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
+
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.changes.change import Change
 from lightning_predict.cost.prediction import Prediction
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.prediction import predict_workload, steps_to_come
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.step import Step, layout_in_use
+from lightning_predict.timeline.mean_step import measured_seconds
+from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
 
@@ -34,12 +41,36 @@ def predicted_with(
         iterations: Steps of the recorded size still to come; a step of more samples takes fewer.
         assumptions: What is assumed.
     """
-    samples = trace.samples
+    samples, strategy = trace.samples, assumptions.strategy
     for change in changes:
         trace, assumptions = change.apply(trace, assumptions)
+    if assumptions.strategy != strategy:
+        trace = _shared_otherwise(trace, strategy, assumptions)
     if iterations is not None and samples and trace.samples and trace.samples != samples:
         iterations = max(round(iterations * samples / trace.samples), 1)
     return trace, predict_workload(trace, layouts, steps_to_come(trace, iterations), assumptions)
+
+
+def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) -> Trace:
+    """Return a step measured on several GPUs as it would be under another strategy, by the ratio of two predictions.
+
+    Args:
+        trace: The step.
+        before: How the GPUs shared it.
+        assumptions: What is assumed, with the strategy that they are to have.
+    """
+    origin, measured = gpu_in_use(trace), measured_seconds(trace)
+    if origin is None or measured is None or trace.world_size == 1:
+        return trace
+    layout = layout_in_use(trace, origin)
+    step = Step(trace.changed(Trace.untimed), [origin], assumptions)
+    one, other = (step.iteration(layout, each).seconds for each in (before, assumptions.strategy))
+    ratio = other / one
+
+    def scaled(kind: Trace) -> Trace:
+        return replace(kind, running_step_seconds=ratio * statistics.median(kind.measured_steps))
+
+    return trace.changed(scaled)
 
 
 def gain(before: Prediction, after: Prediction) -> float:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from lightning_predict.changes.attention import FUSED_ATTENTION
 from lightning_predict.changes.batch_size import TWICE_THE_BATCH
 from lightning_predict.changes.change import Change
 from lightning_predict.changes.channels_last import CHANNELS_LAST_CHANGE
-from lightning_predict.changes.checkpointing import CHECKPOINTING
+from lightning_predict.changes.checkpointing import CHECKPOINTING, NO_CHECKPOINTING
 from lightning_predict.changes.compiled import COMPILE
 from lightning_predict.changes.host import CUDA_GRAPHS, FEWER_WAITS, LOADER
 from lightning_predict.changes.optimizer import FUSED_OPTIMIZER
 from lightning_predict.changes.padding import PADDING
 from lightning_predict.changes.precision import PRECISIONS
+from lightning_predict.changes.sharing import ACCUMULATION, SHARING
 from lightning_predict.errors import InvalidArgumentError
 
 CHANGES: Final[Mapping[str, Change]] = {
@@ -23,12 +25,16 @@ CHANGES: Final[Mapping[str, Change]] = {
         CHANNELS_LAST_CHANGE,
         COMPILE,
         TWICE_THE_BATCH,
+        ACCUMULATION,
+        *SHARING,
         LOADER,
         FEWER_WAITS,
         CUDA_GRAPHS,
         FUSED_OPTIMIZER,
+        FUSED_ATTENTION,
         PADDING,
         CHECKPOINTING,
+        NO_CHECKPOINTING,
     )
 }
 """Changes by name."""

@@ -192,7 +192,7 @@ class SharedStep:
     ) -> Iteration:
         """Return the step on a layout, from the step on one of its GPUs, which stands at `row`."""
         if layout.count == 1:
-            return step
+            return step.accumulated(strategy.accumulate)
         named, layout = layout, in_domains(layout)
         if not strategy.is_whole:
             noted = replace(step, notes=(*step.notes, *link_notes(layout, interconnect)))

@@ -116,6 +116,24 @@ class Iteration:
             notes=(*self.notes, note),
         )
 
+    def accumulated(self, batches: int) -> Iteration:
+        """Return the step of so many times its batches, whose gradients add up, and of one update on one GPU.
+
+        The update takes the share of the step that it takes of the device.
+        """
+        if batches == 1:
+            return self
+        update = self.optimizer_seconds / self.device_seconds if self.device_seconds > 0 else 0.0
+        factor = batches - (batches - 1) * update
+        note = f"A step is {batches} batches as large as the recorded one, whose gradients add up."
+        return replace(
+            self.scaled(factor, note=note),
+            forward_seconds=self.forward_seconds * batches,
+            optimizer_seconds=self.optimizer_seconds,
+            measured_seconds=None if self.measured_seconds is None else self.measured_seconds * factor,
+            unmeasured_seconds=None if self.unmeasured_seconds is None else self.unmeasured_seconds * factor,
+        )
+
     def as_measured(self, step_seconds: Sequence[float]) -> Iteration:
         """Take the steps that were timed on this very machine for the prediction; without any it stays as it is."""
         if not step_seconds:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
@@ -149,3 +150,51 @@ def test_a_trace_without_shapes_says_how_to_record_them() -> None:
 def test_an_unknown_change_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError, match="change='bf32' is not known; choose one of bf16-mixed, 16-mixed"):
         change_named("bf32")
+
+
+class Block(nn.Module):
+    """Two layers and a shortcut, behind activation checkpointing or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return x + out
+
+
+def of_blocks(*, is_checkpointed: bool) -> Trace:
+    with torch.device("meta"):
+        blocks = nn.ModuleList([Block(), Block(), Block()])
+        rows = torch.randn(4096, 512, requires_grad=True)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = blocks
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False) if is_checkpointed else block(x)
+            return x
+
+    model = Model()
+    return lp.capture(lambda: model(rows).sum().backward(), samples_per_step=4096)
+
+
+def test_no_checkpointing_is_what_a_capture_without_it_holds() -> None:
+    again, plain = of_blocks(is_checkpointed=True), of_blocks(is_checkpointed=False)
+    changed_back = changed("no_checkpointing", again)
+    products = [one.name for one in plain.operations if one.name in ("aten::addmm", "aten::mm", "aten::relu")]
+    assert [one.name for one in changed_back.operations if one.name in ("aten::addmm", "aten::mm", "aten::relu")] == (
+        products
+    )
+    assert seconds(changed_back) == pytest.approx(seconds(plain), rel=0.01)
+    memory = [lp.predict(one, ["L4"], history=False)["L4"].memory_bytes for one in (again, changed_back, plain)]
+    assert memory[0] is not None
+    assert memory[1] is not None
+    assert memory[0] < memory[1]
+    assert memory[1] == pytest.approx(memory[2], rel=0.02)
+    assert CHANGES["checkpointing"].why_not(again, None) == "blocks compute their activations again already"
+    assert CHANGES["no_checkpointing"].why_not(plain, None) == "the backward pass computes nothing again"

@@ -1,0 +1,71 @@
+"""DDP, FSDP and accumulation: gains of several GPUs, and what one GPU is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import lightning_predict as lp
+from tests.changes.example_steps import REPORTED, trained
+
+
+def test_ddp_and_fsdp_exclude_each_other_and_answer_the_question_both_ways() -> None:
+    ddp, fsdp = (lp.advise(trained(256), ["8xL4"], strategy=name) for name in ("ddp", "fsdp"))
+    assert ddp["ddp"].why_not == "the strategy is ddp already"
+    assert fsdp["fsdp"].why_not == "the strategy is fsdp already"
+    there, back = ddp["fsdp"].simulated_gain, fsdp["ddp"].simulated_gain
+    assert there is not None
+    assert back is not None
+    assert there * back == pytest.approx(1.0)
+    direct = [lp.predict(trained(256), ["8xL4"], strategy=name)["8xL4"].iteration_seconds for name in ("ddp", "fsdp")]
+    assert there == pytest.approx(direct[0] / direct[1])
+    assert ddp["fsdp"].memory is not None
+    assert ddp.before["8xL4"].memory_bytes is not None
+    assert ddp["fsdp"].memory < ddp.before["8xL4"].memory_bytes
+
+
+def test_one_gpu_has_nothing_to_share() -> None:
+    told = lp.advise(trained(256), ["L4"])
+    assert told["fsdp"].verdict == "no"
+    assert told["fsdp"].why_not == told["ddp"].why_not == "one L4 shares nothing; ask for several, as 8xL4"
+    assert "fsdp, ddp (one L4 shares nothing" in " ".join(str(told).split())
+
+
+def test_accumulation_saves_updates_on_one_gpu_and_exchanges_on_several() -> None:
+    """Of n batches an update, n - 1 updates are saved."""
+    step = trained(256)
+    told = lp.advise(step, ["L4"])
+    one, both = (lp.predict(step, ["L4"], strategy=name)["L4"] for name in ("ddp", "accumulate=2"))
+    share = one.step.optimizer_seconds / one.device_seconds
+    assert 0.1 < share < 0.9
+    assert both.iteration_seconds == pytest.approx(one.iteration_seconds * (2 - share))
+    assert told["accumulation"].simulated_gain == pytest.approx(2 / (2 - share))
+    several = lp.advise(step, ["8xL4"])
+    assert several["accumulation"].simulated_gain is not None
+    assert several["accumulation"].simulated_gain > 1
+
+
+def test_a_run_of_accumulated_batches_on_one_gpu_takes_each_batch_once() -> None:
+    """1,000 batches are 250 steps of four, each three batches without the update longer than a recorded one."""
+    step = trained(256)
+    plain, four = (lp.predict(step, ["L4"], iterations=1000, strategy=name)["L4"] for name in ("ddp", "accumulate=4"))
+    assert four.iterations == 250
+    assert plain.total_seconds is not None
+    assert four.total_seconds is not None
+    update = plain.iteration_seconds * plain.step.optimizer_seconds / plain.device_seconds
+    assert four.total_seconds == pytest.approx(plain.total_seconds - 750 * update)
+
+
+def test_a_step_measured_on_several_gpus_is_told_by_the_ratio_of_two_predictions() -> None:
+    """Both sides hold the measured step, so that the gain is that of two predictions alone."""
+    step = replace(trained(256), gpu_reported_name=REPORTED, world_size=8, step_seconds=(0.05, 0.05))
+    told = lp.advise(step, ["8xA100-SXM-40GB"])
+    assert told.on == "8xA100-SXM-40GB"
+    assert told.before["8xA100-SXM-40GB"].iteration_seconds == pytest.approx(0.05)
+    plain = step.untimed()
+    ddp, fsdp = (
+        lp.predict(plain, ["8xA100-SXM-40GB"], strategy=name)["8xA100-SXM-40GB"].iteration_seconds
+        for name in ("ddp", "fsdp")
+    )
+    assert told["fsdp"].simulated_gain == pytest.approx(ddp / fsdp)
