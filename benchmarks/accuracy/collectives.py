@@ -23,6 +23,7 @@ from typing import Final, final
 from rich.table import Table
 
 from benchmarks.accuracy.many_gpus import UniformBenchmark, uniform_step
+from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
@@ -30,7 +31,6 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, bus_factor
-from lightning_predict.training.report import report_table
 
 NCCL_TABLE: Final = "nccl.csv"
 SIA_TABLE: Final = "sia.csv"

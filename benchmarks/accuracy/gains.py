@@ -26,6 +26,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
+from benchmarks.training.report import report_table
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.changes.batch_size import batch_change
 from lightning_predict.changes.change import Change
@@ -35,7 +36,6 @@ from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 
 PAIRS: Final = "pairs"
 TRACES: Final = "traces_pairs"

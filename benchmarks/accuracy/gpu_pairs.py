@@ -5,8 +5,8 @@
 With e = log(predicted / measured) on the origin and on the target, a measurement scaled by the ratio of predictions to
 a power w errs by e_target - w · e_origin: w says which part of the origin's error comes back on the target. Pairs are
 of rows that no network was fitted to: the tables' held-out ones, of the same software build, and the published times
-that no fit saw (`training/proxies.py`). For each kinship of the kernels the power is chosen on the pairs without a GPU,
-whichever side it would be on, and judged on those with it. Example::
+that no fit saw (`benchmarks/training/proxies.py`). For each kinship of the kernels the power is chosen on the pairs
+without a GPU, whichever side it would be on, and judged on those with it. Example::
 
     studies = exponent_studies(measured_pairs(Path("measurements"), models))
     studies["same code"].left_out_error
@@ -24,16 +24,16 @@ from typing import Final, final
 import numpy as np
 from rich.table import Table
 
+from benchmarks.training.proxies import Published, compared_times, published_times
+from benchmarks.training.recipes import RECIPES
+from benchmarks.training.report import report_table
+from benchmarks.training.tables import read_tables
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import EXPONENTS, KINSHIPS, Kinship, kinship_of, shrunk_residuals
 from lightning_predict.kernels.models import BundledModels
 from lightning_predict.kernels.operations import Array
-from lightning_predict.training.families import weighted_quantile
-from lightning_predict.training.proxies import Published, compared_times, published_times
-from lightning_predict.training.recipes import RECIPES
-from lightning_predict.training.report import report_table
-from lightning_predict.training.tables import read_tables, split_rows
-from lightning_predict.training.weights import gpus_of
+from lightning_predict.training.own import gpus_of, weighted_quantile
+from lightning_predict.training.tables import split_rows
 
 POWERS: Final = tuple(number / 12 for number in range(13))
 

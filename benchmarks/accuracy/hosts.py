@@ -27,6 +27,7 @@ from benchmarks.accuracy.operator_tables import EAGER, KERNEL_BENCH, kernel_benc
 from benchmarks.accuracy.published_steps import MILABENCH_TABLE, milabench_steps
 from benchmarks.accuracy.vision import TORCHVISION_TABLE, TORCHVISION_TABLE_2, read_torchvision_cases
 from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
+from benchmarks.training.report import report_table
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
@@ -34,7 +35,6 @@ from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.overheads import HOST_SPREAD
 from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 
 DEVICE_SHARE: Final = 0.5
 """A device that needs less than this of a step leaves it to the host, even where it is predicted too fast by half."""

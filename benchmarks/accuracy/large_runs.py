@@ -24,6 +24,7 @@ from rich.table import Table
 from benchmarks.accuracy.published_runs import LENGTH, VOCABULARY, published_runs
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.large_language_models import MPT, MegatronConfig, megatron_trace, mpt_trace
+from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, single_steps
 from lightning_predict.distributed.overlap import FRICTION
@@ -37,7 +38,6 @@ from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 from lightning_predict.units import gigabytes_to_bytes, milliseconds_to_seconds
 
 MPT_TABLE: Final = "mpt_fsdp.csv"

@@ -31,6 +31,7 @@ from rich.table import Table
 from benchmarks.accuracy.reported_gpus import reported_gpu
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
+from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.overlap import HOPPER, Friction, slowest_of
@@ -46,7 +47,6 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
-from lightning_predict.training.report import report_table
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
 
 PARTS: Final = 20

@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
+from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.cost.memory import fit_probability, step_memory
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 from lightning_predict.units import GIBIBYTE, MEBIBYTE
 
 TIMM_TABLE: Final = "memory_timm.csv.gz"

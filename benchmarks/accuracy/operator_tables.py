@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.workloads.liger import LIGER_FAMILIES, PASSES, liger_trace
+from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
@@ -33,7 +34,6 @@ from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 from lightning_predict.units import MICROSECOND, milliseconds_to_seconds
 
 KERNEL_BENCH: Final = "kernelbench"

@@ -27,13 +27,13 @@ from rich.table import Table
 
 from benchmarks.accuracy.step_calibration import StepCase, spread_left_out
 from benchmarks.accuracy.whole_steps import LEFT_OUT
+from benchmarks.training.report import report_table
 from lightning_predict.cost.offers import offers_for
 from lightning_predict.planning.objective import late_factor
 from lightning_predict.planning.policies import policy
 from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Plan, Problem, Situation
 from lightning_predict.planning.replay import Replay, evenly, replay, slowed
 from lightning_predict.planning.simulator import ActualSeconds, simulate
-from lightning_predict.training.report import report_table
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 
 PROBABILITY: Final = 0.9

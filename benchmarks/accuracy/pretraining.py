@@ -23,6 +23,7 @@ from rich.console import Console
 from benchmarks.accuracy.large_runs import GPUS_PER_NODE, LargeRunCase, LargeRunResult, errors_table, predicted_runs
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
+from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
 from lightning_predict.errors import MeasurementTableError
@@ -32,7 +33,6 @@ from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 from lightning_predict.units import gigabytes_to_bytes
 
 TORCHTITAN_TABLE: Final = "torchtitan.csv"

@@ -35,6 +35,7 @@ from rich.table import Table
 
 from benchmarks.accuracy.many_gpus import EXAMPLES_TABLE, MACHINES, MOST_GPUS
 from benchmarks.accuracy.workloads.dlrm import WIDTH, criteo_rows, criteo_trace
+from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InfeasiblePlanError, MeasurementTableError
 from lightning_predict.gpus.layouts import Layout, layout_of
@@ -44,7 +45,6 @@ from lightning_predict.sharding.loads import KINDS
 from lightning_predict.sharding.placement import TABLE_SHARE, place_tables
 from lightning_predict.sharding.step import WHOLE, Assignment, sharded_step
 from lightning_predict.sharding.tables import EmbeddingTable
-from lightning_predict.training.report import report_table
 from lightning_predict.units import seconds_to_milliseconds
 
 

@@ -20,6 +20,7 @@ from typing import Final, final
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.training.report import report_table
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.kernels.traffic import is_known
@@ -28,7 +29,6 @@ from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import FORMAT, Kernel, Trace, read_json
-from lightning_predict.training.report import report_table
 from lightning_predict.units import seconds_to_milliseconds
 
 PAIRS: Final = (("married_resnet50_v100.json.gz", "married_resnet50_a100.json.gz"),)

@@ -34,6 +34,7 @@ from benchmarks.accuracy.workloads.classifiers import VGG19, alexnet, vgg
 from benchmarks.accuracy.workloads.deep_speech import DeepSpeech
 from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
+from benchmarks.training.report import report_table
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import layout_of
@@ -42,7 +43,6 @@ from lightning_predict.regression.end_to_end import DEFAULT_OPTIONS, FEWEST_RUNS
 from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Flags, Trace
-from lightning_predict.training.report import report_table
 
 NOMINAL_FLOPS_PER_SECOND: Final = 1e11
 """Stands for the processor's power, which is the same in all runs and so says nothing."""

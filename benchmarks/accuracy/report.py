@@ -29,8 +29,8 @@ from benchmarks.accuracy.transformers import (
     evaluate_transformers,
     mean_error,
 )
+from benchmarks.training.report import Goal, reach_table, report_table
 from lightning_predict.errors import MeasurementTableError, MissingDependencyError
-from lightning_predict.training.report import Goal, reach_table, report_table
 from lightning_predict.units import seconds_to_milliseconds
 
 if TYPE_CHECKING:

@@ -29,11 +29,11 @@ from benchmarks.accuracy.vision import TIMM_TABLE
 from benchmarks.accuracy.workloads.dcgan import NOISE, discriminator, generator
 from benchmarks.accuracy.workloads.inception import InceptionV3
 from benchmarks.accuracy.workloads.recorded import without_pauses
+from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 from lightning_predict.units import milliseconds_to_seconds, seconds_to_milliseconds
 
 # --- Habitat (Yu et al., USENIX ATC 2021): measured on one GPU, predicted on others

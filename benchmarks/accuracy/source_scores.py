@@ -23,11 +23,11 @@ from rich.console import Console
 from benchmarks.accuracy.operator_tables import baselines
 from benchmarks.accuracy.published_steps import PublishedStep
 from benchmarks.accuracy.transformers import evaluate_in_groups
+from benchmarks.training.report import report_table
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.iteration import iterations
-from lightning_predict.training.report import report_table
 
 GROWTH: Final = 1.4
 """Times as many samples as the step before has one that tells what a sample adds: of closer ones the noise decides."""

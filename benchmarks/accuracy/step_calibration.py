@@ -25,7 +25,7 @@ import numpy as np
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.step_spread import StepSpread
-from lightning_predict.training.families import weighted_quantile
+from lightning_predict.training.own import weighted_quantile
 
 FACTOR_DEVIATION: Final = 0.15
 """Deviation of the logarithm of a factor before any case was seen: an assumption. With it one kind of work in eight is

@@ -24,15 +24,16 @@ from rich.table import Table
 from benchmarks.accuracy.published_steps import PublishedStep
 from benchmarks.accuracy.step_calibration import StepCase, spread_out
 from benchmarks.accuracy.whole_steps import predicted_steps, published_steps
+from benchmarks.training.families import train_bases
+from benchmarks.training.recipes import RECIPES, Recipe
+from benchmarks.training.report import report_table
+from benchmarks.training.tables import read_tables
 from lightning_predict.gpus import gpu_names
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.timeline.step_spread import bundled_spread
-from lightning_predict.training.families import train_bases
-from lightning_predict.training.recipes import RECIPES, Recipe
-from lightning_predict.training.report import report_table
-from lightning_predict.training.tables import Group, read_tables
-from lightning_predict.training.weights import gpus_of
+from lightning_predict.training.own import gpus_of
+from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import LoadedWeights
 from lightning_predict.weights.store import load_weights
 

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.vision import LAYOUTS, MODES, Precision, VisionStep, vision_trace
+from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
@@ -38,7 +39,6 @@ from lightning_predict.kernels.translation import work_items
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 from lightning_predict.units import milliseconds_to_seconds
 
 TIMM_TABLE: Final = "timm.csv.gz"

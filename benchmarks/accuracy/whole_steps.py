@@ -49,6 +49,7 @@ from benchmarks.accuracy.vision import (
 from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, units_per_sample
 from benchmarks.accuracy.workloads.published import published_trace
 from benchmarks.accuracy.workloads.vision import vision_trace
+from benchmarks.training.report import report_table
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
@@ -56,7 +57,6 @@ from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.step_spread import UNCALIBRATED, bundled_spread
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.report import report_table
 
 NOT_TRAINED_IN: Final = "double"
 """Precision of steps that are scored in their own table alone: hardly anybody trains in it."""

@@ -32,7 +32,7 @@ from lightning_predict.cli.prediction_commands import predict
 from lightning_predict.cli.regression_commands import regress
 from lightning_predict.cli.sharding_commands import shard
 from lightning_predict.cli.trace_commands import trace
-from lightning_predict.cli.weights_commands import cache, evaluate, measure, train
+from lightning_predict.cli.weights_commands import cache, measure, train
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.lookup import LISTING
 
@@ -55,7 +55,6 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
         offers,
         measure,
         train,
-        evaluate,
         cache,
         completion,
     )
@@ -83,10 +82,16 @@ REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "shard": {"--zipf-alpha": "--skew", "--indices": "--skew"},
 }
+"""Options of earlier releases, by command, with what stands for them now."""
+
+REMOVED_COMMANDS: Final[Mapping[str, str]] = {
+    "evaluate": "use train, which prints the errors before and after on rows that no fit saw; weights are scored on "
+    "tables of others by python -m benchmarks.training evaluate, in a clone of the repository",
+}
+"""Commands of earlier releases, with what stands for them now."""
 
 _HOST: Final = {"--host-factor": "--host, which takes the factor, or fast, median or slow"}
 """What was removed from every command that had it."""
-"""Options of earlier releases, by command, with what stands for them now."""
 
 GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "predict": {
@@ -272,6 +277,8 @@ def unknown_command(arguments: Sequence[str]) -> str | None:
     """Say what is wrong where the first word is no command; None if it is one, or an option."""
     if not arguments or arguments[0] in (*COMMANDS, *ALIASES) or arguments[0].startswith("-"):
         return None
+    if arguments[0] in REMOVED_COMMANDS:
+        return f"{arguments[0]} was removed; {REMOVED_COMMANDS[arguments[0]]}."
     near = difflib.get_close_matches(arguments[0], [*COMMANDS, *ALIASES], n=1)
     meant = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(COMMANDS)}."
     return f"{arguments[0]!r} is not a command of {PROGRAM}. {meant}"

@@ -1,23 +1,20 @@
-"""`measure`, `train`, `evaluate` and `cache`: the weights of the models, from measurement to download.
+"""`measure`, `train` and `cache`: the weights of the models, from measurement to download.
 
 Example::
 
     lightning-predict measure measurements --operations linear,conv2d
     lightning-predict train measurements --output my-weights
-    lightning-predict evaluate measurements --weights my-weights
     lightning-predict cache clear
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Final, Literal
 
 from lightning_predict.cli.answers import Answer, aligned, json_value
 from lightning_predict.units import bytes_to_mebibytes, minutes_to_seconds
-
-WIDTH: Final = 160
-"""Columns of progress."""
 
 NO_SCORES: Final = (
     "No score: of each operation 15 % of the problems are held out, drawn by a hash of the shape, and in so few rows "
@@ -109,67 +106,40 @@ def _announced(problems: int, seconds: float | None, minutes: float | None) -> s
 
 
 def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Answer:
-    """Train the weights of all models from tables of measurements, and score them on rows that no fit saw.
+    """Tune the weights to your own GPU, from the tables of `measure`, and score them on rows that no fit saw.
 
-    All public tables take about half an hour on two cores; progress is on standard error. A folder with
-    `collective.csv.gz` gets the curves of collectives, too. Use the weights with `predict --weights FOLDER`.
+    It starts from the weights that ship and takes minutes; progress is on standard error. Use the result with
+    `predict --weights FOLDER`. What was measured too little, and all other GPUs, keep the weights that ship.
 
     Args:
-        tables: Folder of the measurement tables.
-        output: Folder to write the weights, their manifest and the model card to.
+        tables: Folder that `measure` wrote.
+        output: Folder to write the weights and their manifest to.
         seed: Seed of the networks and of the choice of held-out rows.
     """
-    from rich.console import Console
-
-    from lightning_predict.training.scores import score_table
+    from lightning_predict.training.own import train_own
     from lightning_predict.training.tables import eager_rows
-    from lightning_predict.training.weights import WIDTH as OPERATORS_WIDTH
-    from lightning_predict.training.weights import train as train_weights
 
-    scores = train_weights(tables, output, seed=seed, console=Console(stderr=True, width=WIDTH))
+    scores = train_own(tables, output, seed=seed, done=lambda what: print(what, file=sys.stderr))
     eager = eager_rows(tables)
-    note = "" if not eager else f"{eager} rows are left out: no CUDA graph timed them, so they hold launches."
+    rows = [
+        [
+            one.gpu,
+            one.operation,
+            one.dtype,
+            str(one.rows),
+            "" if one.before is None else f"{one.before:.1%}",
+            f"{one.after:.1%}",
+            f"{one.coverage:.0%}",
+        ]
+        for one in scores
+    ]
+    headers = ["GPU", "operation", "dtype", "rows", "mean error before", "after", "in interval"]
+    lines = [aligned(headers, rows, right=range(3, 7)) if rows else NO_SCORES]
+    if eager:
+        lines.append(f"{eager} rows are left out: no CUDA graph timed them, so they hold launches.")
     return Answer(
         data=lambda: {"weights": str(output), "scores": json_value(scores), "eager_rows": eager},
-        show=lambda: Console(width=OPERATORS_WIDTH).print(score_table(scores) if scores else NO_SCORES, note),
-    )
-
-
-def evaluate(
-    tables: Path,
-    *,
-    weights: Path | None = None,
-    seed: int = 0,
-    baselines: bool = False,
-) -> Answer:
-    """Score the weights on measurements that no fit saw, beside simpler predictors.
-
-    Args:
-        tables: Folder of the measurement tables.
-        weights: Weights to score, a folder or a file (default: the cache, then those that ship with the package).
-        seed: Seed of the choice of held-out rows, as given to `train`.
-        baselines: Train networks on raw latency to compare with, for a few minutes.
-    """
-    from rich.console import Console
-
-    from lightning_predict.training.weights import WIDTH as OPERATORS_WIDTH
-    from lightning_predict.training.weights import evaluate as evaluate_weights
-    from lightning_predict.training.weights import evaluate_proxies, manifest_of, operator_goals, print_operators
-
-    if baselines:  # with a bar of its own
-        scores = evaluate_weights(tables, weights=weights, seed=seed, baselines=True, console=Console(stderr=True))
-    else:
-        with Console(stderr=True).status(f"Scoring {tables} ..."):
-            scores = evaluate_weights(tables, weights=weights, seed=seed)
-    manifest = manifest_of(weights)
-    proxies = evaluate_proxies(tables, weights=weights)
-    return Answer(
-        data=lambda: {
-            "scores": json_value(scores),
-            "detours": json_value(proxies),
-            "goals": [{**json_value(goal), "is_held": goal.is_held} for goal in operator_goals(scores, manifest)],
-        },
-        show=lambda: print_operators(scores, manifest, proxies, Console(width=OPERATORS_WIDTH)),
+        show=lambda: print("\n".join(lines)),
     )
 
 

@@ -72,7 +72,8 @@ ROOFLINE_SPREAD: Final = 1.6
 
 PROXY_SPREAD: Final = 1.3
 """Extra factor where a sibling dtype or a proxy stands in. An assumption, though a cautious one: with it the intervals
-hold nine in ten of the recurrent layers, norms and backward passes that others timed (`training/proxies.py`)."""
+hold nine in ten of the recurrent layers, norms and backward passes that others timed
+(`benchmarks/training/proxies.py`)."""
 
 STAND_IN_SPREAD: Final = 2.0
 """Extra factor where float32 stands in for a dtype that the GPU computes no faster. An assumption. Products in float16

@@ -1,6 +1,5 @@
-"""Train weights from measurements: `lightning-predict train`. Not imported when predicting.
+"""Train weights that know one's own GPU: `lightning-predict train`. Not imported when predicting.
 
-`tables` reads and splits measurements, `recipes` says how each family is trained, `networks` and `families` train,
-`scores` says how good the result is on what was held out, `proxies` how good operations without a network are, and
-`publishing` writes the files. `weights` is the whole way, for the command line.
+`tables` reads what `measure` wrote and splits it, `networks` trains one network, and `own` tunes those that ship to the
+GPUs of the tables. How the weights that ship were trained stands in `benchmarks/training`, which is not in the wheel.
 """

@@ -6,8 +6,8 @@ two, so that short rows, which show the launch, say no more about the device tha
 how much faster than its half a larger problem is predicted. Training of an ensemble is one pass: its
 members see the same rows and differ by their start.
 
-Pairs of problems of which one is twice as large along one side are drawn far beyond the measured range as well, so that
-training also tames what no table shows. Real hardware is faster on the larger problem in a few per cent of cases
+Pairs of problems of which one is twice as large along one side may be given, far beyond the measured range as well, so
+that training also tames what no table shows. Real hardware is faster on the larger problem in a few per cent of cases
 (alignment, another kernel), so only drops beyond `SLACK` count.
 
 Example::
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -29,30 +29,12 @@ import torch
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import MACHINE_FEATURES, reference_seconds
-from lightning_predict.kernels.operations import Array, Family, ProblemBatch, problem_batch
+from lightning_predict.kernels.operations import Array, Family
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import FloatArray, Layer, NetworkWeights
 
 SLACK: Final = 0.02
 """Drop of log(seconds) from a problem to its double that is not held against the model."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeRange:
-    """Random problems of one operation: whole numbers, even in the logarithm.
-
-    Attributes:
-        operation: The operation.
-        dtype: Its dtype.
-        sides: Word -> smallest and largest value; these may be doubled.
-        fixed: Word -> values to choose from; these are not doubled.
-    """
-
-    operation: str
-    dtype: str
-    sides: Mapping[str, tuple[float, float]]
-    fixed: Mapping[str, tuple[float, ...]]
 
 
 @final
@@ -71,49 +53,6 @@ class DoublingPairs:
 
     smaller: Side
     larger: Side
-
-
-def doubling_pairs(
-    family: Family, shapes: Sequence[ShapeRange], gpus: Sequence[Gpu], *, count: int, seed: int
-) -> DoublingPairs:
-    """Draw about `count` pairs, spread evenly over the GPUs and the shapes."""
-    generator = np.random.default_rng(seed)
-    each = max(count // (len(gpus) * len(shapes)), 1)
-    halves: list[tuple[Side, Side]] = []
-    for gpu in gpus:
-        for shape in shapes:
-            smaller, larger = _draw(shape, each, generator)
-            halves.append((_side(family, smaller, gpu), _side(family, larger, gpu)))
-    return DoublingPairs(_joined([half[0] for half in halves]), _joined([half[1] for half in halves]))
-
-
-def _draw(shape: ShapeRange, count: int, generator: np.random.Generator) -> tuple[ProblemBatch, ProblemBatch]:
-    words = {
-        word: np.rint(np.exp2(generator.uniform(np.log2(low), np.log2(high), count)))
-        for word, (low, high) in shape.sides.items()
-    }
-    # Half of the sizes are powers of two: what people use most, and where alignment jumps.
-    words = {
-        word: np.where(generator.random(count) < 0.5, values, np.exp2(np.rint(np.log2(values))))
-        for word, values in words.items()
-    }
-    fixed = {word: generator.choice(np.array(values), count) for word, values in shape.fixed.items()}
-    grown = generator.integers(len(words), size=count)
-    doubled = {word: np.where(grown == index, 2 * values, values) for index, (word, values) in enumerate(words.items())}
-    return (
-        problem_batch(shape.operation, shape.dtype, **words, **fixed),
-        problem_batch(shape.operation, shape.dtype, **doubled, **fixed),
-    )
-
-
-def _side(family: Family, batch: ProblemBatch, gpu: Gpu) -> Side:
-    return Side(family.feature_matrix(batch, [gpu])[0], np.log(reference_seconds(batch, [gpu])[0]))
-
-
-def _joined(sides: Sequence[Side]) -> Side:
-    return Side(
-        np.concatenate([side.features for side in sides]), np.concatenate([side.log_reference for side in sides])
-    )
 
 
 CHECKS: Final = 12

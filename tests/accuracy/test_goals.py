@@ -9,7 +9,7 @@ from rich.console import Console
 from benchmarks.accuracy.report import goals_of
 from benchmarks.accuracy.throughput import ThroughputReport, ratios_of
 from benchmarks.accuracy.transformers import TransformerResult
-from lightning_predict.training.report import Goal, reach_table
+from benchmarks.training.report import Goal, reach_table
 from tests.accuracy.test_report import case, throughput
 
 

@@ -18,13 +18,13 @@ from benchmarks.accuracy.unseen_gpus import (
     models_without,
     unseen_table,
 )
+from benchmarks.training.recipes import RECIPES
+from benchmarks.training.tables import read_tables
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import problem_times
 from lightning_predict.training.networks import TrainingPlan
-from lightning_predict.training.recipes import RECIPES
-from lightning_predict.training.tables import read_tables
 from tests.accuracy.test_report import TRANSFORMERS
 from tests.training.example import write_matmul_table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from lightning_predict.cost.offers import load_offers
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
 from lightning_predict.measuring import run as measuring
 from lightning_predict.measuring.clock import time_call
-from lightning_predict.training import weights as training
+from lightning_predict.training import own
 from lightning_predict.training.networks import TrainingPlan
-from lightning_predict.training.recipes import RECIPES
 from tests.cli.conftest import Run
-from tests.training.example import write_matmul_table
+from tests.training.example import write_own_table
 from tests.weights.example import publish
 
 
@@ -307,32 +305,25 @@ def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 def test_train_writes_weights_that_predict_takes(
     trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = TrainingPlan(steps=30, batch_rows=128, hidden=(8,))
-    recipe = replace(RECIPES["matmul_single"], start=None, base=plan, own=plan, fold=plan, folds=(("T4",), ("L4",)))
-    monkeypatch.setattr(training, "train", partial(training.train, recipes={"matmul_single": recipe}, jobs=1))
+    monkeypatch.setattr(own, "train_own", partial(own.train_own, plan=TrainingPlan(steps=30), jobs=1))
     tables, weights = tmp_path / "tables", tmp_path / "weights"
     tables.mkdir()
-    write_matmul_table(tables / "matmul.csv.gz", [gpu("T4"), gpu("L4")], rows=300)
+    write_own_table(tables, [gpu("T4"), gpu("L4")], rows=700)
     ran = run("train", tables, "--output", weights, "--json")
     assert ran.code == 0
     assert {score["gpu"] for score in ran.json["scores"]} == {"T4", "L4"}
-    assert "[1/1] matmul_single" in ran.err  # progress does not mix with the JSON
-    assert "linear" in run("train", tables, "--output", weights).out
+    assert "T4: matmul_single" in ran.err  # progress does not mix with the JSON
+    assert "mean error before" in run("train", tables, "--output", weights).out
     found = run("predict", trace, "--gpus", "T4", "--weights", weights, "--json").json
     assert found["predictions"][0]["coverage"]["mlp"] > 0
-    assert "No measurement" in run("train", tmp_path / "nothing").err
+    assert "No table of yours" in run("train", tmp_path / "nothing").err
 
 
-def test_evaluate_scores_weights_on_tables(run: Run, tmp_path: Path) -> None:
-    write_matmul_table(tmp_path / "matmul.csv.gz", [gpu("T4")], rows=200)
-    found = run("evaluate", tmp_path, "--json").json
-    (score,) = found["scores"]
-    assert (score["gpu"], score["operation"]) == ("T4", "linear")
-    assert 0 < score["mean"] < 10
-    assert "T4" in run("evaluate", tmp_path).out
-    ran = run("evaluate", tmp_path / "nothing")
+def test_a_removed_command_is_refused_with_the_one_to_use(run: Run, tmp_path: Path) -> None:
+    ran = run("evaluate", tmp_path)
     assert ran.code == 2
-    assert "sitar-lab/NeuSight" in ran.err
+    assert "evaluate was removed; use train, which prints the errors before and after" in ran.err
+    assert "python -m benchmarks.training evaluate" in ran.err
 
 
 def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) -> None:
@@ -350,6 +341,6 @@ def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) ->
 
 
 def test_train_says_why_there_is_no_score(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "train", lambda *_, **__: ())
+    monkeypatch.setattr(own, "train_own", lambda *_, **__: ())
     ran = run("train", tmp_path, "--output", tmp_path / "weights")
     assert ran.out.startswith("No score: of each operation 15 % of the problems are held out")

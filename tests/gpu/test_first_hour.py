@@ -26,7 +26,7 @@ from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.weights import train
+from lightning_predict.training.own import train_own
 from tests.callbacks.small import Small
 from tests.gpu.test_peak_memory import step_on
 from tests.measuring.test_measuring import MATRIX, TINY
@@ -169,10 +169,11 @@ def test_after_a_failed_capture_random_numbers_and_captures_go_on() -> None:
     torch.cuda.synchronize()
 
 
-def test_a_minute_of_measuring_trains_weights_that_a_prediction_uses(tmp_path: Path, record_property: Note) -> None:
-    done = measure(tmp_path / "tables", operations=["linear"], dtypes=["float16"], problems=200, minutes=1)
-    assert done.rows > 40
-    train(tmp_path / "tables", tmp_path / "weights")
+def test_minutes_of_measuring_train_weights_that_a_prediction_uses(tmp_path: Path, record_property: Note) -> None:
+    done = measure(tmp_path / "tables", operations=["linear"], dtypes=["float16"], problems=700, minutes=5)
+    assert done.rows > 600
+    scores = train_own(tmp_path / "tables", tmp_path / "weights")
+    record_property("error", f"{scores[0].before:.1%} before, {scores[0].after:.1%} after")
     trace, _ = resnet()
     origin = gpu_in_use(trace)
     assert origin is not None

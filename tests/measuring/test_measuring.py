@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.training.tables import read_tables
 from lightning_predict.errors import (
     CaptureError,
     InvalidArgumentError,
@@ -31,7 +32,7 @@ from lightning_predict.measuring.run import (
     problems_in_turns,
     spread_first,
 )
-from lightning_predict.training.tables import eager_rows, read_tables, was_eager
+from lightning_predict.training.tables import eager_rows, was_eager
 
 CPU = torch.device("cpu")
 ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 8, "head_dim": 4, "causal": 1}

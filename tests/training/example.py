@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.training.families import FamilyResult, train_families
+from benchmarks.training.recipes import Recipe
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
-from lightning_predict.training.families import FamilyResult, train_families
-from lightning_predict.training.recipes import Recipe
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry, file_name
 from lightning_predict.weights.records import BASE
@@ -56,6 +56,19 @@ def write_matmul_table(path: Path, gpus: list[Gpu], rows: int) -> None:
             columns = [batch.columns[word] for word in ("b", "m", "n", "k")]
             for *shape, seconds in zip(*columns, measured(gpu, batch), strict=True):
                 writer.writerow([gpu.name, "linear", "float32", *(int(x) for x in shape), seconds * 1e3, "synthetic"])
+
+
+def write_own_table(folder: Path, gpus: Sequence[Gpu], rows: int) -> None:
+    """The same measurements as `measure` writes them, `own_linear.csv.gz`."""
+    with gzip.open(folder / "own_linear.csv.gz", "wt", newline="") as lines:
+        writer = csv.writer(lines)
+        writer.writerow(["gpu", "op", "dtype", "b", "m", "n", "k", "latency_ms", "timed", "source"])
+        for gpu in gpus:
+            batch = products(rows)
+            columns = [batch.columns[word] for word in ("b", "m", "n", "k")]
+            for *shape, seconds in zip(*columns, measured(gpu, batch), strict=True):
+                words = [gpu.name, "linear", "float32", *(int(x) for x in shape), seconds * 1e3, "graph", "own"]
+                writer.writerow(words)
 
 
 def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int = 0) -> FamilyResult:

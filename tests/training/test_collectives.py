@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_predict.errors import MeasurementTableError
-from lightning_predict.kernels.collective import bundled_curves
-from lightning_predict.training.collectives import (
+from benchmarks.training.collectives import (
     fit_curves,
     publish_curves,
     read_rows,
@@ -18,6 +16,8 @@ from lightning_predict.training.collectives import (
     sources_of,
     write_curves,
 )
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.kernels.collective import bundled_curves
 
 HEADER = "gpu,op,gpus,message_elements,latency_ms\n"
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.training.scores import Score
-from lightning_predict.training.weights import operator_goals
+from benchmarks.training.scores import Score
+from benchmarks.training.weights import operator_goals
 from lightning_predict.weights.manifest import HeldOutError, Manifest
 from tests.training.example import manifest_of_base
 

@@ -5,17 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.training.families import UNMEASURED_HALF_WIDTH, interval_of, unseen_errors
+from benchmarks.training.recipes import RECIPES
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import families, problem_batch
-from lightning_predict.training.families import (
-    UNMEASURED_HALF_WIDTH,
-    interval_of,
-    log_errors,
-    unseen_errors,
-    weighted_quantile,
-)
-from lightning_predict.training.recipes import RECIPES
+from lightning_predict.training.own import log_errors, weighted_quantile
 from lightning_predict.training.tables import Group, split_rows
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_network

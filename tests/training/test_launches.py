@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.training.tables import MOST_LAUNCH, SHORTEST_SECONDS, growing_launch, without_launch
+from benchmarks.training.tables import MOST_LAUNCH, SHORTEST_SECONDS, growing_launch, without_launch
 
 
 def test_the_launch_runs_straight_between_the_calls_that_no_later_one_undercuts() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.training.recipes import RECIPES, Recipe
 from lightning_predict.kernels.features import MACHINE_FEATURES
 from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.operations import families, problem_batch
 from lightning_predict.kernels.utilisation import log_utilisation_of
-from lightning_predict.training.families import log_errors
 from lightning_predict.training.networks import (
     TrainingPlan,
     collect_rows,
@@ -18,7 +18,7 @@ from lightning_predict.training.networks import (
     train_network,
     with_constants_in_bias,
 )
-from lightning_predict.training.recipes import RECIPES, Recipe
+from lightning_predict.training.own import log_errors
 from lightning_predict.training.tables import Group, split_rows
 from lightning_predict.weights.records import Layer
 from tests.example_gpu import BIG, SMALL

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.training.proxies import ALL_GPUS, proxy_scores, proxy_table, published_times
 from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.operator_times import operator_seconds
-from lightning_predict.training.proxies import ALL_GPUS, proxy_scores, proxy_table, published_times
 
 MODELS = kernel_models(())
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.training.scores import raw_inputs, train_raw_network
 from lightning_predict.kernels.operations import problem_batch
-from lightning_predict.training.scores import raw_inputs, train_raw_network
 from lightning_predict.training.tables import Group
 from tests.example_gpu import BIG, SMALL
 from tests.training.example import GPUS

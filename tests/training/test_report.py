@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from lightning_predict.training.proxies import ProxyScore
-from lightning_predict.training.weights import WIDTH, print_operators
+from benchmarks.training.proxies import ProxyScore
+from benchmarks.training.weights import WIDTH, print_operators
 from lightning_predict.weights.manifest import HeldOutError
 from tests.training.example import manifest_of_base
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from benchmarks.training.scores import HEADINGS, score_cells, score_groups, score_markdown, score_table
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.sustained import sustaining
 from lightning_predict.kernels.utilisation import UtilisationModels
-from lightning_predict.training.scores import HEADINGS, score_cells, score_groups, score_markdown, score_table
 from lightning_predict.training.tables import Group, split_rows
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_weights

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from lightning_predict.training.publishing import unseen_cells, unseen_markdown, unseen_table
+from benchmarks.training.publishing import unseen_cells, unseen_markdown, unseen_table
 from lightning_predict.weights.manifest import HeldOutError, Manifest
 from lightning_predict.weights.store import BUNDLED, read_manifest
 from tests.training.example import manifest_of_base

@@ -16,14 +16,15 @@ from typing import Final
 from rich import box
 from rich.table import Table
 
+from benchmarks.training.families import FamilyResult
+from benchmarks.training.recipes import RECIPE_NAME
+from benchmarks.training.scores import BESIDE, FEWEST_SCORED, RawNetwork, Score, score_groups, score_markdown
+from benchmarks.training.tables import SOURCES
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import families as families_of_networks
 from lightning_predict.kernels.utilisation import UtilisationModels
-from lightning_predict.training.families import FamilyResult
 from lightning_predict.training.networks import with_constants_in_bias
-from lightning_predict.training.recipes import RECIPE_NAME
-from lightning_predict.training.scores import BESIDE, FEWEST_SCORED, RawNetwork, Score, score_groups, score_markdown
-from lightning_predict.training.tables import CALIBRATION_SHARE, HELD_OUT_SHARE, SOURCES, Group
+from lightning_predict.training.tables import CALIBRATION_SHARE, HELD_OUT_SHARE, Group
 from lightning_predict.weights.files import read_weights, sha256, write_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
 from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
@@ -169,7 +170,7 @@ def model_card(manifest: Manifest, scores: Sequence[Score], families: Iterable[s
     )
     return f"""# Weights of the utilisation models
 
-Recipe `{manifest.recipe}`, seed {manifest.seed}. Written by `lightning-predict train`; do not edit.
+Recipe `{manifest.recipe}`, seed {manifest.seed}. Written by `python -m benchmarks.training`; do not edit.
 
 Small networks (an ensemble of multilayer perceptrons for each family of operations) predict how much of a GPU's
 roofline a kernel reaches. `base.safetensors` was trained on all GPUs, but briefly and with little or no sight of what

@@ -18,6 +18,8 @@ from typing import Final, final
 import numpy as np
 from rich.table import Table
 
+from benchmarks.training.report import report_table
+from benchmarks.training.tables import CONVOLUTION_PASSES, read_table
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
@@ -25,8 +27,7 @@ from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.families.recurrent import GATES
 from lightning_predict.kernels.operations import Array, Problem, problem
 from lightning_predict.kernels.timing import problem_times
-from lightning_predict.training.report import report_table
-from lightning_predict.training.tables import CONVOLUTION_PASSES, OWN_TABLES, plain_dtype, read_table
+from lightning_predict.training.tables import OWN_TABLES, plain_dtype
 from lightning_predict.units import milliseconds_to_seconds
 
 Row = Mapping[str, str]

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+from benchmarks.training.doublings import ShapeRange
 from lightning_predict.kernels.operations import Family, families
-from lightning_predict.training.networks import ShapeRange, TrainingPlan
+from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.tables import Group
 
 RECIPE_NAME: Final = "utilisation-4"

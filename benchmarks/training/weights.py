@@ -9,7 +9,7 @@ Example::
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +19,13 @@ from joblib import Parallel, delayed
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from lightning_predict.errors import UnknownGpuError
-from lightning_predict.gpus import gpu
-from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.utilisation import UtilisationModels
-from lightning_predict.training.collectives import publish_curves
-from lightning_predict.training.families import train_families, trainings_of
-from lightning_predict.training.proxies import ProxyScore, proxy_scores, proxy_table
-from lightning_predict.training.publishing import publish, unseen_table
-from lightning_predict.training.recipes import RECIPES, Recipe
-from lightning_predict.training.report import Goal, reach_table
-from lightning_predict.training.scores import (
+from benchmarks.training.collectives import publish_curves
+from benchmarks.training.families import train_families, trainings_of
+from benchmarks.training.proxies import ProxyScore, proxy_scores, proxy_table
+from benchmarks.training.publishing import publish, unseen_table
+from benchmarks.training.recipes import RECIPES, Recipe
+from benchmarks.training.report import Goal, reach_table
+from benchmarks.training.scores import (
     RawNetwork,
     Score,
     score_groups,
@@ -38,28 +33,17 @@ from lightning_predict.training.scores import (
     scored_groups,
     train_raw_network,
 )
-from lightning_predict.training.tables import Group, read_tables, split_rows
+from benchmarks.training.tables import read_tables
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.utilisation import UtilisationModels
+from lightning_predict.training.own import gpus_of
+from lightning_predict.training.tables import Group, split_rows
 from lightning_predict.weights.manifest import HeldOutError, Manifest, file_name
 from lightning_predict.weights.records import BASE
 from lightning_predict.weights.store import BUNDLED, load_weights, read_manifest
 
 JOBS: Final = 2
-
-
-def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
-    """List GPUs of the tables that the catalogue knows by exactly this name.
-
-    A bare `V100` is an alias of one form factor; whoever measured it did not say which, so it is left out.
-    """
-    found: dict[str, Gpu] = {}
-    for name in {group.gpu for group in groups}:
-        try:
-            card = gpu(name)
-        except UnknownGpuError:
-            continue
-        if card.name == name:
-            found[name] = card
-    return found
 
 
 def train(

@@ -22,18 +22,15 @@ from typing import Final, final
 import numpy as np
 from joblib import Parallel, delayed
 
+from benchmarks.training.doublings import doubling_pairs
+from benchmarks.training.recipes import Recipe
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, Family, problem_batch
-from lightning_predict.kernels.utilisation import log_utilisation_of
-from lightning_predict.training.networks import TrainingPlan, TrainingRows, collect_rows, doubling_pairs, train_network
-from lightning_predict.training.recipes import Recipe
+from lightning_predict.training.networks import TrainingPlan, TrainingRows, collect_rows, train_network
+from lightning_predict.training.own import FEWEST_OWN_ROWS, log_errors, weighted_quantile
 from lightning_predict.training.tables import Group, problem_shares, split_rows
 from lightning_predict.weights.records import BASE, NetworkWeights
-
-INTERVAL_SHARE: Final = 0.9
-"""Share of new problems that the interval must hold."""
 
 UNMEASURED_HALF_WIDTH: Final = math.log(3.0)
 """Half width where nothing was held out: "within a factor of three", an assumption."""
@@ -147,33 +144,13 @@ def _unseen_error(key: tuple[str, str, str], log_error: Array, interval: Mapping
     )
 
 
-def weighted_quantile(errors: Array, weights: Array) -> float:
-    """Return the conformal quantile of weighted errors, at least 0.001."""
-    order = np.argsort(errors)  # (errors,)
-    total = np.cumsum(weights[order])
-    # The split-conformal correction: one more row, at infinity, counts as an error.
-    level = min(INTERVAL_SHARE * (1 + 1 / len(errors)), 1.0) * total[-1]
-    reached = np.searchsorted(total, level * (1 - 1e-9))  # rounding must not move it one row on
-    return float(max(errors[order][min(reached, len(errors) - 1)], 1e-3))
-
-
 def seen_by_base(family: Family, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
     """Describe GPUs, by name, as the base sees them, which is not told which of them were measured."""
     return {name: family.unmeasured(gpu) for name, gpu in gpus.items()}
 
 
-def log_errors(family: Family, network: NetworkWeights, group: Group, gpu: Gpu) -> Array:
-    """Compute log(predicted / measured) of every row of a group."""
-    log_utilisation = log_utilisation_of(network, family.feature_matrix(group.batch, [gpu]))[0]
-    error: Array = np.log(reference_seconds(group.batch, [gpu])[0]) - log_utilisation - np.log(group.seconds)
-    return error
-
-
 FEWEST_ROWS: Final = 300
 """Rows below which a family is not trained."""
-
-FEWEST_OWN_ROWS: Final = 500
-"""Fitted rows below which a GPU gets no weights of its own: tuned on a few shapes, they forget all others."""
 
 SHORTEST_DTYPE: Final = "float32"
 """dtype of the sources whose short rows show the launch."""
