@@ -1,8 +1,11 @@
 """Use without a line of code: Lightning asks this factory for callbacks whenever a Trainer is made.
 
-It adds `RuntimePredictor` only where the environment asks for it, and costs next to nothing where it does not::
+It adds `RuntimePredictor`, and `CostBudget` for a budget, only where the environment asks for it, and costs next to
+nothing where it does not::
 
     LIGHTNING_PREDICT=1 LIGHTNING_PREDICT_GPUS=T4,L4 python train.py
+
+`lightning-predict run --gpus T4,L4 train.py` sets these variables.
 
 Registered in pyproject.toml under `lightning.pytorch.callbacks_factory` and `pytorch_lightning.callbacks_factory`.
 """
@@ -10,26 +13,34 @@ Registered in pyproject.toml under `lightning.pytorch.callbacks_factory` and `py
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.guard import say
 
 if TYPE_CHECKING:
-    from lightning_predict.callbacks import RuntimePredictor
+    from lightning_predict.callbacks import CostBudget, RuntimePredictor
 
 SWITCH_VARIABLE: Final = "LIGHTNING_PREDICT"
 GPUS_VARIABLE: Final = "LIGHTNING_PREDICT_GPUS"
+USD_VARIABLE: Final = "LIGHTNING_PREDICT_USD"
+PRICE_VARIABLE: Final = "LIGHTNING_PREDICT_USD_PER_HOUR"
+SEEN_VARIABLE: Final = "LIGHTNING_PREDICT_SEEN"
+"""Names a file that is made once a Trainer asks, so that `lightning-predict run` can say that none did."""
 
 
-def callbacks_from_environment() -> list[RuntimePredictor]:
-    """Return a `RuntimePredictor` if `LIGHTNING_PREDICT=1`, for the GPUs in `LIGHTNING_PREDICT_GPUS` if they are named.
+def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
+    """Return what the environment asks for.
 
-    What the environment says wrongly is raised where a Trainer is made, before anything is trained; where our own code
-    fails, the Trainer is made without it.
+    With `LIGHTNING_PREDICT=1` that is a `RuntimePredictor`, for the GPUs in `LIGHTNING_PREDICT_GPUS` if they are named,
+    and a `CostBudget` of the dollars in `LIGHTNING_PREDICT_USD`, if there are any, at `LIGHTNING_PREDICT_USD_PER_HOUR`
+    or the listed price. What the environment says wrongly is raised where a Trainer is made, before anything is
+    trained; where our own code fails, the Trainer is made without it.
 
     Raises:
-        InvalidArgumentError: `LIGHTNING_PREDICT` is neither 1 nor 0 nor empty.
+        InvalidArgumentError: `LIGHTNING_PREDICT` is neither 1 nor 0 nor empty, or an amount is none.
         UnknownGpuError: `LIGHTNING_PREDICT_GPUS` has a name that the catalogue does not hold.
     """
     switch = os.environ.get(SWITCH_VARIABLE, "").strip()
@@ -37,13 +48,41 @@ def callbacks_from_environment() -> list[RuntimePredictor]:
         return []
     if switch != "1":
         raise InvalidArgumentError(f"{SWITCH_VARIABLE}={switch!r} is not known; set it to 1, or to 0 to switch it off.")
+    if SEEN_VARIABLE in os.environ:
+        with suppress(OSError):
+            Path(os.environ[SEEN_VARIABLE]).touch()
     names = [name.strip() for name in os.environ.get(GPUS_VARIABLE, "").split(",") if name.strip()]
+    usd, usd_per_hour = _amount(USD_VARIABLE), _amount(PRICE_VARIABLE)
     try:
-        from lightning_predict.callbacks import RuntimePredictor
+        from lightning_predict.callbacks import CostBudget, RuntimePredictor
 
-        return [RuntimePredictor(names) if names else RuntimePredictor()]
+        callbacks: list[RuntimePredictor | CostBudget] = [RuntimePredictor(names) if names else RuntimePredictor()]
+        if usd is not None:
+            budget = CostBudget(usd=usd, usd_per_hour=usd_per_hour)
+            budget.state_key = f"{CostBudget.state_key}.environment"  # beside a budget of the script's own
+            callbacks.append(budget)
+        return callbacks
     except UnknownGpuError as error:
         raise UnknownGpuError(f"{GPUS_VARIABLE}: {error}") from error
     except Exception as error:
         say(f"{SWITCH_VARIABLE}=1, but RuntimePredictor cannot be made: {type(error).__name__}: {error}")
         return []
+
+
+def _amount(variable: str) -> float | None:
+    """Read an amount from the environment; None where it is not set or empty.
+
+    Raises:
+        InvalidArgumentError: It is no number above 0.
+    """
+    from lightning_predict.checked import positive_number
+
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    amount = None
+    with suppress(ValueError):
+        amount = positive_number(float(text))
+    if amount is None:
+        raise InvalidArgumentError(f"{variable}={text!r} is not an amount; set it to US dollars above 0.")
+    return amount

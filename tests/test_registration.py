@@ -6,8 +6,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.registration import callbacks_from_environment
@@ -32,8 +34,8 @@ print("callbacks:", [type(callback).__name__ for callback in trainer.callbacks])
 
 @pytest.fixture(autouse=True)
 def _no_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LIGHTNING_PREDICT", raising=False)
-    monkeypatch.delenv("LIGHTNING_PREDICT_GPUS", raising=False)
+    for name in ("", "_GPUS", "_USD", "_USD_PER_HOUR", "_SEEN"):
+        monkeypatch.delenv(f"LIGHTNING_PREDICT{name}", raising=False)
 
 
 @pytest.mark.parametrize("group", GROUPS.values())
@@ -55,7 +57,28 @@ def test_the_switch_and_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(callback, RuntimePredictor)
     assert callback.gpus == tuple(DEFAULT_GPUS)
     monkeypatch.setenv("LIGHTNING_PREDICT_GPUS", " Tesla T4, L4 ,")
-    assert callbacks_from_environment()[0].gpus == ("T4", "L4")
+    (callback,) = callbacks_from_environment()
+    assert isinstance(callback, RuntimePredictor)
+    assert callback.gpus == ("T4", "L4")
+
+
+def test_a_budget_beside_one_of_the_scripts_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LIGHTNING_PREDICT", "1")
+    monkeypatch.setenv("LIGHTNING_PREDICT_USD", "5")
+    monkeypatch.setenv("LIGHTNING_PREDICT_USD_PER_HOUR", "0.5")
+    monkeypatch.setenv("LIGHTNING_PREDICT_SEEN", str(tmp_path / "seen"))
+    _, budget = callbacks_from_environment()
+    assert isinstance(budget, CostBudget)
+    assert (budget.terms.usd, budget.terms.usd_per_hour) == (5.0, 0.5)
+    assert (tmp_path / "seen").exists()
+    # Lightning refuses two callbacks with one key.
+    trainer = Trainer(
+        callbacks=[CostBudget(hours=1)], accelerator="cpu", logger=False, plugins=[LightningEnvironment()]
+    )
+    assert sum(isinstance(one, CostBudget) for one in trainer.callbacks) == 2
+    monkeypatch.setenv("LIGHTNING_PREDICT_USD", "five")
+    with pytest.raises(InvalidArgumentError, match="LIGHTNING_PREDICT_USD='five' is not an amount; set it to US doll"):
+        callbacks_from_environment()
 
 
 def test_what_is_misspelt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,10 +31,12 @@ class Answer:
     Attributes:
         data: Gives all of it as JSON values.
         show: Prints it for people.
+        exit_code: What the command exits with: 0 but for a script that failed.
     """
 
     data: Callable[[], object]
     show: Callable[[], None]
+    exit_code: int = 0
 
 
 def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:

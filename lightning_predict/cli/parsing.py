@@ -30,6 +30,7 @@ from lightning_predict.cli.parallel_commands import curve, parallel
 from lightning_predict.cli.planning_commands import plan, simulate
 from lightning_predict.cli.prediction_commands import predict
 from lightning_predict.cli.regression_commands import regress
+from lightning_predict.cli.script_commands import run
 from lightning_predict.cli.sharding_commands import shard
 from lightning_predict.cli.trace_commands import trace
 from lightning_predict.cli.weights_commands import cache, measure, train
@@ -42,6 +43,7 @@ COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
     function.__name__: function
     for function in (
         predict,
+        run,
         advise,
         trace,
         history,
@@ -136,6 +138,9 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return choice
 
 
+_THE_REST: Final = "Sequence[str]"
+"""The hint of a parameter that takes all words from there on, as they are."""
+
 _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "Path": Path, "int": _whole_number, "float": _number}
 
 
@@ -187,6 +192,9 @@ def parser(name: str) -> argparse.ArgumentParser:
 def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Parameter, words: str) -> None:
     """Add one parameter of a command's function."""
     words = words.replace("%", "%%")
+    if parameter.annotation == _THE_REST:
+        made.add_argument(parameter.name, nargs=argparse.REMAINDER, help=words)
+        return
     if parameter.annotation == "bool":
         made.add_argument(option_of(parameter.name), dest=parameter.name, action="store_true", help=words)
         return
@@ -235,9 +243,11 @@ def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:
         SystemExit: The help was asked for, and printed.
     """
     try:
-        return vars(parser(name).parse_args([_hyphens(word) for word in words]))
+        found = vars(parser(name).parse_args([_hyphens(word) for word in words]))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(_in_words(str(error), name, words)) from None
+    rest = [one.name for one in inspect.signature(COMMANDS[name]).parameters.values() if one.annotation == _THE_REST]
+    return found | {one: list(words[len(words) - len(found[one]) :]) for one in rest}  # as they were typed
 
 
 def _hyphens(word: str) -> str:

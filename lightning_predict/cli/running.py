@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Callable
         commands: What the names of commands run.
 
     Returns:
-        0 where it worked, 2 where something is wrong, which is then one line on standard error.
+        0 where it worked, 2 where something is wrong, which is then one line on standard error; of a script that was
+        run, what it exited with.
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     problem = unknown_command(words)
@@ -82,7 +83,7 @@ def _run(name: str, words: Sequence[str], commands: Mapping[str, Callable[..., A
     else:
         answer.show()
     sys.stdout.flush()
-    return 0
+    return answer.exit_code
 
 
 def _refused(problem: str) -> int:

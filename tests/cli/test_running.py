@@ -66,7 +66,7 @@ def test_it_runs_as_a_module() -> None:
     ("words", "problem"),
     [
         (["gpsu"], "'gpsu' is not a command of lightning-predict. Did you mean 'gpus'?"),
-        (["xyz"], "'xyz' is not a command of lightning-predict. Commands: predict, advise, trace, "),
+        (["xyz"], "'xyz' is not a command of lightning-predict. Commands: predict, run, advise, trace, "),
         (["predict"], "the following arguments are required: trace. See lightning-predict predict --help."),
         (["predict", "x", "--iteratons", "3"], "--iteratons is not an option of predict. Did you mean --iterations?"),
         (["predict", "x", "--zzz"], "--zzz is not an option of predict. See lightning-predict predict --help."),
@@ -74,7 +74,7 @@ def test_it_runs_as_a_module() -> None:
         (["predict", "x", "--deadline-hours", "soon"], "--deadline-hours is 'soon', but expected a number."),
         (["predict", "x", "--method", "magic"], "--method is 'magic', but expected one of auto, mlp, wave."),
         (["cache", "clean"], "show,clear is 'clean', but expected one of show, clear."),
-        (["--nothing"], "'--nothing' stands before a command. Commands: predict, advise, trace, "),
+        (["--nothing"], "'--nothing' stands before a command. Commands: predict, run, advise, trace, "),
         (["predict", "no-such-trace.json"], "No such file or directory: no-such-trace.json"),
         (["gpus", "H1000"], "'H1000' is not a GPU of the catalogue. The nearest names are H100-SXM-80GB"),
     ],

@@ -1,0 +1,122 @@
+"""`run`: a training script as it is, with predictions.
+
+Example::
+
+    lightning-predict run --gpus T4,L4 train.py --epochs 3
+    lightning-predict run --usd 5 --usd-per-hour 0.05 train.py
+    lightning-predict run torchrun --nproc-per-node 2 train.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lightning_predict.cli.answers import Answer
+
+
+def run(
+    script: str,
+    arguments: Sequence[str] = (),
+    *,
+    gpus: str | None = None,
+    usd: float | None = None,
+    usd_per_hour: float | None = None,
+) -> Answer:
+    """Run a training script as it is, and predict what its Lightning Trainer does.
+
+    Options of this command stand before the script; what follows is the script's own. The exit code is the script's.
+
+    Args:
+        script: A Python script; or a program that starts one, such as torchrun.
+        arguments: What the script is given.
+        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten that people rent).
+        usd: Dollars that the run may cost: one that would surely cost more is ended, with a checkpoint.
+        usd_per_hour: With --usd, your price of the machine in use (default: the listed price of its GPU).
+    """
+    from lightning_predict.registration import SEEN_VARIABLE
+
+    command = [*_program(script), *arguments]
+    variables = _variables(gpus, usd, usd_per_hour)
+    with tempfile.TemporaryDirectory() as folder:
+        seen = Path(folder, "seen")
+        code = _exit_code(command, {**os.environ, **variables, SEEN_VARIABLE: str(seen)})
+        predicted = seen.exists()
+    if not predicted:
+        print(
+            f"lightning-predict: {script} made no Lightning Trainer, so nothing was predicted. A loop of your own is "
+            "watched by lp.watch, Hugging Face's Trainer by RuntimePredictorCallback.",
+            file=sys.stderr,
+        )
+    return Answer(
+        data=lambda: {"command": command, "exit_code": code, "predicted": predicted},
+        show=lambda: None,  # the script has printed
+        exit_code=code,
+    )
+
+
+def _program(script: str) -> list[str]:
+    """Find what to start: Python for a script, else a program of this name.
+
+    Raises:
+        InvalidArgumentError: There is neither.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+
+    if script.endswith(".py"):
+        if not Path(script).is_file():
+            raise InvalidArgumentError(f"{script} is not a file; expected a Python script, seen from {Path.cwd()}.")
+        return [sys.executable, script]
+    found = shutil.which(script)
+    if found is None:
+        raise InvalidArgumentError(
+            f"{script!r} is neither a Python script (*.py) nor a program that is installed; give one of them, and what "
+            "belongs to it behind."
+        )
+    return [found]
+
+
+def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) -> dict[str, str]:
+    """Write the options as variables of the environment, checked before anything is started.
+
+    Raises:
+        LightningPredictError: Options that cannot be.
+    """
+    from lightning_predict.cost.prediction import check_price
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.gpus.layouts import layouts_of
+    from lightning_predict.registration import GPUS_VARIABLE, PRICE_VARIABLE, SWITCH_VARIABLE, USD_VARIABLE
+
+    if usd is not None and not usd > 0:
+        raise InvalidArgumentError(f"usd={usd:g} is no budget; expected US dollars above 0.")
+    if usd is None and usd_per_hour is not None:
+        raise InvalidArgumentError("--usd-per-hour is the price for a budget; give the budget with --usd.")
+    check_price(usd_per_hour)
+    if gpus is not None:
+        layouts_of([name.strip() for name in gpus.split(",") if name.strip()])
+    given = {GPUS_VARIABLE: gpus, USD_VARIABLE: usd, PRICE_VARIABLE: usd_per_hour}
+    return {SWITCH_VARIABLE: "1"} | {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run to the end, and pass on what asks this process to end; a signal's exit code is 128 and its number."""
+    process = subprocess.Popen(command, env=environment)
+
+    def pass_on(number: int, _: object) -> None:
+        process.send_signal(number)
+
+    # Ctrl-C reaches the script from the terminal: this process only has to outlive it.
+    handlers = {signal.SIGTERM: pass_on, signal.SIGINT: signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 - code if code < 0 else code

@@ -1,0 +1,102 @@
+"""`run`: a script as it is, with predictions, its own arguments and its own exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.cli.parsing import parsed
+from tests.cli.conftest import Run
+from tests.processes import ROOT
+
+TRAIN = """
+import sys
+from pathlib import Path
+from tests.callbacks.small import Small
+
+small = Small("lightning.pytorch")
+trainer = small.trainer(Path(sys.argv[1]), max_epochs=1)
+trainer.fit(small.model(), small.loader(8))
+print("callbacks:", *(type(callback).__name__ for callback in trainer.callbacks))
+print("arguments:", *sys.argv[2:])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def test_what_follows_the_script_is_its_own() -> None:
+    words = ["--gpus=T4", "--usd_per_hour", "2", "--usd", "1", "train.py", "--my_flag", "3", "--json", "--", "--usd"]
+    found = parsed("run", words)
+    assert (found["script"], found["gpus"], found["usd"], found["usd_per_hour"]) == ("train.py", "T4", 1.0, 2.0)
+    assert found["arguments"] == ["--my_flag", "3", "--json", "--", "--usd"]
+    assert not found["json"]
+    assert parsed("run", ["train.py"])["arguments"] == []
+
+
+def test_a_script_that_knows_nothing_of_it_is_predicted(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    asked = ("--gpus", "T4,L4", "--usd", "5", "--usd-per-hour", "0.05")
+    command = (*asked, str(script), str(tmp_path / "out"), "--batch_size", "8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "lightning_predict.cli", "run", *command], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert re.search("callbacks: .*RuntimePredictor CostBudget", ran.stdout)
+    assert "arguments: --batch_size 8" in ran.stdout
+    rows = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith(("T4", "L4", "this"))]
+    assert rows == ["this", "T4", "L4"]
+    assert "nothing was predicted" not in ran.stderr
+
+
+def test_its_exit_code_is_the_scripts_and_silence_is_explained(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("import sys; sys.exit(3)")
+    ran = run("run", script)
+    assert ran.code == 3
+    assert f"{script} made no Lightning Trainer, so nothing was predicted. A loop of your own is watched by" in ran.err
+    killed = tmp_path / "killed.py"
+    killed.write_text("import os; os.kill(os.getpid(), 9)")
+    assert run("run", killed).code == 128 + signal.SIGKILL
+    assert run("run", "true").code == 0  # a program of this name
+    assert run("run", "--json", "true").json["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["trian.py"], "trian.py is not a file; expected a Python script, seen from "),
+        (["no-such-program"], "'no-such-program' is neither a Python script (*.py) nor a program that is installed"),
+        (["--gpus", "T5", "true"], "'T5' is not a GPU of the catalogue."),
+        (["--usd", "-1", "true"], "--usd -1 is no budget; expected US dollars above 0."),
+        (["--usd-per-hour", "1", "true"], "--usd-per-hour is the price for a budget; give the budget with --usd."),
+        ([], "the following arguments are required: script"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(words: list[str], problem: str, run: Run) -> None:
+    ran = run("run", *words)
+    assert ran.code == 2
+    assert ran.err.startswith(f"lightning-predict: error: {problem}")
+
+
+def test_a_request_to_end_is_passed_on(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    command = [sys.executable, "-m", "lightning_predict.cli", "run", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(os.environ)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 7
