@@ -166,14 +166,12 @@ class _Places:
             place = self._expanded(operation, inputs[0], tensor.shape)
         elif rule is not None:
             place = rule(operation, inputs, tensor.shape)
+        elif operation.name in _VIEWS:
+            place = self._viewed(operation.inputs[0].shape, inputs[0], tensor.shape)
         elif number and tensor.shape in self._fixed:
             return None  # gradients of parameters, and statistics
         else:
-            place = _alike(known, tensor.shape, self._samples)
-        if place is _UNKNOWN:
-            if not known:
-                return None
-            place = self._like(tensor.shape, [shape[at] for shape, at in known])
+            place = self._alike(known, tensor.shape)
         return place if place is None or tensor.shape[place] % self._samples == 0 else None
 
     def _expanded(self, operation: Operation, place: Place, shape: tuple[int, ...]) -> Place:
@@ -188,6 +186,32 @@ class _Places:
         repeated = (at for at, side in enumerate(shape) if at < more or before[at - more] != side)
         return next((at for at in repeated if shape[at] == self._samples), None)
 
+    def _alike(self, known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> Place:
+        """Find the place of a result among those of operands that are as long there, counted from the last dimension.
+
+        Args:
+            known: Shapes of operands that hold samples, and the places of these.
+            shape: Of the result.
+        """
+        for own, place in known:
+            if own == shape:
+                return place
+        for own, place in known:
+            if len(own) == len(shape) and shape[place] == own[place] and own[place] % self._samples == 0:
+                return place
+        return self._like(shape, [own[place] for own, place in known]) if known else None
+
+    def _viewed(self, before: tuple[int, ...], place: Place, shape: tuple[int, ...]) -> Place:
+        """Find the dimension of a view in which as many values lie before the samples."""
+        if place is None:
+            return None
+        outer, seen = math.prod(before[:place]), 1
+        for at, side in enumerate(shape):
+            if seen <= outer < seen * side or (seen == outer and side == before[place]):
+                return at
+            seen *= side
+        return self._like(shape, (before[place],))
+
     def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> Place:
         """Find the side that is as long as one that counts samples, else one that is a multiple of them."""
         same = next((place for place, side in enumerate(shape) if side in lengths), None)
@@ -197,21 +221,7 @@ class _Places:
 
 
 _REPEATS: Final = frozenset({"aten::expand", "aten::repeat"})
-
-_UNKNOWN: Final = -1
-"""Of a place: the rules do not say."""
-
-
-def _alike(known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...], samples: int) -> Place:
-    """Find the place of a result among those of operands that are as long there, counted from the last dimension."""
-    for own, place in known:
-        if own == shape:
-            return place
-    for own, place in known:
-        at = place + len(shape) - len(own)
-        if 0 <= at < len(shape) and shape[at] == own[place] and own[place] % samples == 0 and len(own) == len(shape):
-            return at
-    return _UNKNOWN
+_VIEWS: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
 
 
 def _transposed(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
@@ -226,19 +236,6 @@ def _transposed(operation: Operation, inputs: Sequence[Place], shape: tuple[int,
         if count > 1:
             order[first % count], order[second % count] = order[second % count], order[first % count]
     return order.index(place)
-
-
-def _viewed(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
-    """Find the dimension of a view in which as many values lie before the samples."""
-    place, before = inputs[0], operation.inputs[0].shape
-    if place is None:
-        return None
-    outer, seen = math.prod(before[:place]), 1
-    for at, side in enumerate(shape):
-        if seen <= outer < seen * side or (seen == outer and side == before[place]):
-            return at
-        seen *= side
-    return _UNKNOWN
 
 
 def _reduced(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
@@ -302,7 +299,6 @@ Rule = Callable[[Operation, Sequence[Place], tuple[int, ...]], Place]
 
 _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("aten::t", "aten::transpose", "aten::permute"), _transposed),
-    **dict.fromkeys(("aten::view", "aten::_unsafe_view", "aten::reshape"), _viewed),
     **dict.fromkeys(("aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var_mean"), _reduced),
     **dict.fromkeys(("aten::unbind", "aten::select"), _unbound),
     **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"), _multiplied),
