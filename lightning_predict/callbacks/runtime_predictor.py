@@ -35,6 +35,7 @@ from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, 
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.meetings import wait_seconds
+from lightning_predict.callbacks.memory_ahead import MemoryAhead
 from lightning_predict.callbacks.predicting import Question, of_processes
 from lightning_predict.callbacks.progress import ProgressFile
 from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
@@ -127,6 +128,7 @@ class RuntimePredictor(Callback):
     _recording: FitRecording | None = None
     _follow_up: FollowUp | None = None
     _in_bar: ShownInBar | None = None
+    _memory_ahead: MemoryAhead | None = None
     _progress_file: ProgressFile | None = None
 
     @property
@@ -227,7 +229,7 @@ class RuntimePredictor(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle what was given and found, but nothing of a fit under way: its recording cannot be copied."""
-        left_out = LIGHTNINGS_OWN | {"_recording", "_follow_up", "_in_bar", "_progress_file"}
+        left_out = LIGHTNINGS_OWN | {"_recording", "_follow_up", "_in_bar", "_memory_ahead", "_progress_file"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @never_raises
@@ -247,6 +249,7 @@ class RuntimePredictor(Callback):
             device = trainer.strategy.root_device
             self._follow_up = FollowUp(self._question, run_clock_of(trainer, device=device), self.manner)
             self._recording = FitRecording(trainer, pl_module, clock=device_clock(device))
+            self._memory_ahead = MemoryAhead()
 
     @never_raises
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -326,6 +329,8 @@ class RuntimePredictor(Callback):
         trace = self._recording.batch_ends(batch)
         if trace is not None:
             is_first = self.trace is None
+            if self._memory_ahead is not None:
+                self._memory_ahead.batch_was_recorded(batch)
             self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
             if self.meta_step is not None and is_first:
                 options = try_batch_sizes(self.meta_step, trace, self._question)
@@ -339,6 +344,8 @@ class RuntimePredictor(Callback):
             self._follow_up.run_clock.validation_starts(is_check=trainer.sanity_checking)
         if self._recording is not None:
             self._recording.validation_starts()
+        if self._memory_ahead is not None and self.trace is not None:  # its loaders may be made only now
+            self._memory_ahead.tell(trainer, self.trace)
 
     @never_raises
     def on_validation_batch_start(
@@ -449,6 +456,8 @@ class RuntimePredictor(Callback):
 
             left = next(iter(self.predictions.values())).iterations
             self.advice = tell_advice(trainer, pl_module, self.trace, self._question, iterations=left)
+        if self._memory_ahead is not None and self.trace is not None:
+            self._memory_ahead.tell(trainer, self.trace, validation=validation)
         if self.progress_bar and self._in_bar is None:
             self._in_bar = show_in_bar(trainer, follow_up.left_in_words, clock=follow_up.run_clock.now)
         follow_up.was_shown()
@@ -463,7 +472,7 @@ class RuntimePredictor(Callback):
     def _deactivate(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""
         in_bar, self._in_bar, self._progress_file = self._in_bar, None, None
-        recording, self._recording, self._follow_up = self._recording, None, None
+        recording, self._recording, self._follow_up, self._memory_ahead = self._recording, None, None, None
         if in_bar is not None:
             in_bar.remove()
         if recording is not None:

@@ -1,0 +1,193 @@
+"""Say what the rest of a run may need of this GPU's memory beyond what the recorded step needed.
+
+Three things come later and need more: the state of an optimizer that has made no update yet, a batch of validation that
+is larger, and the longest sequence. Where the recorder followed the tensors, the step is scaled and its memory derived
+anew; where the GPU's own peak was measured, what it held beyond parameters, gradients and state is scaled. Example::
+
+    for worry in worries(trace, Ahead(state_bytes=3 << 30)):
+        print(worry.sentence)  # "The first update of another optimizer ..."
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+from lightning_predict.changes.batch_size import samples_per_batch, why_no_other_batch, with_samples
+from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, memory_need, step_memory
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.reports.format import gibibytes, share
+from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.trace import Trace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """What is known of the rest of a run.
+
+    Attributes:
+        state_bytes: State that optimizers without an update will make.
+        validation: A recorded batch of validation; None without one.
+        validation_samples: Samples of the largest batch of validation; None if not known, or without validation.
+        length: Length of the recorded sequences; None if not known, or where there are none.
+        longest: Length of the longest that the loader holds; None likewise.
+    """
+
+    state_bytes: int = 0
+    validation: Trace | None = None
+    validation_samples: int | None = None
+    length: int | None = None
+    longest: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worry:
+    """A part of the rest of the run that may not fit.
+
+    Attributes:
+        kind: Which part.
+        gpu: The GPU in use.
+        subject: It in words.
+        need: What it needs there.
+        is_bound: `need` is the most that it can be, not what is expected.
+        remedy: What helps.
+    """
+
+    kind: Literal["optimizer", "validation", "sequence"]
+    gpu: str
+    subject: str
+    need: MemoryNeed
+    is_bound: bool
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """What may not fit, by how much, and what helps."""
+        need = self.need
+        assert need.process is not None
+        assert need.memory_free_bytes is not None
+        assert need.fit_probability is not None
+        total = need.process.middle + need.memory_free_bytes
+        amount = f"{'at most' if self.is_bound else 'about'} {gibibytes(need.process.middle)} of {gibibytes(total)} GiB"
+        chance = "it may not fit" if self.is_bound else f"it fits with a chance of {share(need.fit_probability)}"
+        return f"{self.subject} needs {amount} on this {self.gpu}: {chance}. {self.remedy}"
+
+
+def worries(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
+    """Find what is still to come and may not fit on the GPU in use; nothing where that, or the memory, is not known.
+
+    Args:
+        trace: The recorded training step; of several kinds, the one that needs most counts.
+        ahead: The rest of the run.
+    """
+    gpu = gpu_in_use(trace)
+    steps = [] if gpu is None else [_Held(kind.trace, gpu) for kind in trace.kinds if step_memory(_held(kind.trace))]
+    if gpu is None or not steps:
+        return
+    step = max(steps, key=lambda one: one.bytes)
+    if ahead.state_bytes:
+        need = step.need(step.bytes + ahead.state_bytes)
+        if _is_worrying(need):
+            yield Worry(
+                kind="optimizer",
+                gpu=gpu.name,
+                subject=f"The first update of an optimizer whose state takes {gibibytes(ahead.state_bytes)} GiB",
+                need=need,
+                is_bound=False,
+                remedy="A smaller batch or an optimizer with less state helps.",
+            )
+    yield from _of_validation(step, ahead, gpu)
+    if ahead.length and ahead.longest and ahead.longest > ahead.length:
+        need = step.need(step.at(ahead.longest / ahead.length) + ahead.state_bytes)
+        if _is_worrying(need):
+            yield Worry(
+                kind="sequence",
+                gpu=gpu.name,
+                subject=f"A batch of the longest sequence, {ahead.longest:,} after one of {ahead.length:,},",
+                need=need,
+                is_bound=False,
+                remedy="Shorter sequences, or fewer to a batch of long ones, help.",
+            )
+
+
+def _of_validation(step: _Held, ahead: Ahead, gpu: Gpu) -> Iterator[Worry]:
+    samples, training = ahead.validation_samples, samples_per_batch(step.trace)
+    if samples is None or samples <= training:
+        return
+    passing, is_bound = step.validation_bytes(ahead.validation, samples)
+    need = step.need(step.lasting_bytes + ahead.state_bytes + passing)
+    if _is_worrying(need):
+        yield Worry(
+            kind="validation",
+            gpu=gpu.name,
+            subject=f"A validation batch of {samples:,} samples, after {training:,} in training,",
+            need=need,
+            is_bound=is_bound,
+            remedy="Give the validation loader a smaller batch_size.",
+        )
+
+
+def _is_worrying(need: MemoryNeed) -> bool:
+    return need.fit_probability is not None and need.fit_probability < FITS_FROM
+
+
+def _held(trace: Trace) -> Trace:
+    """Return the step with what must fit: cached segments are given back before torch gives up."""
+    if trace.memory.peak_bytes is None:
+        return trace
+    return replace(trace, memory=replace(trace.memory, reserved_bytes=None))
+
+
+@final
+class _Held:
+    """What a step holds of a GPU.
+
+    Attributes:
+        trace: The step.
+        bytes: All of it.
+        lasting_bytes: Parameters, gradients and state.
+    """
+
+    def __init__(self, trace: Trace, gpu: Gpu) -> None:
+        found = step_memory(_held(trace))
+        assert found is not None  # asked before
+        memory = trace.memory
+        self.trace, self._gpu, self._relative = trace, gpu, found.relative
+        self.bytes = found.bytes_on(gpu)
+        known = (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_state_bytes)
+        self.lasting_bytes = min(sum(size or 0 for size in known), self.bytes)
+        self._is_followed = memory.peak_bytes is None and why_no_other_batch(trace) is None
+
+    def need(self, size: float) -> MemoryNeed:
+        """Judge so many bytes on this GPU."""
+        reported = self.trace.gpu_memory_bytes
+        return memory_need(Layout(self._gpu, 1, 1), size, relative=self._relative, reported_bytes=reported)
+
+    def at(self, factor: float) -> float:
+        """Return the bytes of a step of so many times the samples, or of as much longer sequences."""
+        if self._is_followed:
+            scaled = step_memory(with_samples(self.trace, math.ceil(factor * samples_per_batch(self.trace))))
+            assert scaled is not None
+            return scaled.bytes_on(self._gpu)
+        return self.lasting_bytes + factor * (self.bytes - self.lasting_bytes)
+
+    def validation_bytes(self, validation: Trace | None, samples: int) -> tuple[float, bool]:
+        """Return what a batch of validation holds in passing, and whether that is the most that it can be.
+
+        Args:
+            validation: A recorded batch of it; None without one.
+            samples: Samples of the batch.
+        """
+        if validation is None and self._is_followed:  # the forward pass alone, which keeps nothing for a backward pass
+            forward = tuple(one for one in self.trace.operations if one.phase == "forward")
+            memory = replace(self.trace.memory, gradient_bytes=0, optimizer_state_bytes=0)
+            validation = replace(self.trace, operations=forward, held=(), memory=memory)
+        if validation is None or validation.samples is None or step_memory(_held(validation)) is None:
+            return self.at(samples / samples_per_batch(self.trace)) - self.lasting_bytes, True
+        own = _Held(validation, self._gpu)
+        return own.at(samples / samples_per_batch(validation)) - own.lasting_bytes, False

@@ -1,0 +1,165 @@
+"""What the rest of a run may need of the GPU in use, said before training goes on."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.memory_ahead import longest_sequence, missing_state_bytes, sequence_length
+from lightning_predict.tracing.session import recordings_on
+from tests.callbacks.fake_device import FakeDevice
+from tests.callbacks.small import BATCH_SIZE, FEATURES, Rows, Small, network
+from tests.callbacks.test_on_a_device import small_document
+
+pytestmark = pytest.mark.usefixtures("readings")
+
+WORDS = 6
+
+
+class Claimed:
+    """A loader of small batches that says that they are large, as a test has no room for large ones."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.zeros(2, BATCH_SIZE, FEATURES))
+
+
+class Sentences(Rows):
+    """Sentences of six words, of a corpus that says how long each of its is."""
+
+    lengths = (WORDS, 3, 60 * WORDS)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.arange(WORDS)
+
+
+def said(small: Small, folder: Path, model: Any, *loaders: Any, gpu: str = "T4", **options: Any) -> list[str]:
+    """Train with the callback and return what it says of memory."""
+    predictor = RuntimePredictor(gpus=["T4"], learn_from_history=False, print_table=False)
+    trainer = small.trainer(folder, callbacks=[predictor], max_epochs=2, **options)
+    with recordings_on(gpu), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(model, *loaders)
+    assert trainer.state.finished
+    assert predictor.trace is not None
+    mine = [str(one.message) for one in caught if issubclass(one.category, LightningPredictWarning)]
+    return [one.removeprefix("RuntimePredictor, memory: ") for one in mine if "memory: " in one]
+
+
+def test_a_validation_batch_that_is_larger(small: Small, tmp_path: Path) -> None:
+    # A sample is 8 features, 16 hidden values three times at most, and 2 results: at least 24 x 4 bytes at a time,
+    # so that 2^28 of them take at least 24 GiB, of the T4's 14.5.
+    for checks in (2, 0):  # with a batch of the sanity check, and without: its loader is made late
+        (sentence,) = said(
+            small,
+            tmp_path,
+            small.model(validates=True),
+            small.loader(8),
+            Claimed(2**28),
+            num_sanity_val_steps=checks,
+        )
+        assert sentence.startswith("A validation batch of 268,435,456 samples, after 4 in training, needs about ")
+        assert sentence.endswith("a chance of 0 %. Give the validation loader a smaller batch_size.")
+        found = re.search(r"about ([\d.]+) of ([\d.]+) GiB on this T4", sentence)
+        assert found is not None
+        assert 24 < float(found[1]) < 96  # at most four times that, fragments included
+        assert found[2] == "14.5"  # 16 GiB less ECC and the driver's 3 %
+
+
+def test_nothing_is_said_of_what_fits(small: Small, tmp_path: Path) -> None:
+    assert said(small, tmp_path, small.model(validates=True), small.loader(8), Claimed(2**20)) == []
+
+
+def two_optimizers(small: Small, elements: int) -> Any:
+    """A module whose second optimizer waits, with a large parameter that takes no room here."""
+
+    class Two(small.lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.first = network()
+            self.second = nn.Parameter(torch.zeros(1).expand(elements))
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> None:
+            first, _ = self.optimizers()
+            self.manual_backward(self.first(batch).square().mean())
+            first.step()
+            first.zero_grad()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD(self.first.parameters(), lr=0.01), torch.optim.Adam([self.second])]
+
+    return Two()
+
+
+def test_the_state_of_an_optimizer_that_has_made_no_update(small: Small, tmp_path: Path) -> None:
+    (sentence,) = said(small, tmp_path, two_optimizers(small, 2**31), small.loader(8))
+    # Two values of 4 bytes for each of 2^31: 16 GiB, beside the parameter and its gradient, 8 GiB each.
+    assert sentence.startswith("The first update of an optimizer whose state takes 16.0 GiB needs about 32")
+    assert sentence.endswith("A smaller batch or an optimizer with less state helps.")
+    assert said(small, tmp_path, two_optimizers(small, 2**20), small.loader(8)) == []
+
+
+def test_the_state_is_that_of_the_first_update() -> None:
+    module = network()
+    for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
+        optimizer = make(module.parameters(), lr=0.0)
+        expected = missing_state_bytes(optimizer)
+        module(torch.zeros(2, FEATURES)).sum().backward()
+        before = torch.nn.utils.parameters_to_vector(module.parameters())
+        optimizer.step()
+        state = [one for values in optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
+        made = sum(one.numel() * one.element_size() for one in state)
+        # Adagrad makes its state when it is made, so that none is missing.
+        assert expected == (0 if make is torch.optim.Adagrad else made)
+        assert missing_state_bytes(optimizer) == 0
+        assert torch.equal(before, torch.nn.utils.parameters_to_vector(module.parameters()))
+    assert missing_state_bytes(object()) is None
+
+
+def test_the_longest_sequence_on_a_gpu_whose_peak_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Small("lightning.pytorch")
+    device = FakeDevice(small_document())  # which says that 1 GiB was allocated, of 32
+    model = small.model()
+    model.network = nn.Sequential(nn.Embedding(WORDS, FEATURES), network())
+    predictor = RuntimePredictor(gpus=["T4"], learn_from_history=False, print_table=False)
+    with device.plugged_in(monkeypatch, SingleDeviceStrategy):
+        trainer = small.trainer(tmp_path, callbacks=[predictor], max_epochs=1)
+        loader = DataLoader(Sentences(40), batch_size=BATCH_SIZE)
+        with pytest.warns(LightningPredictWarning) as caught:
+            trainer.fit(device.drives(model), loader)
+    (sentence,) = [str(one.message) for one in caught if "memory: " in str(one.message)]
+    # Nearly all of the 1 GiB goes with the length: 60 times as much of it, 3 % reserved beyond, and the context.
+    assert "A batch of the longest sequence, 360 after one of 6, needs about 62" in sentence
+    assert "of 32.0 GiB on this V100" in sentence
+
+
+def test_lengths_of_loaders() -> None:
+    assert sequence_length({"input_ids": torch.zeros(2, 9, dtype=torch.int64), "labels": torch.zeros(2)}) == 9
+    assert sequence_length(torch.zeros(2, 9)) is None
+    assert longest_sequence([DataLoader(Sentences(1)), DataLoader(Rows(1))]) == 360
+    assert longest_sequence(DataLoader(Rows(1))) is None
+
+    class Table(Rows):
+        column_names = ("text", "length")
+
+        def __getitem__(self, key: Any) -> Any:
+            return [4, 7] if key == "length" else super().__getitem__(key)
+
+    assert longest_sequence(DataLoader(Table(1))) == 7
